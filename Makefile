@@ -8,21 +8,77 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Two of everything: the figure that the time limits in the README were measured with.
+WORKERS ?= 2
+# What pytest gets on top, e.g. make test ARGS="tests/engine -k fold"
+ARGS ?=
+# 1 leaves the demonstration running.
+KEEP ?=
+# TPC-H scale factor; empty means the flights table.
+SCALE ?=
+# 1 takes the newest versions instead of keeping those that still fit.
+UPGRADE ?=
+
 # PySpark's archive is close to half a gigabyte: a slow line needs more than uv's 30 s.
 export UV_HTTP_TIMEOUT ?= 300
+# The interpreter is the one that was named; uv shall not fetch another.
+export UV_PYTHON_DOWNLOADS := never
+
+on = $(filter-out 0 no false,$(1))
 
 .PHONY: help
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: env
-env: $(STAMP)  ## Make .venv with the package (editable) and all development tools
-
-# Redone only when what it is made from has changed; everything is pinned by constraints.txt, uv itself too.
-$(STAMP): pyproject.toml constraints.txt
+# The virtual environment with nothing but uv in it.
+$(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
 	  || { echo "Python 3.10 to 3.13 is needed; name one: make env PYTHON=python3.12" >&2; exit 1; }
-	$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	@$(PYTHON) -m venv --clear $(VENV) \
+	  || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+
+# Redone only when what it is made from has changed. Everything is pinned by constraints.txt, uv itself too.
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e . --group dev
 	@touch $@
+
+.PHONY: env
+env: $(STAMP)  ## Make .venv: the package (editable) and all development tools
+
+.PHONY: java
+java:  ## Find Java 17+, or install it where that needs no question
+	@scripts/ensure-java
+
+.PHONY: lint
+lint: $(STAMP)  ## ruff, mypy (strict on the engine), the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# worksteal hands each worker a contiguous half, so that module fixtures are made once, and evens out the end.
+.PHONY: test
+test: $(STAMP)  ## All tests but the marked long ones; ARGS goes to pytest
+	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
+	  $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not soak and not bench" $(ARGS)
+
+.PHONY: demo
+demo: $(STAMP)  ## Build a real index under a real Airflow; KEEP=1 leaves it running, SCALE=n takes TPC-H
+	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
+	  $(BIN)/python -m demo $(if $(call on,$(KEEP)),--keep) $(if $(SCALE),--scale $(SCALE))
+
+.PHONY: constraints
+constraints: | $(BIN)/uv  ## Resolve constraints.txt anew for Python 3.10 to 3.13; UPGRADE=1 takes the newest
+	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.10 \
+	  --no-annotate --no-emit-index-url --custom-compile-command "make constraints" \
+	  --quiet $(if $(call on,$(UPGRADE)),--upgrade) --output-file constraints.txt
+
+.PHONY: build
+build: $(STAMP)  ## Build the wheel into dist/
+	$(BIN)/uv build --wheel --quiet --out-dir dist
+
+.PHONY: clean
+clean:  ## Remove the environment, the caches and what was built
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
