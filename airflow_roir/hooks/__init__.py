@@ -1,0 +1,1 @@
+"""How a task reaches PostgreSQL and Spark through Airflow's connections."""

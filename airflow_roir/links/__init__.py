@@ -1,0 +1,1 @@
+"""Buttons that a task of ours shows in Airflow's UI."""

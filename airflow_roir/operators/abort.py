@@ -1,0 +1,36 @@
+"""Gives a build up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_roir.engine import abort, control
+from airflow_roir.operators.base import RoirOperator, failing_clearly, owner_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class AbortIndexBuildOperator(RoirOperator):
+    """Aborts the unfinished operation of an index (DESIGN section 3, `abort`); returns the operation's id.
+
+    The source and the active generation stay as they were. Works while another run drives the operation, and
+    although the DAG that started it is paused.
+
+    reason: what the `event` table keeps (templated).
+    """
+
+    template_fields: Sequence[str] = (*RoirOperator.template_fields, "reason")
+
+    def __init__(self, *, reason: str = "aborted by an Airflow task", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.reason = reason
+
+    def execute(self, context: Context) -> int:
+        """Abort it. Fails without a retry where the index has no operation."""
+        with failing_clearly():
+            database = self.get_database()
+            operation = control.find_operation(database, self.index)
+            abort.abort(database, self.index, actor=owner_of(context["ti"]), reason=self.reason)
+        return operation.id

@@ -1,0 +1,33 @@
+"""A call into the engine that the task's main thread can wait for and walk away from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """Runs `work` in a daemon thread: when the task leaves, its process ends and the server rolls back."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._future: Future[T] = Future()
+        self._thread = threading.Thread(target=self._run, args=(work,), name="roir-engine", daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            self._future.set_result(work())
+        except BaseException as error:  # handed on whole: result() raises it in the main thread
+            self._future.set_exception(error)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long; True when the call has ended, in whatever way."""
+        return bool(wait([self._future], seconds).done)
+
+    def result(self) -> T:
+        """What the call returned. Raises what it raised."""
+        return self._future.result()

@@ -1,0 +1,63 @@
+"""What every task of ours has in common: an index, a connection, and errors that say whether a retry can help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_roir.errors import (
+    IllegalTransition,
+    InvalidInput,
+    NotFound,
+    OperationFailed,
+    SchemaVersionMismatch,
+    SourceChanged,
+)
+from airflow_roir.hooks.roir import RoirHook
+
+if TYPE_CHECKING:
+    from airflow.sdk.types import RuntimeTaskInstanceProtocol
+
+    from airflow_roir.engine.database import Database
+
+# Trying again would meet the same error.
+HOPELESS = (InvalidInput, NotFound, SchemaVersionMismatch, SourceChanged, OperationFailed, IllegalTransition)
+
+
+class RoirOperator(BaseOperator):
+    """Base of the operators that work on one index.
+
+    index: the index's name as `psql` reads it, quoted or not (templated).
+    postgres_conn_id: the Airflow connection of its database (templated).
+    """
+
+    template_fields: Sequence[str] = ("index", "postgres_conn_id")
+    ui_color = "#dcebfa"
+
+    def __init__(self, *, index: str, postgres_conn_id: str = RoirHook.default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.index = index
+        self.postgres_conn_id = postgres_conn_id
+
+    def get_database(self) -> Database:
+        """The engine's handle of the task's connection; `pg_stat_activity` shows the task's name."""
+        return RoirHook(self.postgres_conn_id).get_database(f"roir airflow {self.task_id}")
+
+
+def owner_of(ti: RuntimeTaskInstanceProtocol) -> str:
+    """The name under which a DAG run drives an operation: the same for every try and every task of that run, so
+    that a retry takes over from a try that was killed at once."""
+    return f"airflow {ti.dag_id} {ti.run_id}"
+
+
+@contextmanager
+def failing_clearly() -> Iterator[None]:
+    """Fail the task without a retry where none can help; let every other error count as a try."""
+    try:
+        yield
+    except HOPELESS as error:
+        raise AirflowFailException(str(error)) from error

@@ -1,0 +1,132 @@
+"""The task that builds and seals, on Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import control
+from airflow_roir.engine.database import is_transient
+from airflow_roir.hooks.roir import RoirHook
+from airflow_roir.hooks.spark import resolve_spark
+from airflow_roir.links.live_options import LiveOptionsLink
+from airflow_roir.operation import Phase
+from airflow_roir.operators.base import failing_clearly, owner_of
+from airflow_roir.operators.driver import Driver, driver_command, driver_environment
+from airflow_roir.operators.driving import DrivingOperator
+from airflow_roir.operators.form_values import optional_text, whole_number
+from airflow_roir.operators.live_options import KEYS, LiveOptions, seed
+from airflow_roir.operators.watcher import Watcher
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_roir.engine.control import OperationRow
+    from airflow_roir.engine.database import Database
+
+SEALED = 0
+
+
+class BuildIndexOperator(DrivingOperator):
+    """Copies every range and seals every segment on Spark (DESIGN section 3, phases 2 and 3); returns the
+    operation's id.
+
+    parallelism, batch_rows: what to start with. They are written to the task's Task State Store, and what a user
+        makes of them there takes effect at the next batch, or at the next start. None keeps the operation's own.
+    spark: a Spark master, or the id of an Airflow connection that holds one; None or 'local' runs Spark inside the
+        driver. See `hooks.spark`.
+
+    All are templated. Pausing the DAG stops the build at its batch boundary and reschedules the task, which costs no
+    retry; every retry goes on from the watermarks. An operation that was paused elsewhere, or that another run
+    drives, is waited for in the same way.
+    """
+
+    template_fields: Sequence[str] = (
+        *DrivingOperator.template_fields,
+        "parallelism",
+        "batch_rows",
+        "spark",
+    )
+    operator_extra_links = (LiveOptionsLink(),)
+    done_phases = frozenset({Phase.FOLD, Phase.PUBLISH, Phase.DONE})
+
+    def __init__(
+        self,
+        *,
+        parallelism: int | str | None = None,
+        batch_rows: int | str | None = None,
+        spark: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.parallelism = parallelism
+        self.batch_rows = batch_rows
+        self.spark = spark
+        self._driver: Driver | None = None
+
+    def execute(self, context: Context) -> int:
+        """Drive the operation until it is sealed, or leave."""
+        ti, store = context["ti"], context["task_state_store"]
+        # Now and not at the end, where Airflow would do it: the button is for while it runs.
+        link = LiveOptionsLink()
+        ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))
+        with failing_clearly():
+            seed(store, {key: whole_number(key, getattr(self, key)) for key in KEYS})
+            database = self.get_database()
+            row = self.take_turn(database, ti)
+            if row is None:
+                return self.read(database).id
+            options = LiveOptions({key: getattr(row, key) for key in KEYS})
+            first = options.follow({key: store.get(key) for key in KEYS})
+            command = driver_command(
+                self.index, owner_of(ti), resolve_spark(optional_text(self.spark)), **_starting_with(first)
+            )
+        self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
+        dsn = RoirHook(self.postgres_conn_id).get_dsn()
+        self._driver = Driver(command, driver_environment(dsn), forward=self.log.info)
+        try:
+            with Watcher(ti, store, KEYS) as watcher:
+                self.drive(
+                    self._driver_ended,
+                    database,
+                    ti,
+                    watcher,
+                    lambda stored: self._change(database, row, ti.dag_id, options, stored),
+                )
+        finally:
+            self._driver.kill()
+        with failing_clearly():
+            if self._driver.wait(0) != SEALED:
+                self.leave_or_fail(database, ti, self._ending())
+        return row.id
+
+    def on_kill(self) -> None:
+        """Note it and ask the driver's process group to end."""
+        super().on_kill()
+        if self._driver is not None:
+            self._driver.terminate()
+
+    def _driver_ended(self, seconds: float) -> bool:
+        assert self._driver is not None
+        return self._driver.wait(seconds) is not None
+
+    def _change(self, database: Database, row: OperationRow, dag_id: str, options: LiveOptions, stored: Any) -> None:
+        def apply(**values: int) -> object:
+            return control.set_options(database, self.index, f"task state store of DAG {dag_id}", **values)
+
+        try:
+            options.follow(stored, apply)
+        except DBAPIError as error:
+            if not is_transient(error):
+                raise
+            self.log.warning("Can't reach PostgreSQL to change options: %s", error.orig)
+
+    def _ending(self) -> str:
+        assert self._driver is not None
+        return f"Spark's driver ended with {self._driver.wait(0)}: {self._driver.last_line or 'it logged nothing'}"
+
+
+def _starting_with(changes: dict[str, int]) -> dict[str, int | None]:
+    return {key: changes.get(key) for key in KEYS}

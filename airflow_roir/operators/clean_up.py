@@ -1,0 +1,38 @@
+"""Removes what finished operations left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_roir.engine import cleanup
+from airflow_roir.hooks.roir import RoirHook
+from airflow_roir.operators.base import failing_clearly
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class CleanUpIndexesOperator(BaseOperator):
+    """Deletes ghosts, drops empty deltas and retired generations after their revert window, for every index of a
+    database (DESIGN section 3, phase 6); returns what was removed, as counters.
+
+    It never touches a generation that is building, and any run of it may be killed and repeated.
+
+    postgres_conn_id: the Airflow connection of the database (templated).
+    """
+
+    template_fields: Sequence[str] = ("postgres_conn_id",)
+    ui_color = "#dcebfa"
+
+    def __init__(self, *, postgres_conn_id: str = RoirHook.default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.postgres_conn_id = postgres_conn_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Clean up once."""
+        with failing_clearly():
+            report = cleanup.clean_up(RoirHook(self.postgres_conn_id).get_database(f"roir airflow {self.task_id}"))
+        return report.as_dict()

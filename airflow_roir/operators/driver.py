@@ -1,0 +1,116 @@
+"""The Spark driver as a process of its own, in its own session, with its own log pipe.
+
+Not inside the task's process: a JVM and its Python workers would share the task's process group and its standard
+output, and Airflow's supervisor would wait for them. The DSN travels in the environment, which other users of the
+machine can't read; the command line holds names and numbers only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from airflow_roir.hooks.spark import SparkTarget
+
+# What configures Airflow, secrets included, is none of the driver's business.
+_AIRFLOW_PREFIXES = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW")
+# Airflow sends SIGKILL five seconds after SIGTERM; the task needs the rest to leave.
+TERMINATE_S = 2.0
+
+
+def driver_command(
+    index: str, owner: str, target: SparkTarget, parallelism: int | None, batch_rows: int | None
+) -> list[str]:
+    """The driver's command line. It never holds a secret."""
+    command = [sys.executable, "-m", "airflow_roir.spark", "--index", index, "--owner", owner]
+    if target.master:
+        command += ["--master", target.master]
+    if parallelism is not None:
+        command += ["--parallelism", str(parallelism)]
+    if batch_rows is not None:
+        command += ["--batch-rows", str(batch_rows)]
+    for name, value in sorted(target.conf.items()):
+        command += ["--conf", f"{name}={value}"]
+    return command
+
+
+def driver_environment(dsn: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The task's environment without Airflow's own settings, and with the DSN."""
+    inherited = os.environ if environment is None else environment
+    kept = {name: value for name, value in inherited.items() if not name.startswith(_AIRFLOW_PREFIXES)}
+    return kept | {"ROIR_DSN": dsn, "PYTHONUNBUFFERED": "1"}
+
+
+class Driver:
+    """A running driver process.
+
+    command, environment: what to start; forward: called with every line that it logs, from a thread.
+
+    What is not guaranteed: when this process dies by SIGKILL the driver goes on until it ends or a newer run fences
+    it (DESIGN section 8); a wrong row can't come of that.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], forward: Callable[[str], None]) -> None:
+        self._forward = forward
+        self.last_line = ""
+        self._process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            # The task's own standard input is its line to the supervisor.
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+        # A daemon: a grandchild that survives may hold the pipe open.
+        self._reader = threading.Thread(target=self._read, name="roir-driver-log", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The driver's process id, which is also its process group's and its session's."""
+        return self._process.pid
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if text := line.rstrip():
+                self.last_line = text
+                self._forward(text)
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for the driver's end, at most so long; its exit code, negative for a signal, None while it runs."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        # The last lines say why it ended.
+        self._reader.join(1.0)
+        return code
+
+    def terminate(self) -> None:
+        """Ask the driver's process group to end. Safe in a signal handler: takes no lock, waits for nothing."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the driver's process group for good: SIGTERM, then SIGKILL after `TERMINATE_S`."""
+        self._signal(signal.SIGTERM)
+        try:
+            self._process.wait(TERMINATE_S)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Once reaped, its number may belong to somebody else.
+        if self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, number)
+            except ProcessLookupError:
+                return

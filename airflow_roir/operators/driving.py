@@ -1,0 +1,142 @@
+"""The part that build and finalize share: take one's turn, obey the switch, leave without using a try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import control, status
+from airflow_roir.engine.database import is_transient
+from airflow_roir.errors import IllegalTransition
+from airflow_roir.operation import Phase, Status
+from airflow_roir.operators.base import RoirOperator, owner_of
+from airflow_roir.operators.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
+from airflow_roir.operators.follow import follow
+from airflow_roir.operators.form_values import whole_number
+from airflow_roir.operators.turn import Done, Go, Stop, Wait, decide
+from airflow_roir.operators.watcher import Watcher
+
+if TYPE_CHECKING:
+    from airflow.sdk.types import RuntimeTaskInstanceProtocol
+
+    from airflow_roir.engine.control import OperationRow
+    from airflow_roir.engine.database import Database
+
+
+class DrivingOperator(RoirOperator):
+    """Base of the operators that drive an operation through some of its phases.
+
+    operation_id: the id that the prepare task returned (templated); the task refuses to drive another one. None
+        drives whatever unfinished operation the index has.
+    """
+
+    template_fields = (*RoirOperator.template_fields, "operation_id")
+    done_phases: frozenset[Phase] = frozenset()
+
+    def __init__(self, *, operation_id: int | str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.operation_id = operation_id
+        self._killed = False
+
+    def on_kill(self) -> None:
+        """Only note it: this runs as a signal handler on the main thread, and `execute` goes on afterwards."""
+        self._killed = True
+
+    def read(self, database: Database) -> OperationRow:
+        """The operation as it is now. Raises AirflowFailException where it is no longer the one prepared."""
+        row = control.find_operation(database, self.index)
+        prepared = whole_number("operation_id", self.operation_id)
+        if prepared is not None and row.id != prepared:
+            raise AirflowFailException(
+                f"operation {prepared} of index {self.index} has ended and operation {row.id} has taken its "
+                "place: this run has nothing left to build"
+            )
+        return row
+
+    def take_turn(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> OperationRow | None:
+        """The operation, if this task is to drive it; None where its work is done already.
+
+        Raises AirflowRescheduleException to wait, AirflowFailException where waiting can't help.
+        """
+        dag_paused = bool(is_dag_paused(ti))
+        row = self.read(database)
+        with database.transaction() as connection:
+            driven = control.heart_beats(row, connection) and row.owner != owner_of(ti)
+        match decide(row, self.done_phases, actor_of_switch(ti.dag_id), dag_paused, row.owner if driven else None):
+            case Done():
+                self.log.info("Operation %s has this behind it already: phase %s", row.id, row.phase)
+                turn = None
+            case Stop(why):
+                raise AirflowFailException(why)
+            case Wait(why, by_switch):
+                if by_switch and row.status == Status.RUNNING:
+                    # Nobody drives it: say so where everybody looks, and stop its clock.
+                    self.request_pause(database, ti)
+                self.wait_for(database, why, LEAVE_S if by_switch else LOOK_AGAIN_S)
+            case Go():
+                turn = row
+        return turn
+
+    def wait_for(self, database: Database, why: str, seconds: int) -> NoReturn:
+        """End this stretch, saying why and how far the build is."""
+        percent = status.status(database, self.index)[0].percent_complete
+        self.log.info("Operation on index %s at %.0f %%, %s", self.index, percent, why)
+        raise leave(seconds)
+
+    def request_pause(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
+        """Write the pause that the DAG's switch stands for; workers leave at their batch boundary."""
+        actor = actor_of_switch(ti.dag_id)
+        try:
+            row = control.pause(database, self.index, actor=actor, reason="the DAG is paused in Airflow")
+        except IllegalTransition:
+            # It ended in this very moment.
+            return
+        except DBAPIError as error:
+            # The next turn of the loop asks again; what drives the operation has the same trouble.
+            if not is_transient(error):
+                raise
+            self.log.warning("Can't reach PostgreSQL to pause: %s", error.orig)
+            return
+        self.log.debug("Operation %s is %s", row.id, row.status)
+
+    def drive(
+        self,
+        wait: Callable[[float], bool],
+        database: Database,
+        ti: RuntimeTaskInstanceProtocol,
+        watcher: Watcher,
+        change_options: Callable[[Mapping[str, Any]], object] = lambda _values: None,
+    ) -> None:
+        """Follow a job to its end; see `follow`."""
+        follow(
+            wait,
+            watcher,
+            is_killed=lambda: self._killed,
+            request_pause=lambda: self.request_pause(database, ti),
+            change_options=change_options,
+        )
+
+    def leave_or_fail(self, database: Database, ti: RuntimeTaskInstanceProtocol, failure: str) -> NoReturn:
+        """End a stretch whose job ended before its work was done.
+
+        failure: what to say where it wasn't a pause; raised as AirflowException, so that the next try goes on.
+        """
+        row = self.read(database)
+        switch = actor_of_switch(ti.dag_id)
+        if row.status == Status.PAUSED and row.paused_by == switch:
+            self.wait_for(database, f"paused by {switch}: unpause to resume", LEAVE_S)
+        if row.status == Status.PAUSED and row.paused_by == row.owner:
+            failure = row.pause_reason or failure
+        match decide(row, frozenset(), switch, dag_paused=False, driver=self._other_driver(row, ti)):
+            case Stop(why):
+                raise AirflowFailException(why)
+            case Wait(why):
+                self.wait_for(database, why, LOOK_AGAIN_S)
+        raise AirflowException(f"operation {row.id} on index {self.index}, phase {row.phase}: {failure}")
+
+    @staticmethod
+    def _other_driver(row: OperationRow, ti: RuntimeTaskInstanceProtocol) -> str | None:
+        return row.owner if row.status == Status.RUNNING and row.owner != owner_of(ti) else None

@@ -1,0 +1,54 @@
+"""The last task of a build."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow_roir.assets import index_asset, published_alias
+from airflow_roir.engine import finalize
+from airflow_roir.errors import Fenced, OperationPaused, OperationRunning
+from airflow_roir.operation import Status
+from airflow_roir.operators.background import Background
+from airflow_roir.operators.base import failing_clearly, owner_of
+from airflow_roir.operators.driving import DrivingOperator
+from airflow_roir.operators.watcher import Watcher
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class FinalizeIndexBuildOperator(DrivingOperator):
+    """Folds the delta, marks the ghosts and publishes the generation (DESIGN section 3, phases 4 and 5); returns the
+    operation's id.
+
+    A published index is reported as an event of its asset (`assets.index_asset`), so that other DAGs can follow it.
+    Pausing the DAG stops it between two batches of the fold, as in the build.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.outlets = [*self.outlets, published_alias()]
+
+    def execute(self, context: Context) -> int:
+        """Drive the operation until it is published, or leave."""
+        ti = context["ti"]
+        with failing_clearly():
+            database = self.get_database()
+            row = self.take_turn(database, ti)
+            if row is not None:
+                work = Background(lambda: finalize.finalize(database, self.index, owner_of(ti)))
+                with Watcher(ti) as watcher:
+                    self.drive(work.wait, database, ti, watcher)
+                try:
+                    ended = work.result()
+                except (OperationPaused, OperationRunning, Fenced) as reason:
+                    self.leave_or_fail(database, ti, str(reason))
+                if ended.status != Status.COMPLETED:
+                    self.leave_or_fail(database, ti, ended.pause_reason or "it ended unpublished")
+            row = self.read(database)
+        asset = index_asset(self.index, self.postgres_conn_id)
+        context["outlet_events"][published_alias()].add(
+            asset, extra={"operation_id": row.id, "generation_id": row.generation_id}
+        )
+        self.log.info("Published index %s: asset %s", self.index, asset.uri)
+        return row.id

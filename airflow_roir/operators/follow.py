@@ -1,0 +1,47 @@
+"""The loop of a task that waits for a long job while users pause it, change it or kill it.
+
+A free function over callables; the operators bind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException
+
+from airflow_roir.operators.watcher import Watcher
+
+# How long one wait for the job lasts: a kill must be noticed well within the five seconds that Airflow allows.
+POLL_S = 0.5
+
+
+class Interrupted(AirflowException):
+    """The task was killed, or its supervisor is gone. What is committed stays; the next try goes on from there."""
+
+
+def follow(
+    wait: Callable[[float], bool],
+    watcher: Watcher,
+    is_killed: Callable[[], bool],
+    request_pause: Callable[[], None],
+    change_options: Callable[[Mapping[str, Any]], object],
+) -> None:
+    """Return when the job has ended; raise Interrupted where it must be given up.
+
+    wait: waits for the job so many seconds, True when it has ended.
+    request_pause: called at every turn while the DAG's switch is off, not once: a driver that was just starting
+        may have resumed the operation after an earlier request. The job then ends by itself, at a batch boundary.
+    change_options: called at every turn with what the Task State Store holds.
+    """
+    while not wait(POLL_S):
+        if is_killed():
+            raise Interrupted("the task was killed; everything committed stays")
+        if watcher.orphaned:
+            raise Interrupted("the task's supervisor is gone; the next try goes on from the watermarks")
+        if watcher.paused:
+            request_pause()
+        change_options(watcher.values)
+    # A signal that ended the job may have been meant for the task.
+    if is_killed():
+        raise Interrupted("the task was killed; everything committed stays")

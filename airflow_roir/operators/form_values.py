@@ -1,0 +1,32 @@
+"""Values as forms, templates and the Task State Store give them: a number may arrive as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_roir.errors import InvalidInput
+
+
+def whole_number(name: str, value: Any) -> int | None:
+    """Read an optional whole number; None, '' and 'None' (an empty field, rendered) are None.
+
+    Raises InvalidInput. Its range is not checked here but where it is used.
+    """
+    if value is None or (isinstance(value, str) and value.strip() in ("", "None")):
+        return None
+    if isinstance(value, str):
+        try:
+            return int(value.strip().replace("_", "").replace(",", ""))
+        except ValueError:
+            raise InvalidInput(f"{name} is {value!r}; it must be a whole number") from None
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInput(f"{name} is {value!r}; it must be a whole number")
+    return value
+
+
+def optional_text(value: Any) -> str | None:
+    """Read an optional text; None, '' and 'None' (an empty field, rendered) are None."""
+    text = "" if value is None else str(value).strip()
+    return None if text in ("", "None") else text

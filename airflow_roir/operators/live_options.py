@@ -1,0 +1,81 @@
+"""`parallelism` and `batch_rows` as the user edits them in the Task State Store while a build runs or is paused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from airflow.sdk import NEVER_EXPIRE
+
+from airflow_roir.definition import BuildOptions
+from airflow_roir.errors import InvalidInput
+from airflow_roir.operators.form_values import whole_number
+
+if TYPE_CHECKING:
+    from airflow.sdk.execution_time.context import TaskStateStoreAccessor
+
+log = logging.getLogger(__name__)
+
+KEYS = ("parallelism", "batch_rows")
+
+
+class Apply(Protocol):
+    """Puts changed options into effect."""
+
+    def __call__(self, **options: int) -> object:
+        """Raises InvalidInput for a value that can't be used."""
+
+
+def seed(store: TaskStateStoreAccessor, values: Mapping[str, int | None]) -> None:
+    """Write the values of the trigger form into the store, where they aren't there yet.
+
+    They never expire: the default of thirty days is shorter than a long pause.
+    """
+    for key in KEYS:
+        value = values.get(key)
+        if value is not None and store.get(key) is None:
+            store.set(key, value, retention=NEVER_EXPIRE)
+
+
+class LiveOptions:
+    """Follows the stored values: tells what changed, refuses what can't be used, once, and keeps the old.
+
+    current: the options in effect. A key that is missing from the store, or was deleted there, changes nothing.
+    """
+
+    def __init__(self, current: Mapping[str, int | None]) -> None:
+        self.current = {key: value for key, value in current.items() if value is not None}
+        self._refused: dict[str, Any] = {}
+
+    def follow(self, stored: Mapping[str, Any], apply: Apply | None = None) -> dict[str, int]:
+        """Compare the stored values with those in effect; returns the changes that are in effect now.
+
+        apply: called once per change, with that option as keyword. None only validates: the caller puts the result
+            into effect by starting with it.
+        """
+        changes: dict[str, int] = {}
+        for key in KEYS:
+            value = stored.get(key)
+            if value is None or self._refused.get(key, self) == value:
+                continue
+            try:
+                number = whole_number(key, value)
+                if number is None or number == self.current.get(key):
+                    continue
+                BuildOptions(**{key: number})
+                if apply is not None:
+                    apply(**{key: number})
+            except InvalidInput as refusal:
+                self._refused[key] = value
+                log.warning(
+                    "Refused a value from the Task State Store, %s stays at %s: %s",
+                    key,
+                    self.current.get(key, "its old value"),
+                    refusal,
+                )
+                continue
+            log.info("%s changes from %s to %s", key, self.current.get(key, "its old value"), number)
+            self.current[key] = changes[key] = number
+            self._refused.pop(key, None)
+        return changes

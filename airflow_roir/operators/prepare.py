@@ -1,0 +1,104 @@
+"""The first task of a build."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import prepare
+from airflow_roir.operators.base import RoirOperator, failing_clearly, owner_of
+from airflow_roir.operators.dag_switch import LEAVE_S, is_dag_paused, leave
+from airflow_roir.operators.form_values import optional_text, whole_number
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+NUMBERS = (
+    "parallelism",
+    "batch_rows",
+    "ranges",
+    "segments",
+    "max_rows_per_second",
+    "revert_window_s",
+)
+
+
+class PrepareIndexBuildOperator(RoirOperator):
+    """Validates the definition, plans the ranges and starts the capture (DESIGN section 3, phase 1).
+
+    Returns the operation's id. An unfinished operation of the same index is adopted, with what it has built.
+
+    table, keys, include: source table, key columns in order and included columns, as SQL identifiers, the columns
+        comma-separated or as a list. All empty rebuilds an existing index as it is.
+    parallelism, batch_rows, ranges, segments, max_rows_per_second, revert_window_s, covering: see `BuildOptions`;
+        numbers may be given as text; None or '' takes the default there.
+
+    All of them are templated. Fails without a retry on input that can't be used, before anything is changed.
+    """
+
+    template_fields: Sequence[str] = (
+        *RoirOperator.template_fields,
+        "table",
+        "keys",
+        "include",
+        *NUMBERS,
+        "covering",
+    )
+
+    def __init__(
+        self,
+        *,
+        table: str | None = None,
+        keys: str | Sequence[str] | None = None,
+        include: str | Sequence[str] | None = None,
+        parallelism: int | str | None = None,
+        batch_rows: int | str | None = None,
+        ranges: int | str | None = None,
+        segments: int | str | None = None,
+        max_rows_per_second: int | str | None = None,
+        revert_window_s: int | str | None = None,
+        covering: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+        self.keys = keys
+        self.include = include
+        self.parallelism = parallelism
+        self.batch_rows = batch_rows
+        self.ranges = ranges
+        self.segments = segments
+        self.max_rows_per_second = max_rows_per_second
+        self.revert_window_s = revert_window_s
+        self.covering = covering
+
+    def execute(self, context: Context) -> int:
+        """Prepare, unless the DAG was paused between scheduling and now."""
+        ti = context["ti"]
+        if is_dag_paused(ti):
+            self.log.info("DAG %s is paused, nothing is prepared yet: unpause to go on", ti.dag_id)
+            raise leave(LEAVE_S)
+        with failing_clearly():
+            prepared = prepare.prepare(self.get_database(), self.definition(), self.options(), actor=owner_of(ti))
+        self.log.info(
+            "%s operation %s on index %s",
+            "Adopted" if prepared.adopted else "Prepared",
+            prepared.operation_id,
+            prepared.index,
+        )
+        return prepared.operation_id
+
+    def definition(self) -> IndexDefinition:
+        """The definition that the rendered fields give. Raises InvalidInput."""
+        return IndexDefinition.parse(self.index, optional_text(self.table), _columns(self.keys), _columns(self.include))
+
+    def options(self) -> BuildOptions:
+        """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput."""
+        given: dict[str, Any] = {name: whole_number(name, getattr(self, name)) for name in NUMBERS}
+        given["covering"] = optional_text(self.covering)
+        return BuildOptions(**{name: value for name, value in given.items() if value is not None})
+
+
+def _columns(value: str | Sequence[str] | None) -> str | Sequence[str] | None:
+    return optional_text(value) if value is None or isinstance(value, str) else value

@@ -1,0 +1,38 @@
+"""What Airflow is told about this package (entry point `apache_airflow_provider`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+INTEGRATION = "PostgreSQL indexes"
+
+
+def get_provider_info() -> dict[str, Any]:
+    """The provider's description, as Airflow's `provider_info.schema.json` wants it."""
+    return {
+        "package-name": "airflow-provider-roir",
+        "name": "Resumable online index builds",
+        "description": "Resumable online index builds for PostgreSQL, run by Airflow, on Spark.\n",
+        "integrations": [
+            {
+                "integration-name": INTEGRATION,
+                "external-doc-url": "https://www.postgresql.org/docs/current/indexes.html",
+                "tags": ["software"],
+            }
+        ],
+        "operators": [
+            {
+                "integration-name": INTEGRATION,
+                "python-modules": [
+                    "airflow_roir.operators.prepare",
+                    "airflow_roir.operators.build",
+                    "airflow_roir.operators.finalize",
+                    "airflow_roir.operators.abort",
+                    "airflow_roir.operators.clean_up",
+                ],
+            }
+        ],
+        "hooks": [{"integration-name": INTEGRATION, "python-modules": ["airflow_roir.hooks.roir"]}],
+        "asset-uris": [{"schemes": ["roir"], "handler": "airflow_roir.assets.normalize_uri"}],
+        "extra-links": ["airflow_roir.links.live_options.LiveOptionsLink"],
+    }

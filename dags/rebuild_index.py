@@ -1,0 +1,151 @@
+"""Builds or rebuilds one global index of a PostgreSQL table, online. Copy this file into your DAGs folder.
+
+Trigger it and fill in the form. Pause the DAG to pause the build at its next batch, unpause it to go on; change
+`parallelism` in the build task's Task State Store at any time.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from airflow_roir.operators.build import BuildIndexOperator
+from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
+from airflow_roir.operators.prepare import PrepareIndexBuildOperator
+
+WHAT = "What to build"
+HOW = "How to build it"
+WHERE = "Where"
+
+PARAMS = {
+    "index": Param(
+        type="string",
+        minLength=1,
+        title="Index",
+        description="Name of the index, with its schema: public.flights_by_tail. Quote what needs quoting, as in "
+        "psql. If it exists it is rebuilt, and read as before until the new one is published.",
+        section=WHAT,
+    ),
+    "table": Param(
+        None,
+        type=["null", "string"],
+        title="Source table",
+        description="Table to index, with its schema. Empty: rebuild an existing index as it is.",
+        section=WHAT,
+    ),
+    "keys": Param(
+        None,
+        type=["null", "string"],
+        title="Key columns",
+        description="In order, separated by commas: tailnum, time_hour. Empty: as in the existing index.",
+        section=WHAT,
+    ),
+    "include": Param(
+        None,
+        type=["null", "string"],
+        title="Included columns",
+        description="Read from the index without a look at the table; separated by commas.",
+        section=WHAT,
+    ),
+    "parallelism": Param(
+        2,
+        type="integer",
+        minimum=1,
+        maximum=256,
+        title="Parallelism",
+        description="Workers at the same time. Can be changed while it runs: build task, Task State Store.",
+        section=HOW,
+    ),
+    "batch_rows": Param(
+        100_000,
+        type="integer",
+        minimum=1,
+        maximum=10_000_000,
+        title="Rows per batch",
+        description="A batch is one transaction. A pause takes effect within one batch.",
+        section=HOW,
+    ),
+    "ranges": Param(
+        None,
+        type=["null", "integer"],
+        minimum=1,
+        maximum=100_000,
+        title="Ranges",
+        description="Pieces of the scan, many more than workers. Empty: chosen by the plan.",
+        section=HOW,
+    ),
+    "max_rows_per_second": Param(
+        None,
+        type=["null", "integer"],
+        minimum=1,
+        title="Rate limit, rows per second",
+        description="For the copy, over all workers. Empty: none.",
+        section=HOW,
+    ),
+    "spark": Param(
+        "local",
+        type="string",
+        minLength=1,
+        title="Spark",
+        description="Id of an Airflow connection that holds a Spark master, or a master: local, local[4], "
+        "spark://host:7077, k8s://https://host:443, yarn.",
+        section=WHERE,
+    ),
+    "postgres_conn_id": Param(
+        "postgres_default",
+        type="string",
+        minLength=1,
+        title="PostgreSQL connection",
+        description="Id of the Airflow connection of the table's database.",
+        section=WHERE,
+    ),
+}
+
+with DAG(
+    dag_id="rebuild_index",
+    description="Build or rebuild a global index online: pause, resume, change the parallelism",
+    doc_md=__doc__,
+    schedule=None,
+    catchup=False,
+    params=PARAMS,
+    # A DAG that is first seen is paused, and here the switch pauses builds.
+    is_paused_upon_creation=False,
+    # One run is one index. Runs that wait count too, and cost nothing: a paused build must not keep others out.
+    # There is no dagrun_timeout on purpose: it would count the time that a build is paused.
+    max_active_runs=32,
+    tags=["roir"],
+    default_args={
+        "index": "{{ params.index }}",
+        "postgres_conn_id": "{{ params.postgres_conn_id }}",
+        # Every try goes on from the watermarks; a pause uses none up. Together about half an hour of waiting, enough
+        # for a database that restarts or fails over.
+        "retries": 6,
+        "retry_delay": timedelta(seconds=30),
+        "retry_exponential_backoff": 2.0,
+        "max_retry_delay": timedelta(minutes=10),
+    },
+) as dag:
+    prepare = PrepareIndexBuildOperator(
+        task_id="prepare",
+        table="{{ params.table or '' }}",
+        keys="{{ params['keys'] or '' }}",
+        include="{{ params.include or '' }}",
+        parallelism="{{ params.parallelism }}",
+        batch_rows="{{ params.batch_rows }}",
+        ranges="{{ params.ranges or '' }}",
+        max_rows_per_second="{{ params.max_rows_per_second or '' }}",
+    )
+    build = BuildIndexOperator(
+        task_id="build",
+        operation_id="{{ ti.xcom_pull(task_ids='prepare') }}",
+        parallelism="{{ params.parallelism }}",
+        batch_rows="{{ params.batch_rows }}",
+        spark="{{ params.spark }}",
+    )
+    finalize = FinalizeIndexBuildOperator(
+        task_id="finalize",
+        operation_id="{{ ti.xcom_pull(task_ids='prepare') }}",
+    )
+
+    prepare >> build >> finalize
