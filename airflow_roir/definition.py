@@ -1,0 +1,207 @@
+"""What an index is: names, key columns, included columns, and the options of a build. Validated once, here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from airflow_roir.errors import InvalidInput
+
+MAX_IDENTIFIER_BYTES = 63  # PostgreSQL's NAMEDATALEN - 1
+MAX_KEY_COLUMNS = 32  # PostgreSQL's INDEX_MAX_KEYS, which counts key and primary key columns together
+MAX_PARALLELISM = 256  # beyond it a server's connections, not our workers, are the limit
+
+
+def quote(name: str) -> str:
+    """Quote one SQL identifier. The only function that does; every name in a statement passes through it.
+
+    Raises InvalidInput for a name that PostgreSQL can't have.
+    """
+    if not name or "\0" in name:
+        raise InvalidInput(f"{name!r} is not an SQL identifier: it is empty or holds a NUL character")
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True)
+class QualifiedName:
+    """A table's or view's name as SQL knows it; `schema` is None where it was not given."""
+
+    schema: str | None
+    name: str
+
+    def __str__(self) -> str:
+        return quote(self.name) if self.schema is None else f"{quote(self.schema)}.{quote(self.name)}"
+
+
+def _parse_identifiers(text: str, separator: str, what: str) -> list[str]:
+    """Split `text` at `separator` as psql does: unquoted names fold to lower case, `""` is a quote."""
+    names: list[str] = []
+    position, length = 0, len(text)
+    while True:
+        while position < length and text[position].isspace():
+            position += 1
+        if position < length and text[position] == '"':
+            part, position = _quoted_identifier(text, position, what)
+        else:
+            start = position
+            while position < length and text[position] != separator and not text[position].isspace():
+                position += 1
+            part = text[start:position]
+            if '"' in part:
+                raise InvalidInput(f"{what} {text!r}: quote the whole name, with inner quotes doubled")
+            part = part.lower()
+        if not part:
+            raise InvalidInput(f"{what} {text!r}: a name is empty")
+        if len(part.encode()) > MAX_IDENTIFIER_BYTES:
+            raise InvalidInput(f"{what} {part!r} is longer than PostgreSQL's {MAX_IDENTIFIER_BYTES} bytes")
+        names.append(part)
+        while position < length and text[position].isspace():
+            position += 1
+        if position == length:
+            return names
+        if text[position] != separator:
+            raise InvalidInput(f"{what} {text!r}: expected {separator!r} at position {position + 1}")
+        position += 1
+
+
+def _quoted_identifier(text: str, start: int, what: str) -> tuple[str, int]:
+    position, part = start + 1, ""
+    while position < len(text):
+        if text[position] != '"':
+            part += text[position]
+            position += 1
+        elif text[position + 1 : position + 2] == '"':
+            part += '"'
+            position += 2
+        else:
+            return part, position + 1
+    raise InvalidInput(f"{what} {text!r}: a quoted name doesn't end")
+
+
+def parse_name(text: str, what: str = "name") -> QualifiedName:
+    """Read `schema.name` or `name`, quoted or not, as `psql` does. Raises InvalidInput."""
+    parts = _parse_identifiers(text, ".", what)
+    if len(parts) > 2:
+        raise InvalidInput(f"{what} {text!r}: at most a schema and a name, found {len(parts)} parts")
+    return QualifiedName(parts[0] if len(parts) == 2 else None, parts[-1])
+
+
+def parse_columns(text: str | Sequence[str] | None, what: str = "columns") -> tuple[str, ...]:
+    """Read a comma-separated list of column names, quoted or not. None and '' give ().
+
+    A sequence is taken as a list of names that are already separated; each may still be quoted.
+    """
+    if not text:
+        return ()
+    if isinstance(text, str):
+        return tuple(_parse_identifiers(text, ",", what)) if text.strip() else ()
+    names: list[str] = []
+    for item in text:
+        names += _parse_identifiers(item, ",", what)
+    return tuple(names)
+
+
+@dataclass(frozen=True)
+class IndexDefinition:
+    """A named index: its source, key columns in order, and included columns (DESIGN section 2).
+
+    `source` and `key` are empty for the rebuild of an index that exists: it knows them itself.
+    """
+
+    name: QualifiedName
+    source: QualifiedName | None = None
+    key: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.source is None) != (not self.key):
+            raise InvalidInput(
+                f"index {self.name}: give the table and the key columns together, "
+                "or neither of them to rebuild an index that exists"
+            )
+        if self.include and self.source is None:
+            raise InvalidInput(
+                f"index {self.name}: included columns need a table and key columns; a rebuild keeps those the index has"
+            )
+        for kind, columns in (("key", self.key), ("included", self.include)):
+            repeated = sorted({column for column in columns if columns.count(column) > 1})
+            if repeated:
+                raise InvalidInput(f"index {self.name}: {kind} column {quote(repeated[0])} is repeated; name it once")
+        both = [column for column in self.include if column in self.key]
+        if both:
+            raise InvalidInput(
+                f"index {self.name}: column {quote(both[0])} is a key column already; don't include it again"
+            )
+
+    @classmethod
+    def parse(
+        cls,
+        index: str,
+        table: str | None = None,
+        keys: str | Sequence[str] | None = None,
+        include: str | Sequence[str] | None = None,
+    ) -> IndexDefinition:
+        """Read a definition from SQL identifiers as a user types them. Raises InvalidInput."""
+        return cls(
+            name=parse_name(index, "index"),
+            source=parse_name(table, "table") if table else None,
+            key=parse_columns(keys, "key columns"),
+            include=parse_columns(include, "included columns"),
+        )
+
+
+COVERING = ("auto", "all", "none")
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """The options of one operation. Counts are numbers of things, durations carry their unit.
+
+    parallelism: workers that build and seal at the same time.
+    batch_rows: source rows per batch, the unit that commits (the paper's section 3.7 found 100,000 a good
+        trade; fewer under a rate limit).
+    ranges, segments: pieces of the scan and of the base; None lets the plan choose.
+    max_rows_per_second: a rate limit for the copy over all workers; None is none.
+    covering: which included columns the segments' unique indexes carry too, so that index-only scans work.
+        `auto` takes those whose size is bounded by their type: a B-tree tuple holds about 2,700 bytes, and a
+        user's INSERT must not fail because an included value is long. `all` and `none` say it outright.
+    lock_timeout_ms: how long one attempt at a drain lock may keep writers waiting. Must stay below the server's
+        deadlock_timeout, so that it is always the build that gives way (I6).
+    lock_patience_s: how long attempts go on, with back-off, before the phase gives up (and can be resumed).
+    revert_window_s: how long a replaced generation is kept and maintained.
+    """
+
+    parallelism: int = 2
+    batch_rows: int = 100_000
+    ranges: int | None = None
+    segments: int | None = None
+    max_rows_per_second: int | None = None
+    covering: str = "auto"
+    lock_timeout_ms: int = 500
+    lock_patience_s: int = 600
+    revert_window_s: int = 3600
+
+    def __post_init__(self) -> None:
+        _in_range("parallelism", self.parallelism, 1, MAX_PARALLELISM)
+        _in_range("batch_rows", self.batch_rows, 1, 10_000_000)
+        _in_range("lock_timeout_ms", self.lock_timeout_ms, 1, 60_000)
+        _in_range("lock_patience_s", self.lock_patience_s, 0, 86_400)
+        _in_range("revert_window_s", self.revert_window_s, 0, 365 * 86_400)
+        if self.ranges is not None:
+            _in_range("ranges", self.ranges, 1, 100_000)
+        if self.segments is not None:
+            _in_range("segments", self.segments, 1, 1_000)
+        if self.max_rows_per_second is not None:
+            _in_range("max_rows_per_second", self.max_rows_per_second, 1, 1_000_000_000)
+        if self.covering not in COVERING:
+            raise InvalidInput(f"covering is {self.covering!r}; it must be one of {', '.join(COVERING)}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """All options, for JSON."""
+        return asdict(self)
+
+
+def _in_range(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidInput(f"{name} is {value!r}; it must be a whole number from {low} to {high}")

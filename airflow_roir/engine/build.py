@@ -1,0 +1,276 @@
+"""Build: workers claim ranges and copy them batch by batch; rows and watermark commit together (DESIGN section 3).
+
+The worker never looks at the delta and takes no row lock: *touched wins* (DESIGN section 4). One call of
+`BuildWorker.claim` or `BuildWorker.batch` is one transaction, so that tests can step it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import quote
+from airflow_roir.engine import control
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import Job, Run, check_fingerprint, load_job, read_control
+from airflow_roir.errors import Fenced, InvariantViolated
+from airflow_roir.operation import Phase, Status, Verb
+from airflow_roir.scan_range import Key, ScanRange
+
+# Under a rate limit a batch is at most this much of a worker's share, so that a pause still comes soon.
+RATE_WINDOW_S = 0.5
+# A batch gives up on a lock that somebody holds on the whole table (a TRUNCATE, an ALTER) to look for a pause.
+TABLE_LOCK_WAIT = "2s"
+
+CLAIM_RANGE = """
+UPDATE roir.scan_range
+   SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_token = claim_token + 1
+ WHERE id = (SELECT id FROM roir.scan_range
+              WHERE operation_id = %(operation)s AND NOT done
+                -- free, or left by a run that this one fenced, or by an earlier try of this very worker
+                AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s
+                     OR claim_epoch = %(epoch)s AND claim_worker = %(worker)s)
+              ORDER BY claim_epoch = %(epoch)s DESC NULLS LAST, ordinal
+                FOR UPDATE SKIP LOCKED LIMIT 1)
+RETURNING id, ordinal, lower, upper, watermark, claim_token
+"""
+
+# Compare-and-set: whoever holds the range must still be who it was, and stand where it stood (I4).
+COMMIT_BATCH = """
+UPDATE roir.scan_range r
+   SET watermark = %(watermark)s::jsonb, done = %(done)s, rows = rows + %(rows)s, batches = batches + 1,
+       seconds = seconds + %(seconds)s,
+       claim_epoch = CASE WHEN %(done)s THEN NULL ELSE claim_epoch END,
+       claim_worker = CASE WHEN %(done)s THEN NULL ELSE claim_worker END
+  FROM roir.operation o
+ WHERE r.id = %(range)s AND r.claim_token = %(token)s AND r.claim_epoch = %(epoch)s AND NOT r.done
+   AND r.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb
+   AND o.id = r.operation_id AND o.epoch = %(epoch)s
+"""
+
+RELEASE = """
+UPDATE roir.scan_range SET claim_epoch = NULL, claim_worker = NULL
+ WHERE id = %(range)s AND claim_token = %(token)s AND claim_epoch = %(epoch)s
+"""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A worker's hold on a range. token: proves that it still has it."""
+
+    range_id: int
+    ordinal: int
+    token: int
+    scan: ScanRange
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A committed batch. claim: the range as it stands now, None where it is done."""
+
+    rows: int
+    seconds: float
+    claim: Claim | None
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a worker stops: `done` (no range is free), `paused`, or `leave` (the parallelism was lowered)."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class RangeMetrics:
+    """What a worker did on one claim of a range."""
+
+    worker: int
+    ordinal: int
+    rows: int
+    batches: int
+    seconds: float
+    done: bool
+
+
+class BuildWorker:
+    """One of an operation's parallel workers. worker: its number, from 0; those at or above the parallelism leave."""
+
+    def __init__(self, connection: Connection, job: Job, worker: int) -> None:
+        self.connection = connection
+        self.job = job
+        self.worker = worker
+        self._casts = [job.source.columns[name].cast for name in job.source.primary_key]
+
+    def claim(self) -> Claim | Stop:
+        """Claim a range, one that this worker's earlier try held first. Raises Fenced."""
+        run = self.job.run
+        with self.connection.begin():
+            row = read_control(self.connection, run)
+            if row.status != Status.RUNNING:
+                return Stop("paused")
+            if self.worker >= row.parallelism:
+                return Stop("leave")
+            found = execute(
+                self.connection,
+                CLAIM_RANGE,
+                {"epoch": run.epoch, "worker": self.worker, "operation": run.operation_id},
+            ).first()
+        if found is None:
+            return Stop("done")
+        scan = ScanRange(found.lower, found.upper, found.watermark)
+        return Claim(found.id, found.ordinal, found.claim_token, scan)
+
+    def batch(self, claim: Claim) -> Batch | Stop:
+        """Copy the next rows of a claimed range: entries and watermark in one transaction (I4).
+
+        Stops, and gives the range back, where the operation is paused or this worker is one too many.
+        Raises Fenced (nothing was changed), SourceChanged.
+        """
+        begun = time.monotonic()
+        run = self.job.run
+        with self.connection.begin():
+            row = read_control(self.connection, run)
+            stop = None
+            if row.status != Status.RUNNING:
+                stop = Stop("paused")
+            elif self.worker >= row.parallelism:
+                stop = Stop("leave")
+            if stop is not None:
+                self._release(claim)
+                return stop
+            limit = row.batch_rows
+            if row.max_rows_per_second:
+                limit = min(limit, max(1, int(row.max_rows_per_second / row.parallelism * RATE_WINDOW_S)))
+            self._set_up()
+            last, done = self._last_key(claim.scan, limit)
+            # The source is locked against ALTER now, by that read, to the end of the transaction.
+            check_fingerprint(self.connection, self.job)
+            rows = self._copy(claim.scan, None if done else last)
+            seconds = time.monotonic() - begun
+            watermark = last if last is not None else claim.scan.watermark
+            committed = execute(
+                self.connection,
+                COMMIT_BATCH,
+                {
+                    "range": claim.range_id,
+                    "token": claim.token,
+                    "epoch": run.epoch,
+                    "watermark": None if watermark is None else json.dumps(watermark),
+                    "old_watermark": None if claim.scan.watermark is None else json.dumps(claim.scan.watermark),
+                    "done": done,
+                    "rows": rows,
+                    "seconds": round(seconds, 3),
+                },
+            )
+            if committed.rowcount != 1:
+                raise Fenced(
+                    f"index {run.index}: range {claim.ordinal} is held by another worker now; "
+                    f"worker {self.worker} of {run.owner} stops and changed nothing"
+                )
+        scan = ScanRange(claim.scan.lower, claim.scan.upper, watermark)
+        rest = None if done else Claim(claim.range_id, claim.ordinal, claim.token, scan)
+        return Batch(rows, time.monotonic() - begun, rest)
+
+    def _set_up(self) -> None:
+        path = ", ".join(["pg_catalog", *map(quote, self.job.source.operator_schemas), "pg_temp"])
+        execute(
+            self.connection,
+            f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}; "
+            # The scan must come out of the key's index, whatever the statistics say.
+            "SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off",
+        )
+
+    def _last_key(self, scan: ScanRange, limit: int) -> tuple[Key | None, bool]:
+        """The key of the batch's last row, and whether the range ends with this batch."""
+        source = self.job.source
+        values: dict[str, str] = {}
+        where = scan.condition(source.primary_key, self._casts, None, values)
+        key = ", ".join(map(quote, source.primary_key))
+        texts = ", ".join(source.columns[name].text() for name in source.primary_key)
+        head = f"SELECT {texts} FROM {source.sql} WHERE {where} ORDER BY"
+        found = execute(self.connection, f"{head} {key} OFFSET {limit - 1} LIMIT 1", values).first()
+        if found is not None:
+            return list(found), False
+        descending = ", ".join(f"{quote(name)} DESC" for name in source.primary_key)
+        found = execute(self.connection, f"{head} {descending} LIMIT 1", values).first()
+        return (None if found is None else list(found)), True
+
+    def _copy(self, scan: ScanRange, last: Key | None) -> int:
+        job = self.job
+        values: dict[str, str] = {}
+        where = scan.condition(job.source.primary_key, self._casts, last, values)
+        columns = ", ".join(quote(column.source) for column in job.entry.columns)
+        execute(self.connection, "SET LOCAL enable_sort = on; SET LOCAL enable_seqscan = on")
+        return execute(
+            self.connection,
+            f"INSERT INTO {physical.base(job.generation_id)} ({', '.join(job.entry.physical())}) "
+            f"SELECT {columns} FROM {job.source.sql} WHERE {where}",
+            values,
+        ).rowcount
+
+    def _release(self, claim: Claim) -> None:
+        execute(
+            self.connection,
+            RELEASE,
+            {"range": claim.range_id, "token": claim.token, "epoch": self.job.run.epoch},
+        )
+
+
+def work(
+    database: Database, run: Run, worker: int, wait: Callable[[float], None] = time.sleep
+) -> Iterator[RangeMetrics]:
+    """Claim and copy ranges until none is free, the operation is paused, or this worker is one too many.
+
+    Yields what was done on each range, as it is left. wait: how to sleep under a rate limit.
+    Raises Fenced, SourceChanged, and whatever the database raises: the caller decides what is transient.
+    """
+    with database.connect() as connection:
+        with connection.begin():
+            job = load_job(connection, run)
+        builder = BuildWorker(connection, job, worker)
+        while isinstance(claim := builder.claim(), Claim):
+            rows = batches = 0
+            seconds = 0.0
+            held: Claim | None = claim
+            while held is not None:
+                outcome = builder.batch(held)
+                if isinstance(outcome, Stop):
+                    yield RangeMetrics(worker, claim.ordinal, rows, batches, seconds, done=False)
+                    return
+                rows, batches, seconds = rows + outcome.rows, batches + 1, seconds + outcome.seconds
+                held = outcome.claim
+                _keep_rate(builder, outcome, wait)
+            yield RangeMetrics(worker, claim.ordinal, rows, batches, seconds, done=True)
+
+
+def _keep_rate(builder: BuildWorker, batch: Batch, wait: Callable[[float], None]) -> None:
+    """Wait for as long as the batch was faster than this worker's share of the rate limit."""
+    with builder.connection.begin():
+        row = read_control(builder.connection, builder.job.run)
+    if row.max_rows_per_second:
+        due = batch.rows / (row.max_rows_per_second / row.parallelism) - batch.seconds
+        if due > 0:
+            wait(min(due, 2 * RATE_WINDOW_S))
+
+
+def finish(database: Database, run: Run) -> None:
+    """Go on to seal, once every range is done. Raises InvariantViolated where one isn't, Fenced."""
+    with database.transaction() as connection:
+        row = read_control(connection, run)
+        if row.phase != Phase.BUILD:
+            return
+        left = execute(
+            connection,
+            "SELECT count(*) FROM roir.scan_range WHERE operation_id = %(operation)s AND NOT done",
+            {"operation": run.operation_id},
+        ).scalar_one()
+        if left:
+            raise InvariantViolated(f"index {run.index}: {left} ranges are not done yet; resume the operation")
+        control.tick(connection, run.operation_id, run.epoch)
+        control.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
+        control.record_event(connection, row.index_id, row.id, run.owner, "phase", "seal")

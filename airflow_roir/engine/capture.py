@@ -1,0 +1,334 @@
+"""The DML path: renders and installs the capture function of a source (DESIGN section 4).
+
+One function per source serves all its generations. `CREATE OR REPLACE FUNCTION` under the drain lock switches
+modes and adds or removes generations, without the ACCESS EXCLUSIVE lock that dropping a trigger takes.
+
+The *quick* path trusts OLD and NEW: events of one row arrive in order, each removal finds its entry. That doesn't
+hold where a trigger (a user's or a foreign key's) writes to the source while the statement that fired it still
+has events queued: the inner events then come first. Nor does it where one statement moves primary keys among
+rows. There the *careful* path asks the source itself, by primary key, whether the entry belongs, for the old and
+the new entry alike: its result depends on no order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select
+
+from airflow_roir.definition import quote
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine import tables
+from airflow_roir.engine.catalog import TRIGGER, TRUNCATE_TRIGGER, Source
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.entry_state import EntryState
+
+CAPTURE, DIRECT, ACTIVE = "capture", "direct", "active"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A generation that the capture function maintains, in its mode."""
+
+    generation_id: int
+    entry: Entry
+    mode: str
+    mode_xid: str
+
+
+def function_name(source_oid: int) -> str:
+    """The capture function of a source, named by its oid."""
+    return f"{tables.DATA_SCHEMA}.capture_{source_oid}"
+
+
+def targets(connection: Connection, source_oid: int) -> list[Target]:
+    """The generations that a source's writes maintain, by the control tables. Read it under the drain lock."""
+    generation, index = tables.generation, tables.index
+    rows = connection.execute(
+        select(generation.c.id, generation.c.entry, generation.c.capture_mode, generation.c.mode_xid)
+        .join(index, index.c.id == generation.c.index_id)
+        .where(
+            index.c.source_oid == source_oid,
+            generation.c.status.in_(("building", "active", "retired")),
+            generation.c.capture_mode.in_((CAPTURE, DIRECT, ACTIVE)),
+        )
+        .order_by(generation.c.id)
+    )
+    return [Target(row.id, Entry.from_json(row.entry), row.capture_mode, row.mode_xid) for row in rows]
+
+
+def install(connection: Connection, source: Source) -> None:
+    """Make the source's writes maintain exactly the generations that the control tables name.
+
+    Needs the drain lock. Creates the capture triggers where they are missing.
+    """
+    name = function_name(source.oid)
+    execute(connection, render(source, targets(connection, source.oid)))
+    execute(connection, f"REVOKE ALL ON FUNCTION {name}() FROM PUBLIC")
+    present = set(
+        execute(
+            connection,
+            "SELECT tgname FROM pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal",
+            {"oid": source.oid},
+        ).scalars()
+    )
+    if TRIGGER not in present:
+        execute(
+            connection,
+            f"CREATE TRIGGER {TRIGGER} AFTER INSERT OR UPDATE OR DELETE ON {source.sql} "
+            f"FOR EACH ROW EXECUTE FUNCTION {name}()",
+        )
+        # ALWAYS: the changes of a logical-replication apply worker are changes too.
+        execute(connection, f"ALTER TABLE {source.sql} ENABLE ALWAYS TRIGGER {TRIGGER}")
+    if TRUNCATE_TRIGGER not in present:
+        execute(
+            connection,
+            f"CREATE TRIGGER {TRUNCATE_TRIGGER} AFTER TRUNCATE ON {source.sql} "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {name}()",
+        )
+        execute(connection, f"ALTER TABLE {source.sql} ENABLE ALWAYS TRIGGER {TRUNCATE_TRIGGER}")
+
+
+def uninstall(connection: Connection, source: Source) -> None:
+    """Drop the capture triggers and function of a source without generations. Takes an ACCESS EXCLUSIVE lock."""
+    execute(connection, f"DROP TRIGGER IF EXISTS {TRIGGER} ON {source.sql}")
+    execute(connection, f"DROP TRIGGER IF EXISTS {TRUNCATE_TRIGGER} ON {source.sql}")
+    execute(connection, f"DROP FUNCTION IF EXISTS {function_name(source.oid)}()")
+
+
+def render(source: Source, generations: list[Target]) -> str:
+    """The whole CREATE FUNCTION statement, pure text of its arguments."""
+    declarations = ["DECLARE", "  careful boolean := true;", "  found_entries bigint;", "  more bigint;"]
+    statements = _indent(_statements(source, generations))
+    body = "\n".join([*declarations, "BEGIN", *statements, "  RETURN NULL;", "END"])
+    tag = "roir"
+    while f"${tag}$" in body:  # a column may be called anything, `$roir$` too
+        tag += "_"
+    return (
+        f"CREATE OR REPLACE FUNCTION {function_name(source.oid)}() RETURNS trigger\n"
+        "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp\n"
+        f"AS ${tag}$\n{body}\n${tag}$"
+    )
+
+
+def _statements(source: Source, generations: list[Target]) -> list[str]:
+    if not generations:
+        return ["-- No generation is maintained at present."]
+    # In one statement, bases first: the fold locks in that order too, so the two can't deadlock.
+    truncated = [physical.base(g.generation_id) for g in generations]
+    truncated += [physical.delta(g.generation_id) for g in generations if g.mode != ACTIVE]
+    lines = [
+        "IF TG_OP = 'TRUNCATE' THEN",
+        f"  TRUNCATE {', '.join(truncated)};",
+        "  RETURN NULL;",
+        "END IF;",
+    ]
+    if not source.pk_deferrable:
+        lines += [
+            "careful := current_setting('roir.nested', true) IS NOT DISTINCT FROM 'on';",
+            "IF NOT careful AND pg_trigger_depth() > 1 THEN",
+            "  PERFORM set_config('roir.nested', 'on', true);",
+            "  careful := true;",
+            "END IF;",
+            "IF NOT careful AND TG_OP = 'UPDATE' THEN",
+            f"  careful := {_image('OLD', source.primary_key)} *<> {_image('NEW', source.primary_key)};",
+            "END IF;",
+        ]
+    for target in generations:
+        lines += [f"-- generation {target.generation_id}, {target.mode} mode"]
+        if target.mode == CAPTURE:
+            lines += _capture_mode(source, target)
+        else:
+            lines += _maintain_mode(source, target)
+    return lines
+
+
+def _capture_mode(source: Source, target: Target) -> list[str]:
+    """Touched wins: every entry that a write touches goes to the delta, whatever the base holds."""
+    entry, delta = target.entry, physical.delta(target.generation_id)
+
+    def write(record: str, state: EntryState) -> list[str]:
+        values = [
+            f"{record}.{quote(column.source)}" if i < entry.identity or state == EntryState.REGULAR else "NULL"
+            for i, column in enumerate(entry.columns)
+        ]
+        return [
+            f"INSERT INTO {delta} ({_columns(entry)}, state)",
+            f"VALUES ({', '.join(values)}, '{state.value}')",
+            f"{_on_conflict(entry, state=True)};",
+        ]
+
+    def settle(record: str) -> list[str]:
+        return [
+            f"INSERT INTO {delta} ({_columns(entry)}, state)",
+            f"SELECT {', '.join(entry.source_columns('s'))}, '{EntryState.REGULAR.value}'",
+            f"  FROM {source.sql} s WHERE {_row_of(source, entry, record)} LIMIT 1",
+            f"{_on_conflict(entry, state=True)};",
+            "IF NOT FOUND THEN",
+            *_indent(write(record, EntryState.ANTIMATTER)),
+            "END IF;",
+        ]
+
+    everything = [column.source for column in entry.columns]
+    identity = everything[: entry.identity]
+    return [
+        "IF careful THEN",
+        *_indent(_for_both(settle)),
+        "ELSIF TG_OP = 'INSERT' THEN",
+        *_indent(write("NEW", EntryState.REGULAR)),
+        "ELSIF TG_OP = 'DELETE' THEN",
+        *_indent(write("OLD", EntryState.ANTIMATTER)),
+        f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
+        f"  IF {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
+        *_indent(write("OLD", EntryState.ANTIMATTER), 2),
+        "  END IF;",
+        *_indent(write("NEW", EntryState.REGULAR)),
+        "END IF;",
+    ]
+
+
+def _maintain_mode(source: Source, target: Target) -> list[str]:
+    """Direct and active mode: the base itself is kept right; in direct mode the delta shrinks on the way (I5)."""
+    entry, base = target.entry, physical.base(target.generation_id)
+    delta = physical.delta(target.generation_id) if target.mode == DIRECT else None
+
+    def forget(record: str) -> list[str]:
+        return _delete(entry, delta, record) if delta else []
+
+    def put(record: str) -> list[str]:
+        values = [f"{record}.{quote(column.source)}" for column in entry.columns]
+        return [
+            *forget(record),
+            f"INSERT INTO {base} ({_columns(entry)})",
+            f"VALUES ({', '.join(values)})",
+            f"{_on_conflict(entry)};",
+        ]
+
+    def remove(record: str) -> list[str]:
+        if delta is None:
+            counted = [*_delete(entry, base, record), "GET DIAGNOSTICS found_entries = ROW_COUNT;"]
+        else:
+            counted = [
+                *_delete(entry, delta, record),
+                "GET DIAGNOSTICS found_entries = ROW_COUNT;",
+                *_delete(entry, base, record),
+                "GET DIAGNOSTICS more = ROW_COUNT;",
+                "found_entries := found_entries + more;",
+            ]
+        return [*counted, "IF found_entries = 0 THEN", *_indent(_serialization_failure(target)), "END IF;"]
+
+    def settle(record: str) -> list[str]:
+        return [
+            *forget(record),
+            f"INSERT INTO {base} ({_columns(entry)})",
+            f"SELECT {', '.join(entry.source_columns('s'))}",
+            f"  FROM {source.sql} s WHERE {_row_of(source, entry, record)} LIMIT 1",
+            f"{_on_conflict(entry)};",
+            "IF NOT FOUND THEN",
+            *_indent(_delete(entry, base, record)),
+            "END IF;",
+        ]
+
+    everything = [column.source for column in entry.columns]
+    identity = everything[: entry.identity]
+    return [
+        "IF careful THEN",
+        # No removal can be counted on here, so an old snapshot is told by the transaction that it must have seen.
+        "  IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')",
+        f"     AND NOT pg_visible_in_snapshot('{int(target.mode_xid)}'::xid8, pg_current_snapshot()) THEN",
+        *_indent(_serialization_failure(target), 2),
+        "  END IF;",
+        *_indent(_for_both(settle)),
+        "ELSIF TG_OP = 'INSERT' THEN",
+        *_indent(put("NEW")),
+        "ELSIF TG_OP = 'DELETE' THEN",
+        *_indent(remove("OLD")),
+        f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
+        f"  IF {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
+        *_indent(remove("OLD"), 2),
+        "  END IF;",
+        *_indent(put("NEW")),
+        "END IF;",
+    ]
+
+
+def _for_both(settle: object) -> list[str]:
+    assert callable(settle)
+    return [
+        "IF TG_OP <> 'INSERT' THEN",
+        *_indent(settle("OLD")),
+        "END IF;",
+        "IF TG_OP <> 'DELETE' THEN",
+        *_indent(settle("NEW")),
+        "END IF;",
+    ]
+
+
+def _serialization_failure(target: Target) -> list[str]:
+    return [
+        "RAISE EXCEPTION USING ERRCODE = 'serialization_failure',",
+        "  MESSAGE = 'could not serialize access: an index entry of this row was written after the "
+        "transaction''s snapshot',",
+        f"  DETAIL = 'roir generation {target.generation_id}', HINT = 'Retry the transaction.';",
+    ]
+
+
+def _delete(entry: Entry, table: str, record: str) -> list[str]:
+    """Delete the entry of a record by its own equality. Only an entry with a NULL in it pays for a dynamic plan."""
+    plain = " AND ".join(
+        f"c{i + 1} {entry.columns[i].equals} {record}.{quote(entry.columns[i].source)}"
+        for i in entry.identity_positions
+    )
+    # NOT NULL may be dropped from a key column at any time; a primary key's column can never hold NULL.
+    nullable = [i for i in entry.identity_positions if not entry.columns[i].primary_key]
+    if not nullable:
+        return [f"DELETE FROM {table} WHERE {plain};"]
+    any_null = " OR ".join(f"{record}.{quote(entry.columns[i].source)} IS NULL" for i in nullable)
+    terms = []
+    for i in entry.identity_positions:
+        equal = f"'c{i + 1} {entry.columns[i].equals} ${i + 1}'"
+        terms.append(
+            f"CASE WHEN {record}.{quote(entry.columns[i].source)} IS NULL THEN 'c{i + 1} IS NULL' ELSE {equal} END"
+            if i in nullable
+            else equal
+        )
+    using = ", ".join(f"{record}.{quote(entry.columns[i].source)}" for i in entry.identity_positions)
+    joined = " || ' AND ' || ".join(terms)
+    return [
+        f"IF {any_null} THEN",
+        f"  EXECUTE 'DELETE FROM {table} WHERE ' || {joined}",
+        f"    USING {using};",
+        "ELSE",
+        f"  DELETE FROM {table} WHERE {plain};",
+        "END IF;",
+    ]
+
+
+def _row_of(source: Source, entry: Entry, record: str) -> str:
+    """SQL: the row `s` of the source has the record's primary key and still projects to the record's entry."""
+    terms = []
+    for column in entry.columns[: entry.identity]:
+        ours, theirs = f"s.{quote(column.source)}", f"{record}.{quote(column.source)}"
+        same = f"{ours} {column.equals} {theirs}"
+        terms.append(same if column.primary_key else f"({same} OR {ours} IS NULL AND {theirs} IS NULL)")
+    return " AND ".join(terms)
+
+
+def _on_conflict(entry: Entry, state: bool = False) -> str:
+    """Upsert of every column, the key's included: equal values may still differ (DESIGN section 4, equality)."""
+    names = entry.physical() + (["state"] if state else [])
+    assignments = ", ".join(f"{name} = EXCLUDED.{name}" for name in names)
+    return f"ON CONFLICT ({', '.join(entry.physical(entry.identity_positions))}) DO UPDATE SET {assignments}"
+
+
+def _image(record: str, columns: list[str] | tuple[str, ...]) -> str:
+    return f"ROW({', '.join(f'{record}.{quote(column)}' for column in columns)})"
+
+
+def _columns(entry: Entry) -> str:
+    return ", ".join(entry.physical())
+
+
+def _indent(lines: list[str], levels: int = 1) -> list[str]:
+    return ["  " * levels + line for line in lines]

@@ -1,0 +1,340 @@
+"""Reads the shape of a source from the catalogs, refuses what can't be indexed, and takes its fingerprint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import MAX_KEY_COLUMNS, IndexDefinition, QualifiedName, quote
+from airflow_roir.engine.database import execute, sqlstate
+from airflow_roir.errors import InvalidInput, NotFound
+
+OLDEST_SERVER = 150000
+TRIGGER = "roir_capture"
+TRUNCATE_TRIGGER = "roir_capture_truncate"
+
+_RELATION_KINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+    "I": "an index",
+    "c": "a composite type",
+    "t": "a TOAST table",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the source, as far as an entry needs it.
+
+    type: what the entry stores, in full: a domain's base type with its modifier. cast: the same without the
+    modifier, to read a value back from text. max_bytes: None where the type sets no bound.
+    """
+
+    name: str
+    type: str
+    cast: str
+    collation: str | None
+    not_null: bool
+    virtual: bool
+    max_bytes: int | None
+    oid_alias: bool
+
+    def text(self, alias: str | None = None) -> str:
+        """SQL for this column's lossless text; the session's settings are pinned (DESIGN section 6)."""
+        name = quote(self.name) if alias is None else f"{alias}.{quote(self.name)}"
+        # regclass and its kin print names, which a rename changes; their order is that of the oid anyway.
+        return f"{name}::oid::text" if self.oid_alias else f"{name}::text"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The table that is indexed. bytes: heap size of all its leaves; rows: the planner's estimate or None."""
+
+    oid: int
+    name: QualifiedName
+    partitioned: bool
+    columns: dict[str, Column]
+    primary_key: tuple[str, ...]
+    pk_deferrable: bool
+    # Schemas, besides pg_catalog, of the operators that order the primary key: a scan's search_path needs them.
+    operator_schemas: tuple[str, ...]
+    bytes: int
+    rows: int | None
+    relations: tuple[int, ...]
+
+    @property
+    def sql(self) -> str:
+        """The quoted, schema-qualified name."""
+        return str(self.name)
+
+
+FIND_RELATION = """
+SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::text AS persistence,
+       c.relrowsecurity, c.relhassubclass, c.relispartition,
+       pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner) AS owner
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relname = %(name)s AND n.nspname = ANY (%(schemas)s)
+ ORDER BY array_position(%(schemas)s::text[], n.nspname::text)
+ LIMIT 1
+"""
+
+# What an unqualified name means to psql: the role's own search_path, not the one this session is pinned to.
+DEFAULT_SCHEMAS = """
+SELECT array_agg(n.nspname::text ORDER BY p.ordinality) AS schemas
+  FROM pg_settings s,
+       LATERAL unnest(string_to_array(s.reset_val, ',')) WITH ORDINALITY AS p (entry, ordinality)
+  JOIN pg_namespace n
+    ON n.nspname = CASE WHEN btrim(p.entry, ' ') = '"$user"' THEN current_user::text
+                        ELSE replace(btrim(btrim(p.entry, ' '), '"'), '""', '"') END
+ WHERE s.name = 'search_path'
+"""
+
+COLUMNS = """
+SELECT a.attname AS name, a.attgenerated::text = 'v' AS virtual,
+       format_type(b.oid, b.typmod) AS type, format_type(b.oid, -1) AS cast,
+       a.attnotnull AS not_null,
+       CASE WHEN a.attcollation <> 0
+            THEN quote_ident(cn.nspname) || '.' || quote_ident(co.collname) END AS collation,
+       bt.typlen, bt.typname AS base_name, b.typmod,
+       bt.oid IN ('regclass'::regtype, 'regproc'::regtype, 'regprocedure'::regtype, 'regoper'::regtype,
+                  'regoperator'::regtype, 'regtype'::regtype, 'regrole'::regtype, 'regnamespace'::regtype,
+                  'regconfig'::regtype, 'regdictionary'::regtype, 'regcollation'::regtype) AS oid_alias
+  FROM pg_attribute a
+  JOIN pg_type t ON t.oid = a.atttypid
+ CROSS JOIN LATERAL (
+       WITH RECURSIVE up AS (
+           SELECT t.oid, t.typtype, t.typbasetype, t.typtypmod, a.atttypmod AS typmod
+           UNION ALL
+           SELECT n.oid, n.typtype, n.typbasetype, n.typtypmod,
+                  CASE WHEN up.typmod <> -1 THEN up.typmod ELSE up.typtypmod END
+             FROM up JOIN pg_type n ON n.oid = up.typbasetype WHERE up.typtype = 'd')
+       SELECT up.oid, up.typmod FROM up WHERE up.typtype <> 'd') b
+  JOIN pg_type bt ON bt.oid = b.oid
+  LEFT JOIN pg_collation co ON co.oid = a.attcollation
+  LEFT JOIN pg_namespace cn ON cn.oid = co.collnamespace
+ WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY a.attnum
+"""
+
+PRIMARY_KEY = """
+SELECT x.attname AS name, i.indimmediate, am.amname, onsp.nspname AS operator_schema
+  FROM pg_index i
+  JOIN pg_class ic ON ic.oid = i.indexrelid JOIN pg_am am ON am.oid = ic.relam
+ CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1], i.indclass[0:i.indnkeyatts - 1])
+       WITH ORDINALITY AS k (attnum, opclass, position)
+  JOIN pg_attribute x ON x.attrelid = i.indrelid AND x.attnum = k.attnum
+  JOIN pg_opclass oc ON oc.oid = k.opclass
+  LEFT JOIN pg_amop ao ON ao.amopfamily = oc.opcfamily AND ao.amoplefttype = oc.opcintype
+        AND ao.amoprighttype = oc.opcintype AND ao.amopstrategy = 3
+  LEFT JOIN pg_operator o ON o.oid = ao.amopopr
+  LEFT JOIN pg_namespace onsp ON onsp.oid = o.oprnamespace
+ WHERE i.indrelid = %(oid)s AND i.indisprimary
+ ORDER BY k.position
+"""
+
+SIZE = """
+WITH leaf AS (
+    SELECT c.oid, c.reltuples, c.relpages, pg_relation_size(c.oid) AS bytes
+      FROM pg_class c
+     WHERE c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s) WHERE isleaf
+                     UNION ALL SELECT %(oid)s::oid) AND c.relkind = 'r')
+SELECT coalesce(sum(bytes), 0)::bigint AS bytes,
+       CASE WHEN bool_and(relpages > 0 OR bytes = 0)
+            -- As the planner does: the density of the last ANALYZE, times the pages there are now.
+            THEN coalesce(sum(CASE WHEN relpages > 0
+                                   THEN reltuples / relpages * bytes / current_setting('block_size')::int
+                                   ELSE 0 END), 0)::bigint END AS rows
+  FROM leaf
+"""
+
+RELATIONS = "SELECT relid::oid::bigint FROM pg_partition_tree(%(oid)s) UNION SELECT %(oid)s::bigint"
+
+# Everything of the source's shape that a build depends on. Names, since the batches' statements use them; the
+# capture triggers, since without them nothing is exact; the partitions, since they bring and take rows.
+FINGERPRINT = """
+SELECT md5(concat_ws('|',
+    (SELECT concat_ws(',', c.oid, c.relkind, c.relrowsecurity, n.nspname, c.relname)
+       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s),
+    (SELECT string_agg(concat_ws(',', attnum, quote_ident(attname), atttypid, atttypmod, attcollation), ';'
+                       ORDER BY attnum)
+       FROM pg_attribute WHERE attrelid = %(oid)s AND attname = ANY (%(columns)s) AND NOT attisdropped),
+    (SELECT concat_ws(',', indexrelid, indkey, indclass, indisvalid, indimmediate)
+       FROM pg_index WHERE indrelid = %(oid)s AND indisprimary),
+    (SELECT string_agg(concat_ws(',', tgname, tgfoid, tgenabled, tgtype), ';' ORDER BY tgname)
+       FROM pg_trigger WHERE tgrelid = %(oid)s AND tgname = ANY (%(triggers)s)),
+    (SELECT string_agg(relid::oid::text, ',' ORDER BY relid::oid) FROM pg_partition_tree(%(oid)s))
+)) AS fingerprint
+"""
+
+
+def check_server(connection: Connection) -> None:
+    """Raise InvalidInput where the server is older than PostgreSQL 15 (NULLS NOT DISTINCT, MERGE)."""
+    version = int(execute(connection, "SELECT current_setting('server_version_num')").scalar_one())
+    if version < OLDEST_SERVER:
+        raise InvalidInput(f"the server is PostgreSQL {version // 10000}; roir needs {OLDEST_SERVER // 10000} or newer")
+
+
+def default_schemas(connection: Connection) -> list[str]:
+    """The schemas in which the role's unqualified names are looked up, in order."""
+    return list(execute(connection, DEFAULT_SCHEMAS).scalar_one() or ["public"])
+
+
+def read_source(connection: Connection, name: QualifiedName) -> Source:
+    """Read a source by name. Raises NotFound, or InvalidInput where such a relation can't be indexed."""
+    schemas = [name.schema] if name.schema is not None else default_schemas(connection)
+    row = execute(connection, FIND_RELATION, {"name": name.name, "schemas": schemas}).first()
+    if row is None:
+        where = f"schema {quote(schemas[0])}" if name.schema else f"schemas {', '.join(map(quote, schemas))}"
+        raise NotFound(f"table {name} doesn't exist in {where}; check the name, and quote it if it has capitals")
+    full = QualifiedName(row.nspname, row.relname)
+    _refuse_relation(full, row)
+    columns = {
+        c.name: Column(
+            name=c.name,
+            type=c.type,
+            cast=c.cast,
+            collation=c.collation,
+            not_null=c.not_null,
+            virtual=c.virtual,
+            max_bytes=_max_bytes(c.typlen, c.base_name, c.typmod),
+            oid_alias=c.oid_alias,
+        )
+        for c in execute(connection, COLUMNS, {"oid": row.oid})
+    }
+    key = execute(connection, PRIMARY_KEY, {"oid": row.oid}).all()
+    if not key:
+        raise InvalidInput(
+            f"table {full} has no primary key; an index needs one to tell its rows apart. "
+            f"Add one: ALTER TABLE {full} ADD PRIMARY KEY (…)"
+        )
+    if key[0].amname != "btree":
+        raise InvalidInput(f"table {full} has a primary key that is no B-tree (temporal keys are not supported)")
+    size = execute(connection, SIZE, {"oid": row.oid}).one()
+    return Source(
+        oid=row.oid,
+        name=full,
+        partitioned=row.kind == "p",
+        columns=columns,
+        primary_key=tuple(k.name for k in key),
+        pk_deferrable=not key[0].indimmediate,
+        operator_schemas=tuple(
+            sorted({k.operator_schema for k in key if k.operator_schema not in (None, "pg_catalog")})
+        ),
+        bytes=size.bytes,
+        rows=None if size.rows is None or size.rows < 0 else size.rows,
+        relations=tuple(execute(connection, RELATIONS, {"oid": row.oid}).scalars()),
+    )
+
+
+def name_of(connection: Connection, oid: int) -> QualifiedName:
+    """The present name of a relation. Raises NotFound where it was dropped."""
+    row = execute(
+        connection,
+        "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE c.oid = %(oid)s",
+        {"oid": oid},
+    ).first()
+    if row is None:
+        raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes too: roir drop INDEX")
+    return QualifiedName(row.nspname, row.relname)
+
+
+def _refuse_relation(name: QualifiedName, row: object) -> None:
+    kind = getattr(row, "kind", "")
+    if kind not in ("r", "p"):
+        what = _RELATION_KINDS.get(kind, "no table")
+        raise InvalidInput(f"{name} is {what}; an index needs an ordinary or partitioned table")
+    if name.schema in ("pg_catalog", "information_schema", "roir", "roir_data") or (name.schema or "").startswith(
+        "pg_toast"
+    ):
+        raise InvalidInput(f"{name} is a system table; it can't be indexed")
+    if getattr(row, "persistence", "p") != "p":
+        raise InvalidInput(
+            f"table {name} is temporary or unlogged; a crash would empty it behind the index's back. "
+            f"Use ALTER TABLE {name} SET LOGGED"
+        )
+    if kind == "r" and getattr(row, "relhassubclass", False):
+        raise InvalidInput(f"table {name} has inheritance children, whose rows no trigger of it sees")
+    if getattr(row, "relrowsecurity", False):
+        raise InvalidInput(
+            f"table {name} has row-level security; the index's view would show rows that the policies hide"
+        )
+    if not getattr(row, "owned", False):
+        raise InvalidInput(
+            f"table {name} belongs to {getattr(row, 'owner', '?')}; only its owner can have its writes captured. "
+            f"Connect as a member of that role"
+        )
+
+
+def _max_bytes(typlen: int, base_name: str, typmod: int) -> int | None:
+    if typlen > 0:
+        return typlen
+    if typmod < 0:
+        return None
+    if base_name in ("varchar", "bpchar"):
+        return (typmod - 4) * 4 + 4  # UTF-8 takes up to four bytes a character
+    if base_name == "numeric":
+        return (((typmod - 4) >> 16) & 0xFFFF) // 2 + 12
+    if base_name in ("bit", "varbit"):
+        return typmod // 8 + 9
+    return None
+
+
+def check_definition(connection: Connection, source: Source, definition: IndexDefinition) -> None:
+    """Raise NotFound or InvalidInput where the definition doesn't fit the source. Changes nothing."""
+    index = definition.name
+    for column in (*definition.key, *definition.include):
+        if column not in source.columns:
+            near = ", ".join(map(quote, source.columns))
+            raise NotFound(f"index {index}: table {source.sql} has no column {quote(column)}; it has {near}")
+        if source.columns[column].virtual:
+            raise InvalidInput(
+                f"index {index}: column {quote(column)} is a virtual generated column, which triggers can't "
+                "see; make it STORED"
+            )
+    for column in definition.include:
+        if column in source.primary_key:
+            raise InvalidInput(
+                f"index {index}: column {quote(column)} belongs to the primary key, which every entry has; "
+                "don't include it"
+            )
+    identity = identity_columns(source, definition)
+    if len(identity) > MAX_KEY_COLUMNS:
+        raise InvalidInput(
+            f"index {index}: key and primary key together have {len(identity)} columns; "
+            f"PostgreSQL allows {MAX_KEY_COLUMNS}"
+        )
+    for column in definition.key:
+        try:
+            with connection.begin_nested():
+                execute(connection, f"SELECT 1 FROM {source.sql} ORDER BY {quote(column)} LIMIT 0")
+        except DBAPIError as error:
+            if sqlstate(error) == "42501":
+                raise InvalidInput(f"index {index}: no right to read {source.sql}") from error
+            if sqlstate(error) != "42883":
+                raise
+            raise InvalidInput(
+                f"index {index}: key column {quote(column)} is of type {source.columns[column].type}, which has "
+                "no B-tree order. Choose another column, or include it instead"
+            ) from error
+
+
+def identity_columns(source: Source, definition: IndexDefinition) -> tuple[str, ...]:
+    """The columns `(key, pk)` that identify an entry, each once: the key's first."""
+    return (*definition.key, *(c for c in source.primary_key if c not in definition.key))
+
+
+def fingerprint(connection: Connection, source_oid: int, columns: list[str]) -> str:
+    """A digest of all of the source's shape that a build depends on, the capture triggers included."""
+    return str(
+        execute(
+            connection,
+            FINGERPRINT,
+            {"oid": source_oid, "columns": columns, "triggers": [TRIGGER, TRUNCATE_TRIGGER]},
+        ).scalar_one()
+    )

@@ -1,0 +1,286 @@
+"""The control tables' one door: finds operations, moves them along their transitions, keeps their clock and events."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import QualifiedName, parse_name, quote
+from airflow_roir.engine import tables
+from airflow_roir.engine.database import Database, execute, sqlstate
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationRunning
+from airflow_roir.operation import TRANSITIONS, Status, Verb
+
+OperationRow = Row[Any]
+
+# A run writes its heartbeat every few seconds; after this long without one it is taken for dead.
+HEARTBEAT_FRESH_S = 30
+LIVE = (Status.RUNNING, Status.PAUSED, Status.FAILED)
+
+
+def default_actor() -> str:
+    """`user@host`, for events; the process may have no user name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
+    """The row of a live index by its name; a name without schema must be unambiguous. Raises NotFound."""
+    index = tables.index
+    query = select(index).where(index.c.name == name.name, index.c.dropped_at.is_(None))
+    if name.schema is not None:
+        query = query.where(index.c.schema_name == name.schema)
+    found = connection.execute(query).all()
+    if not found:
+        raise NotFound(f"there is no index {name}; `roir status` lists those there are")
+    if len(found) > 1:
+        schemas = ", ".join(quote(row.schema_name) for row in found)
+        raise InvalidInput(f"index {name} is ambiguous: it exists in {schemas}; name the schema too")
+    return found[0]
+
+
+def index_name(row: Row[Any]) -> QualifiedName:
+    """The index's full name."""
+    return QualifiedName(row.schema_name, row.name)
+
+
+def newest_operation(connection: Connection, index_id: int) -> OperationRow | None:
+    """The latest operation of an index, live or ended."""
+    operation = tables.operation
+    return connection.execute(
+        select(operation).where(operation.c.index_id == index_id).order_by(operation.c.id.desc()).limit(1)
+    ).first()
+
+
+def read_operation(connection: Connection, operation_id: int) -> OperationRow:
+    """One operation by id. Raises NotFound."""
+    row = connection.execute(select(tables.operation).where(tables.operation.c.id == operation_id)).first()
+    if row is None:
+        raise NotFound(f"there is no operation {operation_id}")
+    return row
+
+
+def find_operation(database: Database, index: str) -> OperationRow:
+    """The latest operation of the index of that name. Raises NotFound."""
+    with database.transaction() as connection:
+        check_schema(connection)
+        return live_or_last(connection, parse_name(index, "index"))
+
+
+def live_or_last(connection: Connection, name: QualifiedName) -> OperationRow:
+    """As `find_operation`, inside a transaction."""
+    row = newest_operation(connection, find_index(connection, name).id)
+    if row is None:
+        raise NotFound(f"index {name} has no operation yet")
+    return row
+
+
+def record_event(
+    connection: Connection,
+    index_id: int,
+    operation_id: int | None,
+    actor: str,
+    action: str,
+    detail: str | None = None,
+) -> None:
+    """Write down who did what, when and why; in the transaction that does it."""
+    connection.execute(
+        insert(tables.event).values(
+            index_id=index_id, operation_id=operation_id, actor=actor, action=action, detail=detail
+        )
+    )
+
+
+def move(
+    connection: Connection,
+    row: OperationRow,
+    verb: Verb,
+    *,
+    epoch: int | None = None,
+    **values: Any,
+) -> None:
+    """Take an operation along one arrow: one UPDATE that names the states it expects (I8).
+
+    epoch: the run that must still hold the operation. Raises Fenced or IllegalTransition where no row matched.
+    """
+    operation = tables.operation
+    arrows = [arrow for arrow in TRANSITIONS if arrow.verb == verb]
+    # An arrow's target differs by phase only for ADVANCE, which starts from the phase that the caller worked in.
+    arrows = [arrow for arrow in arrows if arrow.phase == row.phase]
+    if not arrows:
+        raise IllegalTransition(f"operation {row.id} is in phase {row.phase}, where it can't {verb.value}")
+    arrow = arrows[0]
+    statement = (
+        update(operation)
+        .where(
+            operation.c.id == row.id,
+            operation.c.status.in_([a.status.value for a in arrows]),
+            operation.c.phase == arrow.phase.value,
+        )
+        .values(status=arrow.to_status.value, phase=arrow.to_phase.value, **values)
+    )
+    if epoch is not None:
+        statement = statement.where(operation.c.epoch == epoch)
+    if connection.execute(statement).rowcount == 1:
+        return
+    now = read_operation(connection, row.id)
+    if epoch is not None and now.epoch != epoch:
+        raise Fenced(
+            f"operation {row.id} is driven by a newer run now ({now.owner}); this one stops and changed nothing"
+        )
+    raise IllegalTransition(
+        f"operation {row.id} is {now.status} in phase {now.phase}; it can't {verb.value} from there"
+    )
+
+
+TICK = """
+UPDATE roir.operation
+   SET phase_seconds = jsonb_set(phase_seconds, ARRAY[phase], to_jsonb(round((
+           coalesce((phase_seconds ->> phase)::numeric, 0)
+           + least(extract(epoch FROM clock_timestamp() - ticked_at), %(longest)s))::numeric, 3))),
+       ticked_at = clock_timestamp(), heartbeat_at = clock_timestamp()
+ WHERE id = %(operation)s AND epoch = %(epoch)s AND status = 'running' AND ticked_at IS NOT NULL
+RETURNING id
+"""
+
+
+def tick(connection: Connection, operation_id: int, epoch: int) -> bool:
+    """Count the time since the last tick to the phase, and beat the run's heart. False where the run is over.
+
+    A gap longer than a fresh heartbeat (a machine that slept, a clock that jumped) counts as that at most.
+    """
+    values = {"operation": operation_id, "epoch": epoch, "longest": HEARTBEAT_FRESH_S}
+    return execute(connection, TICK, values).first() is not None
+
+
+def start_clock(connection: Connection, operation_id: int, epoch: int) -> None:
+    """Begin to count time: work starts now (Spark is up)."""
+    execute(
+        connection,
+        "UPDATE roir.operation SET ticked_at = clock_timestamp(), heartbeat_at = clock_timestamp() "
+        "WHERE id = %(operation)s AND epoch = %(epoch)s",
+        {"operation": operation_id, "epoch": epoch},
+    )
+
+
+def heart_beats(row: OperationRow, connection: Connection) -> bool:
+    """True while the run that drives the operation has given a sign of life lately, by the server's clock."""
+    if row.heartbeat_at is None or row.status != Status.RUNNING:
+        return False
+    age = connection.execute(select(func.extract("epoch", func.clock_timestamp() - row.heartbeat_at))).scalar_one()
+    return float(age) < HEARTBEAT_FRESH_S
+
+
+def pause(database: Database, index: str, actor: str, reason: str = "") -> OperationRow:
+    """Pause the running operation of an index; a no-op where it is paused already.
+
+    Takes effect at once in the control tables and within one batch in the workers, which commit the batch that
+    they are in. Raises NotFound, IllegalTransition (nothing is running).
+    """
+    with database.transaction() as connection:
+        check_schema(connection)
+        row = live_or_last(connection, parse_name(index, "index"))
+        if row.status == Status.PAUSED:
+            return row
+        if row.status != Status.RUNNING:
+            raise IllegalTransition(f"index {index} has no running operation to pause: its last one is {row.status}")
+        pause_operation(connection, row, actor, reason or "on request")
+        return read_operation(connection, row.id)
+
+
+def pause_operation(
+    connection: Connection, row: OperationRow, actor: str, reason: str, epoch: int | None = None
+) -> None:
+    """Pause an operation in the caller's transaction; `epoch` where a run pauses its own."""
+    # The time up to the request is work too; workers still finish their batch, which then counts for nothing.
+    tick(connection, row.id, row.epoch)
+    move(
+        connection,
+        row,
+        Verb.PAUSE,
+        epoch=epoch,
+        paused_at=func.clock_timestamp(),
+        paused_by=actor,
+        pause_reason=reason,
+        ticked_at=None,
+    )
+    record_event(connection, row.index_id, row.id, actor, "pause", reason)
+
+
+def fail(connection: Connection, row: OperationRow, actor: str, error: str, epoch: int) -> None:
+    """Mark an operation failed: going on would be wrong. It can only be aborted."""
+    move(connection, row, Verb.FAIL, epoch=epoch, error=error, heartbeat_at=None, ticked_at=None)
+    record_event(connection, row.index_id, row.id, actor, "fail", error)
+
+
+def set_options(
+    database: Database,
+    index: str,
+    actor: str,
+    parallelism: int | None = None,
+    batch_rows: int | None = None,
+) -> OperationRow:
+    """Change a live operation's parallelism or batch rows; workers follow at their next batch boundary.
+
+    Raises InvalidInput for a bad value (the old one stays), NotFound, IllegalTransition where nothing is live.
+    """
+    with database.transaction() as connection:
+        check_schema(connection)
+        row = live_or_last(connection, parse_name(index, "index"))
+        if row.status not in (Status.RUNNING, Status.PAUSED):
+            raise IllegalTransition(f"index {index} has no operation to change: its last one is {row.status}")
+        change_options(connection, row, actor, parallelism, batch_rows)
+        return read_operation(connection, row.id)
+
+
+def change_options(
+    connection: Connection,
+    row: OperationRow,
+    actor: str,
+    parallelism: int | None,
+    batch_rows: int | None,
+) -> None:
+    """As `set_options`, inside a transaction. Writes an event for each value that really changes."""
+    from airflow_roir.definition import BuildOptions
+
+    wanted = {"parallelism": parallelism, "batch_rows": batch_rows}
+    changes = {name: value for name, value in wanted.items() if value is not None and value != getattr(row, name)}
+    if not changes:
+        return
+    BuildOptions(**changes)  # type: ignore[arg-type]  # validates; raises before anything is written
+    connection.execute(update(tables.operation).where(tables.operation.c.id == row.id).values(**changes))
+    for name, value in changes.items():
+        record_event(connection, row.index_id, row.id, actor, f"change {name}", f"{getattr(row, name)} → {value}")
+
+
+def running_elsewhere(row: OperationRow, index: str) -> OperationRunning:
+    """The error that names the run which drives the operation."""
+    return OperationRunning(
+        f"index {index}: operation {row.id} is being driven by {row.owner}; wait for it, pause it "
+        f"(roir pause {index}), or take over (--take-over)"
+    )
+
+
+def events(database: Database, index: str) -> Sequence[Row[Any]]:
+    """All events of an index, oldest first."""
+    with database.transaction() as connection:
+        check_schema(connection)
+        row = find_index(connection, parse_name(index, "index"))
+        return connection.execute(
+            select(tables.event).where(tables.event.c.index_id == row.id).order_by(tables.event.c.id)
+        ).all()
+
+
+def is_missing_relation(error: DBAPIError) -> bool:
+    """True where a statement named a relation or schema that isn't there."""
+    return sqlstate(error) in ("42P01", "3F000")

@@ -1,0 +1,249 @@
+"""The one place that opens connections, takes drain locks and retries."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psycopg2
+from psycopg2 import errors as pg_errors
+from sqlalchemy import Connection, CursorResult, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from airflow_roir.errors import LockNotAcquired
+
+T = TypeVar("T")
+
+# Text output of a value must mean the same value whenever and wherever it is read back (DESIGN section 6), and
+# no name may be found through a schema that somebody else can write to.
+SESSION_SETTINGS = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "xmloption": "content",
+    "lc_monetary": "C",
+    "search_path": "pg_catalog, pg_temp",
+    # A worker that hangs between two statements must not hold a snapshot for longer than this (I7).
+    "idle_in_transaction_session_timeout": "60s",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    # Row-level security must raise rather than hide rows from a build.
+    "row_security": "off",
+}
+
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+
+
+class Database:
+    """A PostgreSQL database, by DSN (`postgresql://…` or `host=… dbname=…`).
+
+    Every connection is a session of its own with pinned settings; none is kept after use, so that a paused
+    operation holds none. A pooler in front must be in session mode. The DSN never appears in `repr`.
+    """
+
+    def __init__(self, dsn: str, application_name: str = "roir") -> None:
+        self.dsn = dsn
+        self.application_name = application_name
+        self._engine: Engine = create_engine(
+            "postgresql+psycopg2://", creator=self._open, poolclass=NullPool, use_native_hstore=False
+        )
+        event.listen(self._engine, "connect", _pin_settings)
+
+    def __repr__(self) -> str:
+        return f"Database(application_name={self.application_name!r})"
+
+    def __reduce__(self) -> tuple[type[Database], tuple[str, str]]:
+        return (Database, (self.dsn, self.application_name))
+
+    def _open(self) -> Any:
+        # TCP keepalives: a worker whose server vanished behind a dropped route must notice within a minute.
+        return psycopg2.connect(
+            self.dsn,
+            application_name=self.application_name[:63],
+            connect_timeout=10,
+            keepalives_idle=20,
+            keepalives_interval=10,
+            keepalives_count=4,
+        )
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        """A session; the caller begins and ends its transactions."""
+        with self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A session for one transaction, committed at the end of the block, rolled back on an error."""
+        with self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def autocommit(self) -> Iterator[Connection]:
+        """A session outside any transaction block, for VACUUM."""
+        with self._engine.connect() as connection:
+            yield connection.execution_options(isolation_level="AUTOCOMMIT")
+
+
+def _pin_settings(dbapi_connection: Any, _record: Any) -> None:
+    with dbapi_connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT " + ", ".join(["pg_catalog.set_config(%s, %s, false)"] * len(SESSION_SETTINGS)),
+            [part for setting in SESSION_SETTINGS.items() for part in setting],
+        )
+    dbapi_connection.commit()
+
+
+def execute(connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> CursorResult[Any]:
+    """Send one statement; `values` are bound as `%(name)s`.
+
+    A `%` inside a quoted identifier is only that: psycopg2 would take it for a placeholder as soon as a value is
+    bound.
+    """
+    if not values:
+        return connection.exec_driver_sql(sql)
+    return connection.exec_driver_sql(_QUOTED.sub(lambda quoted: quoted[0].replace("%", "%%"), sql), dict(values))
+
+
+def sqlstate(error: DBAPIError) -> str:
+    """The SQLSTATE of a database error, '' where the connection failed before there was one."""
+    return getattr(error.orig, "pgcode", None) or ""
+
+
+def is_transient(error: DBAPIError) -> bool:
+    """True where the same transaction may succeed when it is simply tried again.
+
+    Lost connections, a server that starts or stops, serialization failures, deadlocks and lock time-outs.
+    """
+    state = sqlstate(error)
+    if error.connection_invalidated or state[:2] in ("08", "40"):
+        return True
+    if state in ("55P03", "57P01", "57P02", "57P03", "53300"):
+        return True
+    # Without an SQLSTATE the server didn't answer at all.
+    return state == "" and isinstance(error.orig, psycopg2.OperationalError | psycopg2.InterfaceError)
+
+
+def retry(work: Callable[[], T], attempts: int = 5, first_wait_s: float = 0.2) -> T:
+    """Run `work`, one whole transaction, again after a transient error, with jittered exponential back-off.
+
+    Safe only for work that is idempotent or compare-and-set, since a commit's answer can be lost.
+    """
+    for attempt in range(1, attempts + 1):
+        try:
+            return work()
+        except DBAPIError as error:
+            if attempt == attempts or not is_transient(error):
+                raise
+        time.sleep(first_wait_s * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
+    raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """A session or prepared transaction that holds a lock that a drain must wait for."""
+
+    pid: int | None
+    who: str
+    transaction_age_s: int
+    activity: str
+
+    def __str__(self) -> str:
+        name = f"pid {self.pid}" if self.pid is not None else "prepared transaction"
+        return f"{name} ({self.who}, transaction open for {self.transaction_age_s} s, {self.activity})"
+
+
+BLOCKERS = """
+SELECT DISTINCT l.pid,
+       coalesce(nullif(a.application_name, ''), a.usename::text, p.gid) AS who,
+       coalesce(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)), 0)::int AS age,
+       coalesce(a.state, 'prepared') AS activity
+  FROM pg_locks l
+  LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+  LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND l.virtualtransaction LIKE '%%/' || p.transaction::text
+ WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND l.relation = ANY (%(relations)s)
+   AND l.mode = ANY (%(modes)s)
+ ORDER BY age DESC
+"""
+DRAIN_CONFLICTS = [
+    "RowExclusiveLock",
+    "ShareUpdateExclusiveLock",
+    "ShareLock",
+    "ShareRowExclusiveLock",
+    "ExclusiveLock",
+    "AccessExclusiveLock",
+]
+
+
+def find_blockers(connection: Connection, relations: Sequence[int], any_mode: bool = False) -> list[Blocker]:
+    """Who holds locks on these relations (oids) that conflict with a drain, longest transaction first.
+
+    any_mode: count readers too, for the rare ACCESS EXCLUSIVE lock.
+    """
+    modes = [*DRAIN_CONFLICTS, "AccessShareLock", "RowShareLock"] if any_mode else DRAIN_CONFLICTS
+    rows = execute(connection, BLOCKERS, {"relations": list(relations), "modes": modes})
+    return [Blocker(row.pid, row.who or "unknown", row.age, row.activity) for row in rows]
+
+
+class Drain:
+    """The drain lock of one source: waits for the writers in flight, for a bounded time (DESIGN section 3, I6).
+
+    sql: the source's quoted name; relations: the oids to look for blockers on (the source and its leaves).
+    """
+
+    def __init__(
+        self, database: Database, sql: str, relations: Sequence[int], timeout_ms: int, patience_s: float
+    ) -> None:
+        self.database = database
+        self.sql = sql
+        self.relations = relations
+        self.timeout_ms = timeout_ms
+        self.patience_s = patience_s
+
+    def run(
+        self,
+        body: Callable[[Connection, Callable[[], None]], T],
+        report: Callable[[str], None],
+        any_mode: bool = False,
+    ) -> T:
+        """Run `body(connection, lock)` in one transaction; it calls `lock()` when all that needs no lock is done.
+
+        A lock time-out anywhere in the body rolls it back, tells `report` who blocks, and tries again with
+        back-off until the patience ends; then raises LockNotAcquired. Nothing of a failed attempt stays.
+        any_mode: the body takes an ACCESS EXCLUSIVE lock, so readers block it too.
+        """
+        deadline = time.monotonic() + self.patience_s
+        wait_s = 0.05
+        while True:
+            try:
+                with self.database.transaction() as connection:
+                    return body(connection, lambda c=connection: self._lock(c))  # type: ignore[misc]
+            except DBAPIError as error:
+                if not isinstance(error.orig, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected):
+                    raise
+            with self.database.transaction() as connection:
+                blockers = find_blockers(connection, self.relations, any_mode)
+            named = "; ".join(map(str, blockers)) or "a lock that is gone by now"
+            report(f"waiting for a lock on {self.sql}, blocked by {named}")
+            if time.monotonic() + wait_s > deadline:
+                raise LockNotAcquired(
+                    f"no lock on {self.sql} within {self.patience_s:g} s, blocked by {named}. "
+                    "End that transaction, or try again later"
+                )
+            time.sleep(wait_s * random.uniform(0.5, 1.0))
+            # Two seconds between attempts leave writers alone for most of the time (PEERS: pgroll, Spirit).
+            wait_s = min(wait_s * 2, 2.0)
+
+    def _lock(self, connection: Connection) -> None:
+        execute(connection, f"SET LOCAL lock_timeout = {int(self.timeout_ms)}")
+        execute(connection, f"LOCK TABLE {self.sql} IN SHARE ROW EXCLUSIVE MODE")

@@ -1,0 +1,133 @@
+"""What an entry looks like: which columns of the source it holds, under which physical names, and how it compares.
+
+Physical columns are named by position (`c1`, `c2`, …): no name of the user's ever meets a name of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import IndexDefinition, quote
+from airflow_roir.engine.catalog import Source, identity_columns
+from airflow_roir.engine.database import execute
+
+# Room that covered columns may take in a B-tree tuple of about 2,700 bytes; the rest is the key's.
+COVERED_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class EntryColumn:
+    """One column of an entry. equals: the operator of its own B-tree operator class, '' where it is only included."""
+
+    source: str
+    type: str
+    cast: str
+    collation: str | None
+    primary_key: bool
+    covered: bool
+    oid_alias: bool
+    equals: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The shape of a generation's entries: first `identity` columns are `(key, pk)`, the first `key` the key."""
+
+    columns: tuple[EntryColumn, ...]
+    key: int
+    identity: int
+    partition: int
+
+    @classmethod
+    def of(cls, source: Source, definition: IndexDefinition, covering: str, partition: int) -> Entry:
+        """Derive the shape from source and definition; `partition`: how many columns the segments are cut by."""
+        identity = identity_columns(source, definition)
+        room = COVERED_BYTES
+        columns = []
+        for position, name in enumerate((*identity, *definition.include)):
+            column = source.columns[name]
+            covered = False
+            if position >= len(identity):
+                fits = column.max_bytes is not None and column.max_bytes <= room
+                covered = covering == "all" or (covering == "auto" and fits)
+                room -= (column.max_bytes or 0) if covered else 0
+            columns.append(
+                EntryColumn(
+                    source=name,
+                    type=column.type,
+                    cast=column.cast,
+                    collation=column.collation,
+                    primary_key=name in source.primary_key,
+                    covered=covered,
+                    oid_alias=column.oid_alias,
+                )
+            )
+        return cls(tuple(columns), len(definition.key), len(identity), partition)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Entry:
+        """Read what `as_json` wrote."""
+        return cls(
+            tuple(EntryColumn(**column) for column in value["columns"]),
+            value["key"],
+            value["identity"],
+            value["partition"],
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For `generation.entry`."""
+        return asdict(self)
+
+    def physical(self, columns: Sequence[int] | None = None, prefix: str = "") -> list[str]:
+        """Physical names of the columns at these positions (all by default)."""
+        return [f"{prefix}c{i + 1}" for i in (range(len(self.columns)) if columns is None else columns)]
+
+    @property
+    def identity_positions(self) -> range:
+        """Positions of `(key, pk)`."""
+        return range(self.identity)
+
+    @property
+    def included_positions(self) -> range:
+        """Positions of the included columns."""
+        return range(self.identity, len(self.columns))
+
+    def source_columns(self, alias: str) -> list[str]:
+        """The source's columns in entry order, as `alias."name"`."""
+        return [f"{alias}.{quote(column.source)}" for column in self.columns]
+
+    def equal(self, left: str, right: str, nulls: bool = True) -> str:
+        """SQL that two rows have the same identity, by the columns' own equality.
+
+        left, right: `alias.` prefixes of two relations with physical columns. nulls: NULL keys equal each other.
+        """
+        terms = []
+        for i in self.identity_positions:
+            a, b = f"{left}c{i + 1}", f"{right}c{i + 1}"
+            same = f"{a} {self.columns[i].equals} {b}"
+            may_be_null = nulls and not self.columns[i].primary_key
+            terms.append(f"({same} OR {a} IS NULL AND {b} IS NULL)" if may_be_null else same)
+        return " AND ".join(terms)
+
+
+EQUALITY = """
+SELECT 'OPERATOR(' || quote_ident(n.nspname) || '.' || o.oprname || ')' AS equals
+  FROM pg_index i
+ CROSS JOIN LATERAL unnest(i.indclass) WITH ORDINALITY AS k (opclass, position)
+  JOIN pg_opclass oc ON oc.oid = k.opclass
+  JOIN pg_amop ao ON ao.amopfamily = oc.opcfamily AND ao.amoplefttype = oc.opcintype
+       AND ao.amoprighttype = oc.opcintype AND ao.amopstrategy = 3
+  JOIN pg_operator o ON o.oid = ao.amopopr
+  JOIN pg_namespace n ON n.oid = o.oprnamespace
+ WHERE i.indexrelid = %(index)s::regclass
+ ORDER BY k.position
+"""
+
+
+def equality_operators(connection: Connection, index: str) -> list[str]:
+    """The equality operators of an index's operator classes, schema-qualified, in column order."""
+    return list(execute(connection, EQUALITY, {"index": index}).scalars())

@@ -1,0 +1,154 @@
+"""The physical tables of a generation: the base with its segments, and the delta. Named by id, never by user text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.entry import Entry, equality_operators
+from airflow_roir.engine.plan import Bound, Plan
+from airflow_roir.engine.tables import DATA_SCHEMA
+from airflow_roir.entry_state import EntryState
+
+DEFAULT_SEGMENT = 0
+
+
+def base(generation_id: int) -> str:
+    """The partitioned table of a generation's entries."""
+    return f"{DATA_SCHEMA}.g{generation_id}"
+
+
+def base_key(generation_id: int) -> str:
+    """The unique index of the base on `(key, pk)`; valid once every segment's index is attached."""
+    return f"{DATA_SCHEMA}.g{generation_id}_key"
+
+
+def segment(generation_id: int, ordinal: int) -> str:
+    """One partition of the base; ordinal 0 is the default one, where NULL keys live."""
+    return f"{DATA_SCHEMA}.g{generation_id}_s{ordinal:03d}"
+
+
+def segment_key(generation_id: int, ordinal: int) -> str:
+    """The unique index of one segment."""
+    return f"{segment(generation_id, ordinal)}_key"
+
+
+def delta(generation_id: int) -> str:
+    """The entries that DML wrote while the generation was being built."""
+    return f"{DATA_SCHEMA}.g{generation_id}_delta"
+
+
+def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan) -> Entry:
+    """Create base, segments and delta; returns the entry with its equality operators filled in.
+
+    They are read off the delta's own index, so that the server alone decides which operator class a type has.
+    """
+    columns = [
+        f"c{i + 1} {column.type}" + (f" COLLATE {column.collation}" if column.collation else "")
+        for i, column in enumerate(entry.columns)
+    ]
+    table = base(generation_id)
+    partition_by = ", ".join(entry.physical(range(entry.partition)))
+    execute(connection, f"CREATE TABLE {table} ({', '.join(columns)}) PARTITION BY RANGE ({partition_by})")
+    for ordinal, (lower, upper) in enumerate(segment_bounds(plan), start=1):
+        values: dict[str, str] = {}
+        low = _bound_list(lower, "MINVALUE", entry.partition, "l", values)
+        high = _bound_list(upper, "MAXVALUE", entry.partition, "u", values)
+        execute(
+            connection,
+            f"CREATE TABLE {segment(generation_id, ordinal)} PARTITION OF {table} "
+            f"FOR VALUES FROM ({low}) TO ({high}) WITH (autovacuum_enabled = false)",
+            values,
+        )
+    execute(
+        connection,
+        f"CREATE TABLE {segment(generation_id, DEFAULT_SEGMENT)} PARTITION OF {table} DEFAULT "
+        "WITH (autovacuum_enabled = false)",
+    )
+    execute(
+        connection,
+        f"CREATE UNIQUE INDEX {_index_name(base_key(generation_id))} ON ONLY {table} {_key_clause(entry)}",
+    )
+    states = ", ".join(f"'{state.value}'" for state in EntryState)
+    execute(
+        connection,
+        f"CREATE TABLE {delta(generation_id)} ({', '.join(columns)}, state text NOT NULL CHECK (state IN ({states})))",
+    )
+    identity = ", ".join(entry.physical(entry.identity_positions))
+    execute(
+        connection,
+        f"CREATE UNIQUE INDEX g{generation_id}_delta_key ON {delta(generation_id)} ({identity}) NULLS NOT DISTINCT",
+    )
+    operators = equality_operators(connection, f"{delta(generation_id)}_key")
+    return replace(
+        entry,
+        columns=tuple(
+            replace(column, equals=operators[i]) if i < entry.identity else column
+            for i, column in enumerate(entry.columns)
+        ),
+    )
+
+
+def segment_bounds(plan: Plan) -> list[tuple[Bound | None, Bound | None]]:
+    """Half-open bounds of the segments 1, 2, …; None is unbounded."""
+    edges: list[Bound | None] = [None, *plan.segment_bounds, None]
+    return list(pairwise(edges))
+
+
+def seal_segment(connection: Connection, generation_id: int, ordinal: int, entry: Entry) -> None:
+    """Build one segment's unique index and attach it, in the caller's transaction (DESIGN section 3, seal)."""
+    name = segment(generation_id, ordinal)
+    execute(
+        connection,
+        f"CREATE UNIQUE INDEX {_index_name(segment_key(generation_id, ordinal))} ON {name} {_key_clause(entry)}",
+    )
+    execute(
+        connection,
+        f"ALTER INDEX {base_key(generation_id)} ATTACH PARTITION {segment_key(generation_id, ordinal)}",
+    )
+    execute(connection, f"ALTER TABLE {name} RESET (autovacuum_enabled)")
+
+
+def is_sealed(connection: Connection, generation_id: int) -> bool:
+    """True once the base's unique index is valid, which it becomes with the last attached segment."""
+    return bool(
+        execute(
+            connection,
+            "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%(name)s)",
+            {"name": base_key(generation_id)},
+        ).scalar()
+    )
+
+
+def drop(connection: Connection, generation_id: int) -> None:
+    """Drop base and delta. The capture function must not know them any more."""
+    execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
+
+
+def view_sql(name: str, generation_id: int, entry: Entry, replace_view: bool) -> str:
+    """The statement that makes readers' view show a generation."""
+    columns = ", ".join(f"c{i + 1} AS {quote(column.source)}" for i, column in enumerate(entry.columns))
+    verb = "CREATE OR REPLACE VIEW" if replace_view else "CREATE VIEW"
+    return f"{verb} {name} AS SELECT {columns} FROM {base(generation_id)}"
+
+
+def _key_clause(entry: Entry) -> str:
+    covered = [f"c{i + 1}" for i in entry.included_positions if entry.columns[i].covered]
+    include = f" INCLUDE ({', '.join(covered)})" if covered else ""
+    return f"({', '.join(entry.physical(entry.identity_positions))}){include} NULLS NOT DISTINCT"
+
+
+def _index_name(qualified: str) -> str:
+    return qualified.split(".", 1)[1]
+
+
+def _bound_list(bound: Bound | None, unbounded: str, width: int, prefix: str, values: dict[str, str]) -> str:
+    if bound is None:
+        return ", ".join([unbounded] * width)
+    for i, value in enumerate(bound):
+        values[f"{prefix}{i}"] = value
+    return ", ".join(f"%({prefix}{i})s" for i in range(len(bound)))

@@ -1,0 +1,280 @@
+"""Prepare: one transaction that makes the generation's tables, captures the source's writes and writes the plan.
+
+DESIGN section 3, phase 1. Everything that needs no lock is done before the drain lock is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, update
+
+from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
+from airflow_roir.engine import capture, catalog, control, tables
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.database import Database, Drain, execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.plan import Bound, Plan, make_plan
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import InvalidInput, NotFound, OperationFailed
+from airflow_roir.operation import Phase, Status
+
+# The format of watermarks and bounds in the control tables; another version of the code must know it to go on.
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PreparedOperation:
+    """What `prepare` left behind. adopted: an unfinished operation of the index was found and taken instead."""
+
+    operation_id: int
+    generation_id: int
+    index: str
+    kind: str
+    adopted: bool
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Everything that prepare would do, found out without changing anything."""
+
+    index: QualifiedName
+    source: Source
+    definition: IndexDefinition
+    entry: Entry
+    plan: Plan
+    kind: str
+
+
+def rehearse(database: Database, definition: IndexDefinition, options: BuildOptions) -> Rehearsal:
+    """Validate a definition against the database and plan its ranges and segments. Changes nothing.
+
+    Raises InvalidInput or NotFound, naming the thing and the remedy.
+    """
+    with database.transaction() as connection:
+        check_schema(connection)
+        catalog.check_server(connection)
+        _check_lock_timeout(connection, options)
+        existing = _existing_index(connection, definition)
+        if existing is not None:
+            definition = _stored_definition(connection, existing, definition)
+        elif definition.source is None:
+            raise NotFound(
+                f"there is no index {definition.name} to rebuild; to create it, give the table and key columns"
+            )
+        assert definition.source is not None
+        source = catalog.read_source(connection, definition.source)
+        catalog.check_definition(connection, source, definition)
+        name = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
+        if existing is None:
+            _check_name_is_free(connection, name)
+        plan = make_plan(connection, source, definition, options)
+        entry = Entry.of(source, definition, options.covering, plan.partition)
+        return Rehearsal(name, source, definition, entry, plan, "rebuild" if existing else "create")
+
+
+def prepare(
+    database: Database,
+    definition: IndexDefinition,
+    options: BuildOptions,
+    actor: str | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> PreparedOperation:
+    """Begin an operation: a create, or a rebuild where the index exists. Idempotent.
+
+    An unfinished operation of the index is adopted as it is: `options` then change nothing but parallelism and
+    batch rows. Raises InvalidInput, NotFound, LockNotAcquired (nothing stays behind), OperationFailed where an
+    operation of the index failed and must be aborted first.
+    """
+    actor = actor or control.default_actor()
+    with database.transaction() as connection:
+        check_schema(connection)
+        adopted = _adopt(connection, definition, options, actor)
+    if adopted is not None:
+        return adopted
+    rehearsal = rehearse(database, definition, options)
+    source = rehearsal.source
+    drain = Drain(database, source.sql, source.relations, options.lock_timeout_ms, options.lock_patience_s)
+    begun = time.monotonic()
+    return drain.run(lambda connection, lock: _prepare(connection, lock, rehearsal, options, actor, begun), report)
+
+
+def _prepare(
+    connection: Connection,
+    lock: Callable[[], None],
+    rehearsal: Rehearsal,
+    options: BuildOptions,
+    actor: str,
+    begun: float,
+) -> PreparedOperation:
+    source, plan, name = rehearsal.source, rehearsal.plan, rehearsal.index
+    index_id = _index_row(connection, rehearsal)
+    generation_id = int(
+        connection.execute(
+            insert(tables.generation)
+            .values(
+                index_id=index_id,
+                status="building",
+                capture_mode=capture.CAPTURE,
+                mode_xid=_xid(connection),
+                entry=rehearsal.entry.as_json(),
+            )
+            .returning(tables.generation.c.id)
+        ).scalar_one()
+    )
+    entry = physical.create(connection, generation_id, rehearsal.entry, plan)
+    connection.execute(
+        update(tables.generation).where(tables.generation.c.id == generation_id).values(entry=entry.as_json())
+    )
+    segments: list[tuple[int, Bound | None, Bound | None]] = [(physical.DEFAULT_SEGMENT, None, None)]
+    segments += [(n, low, high) for n, (low, high) in enumerate(physical.segment_bounds(plan), start=1)]
+    connection.execute(
+        insert(tables.segment),
+        [{"generation_id": generation_id, "ordinal": n, "lower": low, "upper": high} for n, low, high in segments],
+    )
+    lock()
+    # From here to the commit writers wait: install the capture, look once more, write the operation.
+    capture.install(connection, source)
+    columns = [column.source for column in entry.columns] + list(source.primary_key)
+    operation_id = int(
+        connection.execute(
+            insert(tables.operation)
+            .values(
+                index_id=index_id,
+                generation_id=generation_id,
+                kind=rehearsal.kind,
+                status=Status.RUNNING.value,
+                phase=Phase.BUILD.value,
+                parallelism=options.parallelism,
+                batch_rows=options.batch_rows,
+                max_rows_per_second=options.max_rows_per_second,
+                options=options.as_dict(),
+                rows_estimate=plan.rows,
+                fingerprint=catalog.fingerprint(connection, source.oid, columns),
+                format_version=FORMAT_VERSION,
+                created_by=actor,
+                phase_seconds={"prepare": round(time.monotonic() - begun, 3)},
+            )
+            .returning(tables.operation.c.id)
+        ).scalar_one()
+    )
+    edges = [None, *map(list, plan.range_bounds), None]
+    connection.execute(
+        insert(tables.scan_range),
+        [
+            {"operation_id": operation_id, "ordinal": n, "lower": low, "upper": high}
+            for n, (low, high) in enumerate(pairwise(edges))
+        ],
+    )
+    control.record_event(connection, index_id, operation_id, actor, "prepare", f"{rehearsal.kind} over {source.sql}")
+    return PreparedOperation(operation_id, generation_id, str(name), rehearsal.kind, adopted=False)
+
+
+def _adopt(
+    connection: Connection, definition: IndexDefinition, options: BuildOptions, actor: str
+) -> PreparedOperation | None:
+    existing = _existing_index(connection, definition)
+    if existing is None:
+        return None
+    row = control.newest_operation(connection, existing.id)
+    if row is None or row.status not in control.LIVE:
+        return None
+    name = control.index_name(existing)
+    if row.status == Status.FAILED:
+        raise OperationFailed(
+            f"index {name}: operation {row.id} failed ({row.error}); abort it first: roir abort '{name}'"
+        )
+    _stored_definition(connection, existing, definition)
+    if control.heart_beats(row, connection):
+        raise control.running_elsewhere(row, str(name))
+    control.change_options(connection, row, actor, options.parallelism, options.batch_rows)
+    control.record_event(connection, existing.id, row.id, actor, "adopt", f"in phase {row.phase}")
+    return PreparedOperation(row.id, row.generation_id, str(name), row.kind, adopted=True)
+
+
+def _existing_index(connection: Connection, definition: IndexDefinition) -> Row[Any] | None:
+    """The live index of the definition's name. A name without schema means the source's, or the only one."""
+    name = definition.name
+    if name.schema is None and definition.source is not None:
+        source = catalog.read_source(connection, definition.source)
+        name = QualifiedName(source.name.schema, name.name)
+    try:
+        return control.find_index(connection, name)
+    except NotFound:
+        return None
+
+
+def _stored_definition(connection: Connection, existing: Row[Any], given: IndexDefinition) -> IndexDefinition:
+    """The definition of an index that exists; where one was given too, it must be the same."""
+    name = control.index_name(existing)
+    source_name = catalog.name_of(connection, existing.source_oid)
+    stored = IndexDefinition(name, source_name, tuple(existing.key_columns), tuple(existing.included_columns))
+    if given.source is not None:
+        source = catalog.read_source(connection, given.source)
+        if source.oid != existing.source_oid or (given.key, given.include) != (stored.key, stored.include):
+            keys, included = (", ".join(map(quote, c)) or "none" for c in (stored.key, stored.include))
+            raise InvalidInput(
+                f"index {name} exists with another definition: on {source_name}, key {keys}, included {included}. "
+                "A rebuild keeps it: leave out table and columns. To change it, drop the index first"
+            )
+    return stored
+
+
+def _index_row(connection: Connection, rehearsal: Rehearsal) -> int:
+    if rehearsal.kind == "rebuild":
+        return int(control.find_index(connection, rehearsal.index).id)
+    return int(
+        connection.execute(
+            insert(tables.index)
+            .values(
+                schema_name=rehearsal.index.schema,
+                name=rehearsal.index.name,
+                source_oid=rehearsal.source.oid,
+                key_columns=list(rehearsal.definition.key),
+                included_columns=list(rehearsal.definition.include),
+            )
+            .returning(tables.index.c.id)
+        ).scalar_one()
+    )
+
+
+def _check_name_is_free(connection: Connection, name: QualifiedName) -> None:
+    """The view of that name must be creatable: the schema is there, nothing has the name, and we may."""
+    row = execute(
+        connection,
+        "SELECT n.oid, has_schema_privilege(n.oid, 'CREATE') AS may, current_user AS role, "
+        "(SELECT relkind::text FROM pg_class c WHERE c.relnamespace = n.oid AND c.relname = %(name)s) AS taken, "
+        "(SELECT true FROM pg_type t WHERE t.typnamespace = n.oid AND t.typname = %(name)s) AS taken_by_type "
+        "FROM pg_namespace n WHERE n.nspname = %(schema)s",
+        {"schema": name.schema, "name": name.name},
+    ).first()
+    assert name.schema is not None
+    if row is None:
+        raise NotFound(f"index {name}: there is no schema {quote(name.schema)}; create it first")
+    if row.taken or row.taken_by_type:
+        raise InvalidInput(
+            f"index {name}: the name is taken by another relation or type in {quote(name.schema)}; choose another"
+        )
+    if not row.may:
+        raise InvalidInput(
+            f"index {name}: role {row.role} has no right to create in schema {quote(name.schema)}; "
+            f'run: GRANT CREATE ON SCHEMA {quote(name.schema)} TO "{row.role}"'
+        )
+
+
+def _check_lock_timeout(connection: Connection, options: BuildOptions) -> None:
+    deadlock = int(execute(connection, "SELECT setting FROM pg_settings WHERE name = 'deadlock_timeout'").scalar_one())
+    if options.lock_timeout_ms >= deadlock:
+        raise InvalidInput(
+            f"lock_timeout_ms is {options.lock_timeout_ms}, the server's deadlock_timeout {deadlock} ms; "
+            "choose a smaller one, so that it is always the build that gives way to writers"
+        )
+
+
+def _xid(connection: Connection) -> str:
+    return str(execute(connection, "SELECT pg_current_xact_id()::text").scalar_one())

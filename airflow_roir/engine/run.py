@@ -1,0 +1,183 @@
+"""A run: one process tree that drives an operation (an Airflow try, a CLI). Starting one fences every older worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import parse_name
+from airflow_roir.engine import catalog, control, tables
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.prepare import FORMAT_VERSION
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import Fenced, IllegalTransition, OperationFailed, SchemaVersionMismatch, SourceChanged
+from airflow_roir.operation import Status, Verb
+
+# Often enough that a run isn't taken for dead (30 s) after a few lost beats.
+HEARTBEAT_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's hold on an operation. epoch: the fencing token; a newer run has a greater one."""
+
+    operation_id: int
+    epoch: int
+    index: str
+    owner: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker must know of an operation; read once, since none of it changes while it is prepared for."""
+
+    run: Run
+    index_id: int
+    generation_id: int
+    source: Source
+    entry: Entry
+    options: dict[str, Any]
+    fingerprint: str
+
+    @property
+    def columns(self) -> list[str]:
+        """The source's columns that the fingerprint covers."""
+        return [column.source for column in self.entry.columns] + list(self.source.primary_key)
+
+
+def start_run(
+    database: Database,
+    index: str,
+    owner: str,
+    parallelism: int | None = None,
+    batch_rows: int | None = None,
+    take_over: bool = False,
+) -> Run:
+    """Take an operation up, paused or left behind by a run that died, and fence everything older, at once.
+
+    owner: names this run to others. take_over: also from a run that is alive.
+    Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
+    drive), InvalidInput (a bad option; nothing was changed), SchemaVersionMismatch (begun by other code).
+    """
+    with database.transaction() as connection:
+        check_schema(connection)
+        name = parse_name(index, "index")
+        found = control.live_or_last(connection, name)
+        row = connection.execute(
+            select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()
+        ).one()
+        if row.status == Status.FAILED:
+            raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then begin anew")
+        if row.status not in (Status.RUNNING, Status.PAUSED):
+            raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
+        if row.format_version != FORMAT_VERSION:
+            raise SchemaVersionMismatch(
+                f"operation {row.id} was begun with checkpoint format {row.format_version}, this code writes "
+                f"{FORMAT_VERSION}; finish it with the version that began it, or abort it"
+            )
+        if control.heart_beats(row, connection) and not take_over:
+            raise control.running_elsewhere(row, index)
+        control.change_options(connection, row, owner, parallelism, batch_rows)
+        control.move(
+            connection,
+            row,
+            Verb.START,
+            epoch=row.epoch,
+            owner=owner,
+            heartbeat_at=func.clock_timestamp(),
+            ticked_at=None,
+            pause_reason=None,
+            paused_by=None,
+        )
+        epoch = int(
+            connection.execute(
+                update(tables.operation)
+                .where(tables.operation.c.id == row.id)
+                .values(epoch=tables.operation.c.epoch + 1)
+                .returning(tables.operation.c.epoch)
+            ).scalar_one()
+        )
+        action = "resume" if row.status == Status.PAUSED else "start"
+        control.record_event(connection, row.index_id, row.id, owner, action, f"in phase {row.phase}")
+        full_name = connection.execute(select(tables.index).where(tables.index.c.id == row.index_id)).one()
+        return Run(row.id, epoch, str(control.index_name(full_name)), owner)
+
+
+def end_run(database: Database, run: Run) -> None:
+    """Say that this run drives the operation no more, so that the next one need not wait for its heartbeat."""
+    with database.transaction() as connection:
+        control.tick(connection, run.operation_id, run.epoch)
+        connection.execute(
+            update(tables.operation)
+            .where(tables.operation.c.id == run.operation_id, tables.operation.c.epoch == run.epoch)
+            .values(heartbeat_at=None, ticked_at=None)
+        )
+
+
+def load_job(connection: Connection, run: Run) -> Job:
+    """Read what the workers of a run need. Raises SourceChanged where the source can't be read as it was."""
+    row = control.read_operation(connection, run.operation_id)
+    generation = connection.execute(
+        select(tables.generation, tables.index.c.source_oid)
+        .join(tables.index, tables.index.c.id == tables.generation.c.index_id)
+        .where(tables.generation.c.id == row.generation_id)
+    ).one()
+    entry = Entry.from_json(generation.entry)
+    source = catalog.read_source(connection, catalog.name_of(connection, generation.source_oid))
+    job = Job(run, row.index_id, row.generation_id, source, entry, dict(row.options), row.fingerprint)
+    check_fingerprint(connection, job)
+    return job
+
+
+def check_fingerprint(connection: Connection, job: Job) -> None:
+    """Raise SourceChanged where the source's shape isn't the one that the operation was prepared for."""
+    now = catalog.fingerprint(connection, job.source.oid, job.columns)
+    if now != job.fingerprint:
+        raise SourceChanged(
+            f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "
+            "primary key, partitions, or the capture triggers); abort the operation and begin anew"
+        )
+
+
+def read_control(connection: Connection, run: Run) -> Row[Any]:
+    """The operation's row as workers look at it in every batch. Raises Fenced where a newer run holds it."""
+    row = control.read_operation(connection, run.operation_id)
+    if row.epoch != run.epoch:
+        raise Fenced(f"index {run.index}: {row.owner} drives operation {row.id} now; {run.owner} stops")
+    return row
+
+
+@contextmanager
+def heartbeat(database: Database, run: Run) -> Iterator[None]:
+    """Beat the run's heart and count its time while the block runs, from a thread of its own.
+
+    A beat that fails is not an error: the work itself will meet whatever is wrong, and a run that can't beat
+    for long may be taken over, which its epoch makes harmless.
+    """
+    with database.transaction() as connection:
+        control.start_clock(connection, run.operation_id, run.epoch)
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(HEARTBEAT_EVERY_S):
+            try:
+                with database.transaction() as connection:
+                    control.tick(connection, run.operation_id, run.epoch)
+            except DBAPIError:
+                continue
+
+    thread = threading.Thread(target=beat, name="roir-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

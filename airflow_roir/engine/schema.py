@@ -1,0 +1,100 @@
+"""The control schema's migrations: runs them, and checks that the database and this code agree on a version."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+import airflow_roir
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.errors import InvalidInput, SchemaVersionMismatch
+
+VERSION_TABLE = "schema_version"
+
+
+def migrations_folder() -> Path:
+    """Where the migrations are: inside the installed package, or beside it in a source checkout."""
+    package = Path(airflow_roir.__file__).parent
+    inside = package / "migrations"
+    return inside if inside.is_dir() else package.parent / "migrations"
+
+
+def alembic_config(connection: Connection | None = None) -> Config:
+    """Alembic's configuration, without any file; `connection` is what `env.py` works on."""
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+@functools.cache
+def head() -> str:
+    """The newest revision that this code knows."""
+    revision = ScriptDirectory.from_config(alembic_config()).get_current_head()
+    assert revision is not None, "the migrations have a head"
+    return revision
+
+
+def init(database: Database) -> str:
+    """Create or upgrade the control schema to this code's version; returns it. Safe to call again.
+
+    Raises InvalidInput where the role may not create schemas in the database, or the server is too old,
+    SchemaVersionMismatch where the schema is newer than the code.
+    """
+    from airflow_roir.engine.catalog import check_server
+
+    with database.transaction() as connection:
+        check_server(connection)
+        # Two inits at once, as two schedulers might: one waits for the other and finds nothing to do.
+        execute(connection, "SELECT pg_advisory_xact_lock(hashtext('roir.init'))")
+        present = current(connection)
+        if present is not None:
+            _check_known(present)
+        may_create = execute(
+            connection,
+            "SELECT has_database_privilege(current_database(), 'CREATE') "
+            "OR (to_regnamespace('roir') IS NOT NULL AND to_regnamespace('roir_data') IS NOT NULL) AS may, "
+            "current_user AS role, current_database() AS database",
+        ).one()
+        if not may_create.may:
+            raise InvalidInput(
+                f"role {may_create.role} has no right to create schemas in database {may_create.database}; "
+                f'have its owner run: GRANT CREATE ON DATABASE "{may_create.database}" TO "{may_create.role}"'
+            )
+        command.upgrade(alembic_config(connection), "head")
+    return head()
+
+
+def current(connection: Connection) -> str | None:
+    """The database's revision of the control schema, None where there is none."""
+    if execute(connection, f"SELECT to_regclass('roir.{VERSION_TABLE}')").scalar() is None:
+        return None
+    revision = execute(connection, f"SELECT version_num FROM roir.{VERSION_TABLE}").scalar()
+    return None if revision is None else str(revision)
+
+
+def check_schema(connection: Connection) -> None:
+    """Raise SchemaVersionMismatch where the control schema is missing, older or newer than this code."""
+    present = current(connection)
+    if present is None:
+        raise SchemaVersionMismatch("this database has no control schema yet; create it with: roir init")
+    if present == head():
+        return
+    _check_known(present)
+    raise SchemaVersionMismatch(
+        f"the control schema is at {present}, this code is at {head()}; upgrade it with: roir init"
+    )
+
+
+def _check_known(revision: str) -> None:
+    known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
+    if revision not in known:
+        raise SchemaVersionMismatch(
+            f"the control schema is at {revision}, which this code ({airflow_roir.__version__}) doesn't know: "
+            "it is newer. Upgrade airflow-provider-roir"
+        )

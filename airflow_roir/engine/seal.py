@@ -1,0 +1,169 @@
+"""Seal: each segment gets its unique index, attached to the base's, and is vacuumed (DESIGN section 3).
+
+One segment is one transaction, claimed like a range.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine import control
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.build import Stop
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import Job, Run, load_job, read_control
+from airflow_roir.errors import Fenced, InvariantViolated
+from airflow_roir.operation import Phase, Status, Verb
+
+# A sort in memory is what makes a bulk B-tree build fast; half a million entries fit into this.
+SORT_MEMORY_KB = 262_144
+
+CLAIM_SEGMENT = """
+UPDATE roir.segment
+   SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_token = claim_token + 1
+ WHERE id = (SELECT id FROM roir.segment
+              WHERE generation_id = %(generation)s AND status <> 'sealed'
+                AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s
+                     OR claim_epoch = %(epoch)s AND claim_worker = %(worker)s)
+              ORDER BY ordinal FOR UPDATE SKIP LOCKED LIMIT 1)
+RETURNING id, ordinal, status, claim_token
+"""
+
+COMMIT_SEGMENT = """
+UPDATE roir.segment s
+   SET status = %(to)s,
+       claim_epoch = CASE WHEN %(to)s = 'sealed' THEN NULL ELSE s.claim_epoch END,
+       claim_worker = CASE WHEN %(to)s = 'sealed' THEN NULL ELSE s.claim_worker END
+  FROM roir.operation o
+ WHERE s.id = %(segment)s AND s.claim_token = %(token)s AND s.claim_epoch = %(epoch)s AND s.status = %(from)s
+   AND o.id = %(operation)s AND o.epoch = %(epoch)s
+"""
+
+
+@dataclass(frozen=True)
+class SegmentClaim:
+    """A worker's hold on a segment."""
+
+    segment_id: int
+    ordinal: int
+    status: str
+    token: int
+
+
+@dataclass(frozen=True)
+class SegmentMetrics:
+    """What a worker did on one segment."""
+
+    worker: int
+    ordinal: int
+    seconds: float
+
+
+class SealWorker:
+    """One of an operation's parallel workers, in the seal phase. Each method is one transaction."""
+
+    def __init__(self, database: Database, connection: Connection, job: Job, worker: int) -> None:
+        self.database = database
+        self.connection = connection
+        self.job = job
+        self.worker = worker
+
+    def claim(self) -> SegmentClaim | Stop:
+        """Claim a segment that isn't sealed. Raises Fenced."""
+        run = self.job.run
+        with self.connection.begin():
+            row = read_control(self.connection, run)
+            if row.status != Status.RUNNING:
+                return Stop("paused")
+            if self.worker >= row.parallelism:
+                return Stop("leave")
+            found = execute(
+                self.connection,
+                CLAIM_SEGMENT,
+                {"epoch": run.epoch, "worker": self.worker, "generation": self.job.generation_id},
+            ).first()
+        if found is None:
+            return Stop("done")
+        return SegmentClaim(found.id, found.ordinal, found.status, found.claim_token)
+
+    def index(self, claim: SegmentClaim) -> SegmentClaim:
+        """Build and attach the segment's unique index. Raises Fenced, with nothing changed."""
+        with self.connection.begin():
+            self._sort_in_memory()
+            physical.seal_segment(self.connection, self.job.generation_id, claim.ordinal, self.job.entry)
+            self._commit(claim, "loading", "indexed")
+        return SegmentClaim(claim.segment_id, claim.ordinal, "indexed", claim.token)
+
+    def vacuum(self, claim: SegmentClaim) -> None:
+        """Make index-only scans work at once, and give the planner its statistics."""
+        with self.database.autocommit() as connection:
+            name = physical.segment(self.job.generation_id, claim.ordinal)
+            execute(connection, f"VACUUM (ANALYZE) {name}")
+        with self.connection.begin():
+            self._commit(claim, "indexed", "sealed")
+
+    def _sort_in_memory(self) -> None:
+        # Our own workers are the parallelism that was asked for; the server shall add none of its own.
+        execute(
+            self.connection,
+            "SELECT set_config('max_parallel_maintenance_workers', '0', true), "
+            "set_config('maintenance_work_mem', greatest(setting::int, %(kb)s)::text || 'kB', true) "
+            "FROM pg_settings WHERE name = 'maintenance_work_mem'",
+            {"kb": SORT_MEMORY_KB},
+        )
+
+    def _commit(self, claim: SegmentClaim, from_status: str, to_status: str) -> None:
+        run = self.job.run
+        committed = execute(
+            self.connection,
+            COMMIT_SEGMENT,
+            {
+                "segment": claim.segment_id,
+                "token": claim.token,
+                "epoch": run.epoch,
+                "operation": run.operation_id,
+                "from": from_status,
+                "to": to_status,
+            },
+        )
+        if committed.rowcount != 1:
+            raise Fenced(
+                f"index {run.index}: segment {claim.ordinal} is held by another worker now; "
+                f"worker {self.worker} of {run.owner} stops"
+            )
+
+
+def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
+    """Seal segments until none is free, the operation is paused, or this worker is one too many. Raises Fenced."""
+    with database.connect() as connection:
+        with connection.begin():
+            job = load_job(connection, run)
+        sealer = SealWorker(database, connection, job, worker)
+        while isinstance(claim := sealer.claim(), SegmentClaim):
+            begun = time.monotonic()
+            if claim.status == "loading":
+                claim = sealer.index(claim)
+            sealer.vacuum(claim)
+            yield SegmentMetrics(worker, claim.ordinal, time.monotonic() - begun)
+
+
+def finish(database: Database, run: Run) -> None:
+    """Go on to fold, once every segment is sealed. Raises InvariantViolated where one isn't, Fenced."""
+    with database.transaction() as connection:
+        row = read_control(connection, run)
+        if row.phase != Phase.SEAL:
+            return
+        left = execute(
+            connection,
+            "SELECT count(*) FROM roir.segment WHERE generation_id = %(generation)s AND status <> 'sealed'",
+            {"generation": row.generation_id},
+        ).scalar_one()
+        if left or not physical.is_sealed(connection, row.generation_id):
+            raise InvariantViolated(f"index {run.index}: {left} segments are not sealed yet; resume the operation")
+        control.tick(connection, run.operation_id, run.epoch)
+        control.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
+        control.record_event(connection, row.index_id, row.id, run.owner, "phase", "fold")

@@ -1,0 +1,203 @@
+"""The control schema `roir` (DESIGN section 7), declared; `migrations/` creates it.
+
+CHECKs and partial unique indexes state the invariants, so that no code path can break them.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    Numeric,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+SCHEMA = "roir"
+DATA_SCHEMA = "roir_data"
+
+metadata = MetaData(
+    schema=SCHEMA,
+    naming_convention={
+        "ix": "%(table_name)s_%(column_0_N_name)s_idx",
+        "pk": "%(table_name)s_pkey",
+        "fk": "%(table_name)s_%(column_0_name)s_fkey",
+        "ck": "%(table_name)s_%(constraint_name)s",
+        "uq": "%(table_name)s_%(column_0_N_name)s_key",
+    },
+)
+
+
+def _id() -> Column[int]:
+    return Column("id", BigInteger, Identity(always=True), primary_key=True)
+
+
+def _now(name: str) -> Column[object]:
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
+
+
+def _moment(name: str) -> Column[object]:
+    return Column(name, DateTime(timezone=True))
+
+
+index = Table(
+    "index",
+    metadata,
+    _id(),
+    Column("schema_name", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("source_oid", BigInteger, nullable=False),
+    Column("key_columns", JSONB, nullable=False),
+    Column("included_columns", JSONB, nullable=False),
+    _now("created_at"),
+    _moment("dropped_at"),
+)
+# A dropped index keeps its row for the history; its name is free again.
+Index(
+    "index_live_name",
+    index.c.schema_name,
+    index.c.name,
+    unique=True,
+    postgresql_where=text("dropped_at IS NULL"),
+)
+
+generation = Table(
+    "generation",
+    metadata,
+    _id(),
+    Column("index_id", BigInteger, ForeignKey(index.c.id), nullable=False, index=True),
+    Column("status", Text, nullable=False),
+    # capture: DML writes the delta. direct: it maintains the base, the delta shrinks. active: no delta any more.
+    Column("capture_mode", Text, nullable=False),
+    # The transaction that rendered this mode: an older snapshot may not see every entry (DESIGN section 4).
+    Column("mode_xid", Text),
+    Column("entry", JSONB, nullable=False),
+    _now("created_at"),
+    _moment("published_at"),
+    _moment("retired_at"),
+    _moment("drop_after"),
+    Column("ghosts", BigInteger, nullable=False, server_default="0"),
+    CheckConstraint("status IN ('building', 'active', 'retired', 'dropped')", name="status"),
+    CheckConstraint("capture_mode IN ('capture', 'direct', 'active', 'none')", name="capture_mode"),
+    CheckConstraint("status <> 'active' OR capture_mode = 'active'", name="active_is_exact"),
+    CheckConstraint("status <> 'retired' OR drop_after IS NOT NULL", name="retired_ends"),
+)
+for _status in ("building", "active"):
+    Index(
+        f"generation_one_{_status}",
+        generation.c.index_id,
+        unique=True,
+        postgresql_where=text(f"status = '{_status}'"),
+    )
+
+segment = Table(
+    "segment",
+    metadata,
+    _id(),
+    Column("generation_id", BigInteger, ForeignKey(generation.c.id), nullable=False),
+    Column("ordinal", Integer, nullable=False),
+    # Partition bounds as text values; null and null is the default segment, where NULL keys live.
+    Column("lower", JSONB),
+    Column("upper", JSONB),
+    Column("status", Text, nullable=False, server_default="loading"),
+    Column("claim_epoch", BigInteger),
+    Column("claim_worker", Integer),
+    Column("claim_token", BigInteger, nullable=False, server_default="0"),
+    UniqueConstraint("generation_id", "ordinal"),
+    # loading: no index yet. indexed: unique index built and attached. sealed: vacuumed and analysed too.
+    CheckConstraint("status IN ('loading', 'indexed', 'sealed')", name="status"),
+)
+
+operation = Table(
+    "operation",
+    metadata,
+    _id(),
+    Column("index_id", BigInteger, ForeignKey(index.c.id), nullable=False),
+    Column("generation_id", BigInteger, ForeignKey(generation.c.id), nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("phase", Text, nullable=False),
+    # Starting a run bumps it; every worker of an older run is fenced by that (DESIGN section 8).
+    Column("epoch", BigInteger, nullable=False, server_default="0"),
+    Column("parallelism", Integer, nullable=False),
+    Column("batch_rows", Integer, nullable=False),
+    Column("max_rows_per_second", Integer),
+    Column("options", JSONB, nullable=False),
+    Column("rows_estimate", BigInteger, nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    Column("format_version", Integer, nullable=False),
+    # The run that drives it: null heartbeat = nobody does.
+    Column("owner", Text),
+    _moment("heartbeat_at"),
+    # Committed seconds of work per phase, without pauses and without Spark's start-up.
+    Column("phase_seconds", JSONB, nullable=False, server_default="{}"),
+    _moment("ticked_at"),
+    Column("created_by", Text, nullable=False),
+    _now("started_at"),
+    _moment("paused_at"),
+    Column("pause_reason", Text),
+    Column("paused_by", Text),
+    _moment("finished_at"),
+    Column("error", Text),
+    CheckConstraint("kind IN ('create', 'rebuild')", name="kind"),
+    CheckConstraint("status IN ('running', 'paused', 'completed', 'failed', 'aborted')", name="status"),
+    CheckConstraint("phase IN ('build', 'seal', 'fold', 'publish', 'done')", name="phase"),
+    CheckConstraint("(status = 'completed') = (phase = 'done')", name="completed_is_done"),
+    CheckConstraint("(status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)", name="finished"),
+    CheckConstraint("parallelism > 0 AND batch_rows > 0", name="positive"),
+    CheckConstraint("max_rows_per_second > 0", name="rate"),
+)
+Index(
+    "operation_one_live",
+    operation.c.index_id,
+    unique=True,
+    postgresql_where=text("status IN ('running', 'paused', 'failed')"),
+)
+
+scan_range = Table(
+    "scan_range",
+    metadata,
+    _id(),
+    Column("operation_id", BigInteger, ForeignKey(operation.c.id), nullable=False),
+    Column("ordinal", Integer, nullable=False),
+    # Half-open [lower, upper) in scan-key order; null is unbounded (DESIGN section 6).
+    Column("lower", JSONB(none_as_null=True)),
+    Column("upper", JSONB(none_as_null=True)),
+    # The scan key of the last source row of the last committed batch: what was done. Resume after it.
+    Column("watermark", JSONB(none_as_null=True)),
+    Column("done", Boolean, nullable=False, server_default=text("false")),
+    Column("rows", BigInteger, nullable=False, server_default="0"),
+    Column("batches", BigInteger, nullable=False, server_default="0"),
+    Column("seconds", Numeric(14, 3), nullable=False, server_default="0"),
+    Column("claim_epoch", BigInteger),
+    Column("claim_worker", Integer),
+    # Grows with every claim: the fencing token of the worker that holds the range (I4).
+    Column("claim_token", BigInteger, nullable=False, server_default="0"),
+    UniqueConstraint("operation_id", "ordinal"),
+    CheckConstraint("rows >= 0 AND batches >= 0", name="counts"),
+)
+
+event = Table(
+    "event",
+    metadata,
+    _id(),
+    # clock_timestamp: several events of one transaction keep their order.
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("index_id", BigInteger, ForeignKey(index.c.id), nullable=False, index=True),
+    Column("operation_id", BigInteger, ForeignKey(operation.c.id), index=True),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("detail", Text),
+)

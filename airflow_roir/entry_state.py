@@ -1,0 +1,46 @@
+"""The states of an entry in the delta, and what each thing that can happen to it does (DESIGN sections 3 and 4).
+
+The paper's Figure 7, without the builder: here the builder never meets a delta row (*touched wins*).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class EntryState(str, Enum):
+    """The state of a delta row. `antimatter`: deleted while building. `ghost`: leftover antimatter, gone."""
+
+    REGULAR = "regular"
+    ANTIMATTER = "antimatter"
+    GHOST = "ghost"
+
+
+class Happening(str, Enum):
+    """What can happen to a `(key, pk)` in the delta."""
+
+    WRITE = "a write of the entry, in capture mode"
+    REMOVE = "a removal of the entry, in capture mode"
+    WRITE_DIRECT = "a write of the entry, in direct mode"
+    REMOVE_DIRECT = "a removal of the entry, in direct mode"
+    FOLD_MATCHED = "the fold, where the base has the entry"
+    FOLD_UNMATCHED = "the fold, where the base doesn't have it"
+
+
+# (state, happening) -> next state; None on either side: no delta row.
+ENTRY_STATES: dict[tuple[EntryState | None, Happening], EntryState | None] = {
+    **{(state, Happening.WRITE): EntryState.REGULAR for state in (None, *EntryState)},
+    **{(state, Happening.REMOVE): EntryState.ANTIMATTER for state in (None, *EntryState)},
+    # From the switch on the base itself is right, and the delta only shrinks (I5).
+    **{
+        (state, happening): None
+        for state in (None, *EntryState)
+        for happening in (Happening.WRITE_DIRECT, Happening.REMOVE_DIRECT)
+    },
+    (EntryState.REGULAR, Happening.FOLD_MATCHED): None,
+    (EntryState.REGULAR, Happening.FOLD_UNMATCHED): None,
+    (EntryState.ANTIMATTER, Happening.FOLD_MATCHED): None,
+    (EntryState.ANTIMATTER, Happening.FOLD_UNMATCHED): EntryState.GHOST,
+    (EntryState.GHOST, Happening.FOLD_MATCHED): EntryState.GHOST,
+    (EntryState.GHOST, Happening.FOLD_UNMATCHED): EntryState.GHOST,
+}

@@ -1,0 +1,71 @@
+"""The errors of this product, one small tree.
+
+Each message says what happened, to which index, operation or range, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class RoirError(Exception):
+    """Base of everything that this package raises on purpose.
+
+    `exit_code` is what the `roir` command and the Spark driver return for it.
+    """
+
+    exit_code = 1
+
+
+class InvalidInput(RoirError):
+    """A definition, an option or a name can't be used. Nothing was changed."""
+
+    exit_code = 2
+
+
+class NotFound(RoirError):
+    """An index, an operation, a table or a column that was named doesn't exist. Nothing was changed."""
+
+    exit_code = 2
+
+
+class SchemaVersionMismatch(RoirError):
+    """The control schema `roir` is missing, or of another version than this code."""
+
+    exit_code = 2
+
+
+class OperationRunning(RoirError):
+    """Another run drives the operation; the message names it."""
+
+    exit_code = 4
+
+
+class OperationPaused(RoirError):
+    """The operation was paused while this run drove it. Everything committed stays."""
+
+    exit_code = 3
+
+
+class IllegalTransition(RoirError):
+    """An operation was asked to do what its status and phase don't allow (DESIGN section 8)."""
+
+
+class Fenced(RoirError):
+    """A newer run or worker holds what this one worked on: it must stop, and has changed nothing (I4)."""
+
+    exit_code = 4
+
+
+class LockNotAcquired(RoirError):
+    """A drain lock couldn't be had in time; the message names the blockers. It may be tried again."""
+
+
+class SourceChanged(RoirError):
+    """The source's shape is no longer the one that the operation was prepared for (fingerprint)."""
+
+
+class OperationFailed(RoirError):
+    """Going on would be wrong; the operation is `failed` and can only be aborted."""
+
+
+class InvariantViolated(RoirError):
+    """A check before publish found that the new generation isn't complete. Nothing was published."""

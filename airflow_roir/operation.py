@@ -1,0 +1,103 @@
+"""The life of an operation: statuses, phases, and every legal transition with its reason (DESIGN section 8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Status(str, Enum):
+    """What an operation is doing. `failed` only where going on would be wrong; else a failure pauses."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+class Phase(str, Enum):
+    """Where an operation stands. `prepare` is one transaction: an operation is born in `build`."""
+
+    BUILD = "build"
+    SEAL = "seal"
+    FOLD = "fold"
+    PUBLISH = "publish"
+    DONE = "done"
+
+
+class Verb(str, Enum):
+    """What can happen to an operation."""
+
+    START = "start"
+    PAUSE = "pause"
+    ADVANCE = "advance"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One arrow: from a status and phase to another, and why it may be taken."""
+
+    verb: Verb
+    status: Status
+    phase: Phase
+    to_status: Status
+    to_phase: Phase
+    reason: str
+
+
+_WORKING = (Phase.BUILD, Phase.SEAL, Phase.FOLD, Phase.PUBLISH)
+
+TRANSITIONS: tuple[Transition, ...] = (
+    *(
+        Transition(Verb.START, Status.PAUSED, phase, Status.RUNNING, phase, "a run resumes it where it stood")
+        for phase in _WORKING
+    ),
+    *(
+        Transition(Verb.START, Status.RUNNING, phase, Status.RUNNING, phase, "a run takes it over from one that died")
+        for phase in _WORKING
+    ),
+    *(
+        Transition(Verb.PAUSE, Status.RUNNING, phase, Status.PAUSED, phase, "a user or a failure stops it")
+        for phase in _WORKING
+    ),
+    Transition(Verb.ADVANCE, Status.RUNNING, Phase.BUILD, Status.RUNNING, Phase.SEAL, "every range is copied"),
+    Transition(Verb.ADVANCE, Status.RUNNING, Phase.SEAL, Status.RUNNING, Phase.FOLD, "every segment has its index"),
+    Transition(
+        Verb.ADVANCE,
+        Status.RUNNING,
+        Phase.FOLD,
+        Status.RUNNING,
+        Phase.PUBLISH,
+        "nothing but ghosts and what writers hold is left in the delta",
+    ),
+    Transition(
+        Verb.COMPLETE,
+        Status.RUNNING,
+        Phase.PUBLISH,
+        Status.COMPLETED,
+        Phase.DONE,
+        "the view shows the generation",
+    ),
+    *(
+        Transition(Verb.FAIL, status, phase, Status.FAILED, phase, "going on would give a wrong index")
+        for status in (Status.RUNNING, Status.PAUSED)
+        for phase in _WORKING
+    ),
+    *(
+        Transition(Verb.ABORT, status, phase, Status.ABORTED, phase, "its generation is removed")
+        for status in (Status.RUNNING, Status.PAUSED, Status.FAILED)
+        for phase in _WORKING
+    ),
+)
+
+
+def find_transition(verb: Verb, status: str, phase: str) -> Transition | None:
+    """The arrow that `verb` takes from here, or None where that is forbidden."""
+    for transition in TRANSITIONS:
+        if (transition.verb, transition.status, transition.phase) == (verb, status, phase):
+            return transition
+    return None

@@ -1,0 +1,52 @@
+"""A range of the source in scan order, its watermark, and the SQL that scans it (DESIGN section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from airflow_roir.definition import quote
+
+Key = list[str]
+
+
+@dataclass(frozen=True)
+class ScanRange:
+    """Half-open `[lower, upper)`; None is unbounded. watermark: the last key that was *done*; go on after it.
+
+    Keys are lists of the columns' text output under pinned settings, which reads back as the same value.
+    """
+
+    lower: Key | None
+    upper: Key | None
+    watermark: Key | None = None
+
+    def condition(self, columns: Sequence[str], casts: Sequence[str], last: Key | None, values: dict[str, str]) -> str:
+        """SQL for the rows after the watermark, up to and with `last`, or up to the upper bound where it is None.
+
+        columns: names of the scan key; casts: their types. Puts what must be bound into `values`. PostgreSQL
+        itself compares, row-wise, so any type and collation is in the right order.
+        """
+        terms = []
+        if self.watermark is not None:
+            terms.append(_compare(columns, casts, ">", self.watermark, "w", values))
+        elif self.lower is not None:
+            terms.append(_compare(columns, casts, ">=", self.lower, "l", values))
+        if last is not None:
+            terms.append(_compare(columns, casts, "<=", last, "k", values))
+        elif self.upper is not None:
+            terms.append(_compare(columns, casts, "<", self.upper, "u", values))
+        return " AND ".join(terms) or "true"
+
+
+def _compare(
+    columns: Sequence[str], casts: Sequence[str], operator: str, key: Key, prefix: str, values: dict[str, str]
+) -> str:
+    bound = []
+    for i, (value, cast) in enumerate(zip(key, casts, strict=True)):
+        values[f"{prefix}{i}"] = value
+        bound.append(f"%({prefix}{i})s::{cast}")
+    left = ", ".join(map(quote, columns))
+    if len(columns) == 1:
+        return f"{left} {operator} {bound[0]}"
+    return f"({left}) {operator} ({', '.join(bound)})"
