@@ -46,7 +46,8 @@ class LiveOptions:
 
     def __init__(self, current: Mapping[str, int | None]) -> None:
         self.current = {key: value for key, value in current.items() if value is not None}
-        self._refused: dict[str, Any] = {}
+        # As text: to Python, True equals 1, and only one of them is a number of workers.
+        self._refused: dict[str, str] = {}
 
     def follow(self, stored: Mapping[str, Any], apply: Apply | None = None) -> dict[str, int]:
         """Compare the stored values with those in effect; returns the changes that are in effect now.
@@ -57,17 +58,18 @@ class LiveOptions:
         changes: dict[str, int] = {}
         for key in KEYS:
             value = stored.get(key)
-            if value is None or self._refused.get(key, self) == value:
+            if value is None or self._refused.get(key) == repr(value):
                 continue
             try:
                 number = whole_number(key, value)
                 if number is None or number == self.current.get(key):
+                    self._refused.pop(key, None)
                     continue
                 BuildOptions(**{key: number})
                 if apply is not None:
                     apply(**{key: number})
             except InvalidInput as refusal:
-                self._refused[key] = value
+                self._refused[key] = repr(value)
                 log.warning(
                     "Refused a value from the Task State Store, %s stays at %s: %s",
                     key,

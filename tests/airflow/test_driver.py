@@ -1,0 +1,150 @@
+"""The driver as a process of its own: its command line, its environment, its log, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from airflow_roir.hooks.spark import SparkTarget
+from airflow_roir.operators.driver import Driver, driver_command, driver_environment
+
+SECRET = "postgresql://builder:hush@db/shop"
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-u", "-c", code]
+
+
+class Log:
+    """Lines as they arrive, and a way to wait for one."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._arrived = threading.Condition()
+
+    def __call__(self, line: str) -> None:
+        with self._arrived:
+            self.lines.append(line)
+            self._arrived.notify_all()
+
+    def wait_for(self, found: Callable[[str], bool]) -> str:
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: any(map(found, self.lines)), 30), self.lines
+            return next(line for line in self.lines if found(line))
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def start(log: Log) -> Iterator[Callable[[str], Driver]]:
+    drivers: list[Driver] = []
+
+    def go(code: str) -> Driver:
+        drivers.append(Driver(python(code), driver_environment(SECRET), log))
+        return drivers[-1]
+
+    yield go
+    for driver in drivers:
+        driver.kill()
+
+
+def test_the_command_line_holds_names_and_numbers_only() -> None:
+    target = SparkTarget("spark://h:7077", {"spark.executor.memory": "2g", "spark.app": "a b"})
+    assert driver_command('public."I x"', "airflow d r", target, 4, 1000)[1:] == [
+        *("-m", "airflow_roir.spark", "--index", 'public."I x"', "--owner", "airflow d r"),
+        *("--master", "spark://h:7077", "--parallelism", "4", "--batch-rows", "1000"),
+        *("--conf", "spark.app=a b", "--conf", "spark.executor.memory=2g"),
+    ]
+    assert driver_command("i", "o", SparkTarget(), None, None)[3:] == ["--index", "i", "--owner", "o"]
+
+
+def test_the_dsn_travels_in_the_environment_and_airflows_secrets_stay_behind() -> None:
+    environment = driver_environment(
+        SECRET,
+        {
+            "PATH": "/bin",
+            "AIRFLOW_HOME": "/a",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "x",
+            "AIRFLOW_CONN_OTHER": "y",
+            "AIRFLOW_VAR_KEY": "z",
+        },
+    )
+    assert environment == {"PATH": "/bin", "AIRFLOW_HOME": "/a", "ROIR_DSN": SECRET, "PYTHONUNBUFFERED": "1"}
+
+
+def test_a_running_driver_shows_no_secret_in_the_process_list(start: Callable[[str], Driver], log: Log) -> None:
+    driver = start("import os, sys; print('has', len(os.environ['ROIR_DSN'])); sys.stdin.read(); input()")
+    log.wait_for(lambda line: line == f"has {len(SECRET)}")
+    assert SECRET not in " ".join(psutil.Process(driver.pid).cmdline())
+
+
+def test_its_lines_are_forwarded_and_its_exit_code_is_told(start: Callable[[str], Driver], log: Log) -> None:
+    driver = start("import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)")
+    assert driver.wait(30) == 3
+    assert log.lines == ["one", "two"]
+    assert driver.last_line == "two"
+
+
+def test_bytes_that_are_no_text_do_not_end_the_log(start: Callable[[str], Driver], log: Log) -> None:
+    driver = start(r"import os; os.write(2, b'\xff\xfe broken\n'); os.write(2, b'after\n')")
+    assert driver.wait(30) == 0
+    assert log.lines[-1] == "after"
+
+
+def test_it_has_a_session_of_its_own_and_not_the_tasks_standard_input(start: Callable[[str], Driver], log: Log) -> None:
+    driver = start("import os, sys, time; print(repr(sys.stdin.read()), os.getsid(0)); time.sleep(600)")
+    log.wait_for(lambda line: line == f"'' {driver.pid}")
+    assert os.getsid(driver.pid) != os.getsid(0)
+    assert driver.wait(0) is None
+
+
+FAMILY = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, {handler})
+sleep = "import signal, time; signal.signal(signal.SIGTERM, {child}); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", sleep])
+print("child", child.pid)
+time.sleep(600)
+"""
+
+
+def child_of(log: Log) -> psutil.Process:
+    return psutil.Process(int(log.wait_for(lambda line: line.startswith("child ")).split()[1]))
+
+
+def test_terminate_reaches_the_whole_group_and_waits_for_nothing(start: Callable[[str], Driver], log: Log) -> None:
+    driver = start(FAMILY.format(handler="signal.SIG_DFL", child="signal.SIG_DFL"))
+    child = child_of(log)
+    driver.terminate()
+    assert driver.wait(30) == -signal.SIGTERM
+    psutil.wait_procs([child], timeout=30)
+    assert not child.is_running()
+
+
+def test_kill_ends_a_driver_that_does_not_listen(start: Callable[[str], Driver], log: Log) -> None:
+    driver = start(FAMILY.format(handler="signal.SIG_IGN", child="signal.SIG_IGN"))
+    child = child_of(log)
+    driver.kill()
+    assert driver.wait(0) == -signal.SIGKILL
+    psutil.wait_procs([child], timeout=30)
+    assert not child.is_running()
+
+
+def test_to_kill_one_that_has_ended_does_nothing(
+    start: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = start("pass")
+    assert driver.wait(30) == 0
+    # Its number may belong to somebody else by now.
+    monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("a reaped process was signalled"))
+    driver.terminate()
+    driver.kill()

@@ -1,0 +1,28 @@
+"""Numbers that arrive as text from forms, templates and the Task State Store."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_roir.errors import InvalidInput
+from airflow_roir.operators.form_values import optional_text, whole_number
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(4, 4), ("4", 4), (" 4 ", 4), ("100_000", 100_000), ("100,000", 100_000), (4.0, 4), ("-1", -1), (0, 0)],
+)
+def test_whole_numbers_are_read(value: object, number: int) -> None:
+    assert whole_number("parallelism", value) == number
+
+
+@pytest.mark.parametrize("empty", [None, "", "  ", "None"])
+def test_empty_is_none(empty: object) -> None:
+    assert whole_number("parallelism", empty) is None
+    assert optional_text(empty) is None
+
+
+@pytest.mark.parametrize("bad", ["four", "4.5", 4.5, True, [4], {"parallelism": 4}])
+def test_what_is_no_whole_number_is_refused_by_name(bad: object) -> None:
+    with pytest.raises(InvalidInput, match=r"parallelism is .*whole number"):
+        whole_number("parallelism", bad)

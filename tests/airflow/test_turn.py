@@ -1,0 +1,71 @@
+"""Whose turn it is to drive an operation, from committed state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from airflow_roir.operation import Phase
+from airflow_roir.operators.turn import Done, Go, Stop, Turn, Wait, decide
+
+SWITCH = "airflow switch of DAG rebuild_index"
+OWNER = "airflow rebuild_index run_1"
+BUILD_DONE = frozenset({Phase.FOLD, Phase.PUBLISH, Phase.DONE})
+
+
+@dataclass(frozen=True)
+class Operation:
+    id: int = 7
+    status: str = "running"
+    phase: str = "build"
+    owner: str | None = OWNER
+    paused_by: str | None = None
+    pause_reason: str | None = None
+    error: str | None = None
+
+
+RUNNING = Operation()
+PAUSED_BY_SWITCH = Operation(status="paused", paused_by=SWITCH, pause_reason="the DAG is paused")
+PAUSED_BY_USER = Operation(status="paused", paused_by="ann@desk", pause_reason="backup")
+PAUSED_BY_OTHER_DAG = replace(PAUSED_BY_SWITCH, paused_by="airflow switch of DAG copy")
+PAUSED_BY_FAILURE = Operation(status="paused", paused_by=OWNER, pause_reason="disk full")
+FOLDING = Operation(phase="fold")
+COMPLETED = Operation(status="completed", phase="done")
+ABORTED = Operation(status="aborted")
+FAILED = Operation(status="failed", error="the source was altered")
+
+
+@pytest.mark.parametrize(
+    ("operation", "dag_paused", "driver", "turn"),
+    [
+        (RUNNING, False, None, Go()),
+        (RUNNING, True, None, Wait(f"paused by {SWITCH}: unpause to resume", by_switch=True)),
+        (RUNNING, False, "roir of ann", Wait("driven by roir of ann: this run goes on when that one ends")),
+        # Somebody else's run is no business of this DAG's switch.
+        (RUNNING, True, "roir of ann", Wait("driven by roir of ann: this run goes on when that one ends")),
+        (PAUSED_BY_SWITCH, False, None, Go()),
+        (PAUSED_BY_SWITCH, True, None, Wait(f"paused by {SWITCH}: unpause to resume", by_switch=True)),
+        (PAUSED_BY_USER, False, None, Wait("paused by ann@desk (backup): resume it to go on")),
+        (PAUSED_BY_USER, True, None, Wait("paused by ann@desk (backup): resume it to go on")),
+        (
+            PAUSED_BY_OTHER_DAG,
+            False,
+            None,
+            Wait("paused by airflow switch of DAG copy (the DAG is paused): resume it to go on"),
+        ),
+        (PAUSED_BY_FAILURE, False, None, Go()),
+        (FOLDING, False, None, Done()),
+        (FOLDING, True, None, Done()),
+        (COMPLETED, True, "anybody", Done()),
+        (ABORTED, False, None, Stop("operation 7 was aborted; trigger a new run to build the index")),
+        (
+            FAILED,
+            False,
+            None,
+            Stop("operation 7 has failed and can only be aborted: the source was altered"),
+        ),
+    ],
+)
+def test_the_decision(operation: Operation, dag_paused: bool, driver: str | None, turn: Turn) -> None:
+    assert decide(operation, BUILD_DONE, SWITCH, dag_paused, driver) == turn
