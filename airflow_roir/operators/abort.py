@@ -32,5 +32,5 @@ class AbortIndexBuildOperator(RoirOperator):
         with failing_clearly():
             database = self.get_database()
             operation = control.find_operation(database, self.index)
-            abort.abort(database, self.index, actor=owner_of(context["ti"]), reason=self.reason)
+            abort.abort(database, self.index, owner_of(context["ti"]), reason=self.reason, report=self.log.info)
         return operation.id

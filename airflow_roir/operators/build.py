@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.exceptions import AirflowFailException
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import control
 from airflow_roir.engine.database import is_transient
+from airflow_roir.errors import InvalidInput, OperationPaused, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.hooks.spark import resolve_spark
 from airflow_roir.links.live_options import LiveOptionsLink
@@ -98,8 +100,12 @@ class BuildIndexOperator(DrivingOperator):
         finally:
             self._driver.kill()
         with failing_clearly():
-            if self._driver.wait(0) != SEALED:
-                self.leave_or_fail(database, ti, self._ending())
+            code = self._driver.wait(0)
+            if code == InvalidInput.exit_code:
+                raise AirflowFailException(self._ending())
+            if code != SEALED:
+                asked_to = code in (OperationPaused.exit_code, OperationRunning.exit_code)
+                self.leave_or_fail(database, ti, self._ending(), asked_to)
         return row.id
 
     def on_kill(self) -> None:

@@ -9,7 +9,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_roir.engine import cleanup
 from airflow_roir.hooks.roir import RoirHook
-from airflow_roir.operators.base import failing_clearly
+from airflow_roir.operators.base import failing_clearly, owner_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -31,8 +31,11 @@ class CleanUpIndexesOperator(BaseOperator):
         super().__init__(**kwargs)
         self.postgres_conn_id = postgres_conn_id
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def execute(self, context: Context) -> dict[str, int]:
         """Clean up once."""
         with failing_clearly():
-            report = cleanup.clean_up(RoirHook(self.postgres_conn_id).get_database(f"roir airflow {self.task_id}"))
-        return report.as_dict()
+            database = RoirHook(self.postgres_conn_id).get_database(f"roir airflow {self.task_id}")
+            report = cleanup.clean_up(database, owner_of(context["ti"]), report=self.log.info)
+        for left in report.waiting:
+            self.log.info("Left for the next time: %s", left)
+        return {name: count for name, count in report.as_dict().items() if isinstance(count, int)}

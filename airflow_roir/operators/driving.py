@@ -119,10 +119,13 @@ class DrivingOperator(RoirOperator):
             change_options=change_options,
         )
 
-    def leave_or_fail(self, database: Database, ti: RuntimeTaskInstanceProtocol, failure: str) -> NoReturn:
+    def leave_or_fail(
+        self, database: Database, ti: RuntimeTaskInstanceProtocol, failure: str, asked_to: bool
+    ) -> NoReturn:
         """End a stretch whose job ended before its work was done.
 
-        failure: what to say where it wasn't a pause; raised as AirflowException, so that the next try goes on.
+        failure: what to say where the job failed; raised as AirflowException, so that the next try goes on.
+        asked_to: the job left since the operation was paused, or since another run drives it.
         """
         row = self.read(database)
         switch = actor_of_switch(ti.dag_id)
@@ -130,13 +133,13 @@ class DrivingOperator(RoirOperator):
             self.wait_for(database, f"paused by {switch}: unpause to resume", LEAVE_S)
         if row.status == Status.PAUSED and row.paused_by == row.owner:
             failure = row.pause_reason or failure
-        match decide(row, frozenset(), switch, dag_paused=False, driver=self._other_driver(row, ti)):
+        other = row.owner if asked_to and row.status == Status.RUNNING and row.owner != owner_of(ti) else None
+        match decide(row, frozenset(), switch, dag_paused=False, driver=other):
             case Stop(why):
                 raise AirflowFailException(why)
             case Wait(why):
                 self.wait_for(database, why, LOOK_AGAIN_S)
+            case Go() | Done() if asked_to:
+                # The reason has gone again, or the heartbeat is that of a try which was killed moments ago.
+                self.wait_for(database, "going on shortly", LOOK_AGAIN_S)
         raise AirflowException(f"operation {row.id} on index {self.index}, phase {row.phase}: {failure}")
-
-    @staticmethod
-    def _other_driver(row: OperationRow, ti: RuntimeTaskInstanceProtocol) -> str | None:
-        return row.owner if row.status == Status.RUNNING and row.owner != owner_of(ti) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.assets import index_asset, published_alias
-from airflow_roir.engine import finalize
+from airflow_roir.engine import finalize, status
 from airflow_roir.errors import Fenced, OperationPaused, OperationRunning
 from airflow_roir.operation import Status
 from airflow_roir.operators.background import Background
@@ -36,19 +36,26 @@ class FinalizeIndexBuildOperator(DrivingOperator):
             database = self.get_database()
             row = self.take_turn(database, ti)
             if row is not None:
-                work = Background(lambda: finalize.finalize(database, self.index, owner_of(ti)))
+                owner = owner_of(ti)
+                # A fresh heartbeat under our own name is that of a try which was killed moments ago.
+                ours = row.owner == owner
+                work = Background(
+                    lambda: finalize.finalize(database, self.index, owner, report=self.log.info, take_over=ours)
+                )
                 with Watcher(ti) as watcher:
                     self.drive(work.wait, database, ti, watcher)
                 try:
                     ended = work.result()
                 except (OperationPaused, OperationRunning, Fenced) as reason:
-                    self.leave_or_fail(database, ti, str(reason))
+                    self.leave_or_fail(database, ti, str(reason), asked_to=True)
                 if ended.status != Status.COMPLETED:
-                    self.leave_or_fail(database, ti, ended.pause_reason or "it ended unpublished")
+                    self.leave_or_fail(database, ti, "it ended unpublished", asked_to=True)
             row = self.read(database)
-        asset = index_asset(self.index, self.postgres_conn_id)
+            # With its schema, which the name that the user gave may lack.
+            name = status.operation_status(database, row.id).index
+        asset = index_asset(name, self.postgres_conn_id)
         context["outlet_events"][published_alias()].add(
             asset, extra={"operation_id": row.id, "generation_id": row.generation_id}
         )
-        self.log.info("Published index %s: asset %s", self.index, asset.uri)
+        self.log.info("Published index %s: asset %s", name, asset.uri)
         return row.id

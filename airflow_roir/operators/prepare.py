@@ -80,7 +80,9 @@ class PrepareIndexBuildOperator(RoirOperator):
             self.log.info("DAG %s is paused, nothing is prepared yet: unpause to go on", ti.dag_id)
             raise leave(LEAVE_S)
         with failing_clearly():
-            prepared = prepare.prepare(self.get_database(), self.definition(), self.options(), actor=owner_of(ti))
+            prepared = prepare.prepare(
+                self.get_database(), self.definition(), self.options(), owner_of(ti), report=self.log.info
+            )
         self.log.info(
             "%s operation %s on index %s",
             "Adopted" if prepared.adopted else "Prepared",

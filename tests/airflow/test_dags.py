@@ -1,0 +1,179 @@
+"""The DAG files as they are shipped: what they are made of, and what a user sees of them."""
+
+from __future__ import annotations
+
+import ast
+import json
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import ParamValidationError
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName
+from airflow_roir.operators.prepare import PrepareIndexBuildOperator
+
+SECRET = "never-to-be-seen"
+
+
+@pytest.fixture(scope="module")
+def bag(dags_folder: Path) -> DagBag:
+    return DagBag(dag_folder=str(dags_folder), load_op_links=False, collect_dags=True)
+
+
+@pytest.fixture
+def rebuild(bag: DagBag) -> DAG:
+    return bag.dags["rebuild_index"]
+
+
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch) -> str:
+    value = {"conn_type": "postgres", "host": "db", "login": "builder", "password": SECRET}
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", json.dumps(value))
+    return "warehouse"
+
+
+def rendered(dag: DAG, task_id: str, **conf: Any) -> Any:
+    """The task as its templates make it for a run with this form."""
+    form = deepcopy(dag.params)
+    form.update(conf)
+    params = form.validate()
+    task = dag.get_task(task_id).prepare_for_execution()
+    task.render_template_fields(
+        {"params": params, "ti": SimpleNamespace(xcom_pull=lambda task_ids: {"prepare": 17}[task_ids])}
+    )
+    return task
+
+
+def test_every_file_is_a_dag_without_an_error(bag: DagBag) -> None:
+    assert bag.import_errors == {}
+    assert set(bag.dags) == {"rebuild_index", "clean_up_indexes"}
+
+
+def test_no_dag_file_imports_another(dags_folder: Path) -> None:
+    files = {path.stem for path in dags_folder.glob("*.py")}
+    for path in dags_folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0
+                assert (node.module or "").split(".")[0] not in files
+            elif isinstance(node, ast.Import):
+                assert not files & {alias.name for alias in node.names}
+
+
+def test_prepare_build_finalize(rebuild: DAG) -> None:
+    assert rebuild.task_ids == ["prepare", "build", "finalize"]
+    assert rebuild.get_task("prepare").downstream_task_ids == {"build"}
+    assert rebuild.get_task("build").downstream_task_ids == {"finalize"}
+
+
+def test_a_pause_may_last_and_a_retry_goes_on(rebuild: DAG) -> None:
+    assert rebuild.dagrun_timeout is None
+    assert rebuild.is_paused_upon_creation is False
+    assert rebuild.max_active_runs > 1
+    for task in rebuild.tasks:
+        assert task.retries >= 2
+        assert task.execution_timeout is None
+
+
+def test_clean_up_is_scheduled_and_alone(bag: DagBag) -> None:
+    dag = bag.dags["clean_up_indexes"]
+    assert dag.timetable.can_be_scheduled
+    assert (dag.max_active_runs, dag.catchup) == (1, False)
+    assert dag.task_ids == ["clean_up"]
+
+
+def test_every_field_of_the_form_is_explained(bag: DagBag) -> None:
+    for dag in bag.dags.values():
+        for name in dag.params:
+            param = dag.params.get_param(name)
+            assert param.schema["title"], name
+            assert param.description, name
+            assert param.schema["type"], name
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {},
+        {"index": ""},
+        {"index": "i", "parallelism": 0},
+        {"index": "i", "parallelism": "two"},
+        {"index": "i", "batch_rows": 0},
+        {"index": "i", "ranges": 0},
+        {"index": "i", "max_rows_per_second": 0},
+        {"index": "i", "postgres_conn_id": ""},
+    ],
+)
+def test_the_form_refuses_what_cannot_be_built(rebuild: DAG, conf: dict[str, Any]) -> None:
+    with pytest.raises(ParamValidationError):
+        rendered(rebuild, "prepare", **conf)
+
+
+def prepare_of(dag: DAG, **conf: Any) -> PrepareIndexBuildOperator:
+    task = rendered(dag, "prepare", **conf)
+    assert isinstance(task, PrepareIndexBuildOperator)
+    return task
+
+
+def test_a_filled_in_form_becomes_a_definition_and_options(rebuild: DAG) -> None:
+    task = prepare_of(
+        rebuild,
+        index='public."By Tail"',
+        table="flights",
+        keys='tailnum, "Time Hour"',
+        include="origin,dest",
+        parallelism=4,
+        batch_rows=5000,
+        ranges=64,
+        max_rows_per_second=9000,
+        postgres_conn_id="warehouse",
+    )
+    assert task.definition() == IndexDefinition(
+        QualifiedName("public", "By Tail"),
+        QualifiedName(None, "flights"),
+        ("tailnum", "Time Hour"),
+        ("origin", "dest"),
+    )
+    assert task.options() == BuildOptions(parallelism=4, batch_rows=5000, ranges=64, max_rows_per_second=9000)
+    assert task.postgres_conn_id == "warehouse"
+
+
+def test_a_name_alone_is_a_rebuild_with_defaults(rebuild: DAG) -> None:
+    task = prepare_of(rebuild, index="public.i")
+    assert task.definition() == IndexDefinition(QualifiedName("public", "i"))
+    assert task.options() == BuildOptions()
+
+
+@pytest.mark.parametrize("name", ['"123"', '"a", "b"', '"[1]"', '"{{ ti }}"', '"None"', '"it\'s %s"'])
+def test_a_quoted_name_survives_the_template(rebuild: DAG, name: str) -> None:
+    task = prepare_of(rebuild, index="i", table="t", keys=name)
+    assert task.keys == name
+    assert task.definition().key
+
+
+def test_build_and_finalize_know_the_operation_by_its_id(rebuild: DAG) -> None:
+    build = rendered(rebuild, "build", index="i", spark="cluster", parallelism=3)
+    assert (build.operation_id, build.parallelism, build.batch_rows) == ("17", "3", "100000")
+    assert build.spark == "cluster"
+    assert rendered(rebuild, "finalize", index="i").operation_id == "17"
+
+
+def test_no_secret_is_in_a_rendered_template_or_the_serialized_dag(rebuild: DAG, connection: str) -> None:
+    for task_id in rebuild.task_ids:
+        task = rendered(rebuild, task_id, index="i", postgres_conn_id=connection)
+        for field in task.template_fields:
+            assert SECRET not in repr(getattr(task, field))
+    assert SECRET not in json.dumps(DagSerialization.to_dict(rebuild), default=str)
+
+
+def test_the_finished_index_is_an_outlet_and_the_parallelism_is_a_button(rebuild: DAG) -> None:
+    encoded = DagSerialization.to_dict(rebuild)
+    tasks = {task["__var"]["task_id"]: task["__var"] for task in encoded["dag"]["tasks"]}
+    assert "roir_index_published" in json.dumps(tasks["finalize"]["outlets"])
+    assert tasks["build"]["_operator_extra_links"] == {"Change parallelism": "_link_LiveOptionsLink"}
