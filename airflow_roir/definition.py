@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from airflow_roir.errors import InvalidInput
 MAX_IDENTIFIER_BYTES = 63  # PostgreSQL's NAMEDATALEN - 1
 MAX_KEY_COLUMNS = 32  # PostgreSQL's INDEX_MAX_KEYS, which counts key and primary key columns together
 MAX_PARALLELISM = 256  # beyond it a server's connections, not our workers, are the limit
+
+
+_PLAIN = re.compile(r"[a-z_][a-z0-9_$]*")
 
 
 def quote(name: str) -> str:
@@ -30,8 +34,16 @@ class QualifiedName:
     schema: str | None
     name: str
 
-    def __str__(self) -> str:
+    @property
+    def sql(self) -> str:
+        """For statements: quoted, always."""
         return quote(self.name) if self.schema is None else f"{quote(self.schema)}.{quote(self.name)}"
+
+    def __str__(self) -> str:
+        """For people, and readable by `parse_name`: quoted where it must be."""
+        return ".".join(
+            part if _PLAIN.fullmatch(part) else quote(part) for part in (self.schema, self.name) if part is not None
+        )
 
 
 def _parse_identifiers(text: str, separator: str, what: str) -> list[str]:

@@ -232,6 +232,7 @@ def work(
     with database.connect() as connection:
         with connection.begin():
             job = load_job(connection, run)
+            control.start_clock(connection, run.operation_id, run.epoch)
         builder = BuildWorker(connection, job, worker)
         while isinstance(claim := builder.claim(), Claim):
             rows = batches = 0
@@ -256,6 +257,25 @@ def _keep_rate(builder: BuildWorker, batch: Batch, wait: Callable[[float], None]
         due = batch.rows / (row.max_rows_per_second / row.parallelism) - batch.seconds
         if due > 0:
             wait(min(due, 2 * RATE_WINDOW_S))
+
+
+WORK_LEFT = """
+SELECT EXISTS (SELECT FROM roir.scan_range
+                WHERE operation_id = %(operation)s AND NOT done
+                  AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s))
+"""
+GIVE_BACK = """
+UPDATE roir.scan_range SET claim_epoch = NULL, claim_worker = NULL
+ WHERE operation_id = %(operation)s AND NOT done AND claim_epoch = %(epoch)s
+"""
+
+
+def work_left(connection: Connection, run: Run, idle: bool) -> bool:
+    """True while a range can be claimed. idle: no worker of the run is alive, so what they held is free again."""
+    values = {"operation": run.operation_id, "epoch": run.epoch}
+    if idle:
+        execute(connection, GIVE_BACK, values)
+    return bool(execute(connection, WORK_LEFT, values).scalar_one())
 
 
 def finish(database: Database, run: Run) -> None:

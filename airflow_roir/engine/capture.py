@@ -323,7 +323,8 @@ def _on_conflict(entry: Entry, state: bool = False) -> str:
 
 
 def _image(record: str, columns: list[str] | tuple[str, ...]) -> str:
-    return f"ROW({', '.join(f'{record}.{quote(column)}' for column in columns)})"
+    # ::record, or PostgreSQL would take `ROW(…) *<> ROW(…)` for a comparison of the columns one by one.
+    return f"ROW({', '.join(f'{record}.{quote(column)}' for column in columns)})::record"
 
 
 def _columns(entry: Entry) -> str:

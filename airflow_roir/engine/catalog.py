@@ -70,7 +70,7 @@ class Source:
     @property
     def sql(self) -> str:
         """The quoted, schema-qualified name."""
-        return str(self.name)
+        return self.name.sql
 
 
 FIND_RELATION = """

@@ -145,11 +145,13 @@ def move(
 
 TICK = """
 UPDATE roir.operation
-   SET phase_seconds = jsonb_set(phase_seconds, ARRAY[phase], to_jsonb(round((
-           coalesce((phase_seconds ->> phase)::numeric, 0)
-           + least(extract(epoch FROM clock_timestamp() - ticked_at), %(longest)s))::numeric, 3))),
-       ticked_at = clock_timestamp(), heartbeat_at = clock_timestamp()
- WHERE id = %(operation)s AND epoch = %(epoch)s AND status = 'running' AND ticked_at IS NOT NULL
+   SET phase_seconds = CASE WHEN ticked_at IS NULL THEN phase_seconds
+           ELSE jsonb_set(phase_seconds, ARRAY[phase], to_jsonb(round((
+               coalesce((phase_seconds ->> phase)::numeric, 0)
+               + greatest(least(extract(epoch FROM clock_timestamp() - ticked_at), %(longest)s), 0))::numeric, 3))) END,
+       ticked_at = CASE WHEN ticked_at IS NOT NULL THEN clock_timestamp() END,
+       heartbeat_at = clock_timestamp()
+ WHERE id = %(operation)s AND epoch = %(epoch)s AND status = 'running'
 RETURNING id
 """
 
@@ -164,11 +166,11 @@ def tick(connection: Connection, operation_id: int, epoch: int) -> bool:
 
 
 def start_clock(connection: Connection, operation_id: int, epoch: int) -> None:
-    """Begin to count time: work starts now (Spark is up)."""
+    """Begin to count a run's time, unless that has begun. Until then its heart only beats: Spark is starting."""
     execute(
         connection,
         "UPDATE roir.operation SET ticked_at = clock_timestamp(), heartbeat_at = clock_timestamp() "
-        "WHERE id = %(operation)s AND epoch = %(epoch)s",
+        "WHERE id = %(operation)s AND epoch = %(epoch)s AND status = 'running' AND ticked_at IS NULL",
         {"operation": operation_id, "epoch": epoch},
     )
 

@@ -109,7 +109,7 @@ def execute(connection: Connection, sql: str, values: Mapping[str, Any] | None =
     bound.
     """
     if not values:
-        return connection.exec_driver_sql(sql)
+        return connection.exec_driver_sql(sql, execution_options={"no_parameters": True})
     return connection.exec_driver_sql(_QUOTED.sub(lambda quoted: quoted[0].replace("%", "%%"), sql), dict(values))
 
 

@@ -14,11 +14,19 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import catalog, control, tables
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.prepare import FORMAT_VERSION
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import Fenced, IllegalTransition, OperationFailed, SchemaVersionMismatch, SourceChanged
+from airflow_roir.errors import (
+    Fenced,
+    IllegalTransition,
+    OperationFailed,
+    OperationPaused,
+    RoirError,
+    SchemaVersionMismatch,
+    SourceChanged,
+)
 from airflow_roir.operation import Status, Verb
 
 # Often enough that a run isn't taken for dead (30 s) after a few lost beats.
@@ -157,13 +165,11 @@ def read_control(connection: Connection, run: Run) -> Row[Any]:
 
 @contextmanager
 def heartbeat(database: Database, run: Run) -> Iterator[None]:
-    """Beat the run's heart and count its time while the block runs, from a thread of its own.
+    """Beat the run's heart, and count its time from `start_clock` on, in a thread while the block runs.
 
     A beat that fails is not an error: the work itself will meet whatever is wrong, and a run that can't beat
     for long may be taken over, which its epoch makes harmless.
     """
-    with database.transaction() as connection:
-        control.start_clock(connection, run.operation_id, run.epoch)
     stop = threading.Event()
 
     def beat() -> None:
@@ -181,3 +187,53 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+
+
+def start_clock(database: Database, run: Run) -> None:
+    """Count this run's time from now on."""
+    with database.transaction() as connection:
+        control.start_clock(connection, run.operation_id, run.epoch)
+
+
+@contextmanager
+def driving(database: Database, run: Run) -> Iterator[None]:
+    """Around a run's work: whatever goes wrong leaves the operation resumable, with the reason (DESIGN section 8).
+
+    A pause ends the block quietly. Where going on would be wrong the operation fails. Errors go on to the caller.
+    """
+    try:
+        yield
+    except OperationPaused:
+        pass
+    except SourceChanged as error:
+        settle(database, run, error, fatal=True)
+        raise
+    except (RoirError, DBAPIError, OSError, KeyboardInterrupt) as error:
+        settle(database, run, error, fatal=False)
+        raise
+    finally:
+        try:
+            end_run(database, run)
+        except DBAPIError as error:
+            # The server is gone: the heartbeat then ages by itself, and the next run waits for that.
+            if not is_transient(error):
+                raise
+
+
+def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> None:
+    """Write down why a run or worker stops: paused with the reason, or failed where going on would be wrong."""
+    reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    if isinstance(error, KeyboardInterrupt):
+        reason = "interrupted"
+    try:
+        with database.transaction() as connection:
+            row = control.read_operation(connection, run.operation_id)
+            if row.epoch != run.epoch or row.status != Status.RUNNING:
+                return
+            if fatal:
+                control.fail(connection, row, run.owner, reason, run.epoch)
+            else:
+                control.pause_operation(connection, row, run.owner, reason, run.epoch)
+    except (DBAPIError, RoirError):
+        # The first error is what the user must see; without this note the operation is resumable all the same.
+        return

@@ -142,6 +142,7 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
     with database.connect() as connection:
         with connection.begin():
             job = load_job(connection, run)
+            control.start_clock(connection, run.operation_id, run.epoch)
         sealer = SealWorker(database, connection, job, worker)
         while isinstance(claim := sealer.claim(), SegmentClaim):
             begun = time.monotonic()
@@ -149,6 +150,26 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
                 claim = sealer.index(claim)
             sealer.vacuum(claim)
             yield SegmentMetrics(worker, claim.ordinal, time.monotonic() - begun)
+
+
+WORK_LEFT = """
+SELECT EXISTS (SELECT FROM roir.segment
+                WHERE generation_id = (SELECT generation_id FROM roir.operation WHERE id = %(operation)s)
+                  AND status <> 'sealed' AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s))
+"""
+GIVE_BACK = """
+UPDATE roir.segment SET claim_epoch = NULL, claim_worker = NULL
+ WHERE generation_id = (SELECT generation_id FROM roir.operation WHERE id = %(operation)s)
+   AND status <> 'sealed' AND claim_epoch = %(epoch)s
+"""
+
+
+def work_left(connection: Connection, run: Run, idle: bool) -> bool:
+    """True while a segment can be claimed. idle: no worker of the run is alive, so what they held is free again."""
+    values = {"operation": run.operation_id, "epoch": run.epoch}
+    if idle:
+        execute(connection, GIVE_BACK, values)
+    return bool(execute(connection, WORK_LEFT, values).scalar_one())
 
 
 def finish(database: Database, run: Run) -> None:

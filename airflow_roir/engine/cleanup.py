@@ -1,0 +1,134 @@
+"""Clean up, in the background: ghosts and deltas of published generations, and retired ones after their window.
+
+It never touches a generation that is building (the paper's section 4.1: ghost clean-up must wait for the build).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine import abort, control
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.database import Database, Drain, execute
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.entry_state import EntryState
+from airflow_roir.errors import InvariantViolated, LockNotAcquired
+
+LOCK_TIMEOUT_MS = 500
+# A clean-up comes again by its schedule, so it doesn't insist.
+PATIENCE_S = 5.0
+
+
+@dataclass
+class CleanUpReport:
+    """What one clean-up did. waiting: what it left for the next one, with the reason."""
+
+    ghosts: int = 0
+    deltas_dropped: int = 0
+    generations_dropped: int = 0
+    waiting: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+PUBLISHED = """
+SELECT g.id, g.index_id FROM roir.generation g
+ WHERE g.status IN ('active', 'retired') AND to_regclass('roir_data.g' || g.id || '_delta') IS NOT NULL
+ ORDER BY g.id
+"""
+EXPIRED = """
+SELECT g.id, g.index_id FROM roir.generation g
+ WHERE g.status = 'retired' AND g.drop_after <= clock_timestamp() ORDER BY g.id
+"""
+
+
+def clean_up(
+    database: Database, actor: str = "clean-up", report: Callable[[str], None] = lambda line: None
+) -> CleanUpReport:
+    """Remove what nobody needs any more. Safe at any time, by several processes at once.
+
+    Whatever can't be locked at once is left for the next time and named in the report.
+    """
+    result = CleanUpReport()
+    with database.transaction() as connection:
+        check_schema(connection)
+        published = execute(connection, PUBLISHED).all()
+        expired = execute(connection, EXPIRED).all()
+    for row in published:
+        _attempt(result, partial(_drop_delta, database, row.id, result, report))
+    for row in expired:
+        _attempt(result, partial(_drop_generation, database, row, actor, result, report))
+    return result
+
+
+def _attempt(result: CleanUpReport, work: Callable[[], None]) -> None:
+    try:
+        work()
+    except LockNotAcquired as error:
+        result.waiting.append(str(error))
+
+
+def _drop_delta(database: Database, generation_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
+    """Ghosts are all that a published generation's delta holds; they go with it, at once."""
+    name = physical.delta(generation_id)
+
+    def body(connection: Connection, lock: Callable[[], None]) -> int | None:
+        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        if execute(connection, "SELECT to_regclass(%(name)s)", {"name": name}).scalar() is None:
+            return None
+        execute(connection, f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE")
+        counts = {
+            row.state: row.rows
+            for row in execute(connection, f"SELECT state, count(*) AS rows FROM {name} GROUP BY state")
+        }
+        ghosts = int(counts.pop(EntryState.GHOST.value, 0))
+        if counts:
+            raise InvariantViolated(f"{name} of a published generation still holds {counts}; run roir verify")
+        execute(connection, f"DROP TABLE {name}")
+        return ghosts
+
+    with database.transaction() as connection:
+        oid = execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": name}).scalar()
+    if oid is None:
+        return
+    ghosts = Drain(database, name, [int(oid)], LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, any_mode=True)
+    if ghosts is not None:
+        result.ghosts += ghosts
+        result.deltas_dropped += 1
+
+
+def _drop_generation(
+    database: Database, row: Any, actor: str, result: CleanUpReport, report: Callable[[str], None]
+) -> None:
+    with database.transaction() as connection:
+        source = abort.source_of(connection, row.index_id)
+
+    def body(connection: Connection, lock: Callable[[], None]) -> bool:
+        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        if source is not None:
+            lock()
+        changed = execute(
+            connection,
+            "UPDATE roir.generation SET status = 'dropped', capture_mode = 'none' "
+            "WHERE id = %(id)s AND status = 'retired'",
+            {"id": row.id},
+        ).rowcount
+        if not changed:
+            return False
+        if source is not None:
+            abort.release_source(connection, source)
+        physical.drop(connection, row.id)
+        control.record_event(connection, row.index_id, None, actor, "clean up", f"dropped generation {row.id}")
+        return True
+
+    sql = source.sql if source is not None else physical.base(row.id)
+    relations = source.relations if source is not None else ()
+    if Drain(database, sql, relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, any_mode=True):
+        result.generations_dropped += 1

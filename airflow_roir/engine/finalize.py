@@ -1,0 +1,45 @@
+"""Finalize: the phases after Spark's work, in one call: fold (with the switch and ghost-marking), then publish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from airflow_roir.engine import fold, publish
+from airflow_roir.engine.database import Database, retry
+from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
+from airflow_roir.engine.status import OperationStatus, operation_status
+from airflow_roir.errors import IllegalTransition
+from airflow_roir.operation import Phase
+
+
+def finalize(
+    database: Database,
+    index: str,
+    owner: str,
+    report: Callable[[str], None] = lambda line: None,
+    take_over: bool = False,
+) -> OperationStatus:
+    """Fold and publish the sealed generation of an index, in a run of its own.
+
+    Returns the operation's status: `completed`, or `paused` where somebody paused it. Raises OperationRunning,
+    IllegalTransition (still in build or seal), LockNotAcquired (paused with the blockers' names, resumable),
+    SourceChanged and InvariantViolated (failed).
+    """
+    run = start_run(database, index, owner, take_over=take_over)
+    with driving(database, run), heartbeat(database, run):
+        start_clock(database, run)
+        finalize_run(database, run, report)
+    return operation_status(database, run.operation_id)
+
+
+def finalize_run(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
+    """As `finalize`, inside a run that the caller has started."""
+    with database.transaction() as connection:
+        phase = read_control(connection, run).phase
+    if phase in (Phase.BUILD, Phase.SEAL):
+        raise IllegalTransition(f"index {run.index} is still in {phase}; finish that first (roir resume)")
+    retry(lambda: fold.switch(database, run, report))
+    if phase == Phase.FOLD:
+        folded = retry(lambda: fold.work(database, run))
+        retry(lambda: fold.finish(database, run, folded))
+    retry(lambda: publish.publish(database, run, report))

@@ -1,0 +1,244 @@
+"""Fold: from the switch on DML maintains the base itself; what the delta holds is applied to it (DESIGN section 3).
+
+The delta only shrinks (I5), so this ends, whatever the write rate. One call of `FoldWorker.step` is one transaction.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, update
+
+from airflow_roir.engine import capture, control, tables
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.database import Database, Drain, execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.run import Job, Run, check_fingerprint, load_job, read_control
+from airflow_roir.entry_state import EntryState
+from airflow_roir.errors import IllegalTransition, OperationPaused
+from airflow_roir.operation import Phase, Status, Verb
+
+# Blocks of the delta per transaction, one to two thousand rows: a writer of one of them waits for that long (some
+# 20 ms) at the most.
+BLOCKS_PER_STEP = 16
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What fold steps did to delta rows: upserted into the base, annihilated with a base entry, or ghost-marked."""
+
+    upserted: int = 0
+    annihilated: int = 0
+    ghosts: int = 0
+
+    def __add__(self, other: Folded) -> Folded:
+        return Folded(self.upserted + other.upserted, self.annihilated + other.annihilated, self.ghosts + other.ghosts)
+
+    @property
+    def rows(self) -> int:
+        """Delta rows that were dealt with."""
+        return self.upserted + self.annihilated + self.ghosts
+
+
+def drain_of(database: Database, job: Job) -> Drain:
+    """The drain lock of an operation's source, with the operation's own time limits."""
+    return Drain(
+        database,
+        job.source.sql,
+        job.source.relations,
+        int(job.options["lock_timeout_ms"]),
+        float(job.options["lock_patience_s"]),
+    )
+
+
+def switch(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
+    """Switch the capture from capture to direct mode, under the drain lock. A no-op where that was done.
+
+    Raises LockNotAcquired (try again), Fenced, SourceChanged, OperationPaused.
+    """
+    with database.transaction() as connection:
+        job = load_job(connection, run)
+
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        row = _read_running(connection, run)
+        lock()
+        check_fingerprint(connection, job)
+        set_mode(connection, job.generation_id, capture.CAPTURE, capture.DIRECT)
+        capture.install(connection, job.source)
+        control.record_event(connection, row.index_id, row.id, run.owner, "switch", "capture to direct mode")
+
+    with database.transaction() as connection:
+        done = mode(connection, job.generation_id) != capture.CAPTURE
+    if not done:
+        drain_of(database, job).run(body, report)
+
+
+def mode(connection: Connection, generation_id: int) -> str:
+    """A generation's capture mode."""
+    return str(
+        execute(
+            connection, "SELECT capture_mode FROM roir.generation WHERE id = %(id)s", {"id": generation_id}
+        ).scalar_one()
+    )
+
+
+def set_mode(connection: Connection, generation_id: int, old: str, new: str) -> None:
+    """Record a generation's capture mode, which `capture.install` then renders. Raises where it isn't `old`."""
+    changed = connection.execute(
+        update(tables.generation)
+        .where(tables.generation.c.id == generation_id, tables.generation.c.capture_mode == old)
+        .values(
+            capture_mode=new,
+            mode_xid=str(execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()),
+        )
+    )
+    if changed.rowcount != 1:
+        raise IllegalTransition(f"generation {generation_id} is not in {old} mode; it can't go to {new} mode")
+
+
+class FoldWorker:
+    """Applies delta rows to the base."""
+
+    def __init__(self, connection: Connection, generation_id: int, entry: Entry) -> None:
+        self.connection = connection
+        self.entry = entry
+        self.base = physical.base(generation_id)
+        self.delta = physical.delta(generation_id)
+
+    def step(self, first: int, end: int) -> Folded:
+        """Fold the delta's blocks [first, end), in one transaction. Rows that a writer holds are left alone."""
+        with self.connection.begin():
+            return self.fold("d.ctid >= %(first)s::tid AND d.ctid < %(end)s::tid", {"first": first, "end": end})
+
+    def fold(self, where: str = "true", blocks: dict[str, int] | None = None) -> Folded:
+        """As `step`, in the caller's transaction and over all rows by default."""
+        # The base first, as the capture function's TRUNCATE locks them.
+        execute(self.connection, f"LOCK TABLE {self.base} IN ROW EXCLUSIVE MODE")
+        values = {name: f"({block},0)" for name, block in (blocks or {}).items()}
+        taken = execute(
+            self.connection,
+            f"SELECT d.ctid::text AS tid, d.state, {self._null_pattern()} AS nulls FROM {self.delta} d "
+            f"WHERE {where} AND d.state <> '{EntryState.GHOST.value}' FOR UPDATE SKIP LOCKED",
+            values,
+        ).all()
+        regular = [row.tid for row in taken if row.state == EntryState.REGULAR]
+        antimatter: dict[str, list[str]] = {}
+        for row in taken:
+            if row.state == EntryState.ANTIMATTER:
+                antimatter.setdefault(row.nulls, []).append(row.tid)
+        folded = Folded(upserted=self._upsert(regular) if regular else 0)
+        for nulls, tids in antimatter.items():
+            folded += self._annihilate(nulls, tids)
+        return folded
+
+    def _null_pattern(self) -> str:
+        """SQL for which identity columns are NULL, as a string of 0s and 1s."""
+        return " || ".join(f"(d.c{i + 1} IS NULL)::int::text" for i in self.entry.identity_positions)
+
+    def _upsert(self, tids: list[str]) -> int:
+        entry = self.entry
+        columns = ", ".join(entry.physical())
+        assignments = ", ".join(f"{name} = EXCLUDED.{name}" for name in entry.physical())
+        return execute(
+            self.connection,
+            f"WITH gone AS (DELETE FROM {self.delta} WHERE ctid = ANY (%(tids)s::tid[]) RETURNING {columns}) "
+            f"INSERT INTO {self.base} ({columns}) SELECT {columns} FROM gone "
+            f"ON CONFLICT ({', '.join(entry.physical(entry.identity_positions))}) DO UPDATE SET {assignments}",
+            {"tids": tids},
+        ).rowcount
+
+    def _annihilate(self, nulls: str, tids: list[str]) -> Folded:
+        # A condition per pattern of NULLs, since only that can use the base's index.
+        same = " AND ".join(
+            f"b.c{i + 1} IS NULL" if nulls[i] == "1" else f"b.c{i + 1} {self.entry.columns[i].equals} d.c{i + 1}"
+            for i in self.entry.identity_positions
+        )
+        matched = list(
+            execute(
+                self.connection,
+                f"DELETE FROM {self.base} b USING {self.delta} d "
+                f"WHERE d.ctid = ANY (%(tids)s::tid[]) AND {same} RETURNING d.ctid::text",
+                {"tids": tids},
+            ).scalars()
+        )
+        execute(self.connection, f"DELETE FROM {self.delta} WHERE ctid = ANY (%(tids)s::tid[])", {"tids": matched})
+        left = list(set(tids) - set(matched))
+        execute(
+            self.connection,
+            f"UPDATE {self.delta} SET state = '{EntryState.GHOST.value}' WHERE ctid = ANY (%(tids)s::tid[])",
+            {"tids": left},
+        )
+        return Folded(annihilated=len(matched), ghosts=len(left))
+
+
+def left_in_delta(connection: Connection, generation_id: int) -> int:
+    """Delta rows that are still to be folded, ghosts not counted."""
+    return int(
+        execute(
+            connection,
+            f"SELECT count(*) FROM {physical.delta(generation_id)} WHERE state <> '{EntryState.GHOST.value}'",
+        ).scalar_one()
+    )
+
+
+def work(database: Database, run: Run) -> Folded:
+    """Fold the whole delta with the operation's parallelism, pass by pass, until nothing but held rows is left.
+
+    Raises OperationPaused at a step's boundary, Fenced, SourceChanged.
+    """
+    with database.transaction() as connection:
+        job = load_job(connection, run)
+    total = Folded()
+    while True:
+        with database.transaction() as connection:
+            workers = _read_running(connection, run).parallelism
+            blocks = execute(
+                connection,
+                "SELECT pg_relation_size(%(delta)s) / current_setting('block_size')::int",
+                {"delta": physical.delta(job.generation_id)},
+            ).scalar_one()
+        starts = iter(range(0, int(blocks) + 1, BLOCKS_PER_STEP))
+        next_start = threading.Lock()
+
+        def fold_share(starts: Iterator[int] = starts, lock: threading.Lock = next_start) -> Folded:
+            folded = Folded()
+            with database.connect() as connection:
+                worker = FoldWorker(connection, job.generation_id, job.entry)
+                while True:
+                    with lock:
+                        first = next(starts, None)
+                    if first is None:
+                        return folded
+                    with connection.begin():
+                        _read_running(connection, run)
+                    folded += worker.step(first, first + BLOCKS_PER_STEP)
+
+        with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="roir-fold") as pool:
+            passed = sum((share.result() for share in [pool.submit(fold_share) for _ in range(workers)]), Folded())
+        total += passed
+        with database.transaction() as connection:
+            left = left_in_delta(connection, job.generation_id)
+        if left == 0 or passed.rows == 0:
+            return total
+
+
+def finish(database: Database, run: Run, folded: Folded) -> None:
+    """Go on to publish. What writers still hold in the delta is folded there, under the drain lock. Raises Fenced."""
+    with database.transaction() as connection:
+        row = read_control(connection, run)
+        if row.phase != Phase.FOLD:
+            return
+        control.tick(connection, run.operation_id, run.epoch)
+        control.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
+        detail = f"publish; folded {folded.upserted} regular, {folded.annihilated} antimatter, {folded.ghosts} ghosts"
+        control.record_event(connection, row.index_id, row.id, run.owner, "phase", detail)
+
+
+def _read_running(connection: Connection, run: Run) -> control.OperationRow:
+    row = read_control(connection, run)
+    if row.status != Status.RUNNING:
+        raise OperationPaused(f"index {run.index}: operation {row.id} was paused: {row.pause_reason}")
+    return row

@@ -1,0 +1,128 @@
+"""Publish: metadata only, under the drain lock: the view shows the new generation, the old one retires."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, func, select, text, update
+
+from airflow_roir.definition import QualifiedName
+from airflow_roir.engine import capture, control, fold, tables
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import Job, Run, check_fingerprint, load_job, read_control
+from airflow_roir.entry_state import EntryState
+from airflow_roir.errors import InvariantViolated, OperationPaused
+from airflow_roir.operation import Status, Verb
+
+# What is folded while writers wait for the drain lock: rows that were held during the fold, so few.
+MOST_ROWS_UNDER_LOCK = 2_000
+
+
+def publish(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
+    """Make the new generation the one that readers see (DESIGN section 3, phase 5).
+
+    Raises LockNotAcquired and OperationPaused (both can be resumed), Fenced, SourceChanged, InvariantViolated
+    (nothing was published).
+    """
+    with database.transaction() as connection:
+        job = load_job(connection, run)
+    drain = fold.drain_of(database, job)
+    while not drain.run(lambda connection, lock: _publish(connection, lock, job), report):
+        fold.work(database, run)
+
+
+def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool:
+    """One attempt; False where so much is left in the delta that it is better folded without the lock."""
+    run = job.run
+    row = read_control(connection, run)
+    if row.status != Status.RUNNING:
+        raise OperationPaused(f"index {run.index}: operation {row.id} was paused: {row.pause_reason}")
+    _check_complete(connection, job)
+    lock()
+    check_fingerprint(connection, job)
+    if fold.left_in_delta(connection, job.generation_id) > MOST_ROWS_UNDER_LOCK:
+        return False
+    fold.FoldWorker(connection, job.generation_id, job.entry).fold()
+    ghosts = _only_ghosts(connection, job)
+    index = tables.index
+    name = control.index_name(connection.execute(select(index).where(index.c.id == job.index_id)).one())
+    _flip_view(connection, name, job)
+    generation = tables.generation
+    window = int(job.options["revert_window_s"])
+    connection.execute(
+        update(generation)
+        .where(generation.c.index_id == job.index_id, generation.c.status == "active")
+        .values(
+            status="retired",
+            retired_at=func.clock_timestamp(),
+            drop_after=func.clock_timestamp() + text(f"interval '{window} seconds'"),
+        )
+    )
+    fold.set_mode(connection, job.generation_id, capture.DIRECT, capture.ACTIVE)
+    activated = connection.execute(
+        update(generation)
+        .where(generation.c.id == job.generation_id, generation.c.status == "building")
+        .values(status="active", published_at=func.clock_timestamp(), ghosts=ghosts)
+    )
+    if activated.rowcount != 1:
+        raise InvariantViolated(f"index {run.index}: generation {job.generation_id} is not being built any more")
+    capture.install(connection, job.source)
+    control.tick(connection, run.operation_id, run.epoch)
+    control.move(
+        connection,
+        row,
+        Verb.COMPLETE,
+        epoch=run.epoch,
+        finished_at=func.clock_timestamp(),
+        heartbeat_at=None,
+        ticked_at=None,
+    )
+    control.record_event(
+        connection,
+        row.index_id,
+        row.id,
+        run.owner,
+        "publish",
+        f"generation {job.generation_id}, {ghosts} ghosts left to clean up",
+    )
+    return True
+
+
+def _check_complete(connection: Connection, job: Job) -> None:
+    """Every range copied, every segment sealed, the switch made: else an index would lack rows (PEERS 7, 15, 16)."""
+    row = execute(
+        connection,
+        "SELECT (SELECT count(*) FROM roir.scan_range WHERE operation_id = %(operation)s AND NOT done) AS ranges, "
+        "(SELECT count(*) FROM roir.segment WHERE generation_id = %(generation)s AND status <> 'sealed') AS segments",
+        {"operation": job.run.operation_id, "generation": job.generation_id},
+    ).one()
+    if row.ranges or row.segments or not physical.is_sealed(connection, job.generation_id):
+        raise InvariantViolated(
+            f"index {job.run.index}: {row.ranges} ranges and {row.segments} segments are unfinished; not published"
+        )
+    if fold.mode(connection, job.generation_id) != capture.DIRECT:
+        raise InvariantViolated(f"index {job.run.index}: the capture is not in direct mode; not published")
+
+
+def _only_ghosts(connection: Connection, job: Job) -> int:
+    """The drain lock is held, so no writer holds a row: all that is left are ghosts. Returns their number."""
+    tally = f"SELECT state, count(*) AS rows FROM {physical.delta(job.generation_id)} GROUP BY state"
+    counts = {row.state: row.rows for row in execute(connection, tally)}
+    ghosts = int(counts.pop(EntryState.GHOST.value, 0))
+    if counts:
+        raise InvariantViolated(f"index {job.run.index}: the delta still holds {counts}; not published")
+    return ghosts
+
+
+def _flip_view(connection: Connection, name: QualifiedName, job: Job) -> None:
+    kind = execute(
+        connection,
+        "SELECT c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %(schema)s AND c.relname = %(name)s",
+        {"schema": name.schema, "name": name.name},
+    ).scalar()
+    if kind not in (None, "v"):
+        raise InvariantViolated(f"index {name}: its name was taken by another relation meanwhile; not published")
+    # OR REPLACE keeps the view's grants, its owner, and the views that users built on it.
+    execute(connection, physical.view_sql(name.sql, job.generation_id, job.entry, replace_view=kind == "v"))

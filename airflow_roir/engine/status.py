@@ -1,0 +1,117 @@
+"""How operations stand, for people and programs; every number is derived from committed rows (I9)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import parse_name
+from airflow_roir.engine import control
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.operation import Phase
+
+
+@dataclass(frozen=True)
+class OperationStatus:
+    """One operation. Durations in seconds: total_execution_time counts neither pauses nor Spark's start-up.
+
+    seconds_left and rows_per_second are None where there is nothing yet to derive them from.
+    """
+
+    index: str
+    operation_id: int
+    kind: str
+    status: str
+    phase: str
+    percent_complete: float
+    rows: int
+    rows_estimate: int
+    rows_per_second: float | None
+    seconds_left: float | None
+    total_execution_time: float
+    phase_seconds: dict[str, float]
+    parallelism: int
+    batch_rows: int
+    max_rows_per_second: int | None
+    ranges_done: int
+    ranges: int
+    segments_sealed: int
+    segments: int
+    owner: str | None
+    started_at: datetime
+    paused_at: datetime | None
+    finished_at: datetime | None
+    pause_reason: str | None
+    paused_by: str | None
+    error: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: moments in ISO 8601."""
+        return {
+            name: value.isoformat() if isinstance(value, datetime) else value for name, value in asdict(self).items()
+        }
+
+
+QUERY = "SELECT * FROM roir.resumable_operations WHERE operation_id = ANY (%(ids)s) ORDER BY name"
+
+
+def status(database: Database, index: str | None = None) -> list[OperationStatus]:
+    """The latest operation of one index, or of every live index. Raises NotFound, SchemaVersionMismatch."""
+    with database.transaction() as connection:
+        check_schema(connection)
+        if index is not None:
+            ids = [control.live_or_last(connection, parse_name(index, "index")).id]
+        else:
+            ids = list(
+                execute(
+                    connection,
+                    "SELECT max(o.id) FROM roir.operation o JOIN roir.index i ON i.id = o.index_id "
+                    "WHERE i.dropped_at IS NULL GROUP BY i.id",
+                ).scalars()
+            )
+        return _read(connection, ids)
+
+
+def operation_status(database: Database, operation_id: int) -> OperationStatus:
+    """The status of one operation. Raises NotFound."""
+    with database.transaction() as connection:
+        control.read_operation(connection, operation_id)
+        return _read(connection, [operation_id])[0]
+
+
+def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
+    return [
+        OperationStatus(
+            index=row.name,
+            operation_id=row.operation_id,
+            kind=row.kind,
+            status=row.state,
+            phase=Phase(row.phase).value,
+            percent_complete=float(row.percent_complete),
+            rows=row.rows,
+            rows_estimate=row.rows_estimate,
+            rows_per_second=None if row.rows_per_second is None else float(row.rows_per_second),
+            seconds_left=None if row.seconds_left is None else float(row.seconds_left),
+            total_execution_time=float(row.total_execution_time),
+            phase_seconds=dict(row.phase_seconds),
+            parallelism=row.parallelism,
+            batch_rows=row.batch_rows,
+            max_rows_per_second=row.max_rows_per_second,
+            ranges_done=row.ranges_done,
+            ranges=row.ranges,
+            segments_sealed=row.segments_sealed,
+            segments=row.segments,
+            owner=row.owner,
+            started_at=row.start_time,
+            paused_at=row.last_pause_time,
+            finished_at=row.finish_time,
+            pause_reason=row.pause_reason,
+            paused_by=row.paused_by,
+            error=row.error,
+        )
+        for row in execute(connection, QUERY, {"ids": ids})
+    ]

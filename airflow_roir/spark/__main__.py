@@ -1,0 +1,66 @@
+"""`python -m airflow_roir.spark`, and what `spark-submit` runs: builds and seals an index's live operation.
+
+The DSN is read from the environment variable ROIR_DSN alone: an argument would show in the process list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine.control import default_actor
+from airflow_roir.engine.database import Database
+from airflow_roir.errors import OperationPaused, RoirError
+from airflow_roir.operation import Status
+from airflow_roir.spark.driver import SparkOptions, drive
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit codes: 0 sealed, 3 paused, 4 another run drives the operation, 2 bad input, 1 any other error."""
+    parser = argparse.ArgumentParser(prog="python -m airflow_roir.spark", description=__doc__)
+    parser.add_argument("--index", required=True, help="the index, as SQL writes it")
+    parser.add_argument("--owner", help="how this run is named to others")
+    parser.add_argument("--master", help="Spark master URL, local[n], or sc://… for Spark Connect")
+    parser.add_argument("--parallelism", type=int)
+    parser.add_argument("--batch-rows", type=int)
+    parser.add_argument("--take-over", action="store_true", help="also from a run that is alive")
+    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
+    options = parser.parse_args(arguments)
+    dsn = os.environ.get("ROIR_DSN")
+    if not dsn:
+        return _say("ROIR_DSN is not set; it names the database", 2)
+    owner = options.owner or f"{default_actor()} pid {os.getpid()}"
+    conf = dict(setting.split("=", 1) for setting in options.conf)
+    try:
+        status = drive(
+            Database(dsn, f"roir {options.index} driver"),
+            options.index,
+            owner,
+            SparkOptions(options.master, conf),
+            options.parallelism,
+            options.batch_rows,
+            options.take_over,
+            lambda line: print(f"roir: {line}", file=sys.stderr, flush=True),  # noqa: T201
+        )
+    except RoirError as error:
+        return _say(str(error), error.exit_code)
+    except DBAPIError as error:
+        return _say(str(error.orig).strip(), 1)
+    if status.status == Status.PAUSED:
+        return _say(
+            f"paused by {status.paused_by} at {status.percent_complete:g} %: {status.pause_reason}",
+            OperationPaused.exit_code,
+        )
+    return 0
+
+
+def _say(message: str, code: int) -> int:
+    print(f"roir: {message}", file=sys.stderr, flush=True)  # noqa: T201
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
