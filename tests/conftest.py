@@ -1,0 +1,67 @@
+"""Fixtures: a real PostgreSQL for the session, a database of its own for each test, cloned from a template."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg2
+import pytest
+
+from airflow_roir.engine import schema
+from airflow_roir.engine.database import Database
+from tests.servers import embedded_postgres
+
+_numbers = itertools.count(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pg", type=int, default=18, help="major version of the embedded PostgreSQL: 16 or 18")
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The DSN of a server with the template database `roir_template`, which has the control schema."""
+    with embedded_postgres(request.config.getoption("--pg")) as dsn:
+        with_template(dsn)
+        yield dsn
+
+
+def with_template(dsn: str) -> None:
+    """Make the template database once; tests clone it in milliseconds."""
+    run_sql(dsn, "CREATE DATABASE roir_template")
+    schema.init(Database(database_dsn(dsn, "roir_template"), "roir tests"))
+
+
+def database_dsn(dsn: str, name: str) -> str:
+    """The same server, another database."""
+    parts = urlsplit(dsn)
+    return urlunsplit(parts._replace(path=f"/{name}"))
+
+
+def run_sql(dsn: str, *statements: str) -> None:
+    """Run statements, each in its own transaction."""
+    connection = psycopg2.connect(dsn)
+    connection.autocommit = True
+    try:
+        with connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def dsn(server: str) -> Iterator[str]:
+    """The DSN of a fresh database with the control schema."""
+    name = f"test_{next(_numbers)}"
+    run_sql(server, f"CREATE DATABASE {name} TEMPLATE roir_template")
+    yield database_dsn(server, name)
+    run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def database(dsn: str) -> Database:
+    """The same, as the engine takes it."""
+    return Database(dsn, "roir tests")

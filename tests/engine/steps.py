@@ -1,0 +1,93 @@
+"""An operation, step by step: what the tests call instead of sleeping and hoping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg2
+import psycopg2.extensions
+
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import build, finalize, fold, prepare, publish, seal
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.prepare import PreparedOperation
+from airflow_roir.engine.run import Run, load_job, start_run
+from airflow_roir.engine.verify import VerifyReport, verify
+
+
+def session(dsn: str, isolation: str = "READ COMMITTED") -> psycopg2.extensions.connection:
+    """A user's session: what it does is not committed until it says so."""
+    connection = psycopg2.connect(dsn)
+    connection.set_session(isolation_level=isolation)
+    return connection
+
+
+def sql(connection: psycopg2.extensions.connection, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Run a statement in a user's session."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+def begin(
+    database: Database,
+    index: str = "ix",
+    table: str | None = "t",
+    keys: str | None = "k",
+    include: str | None = None,
+    **options: Any,
+) -> tuple[PreparedOperation, Run]:
+    """Prepare an operation and start a run of it."""
+    prepared = prepare.prepare(
+        database, IndexDefinition.parse(index, table, keys, include), BuildOptions(**options), "test"
+    )
+    return prepared, start_run(database, prepared.index, "test", take_over=True)
+
+
+def build_all(database: Database, run: Run) -> None:
+    """Every range, by one worker."""
+    for _ in build.work(database, run, 0):
+        pass
+    build.finish(database, run)
+
+
+def seal_all(database: Database, run: Run) -> None:
+    """Every segment, by one worker."""
+    for _ in seal.work(database, run, 0):
+        pass
+    seal.finish(database, run)
+
+
+def fold_all(database: Database, run: Run) -> fold.Folded:
+    """The switch and the fold."""
+    fold.switch(database, run)
+    folded = fold.work(database, run)
+    fold.finish(database, run, folded)
+    return folded
+
+
+def finish_all(database: Database, run: Run) -> None:
+    """Everything from the start of build to publish."""
+    build_all(database, run)
+    seal_all(database, run)
+    finalize.finalize_run(database, run)
+
+
+def publish_all(database: Database, run: Run) -> None:
+    """Publish."""
+    publish.publish(database, run)
+
+
+def worker(database: Database, run: Run, number: int = 0) -> build.BuildWorker:
+    """A build worker on a session of its own, to be stepped. The session ends with the process."""
+    connection = database._engine.connect()
+    with connection.begin():
+        job = load_job(connection, run)
+    return build.BuildWorker(connection, job, number)
+
+
+def assert_exact(database: Database, index: str = "ix") -> VerifyReport:
+    """I1: index = source, exactly one entry per row."""
+    report = verify(database, index)
+    assert (report.missing, report.extra, report.different) == (0, 0, 0), report
+    return report

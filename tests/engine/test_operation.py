@@ -1,0 +1,61 @@
+"""An operation from prepare to publish, by steps."""
+
+from __future__ import annotations
+
+from airflow_roir.engine import cleanup
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.status import operation_status
+from tests.conftest import run_sql
+from tests.engine import steps
+
+
+def make_table(dsn: str, rows: int = 1000) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        f"INSERT INTO t SELECT i, CASE WHEN i % 7 > 0 THEN (i % 50)::text END, i FROM generate_series(1, {rows}) i",
+        "ANALYZE t",
+    )
+
+
+def test_create_then_rebuild_serves_reads_all_along(database: Database, dsn: str) -> None:
+    make_table(dsn)
+    prepared, run = steps.begin(database, include="v", batch_rows=100)
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+    user = steps.session(dsn)
+    steps.sql(user, "GRANT SELECT ON ix TO PUBLIC")
+    user.commit()
+    again, rerun = steps.begin(database, table=None, keys=None)
+    assert again.kind == "rebuild"
+    assert again.generation_id != prepared.generation_id
+    steps.sql(user, "UPDATE t SET k = 'x' WHERE id < 100")
+    steps.sql(user, "DELETE FROM t WHERE id BETWEEN 500 AND 600")
+    user.commit()
+    steps.assert_exact(database)  # the old generation, still maintained and read
+    steps.build_all(database, rerun)
+    steps.sql(user, "UPDATE t SET v = -1 WHERE id < 10")
+    user.commit()
+    steps.seal_all(database, rerun)
+    steps.fold_all(database, rerun)
+    steps.assert_exact(database)
+    steps.publish_all(database, rerun)
+    report = steps.assert_exact(database)
+    assert report.rows == 899
+    assert steps.sql(user, "SELECT has_table_privilege('public', 'ix', 'SELECT')") == [(True,)]
+    assert operation_status(database, again.operation_id).status == "completed"
+
+
+def test_clean_up_drops_deltas_and_retired_generations_after_the_window(database: Database, dsn: str) -> None:
+    make_table(dsn)
+    for _ in range(2):
+        _, run = steps.begin(database, table=None if _ else "t", keys=None if _ else "k", revert_window_s=0)
+        user = steps.session(dsn)
+        steps.sql(user, "DELETE FROM t WHERE id IN (SELECT min(id) FROM t)")
+        user.commit()
+        steps.finish_all(database, run)
+    report = cleanup.clean_up(database)
+    assert (report.deltas_dropped, report.generations_dropped, report.ghosts) == (2, 1, 2)
+    steps.assert_exact(database)
+    tables = steps.sql(user, "SELECT relname FROM pg_class WHERE relname ~ '^g[0-9]+(_delta)?$'")
+    assert tables == [("g2",)]
