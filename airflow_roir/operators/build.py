@@ -36,7 +36,8 @@ class BuildIndexOperator(DrivingOperator):
     operation's id.
 
     parallelism, batch_rows: what to start with. They are written to the task's Task State Store, and what a user
-        makes of them there takes effect at the next batch, or at the next start. None keeps the operation's own.
+        makes of them there takes effect at the next batch, or at the next start, where the store has the last word
+        over changes made elsewhere meanwhile. None keeps the operation's own.
     spark: a Spark master, or the id of an Airflow connection that holds one; None or 'local' runs Spark inside the
         driver. See `hooks.spark`.
 
@@ -82,8 +83,15 @@ class BuildIndexOperator(DrivingOperator):
                 return self.read(database).id
             options = LiveOptions({key: getattr(row, key) for key in KEYS})
             first = options.follow({key: store.get(key) for key in KEYS})
+            owner = owner_of(ti)
             command = driver_command(
-                self.index, owner_of(ti), resolve_spark(optional_text(self.spark)), **_starting_with(first)
+                self.index,
+                owner,
+                resolve_spark(optional_text(self.spark)),
+                parallelism=first.get("parallelism"),
+                batch_rows=first.get("batch_rows"),
+                # A fresh heartbeat under our own name is that of a try which was killed moments ago.
+                take_over=row.owner == owner,
             )
         self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
         dsn = RoirHook(self.postgres_conn_id).get_dsn()
@@ -132,7 +140,3 @@ class BuildIndexOperator(DrivingOperator):
     def _ending(self) -> str:
         assert self._driver is not None
         return f"Spark's driver ended with {self._driver.wait(0)}: {self._driver.last_line or 'it logged nothing'}"
-
-
-def _starting_with(changes: dict[str, int]) -> dict[str, int | None]:
-    return {key: changes.get(key) for key in KEYS}

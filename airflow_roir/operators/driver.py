@@ -23,9 +23,18 @@ TERMINATE_S = 2.0
 
 
 def driver_command(
-    index: str, owner: str, target: SparkTarget, parallelism: int | None, batch_rows: int | None
+    index: str,
+    owner: str,
+    target: SparkTarget,
+    *,
+    parallelism: int | None = None,
+    batch_rows: int | None = None,
+    take_over: bool = False,
 ) -> list[str]:
-    """The driver's command line. It never holds a secret."""
+    """The driver's command line. It never holds a secret.
+
+    take_over: fence a run that still seems alive, at once.
+    """
     command = [sys.executable, "-m", "airflow_roir.spark", "--index", index, "--owner", owner]
     if target.master:
         command += ["--master", target.master]
@@ -33,6 +42,8 @@ def driver_command(
         command += ["--parallelism", str(parallelism)]
     if batch_rows is not None:
         command += ["--batch-rows", str(batch_rows)]
+    if take_over:
+        command.append("--take-over")
     for name, value in sorted(target.conf.items()):
         command += ["--conf", f"{name}={value}"]
     return command

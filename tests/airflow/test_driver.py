@@ -59,12 +59,14 @@ def start(log: Log) -> Iterator[Callable[[str], Driver]]:
 
 def test_the_command_line_holds_names_and_numbers_only() -> None:
     target = SparkTarget("spark://h:7077", {"spark.executor.memory": "2g", "spark.app": "a b"})
-    assert driver_command('public."I x"', "airflow d r", target, 4, 1000)[1:] == [
+    assert driver_command('public."I x"', "airflow d r", target, parallelism=4, batch_rows=1000)[1:] == [
         *("-m", "airflow_roir.spark", "--index", 'public."I x"', "--owner", "airflow d r"),
         *("--master", "spark://h:7077", "--parallelism", "4", "--batch-rows", "1000"),
         *("--conf", "spark.app=a b", "--conf", "spark.executor.memory=2g"),
     ]
-    assert driver_command("i", "o", SparkTarget(), None, None)[3:] == ["--index", "i", "--owner", "o"]
+    assert driver_command("i", "o", SparkTarget(), take_over=True)[3:] == [
+        *("--index", "i", "--owner", "o", "--take-over")
+    ]
 
 
 def test_the_dsn_travels_in_the_environment_and_airflows_secrets_stay_behind() -> None:

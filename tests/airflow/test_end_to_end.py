@@ -1,0 +1,231 @@
+"""A real Airflow, a real Spark and a real PostgreSQL: `rebuild_index` from the form to the published index."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+import psycopg2
+import pytest
+from standalone import StandaloneAirflow, wait_until
+
+from airflow_roir.engine import control, status
+from airflow_roir.engine.verify import verify
+
+DAG = "rebuild_index"
+SWITCH = f"airflow switch of DAG {DAG}"
+ROWS = 20_000
+RATE = 1_500
+# Long beside what is waited for, short beside a build host's patience: nothing here is a measurement.
+PATIENCE_S = 180
+
+
+@pytest.fixture(scope="module")
+def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneAirflow]:
+    """Airflow with the DAG files as they are shipped."""
+    with StandaloneAirflow(tmp_path_factory.mktemp("airflow"), dags_folder) as running:
+        running.wait_until_ready([DAG, "clean_up_indexes"])
+        yield running
+
+
+@pytest.fixture
+def warehouse(airflow: StandaloneAirflow, shop: Any) -> str:
+    """An Airflow connection to the shop, made as a user makes it."""
+    name = f"warehouse_{shop.fields['schema']}"
+    fields = {key: value for key, value in shop.fields.items() if value}
+    airflow.add_connection(name, "postgres", **fields)
+    return name
+
+
+def drivers(airflow: StandaloneAirflow) -> list[psutil.Process]:
+    """The Spark drivers of this Airflow's tasks, with all that belongs to them."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            of_ours = process.environ().get("AIRFLOW_HOME") == str(airflow.home)
+            parts = {os.path.basename(part) for part in process.cmdline()}
+            if of_ours and parts & {"airflow_roir.spark", "java", "pyspark.daemon"}:
+                found.append(process)
+    return found
+
+
+@contextmanager
+def writing(shop: Any) -> Iterator[list[int]]:
+    """A writer that inserts, updates and deletes items all the while; yields the count of its commits."""
+    commits = [0]
+    stop = threading.Event()
+
+    def write() -> None:
+        with psycopg2.connect(shop.dsn) as connection, connection.cursor() as cursor:
+            n = 0
+            while not stop.wait(0.01):
+                n += 1
+                cursor.execute("INSERT INTO item VALUES (%s, 'new', %s)", (1_000_000 + n, n))
+                cursor.execute("UPDATE item SET kind = 'moved', price = price + 1 WHERE id = %s", (n * 31 % ROWS,))
+                cursor.execute("DELETE FROM item WHERE id = %s", (n * 17 % ROWS,))
+                connection.commit()
+                commits[0] = n
+        connection.close()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield commits
+    finally:
+        stop.set()
+        thread.join()
+
+
+def everything_said(airflow: StandaloneAirflow, run: str) -> Iterator[tuple[str, str]]:
+    """Whatever Airflow keeps or shows of a run, by where it was found."""
+    for path in airflow.home.rglob("*"):
+        if path.is_file() and path.suffix in (".log", ".txt", ".json", ".db"):
+            yield str(path), path.read_text(errors="replace")
+    for task in ("prepare", "build", "finalize"):
+        yield f"{task} instance", repr(airflow.task(DAG, run, task))
+        yield f"{task} xcoms", repr(airflow.xcoms(DAG, run, task))
+        yield f"{task} log", airflow.task_log(DAG, run, task)
+
+
+def in_state(airflow: StandaloneAirflow, run: str, task: str, *states: str) -> Callable[[], bool]:
+    def reached() -> bool:
+        state = airflow.task_state(DAG, run, task)
+        assert state in states or state not in ("failed", "up_for_retry"), airflow.task_log(DAG, run, task)
+        return state in states
+
+    return reached
+
+
+def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
+    index = 'public."Item by kind"'
+    command_lines: set[str] = set()
+    with writing(shop) as commits:
+        run = airflow.trigger(
+            DAG,
+            {
+                "index": index,
+                "table": "item",
+                "keys": "kind, id",
+                "include": "price",
+                "parallelism": 2,
+                "batch_rows": 200,
+                "ranges": 8,
+                "max_rows_per_second": RATE,
+                "postgres_conn_id": warehouse,
+            },
+        )
+
+        def standing() -> Any:
+            return status.status(shop.database, index)[0]
+
+        wait_until(
+            lambda: airflow.task_state(DAG, run, "build") == "running" and standing().percent_complete > 15,
+            PATIENCE_S,
+            "a build that is under way",
+        )
+        command_lines |= {part for process in drivers(airflow) for part in process.cmdline()}
+        assert any("airflow_roir.spark" in part for part in command_lines)
+
+        airflow.pause(DAG)
+        wait_until(in_state(airflow, run, "build", "up_for_reschedule"), PATIENCE_S, "the task to leave")
+        assert drivers(airflow) == []
+        assert shop.run("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'roir%'") == [(0,)]
+        paused = standing()
+        assert (paused.status, paused.paused_by, paused.phase) == ("paused", SWITCH, "build")
+        assert 0 < paused.percent_complete < 100
+        log = airflow.task_log(DAG, run, "build")
+        assert f"at {paused.percent_complete:.0f} %, paused by {SWITCH}: unpause to resume" in log
+
+        # While nothing runs: more workers, and a value that can't be used.
+        assert airflow.get_stored(DAG, run, "build") == {"parallelism": 2, "batch_rows": 200}
+        airflow.put_stored(DAG, run, "build", "parallelism", "4")
+        airflow.put_stored(DAG, run, "build", "batch_rows", "plenty")
+        assert standing().rows == paused.rows
+
+        airflow.unpause(DAG)
+        wait_until(lambda: standing().rows > paused.rows, PATIENCE_S, "the build to go on")
+        assert (standing().parallelism, standing().batch_rows) == (4, 200)
+        # And once more while it runs.
+        airflow.put_stored(DAG, run, "build", "parallelism", 3)
+        wait_until(lambda: standing().parallelism == 3, PATIENCE_S, "the change to be followed")
+        wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end")
+        written = commits[0]
+        wait_until(lambda: commits[0] > written + 10, PATIENCE_S, "writes to the published index")
+
+    assert airflow.run_state(DAG, run) == "success"
+    assert standing().status == "completed"
+    report = verify(shop.database, index)
+    assert (report.missing, report.extra, report.different) == (0, 0, 0)
+    assert shop.run(f"(TABLE {index}) EXCEPT ALL SELECT kind, id, price FROM item") == []
+    assert shop.run(f"SELECT kind, id, price FROM item EXCEPT ALL (TABLE {index})") == []
+
+    # A pause costs no try.
+    for task in ("prepare", "build", "finalize"):
+        assert airflow.task(DAG, run, task)["try_number"] == 1
+    log = airflow.task_log(DAG, run, "build")
+    assert "batch_rows stays at 200" in log
+    assert "parallelism changes from 4 to 3" in log
+    actions = [(event.action, event.actor) for event in control.events(shop.database, index)]
+    assert actions.count(("pause", SWITCH)) == 1
+    assert ("change parallelism", f"task state store of DAG {DAG}") in actions
+
+    operation = standing().operation_id
+    for task in ("prepare", "build", "finalize"):
+        assert airflow.xcoms(DAG, run, task)["return_value"] == operation
+    link = airflow.links(DAG, run, "build")["Change parallelism"]
+    assert link == f"{airflow.url}/dags/{DAG}/runs/{quote(run, safe='')}/tasks/build/task-state-store"
+    event = airflow.asset_events()[-1]
+    assert event["uri"] == f"roir://{warehouse}/public/Item%20by%20kind"
+    assert event["extra"]["operation_id"] == operation
+
+    secret = shop.fields["password"]
+    for needle in (secret, secret.replace("'", "\\'"), secret.split("'")[1]):
+        assert not any(needle in part for part in command_lines)
+        for where, text in everything_said(airflow, run):
+            assert needle not in text, where
+
+
+def test_a_task_marked_failed_takes_its_driver_along_and_is_cleared_to_go_on(
+    airflow: StandaloneAirflow, shop: Any, warehouse: str
+) -> None:
+    conf = {"index": "item_by_price", "table": "item", "keys": "price", "batch_rows": 200, "ranges": 8}
+    conf |= {"max_rows_per_second": RATE, "postgres_conn_id": warehouse}
+    run = airflow.trigger(DAG, conf)
+
+    def rows() -> int:
+        return status.status(shop.database, "item_by_price")[0].rows
+
+    def running() -> bool:
+        return airflow.task_state(DAG, run, "build") == "running" and rows() > 0
+
+    wait_until(running, PATIENCE_S, "a build that is under way")
+    airflow.set_task_state(DAG, run, "build", "failed")
+    wait_until(lambda: drivers(airflow) == [], PATIENCE_S, "the driver to end")
+    before = rows()
+    airflow.call(
+        "POST",
+        f"/api/v2/dags/{DAG}/clearTaskInstances",
+        {"dag_run_id": run, "task_ids": ["build"], "include_downstream": True, "dry_run": False}
+        | {"only_failed": False, "reset_dag_runs": True},
+    )
+    wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end")
+    assert airflow.run_state(DAG, run) == "success", airflow.task_log(DAG, run, "build", 2)
+    assert 0 < before < ROWS
+    report = verify(shop.database, "item_by_price")
+    assert (report.missing, report.extra, report.different) == (0, 0, 0)
+
+
+def test_clean_up_runs(airflow: StandaloneAirflow, warehouse: str) -> None:
+    run = airflow.trigger("clean_up_indexes", {"postgres_conn_id": warehouse})
+    wait_until(lambda: airflow.run_state("clean_up_indexes", run) in ("success", "failed"), PATIENCE_S, "the clean-up")
+    assert airflow.xcoms("clean_up_indexes", run, "clean_up")["return_value"] == {
+        "ghosts": 0,
+        "deltas_dropped": 0,
+        "generations_dropped": 0,
+    }

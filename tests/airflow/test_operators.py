@@ -1,0 +1,315 @@
+"""The operators on a real PostgreSQL. Only Airflow's own side of a running task is stood in for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRescheduleException
+
+from airflow_roir.assets import published_alias
+from airflow_roir.engine import control, status
+from airflow_roir.engine.run import start_run
+from airflow_roir.operators.abort import AbortIndexBuildOperator
+from airflow_roir.operators.build import BuildIndexOperator
+from airflow_roir.operators.clean_up import CleanUpIndexesOperator
+from airflow_roir.operators.dag_switch import actor_of_switch
+from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
+from airflow_roir.operators.prepare import PrepareIndexBuildOperator
+
+INDEX = "public.item_by_kind"
+SWITCH = actor_of_switch("rebuild_index")
+WHAT = {"index": INDEX, "postgres_conn_id": "warehouse"}
+
+
+class MemoryStore:
+    """Stands in for the Task State Store."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.values.get(key, default)
+
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        self.values[key] = value
+
+
+class Task:
+    """Stands in for the task instance: remembers what is pushed, has a DAG with a switch."""
+
+    dag_id, task_id, run_id = "rebuild_index", "build", "run_1"
+
+    def __init__(self) -> None:
+        self.paused = False
+        self.xcoms: dict[str, Any] = {}
+
+    def get_dag(self, dag_id: str) -> Any:
+        return SimpleNamespace(is_paused=self.paused)
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.xcoms[key] = value
+
+
+class Events(dict[Any, Any]):
+    """Stands in for the outlet events: the events added to each alias."""
+
+    def __missing__(self, alias: Any) -> Any:
+        added: list[Any] = []
+        self[alias] = SimpleNamespace(added=added, add=lambda asset, extra: added.append((asset, extra)))
+        return self[alias]
+
+
+@pytest.fixture
+def context(shop: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", json.dumps({"conn_type": "postgres"} | shop.fields))
+    return {"ti": Task(), "task_state_store": MemoryStore(), "outlet_events": Events()}
+
+
+def prepare(context: dict[str, Any], **more: Any) -> int:
+    what: dict[str, Any] = {"table": "item", "keys": "kind", "include": "price", "parallelism": "2"} | WHAT
+    return PrepareIndexBuildOperator(task_id="prepare", **what | more).execute(context)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def driver_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[str]]]:
+    """Lets a few lines of Python stand in for the Spark driver; returns the command lines that were asked for."""
+
+    def replace(code: str) -> list[list[str]]:
+        import sys
+
+        from airflow_roir.operators import build, driver
+
+        asked: list[list[str]] = []
+
+        def command(*arguments: Any, **options: Any) -> list[str]:
+            asked.append(driver.driver_command(*arguments, **options))
+            return [sys.executable, "-u", "-c", code]
+
+        monkeypatch.setattr(build, "driver_command", command)
+        return asked
+
+    return replace
+
+
+# What a driver does that finds the operation paused in its first batch, and one that seals.
+TAKE_UP = """
+import os, sys
+from airflow_roir.engine import control
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import start_run, end_run
+database = Database(os.environ["ROIR_DSN"])
+run = start_run(database, "public.item_by_kind", "airflow rebuild_index run_1")
+"""
+UNTIL_PAUSED = (
+    TAKE_UP
+    + """
+import time
+print("driving")
+while control.find_operation(database, "public.item_by_kind").status == "running":
+    time.sleep(0.05)
+end_run(database, run)
+sys.exit(3)
+"""
+)
+
+
+def build(context: dict[str, Any], operation: int | None = None, **more: Any) -> int:
+    given: dict[str, Any] = {"parallelism": "2", "batch_rows": "100"} | more
+    operator = BuildIndexOperator(task_id="build", operation_id=operation, **WHAT, **given)
+    return operator.execute(context)  # type: ignore[arg-type]
+
+
+def test_prepare_returns_the_operations_id_and_adopts_its_own(context: dict[str, Any], shop: Any) -> None:
+    first = prepare(context)
+    assert prepare(context) == first
+    found = status.status(shop.database, INDEX)[0]
+    assert (found.operation_id, found.phase, found.parallelism) == (first, "build", 2)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"table": "nowhere"},
+        {"keys": "nothing"},
+        {"keys": ""},
+        {"parallelism": "0"},
+        {"parallelism": "many"},
+        {"index": "a.b.c"},
+        {"include": "kind"},
+    ],
+)
+def test_bad_input_fails_at_once_and_changes_nothing(context: dict[str, Any], shop: Any, more: dict[str, Any]) -> None:
+    with pytest.raises(AirflowFailException):
+        prepare(context, **more)
+    assert status.status(shop.database) == []
+
+
+def test_nothing_is_prepared_while_the_dag_is_paused(context: dict[str, Any], shop: Any) -> None:
+    context["ti"].paused = True
+    with pytest.raises(AirflowRescheduleException):
+        prepare(context)
+    assert status.status(shop.database) == []
+
+
+def test_a_build_that_starts_paused_leaves_before_spark(context: dict[str, Any], shop: Any, driver_code: Any) -> None:
+    asked = driver_code("raise SystemExit(9)")
+    operation = prepare(context)
+    context["ti"].paused = True
+    before = datetime.now(timezone.utc)
+    with pytest.raises(AirflowRescheduleException) as leaving:
+        build(context, operation)
+    assert (leaving.value.reschedule_date - before).total_seconds() > 15
+    assert asked == []
+    found = control.find_operation(shop.database, INDEX)
+    assert (found.status, found.paused_by) == ("paused", SWITCH)
+
+
+def test_the_switch_pauses_a_running_build_and_resumes_it(
+    context: dict[str, Any], shop: Any, driver_code: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_roir.operators import driver
+
+    asked = driver_code(UNTIL_PAUSED)
+    operation = prepare(context)
+    lines: list[str] = []
+    read = driver.Driver._read
+
+    def off_when_driving(self: Any) -> None:
+        def forward(line: str) -> None:
+            lines.append(line)
+            context["ti"].paused = True
+
+        self._forward = forward
+        read(self)
+
+    monkeypatch.setattr(driver.Driver, "_read", off_when_driving)
+    with pytest.raises(AirflowRescheduleException):
+        build(context, operation)
+    assert lines == ["driving"]
+    found = control.find_operation(shop.database, INDEX)
+    assert (found.status, found.paused_by, found.heartbeat_at) == ("paused", SWITCH, None)
+
+    # The switch is on again, and meanwhile the user has asked for more.
+    context["ti"].paused = False
+    context["task_state_store"].values |= {"parallelism": "6", "batch_rows": "none"}
+    driver_code(TAKE_UP + "end_run(database, run)")
+    assert build(context, operation) == operation
+    assert control.find_operation(shop.database, INDEX).status == "running"
+    assert "--parallelism" not in asked[0]
+    assert shop.run("SELECT action FROM roir.event WHERE action IN ('pause', 'resume') ORDER BY id") == [
+        ("pause",),
+        ("resume",),
+    ]
+
+
+def test_the_store_is_seeded_and_what_it_holds_is_started_with(context: dict[str, Any], driver_code: Any) -> None:
+    operation = prepare(context)
+    asked = driver_code("")
+    build(context, operation)
+    assert context["task_state_store"].values == {"parallelism": 2, "batch_rows": 100}
+    context["task_state_store"].values |= {"parallelism": "6", "batch_rows": "lots"}
+    build(context, operation)
+    assert [line[line.index("--owner") + 2 :] for line in asked] == [
+        ["--batch-rows", "100"],
+        ["--parallelism", "6"],
+    ]
+
+
+def test_the_button_is_there_while_it_runs(context: dict[str, Any], driver_code: Any) -> None:
+    operation = prepare(context)
+    driver_code("raise SystemExit(1)")
+    with pytest.raises(AirflowException):
+        build(context, operation)
+    assert context["ti"].xcoms == {
+        "_link_LiveOptionsLink": "/dags/rebuild_index/runs/run_1/tasks/build/task-state-store"
+    }
+
+
+def test_a_pause_from_elsewhere_is_waited_out(context: dict[str, Any], shop: Any, driver_code: Any) -> None:
+    operation = prepare(context)
+    control.pause(shop.database, INDEX, "ann@desk", "backup")
+    asked = driver_code("raise SystemExit(9)")
+    for paused in (False, True):
+        context["ti"].paused = paused
+        with pytest.raises(AirflowRescheduleException):
+            build(context, operation)
+    assert asked == []
+    assert control.find_operation(shop.database, INDEX).paused_by == "ann@desk"
+
+
+def test_a_run_that_somebody_else_drives_is_waited_for(context: dict[str, Any], shop: Any, driver_code: Any) -> None:
+    operation = prepare(context)
+    start_run(shop.database, INDEX, "roir of ann@desk")
+    asked = driver_code("raise SystemExit(9)")
+    for paused in (False, True):
+        context["ti"].paused = paused
+        with pytest.raises(AirflowRescheduleException):
+            build(context, operation)
+    assert asked == []
+    assert control.find_operation(shop.database, INDEX).status == "running"
+
+
+def test_a_driver_that_fails_costs_a_try_and_says_why(context: dict[str, Any], driver_code: Any) -> None:
+    operation = prepare(context)
+    driver_code("import sys; print('disk full', file=sys.stderr); sys.exit(1)")
+    with pytest.raises(AirflowException, match="disk full") as failure:
+        build(context, operation)
+    assert not isinstance(failure.value, AirflowFailException)
+
+
+def test_bad_input_found_by_the_driver_costs_no_further_try(context: dict[str, Any], driver_code: Any) -> None:
+    operation = prepare(context)
+    driver_code("import sys; print('no such master', file=sys.stderr); sys.exit(2)")
+    with pytest.raises(AirflowFailException, match="no such master"):
+        build(context, operation)
+
+
+def test_an_operation_that_has_taken_the_place_of_ours_is_left_alone(context: dict[str, Any], driver_code: Any) -> None:
+    operation = prepare(context)
+    abort = AbortIndexBuildOperator(task_id="abort", reason="typo", **WHAT)
+    assert abort.execute(context) == operation  # type: ignore[arg-type]
+    asked = driver_code("raise SystemExit(9)")
+    with pytest.raises(AirflowFailException):
+        build(context, operation)
+    other = prepare(context)
+    assert other != operation
+    with pytest.raises(AirflowFailException, match=f"operation {other} has taken its place"):
+        build(context, operation)
+    assert asked == []
+
+
+def test_abort_without_an_operation_fails_clearly(context: dict[str, Any]) -> None:
+    with pytest.raises(AirflowFailException, match="item_by_kind"):
+        AbortIndexBuildOperator(task_id="abort", **WHAT).execute(context)  # type: ignore[arg-type]
+
+
+def test_clean_up_returns_counters(context: dict[str, Any]) -> None:
+    operator = CleanUpIndexesOperator(task_id="clean_up", postgres_conn_id="warehouse")
+    assert operator.execute(context) == {  # type: ignore[arg-type]
+        "ghosts": 0,
+        "deltas_dropped": 0,
+        "generations_dropped": 0,
+    }
+
+
+def test_a_database_without_the_control_schema_fails_clearly(context: dict[str, Any], shop: Any) -> None:
+    shop.run("DROP SCHEMA roir CASCADE")
+    with pytest.raises(AirflowFailException, match="roir init"):
+        prepare(context)
+
+
+def test_finalize_waits_its_turn_and_refuses_an_unsealed_index(context: dict[str, Any], shop: Any) -> None:
+    operation = prepare(context)
+    operator = FinalizeIndexBuildOperator(task_id="finalize", operation_id=operation, **WHAT)
+    context["ti"].paused = True
+    with pytest.raises(AirflowRescheduleException):
+        operator.execute(context)  # type: ignore[arg-type]
+    context["ti"].paused = False
+    with pytest.raises(AirflowFailException, match="build"):
+        operator.execute(context)  # type: ignore[arg-type]
+    assert context["outlet_events"].get(published_alias()) is None
