@@ -190,13 +190,14 @@ class BuildWorker:
         source = self.job.source
         values: dict[str, str] = {}
         where = scan.condition(source.primary_key, self._casts, None, values)
-        key = ", ".join(map(quote, source.primary_key))
-        texts = ", ".join(source.columns[name].text() for name in source.primary_key)
-        head = f"SELECT {texts} FROM {source.sql} WHERE {where} ORDER BY"
+        # Qualified, or ORDER BY would sort the texts, which have the columns' names.
+        key = ", ".join(f"s.{quote(name)}" for name in source.primary_key)
+        texts = ", ".join(source.columns[name].text("s") for name in source.primary_key)
+        head = f"SELECT {texts} FROM {source.sql} s WHERE {where} ORDER BY"
         found = execute(self.connection, f"{head} {key} OFFSET {limit - 1} LIMIT 1", values).first()
         if found is not None:
             return list(found), False
-        descending = ", ".join(f"{quote(name)} DESC" for name in source.primary_key)
+        descending = ", ".join(f"s.{quote(name)} DESC" for name in source.primary_key)
         found = execute(self.connection, f"{head} {descending} LIMIT 1", values).first()
         return (None if found is None else list(found)), True
 

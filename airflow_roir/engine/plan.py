@@ -109,12 +109,13 @@ def _segment_bounds(
     best: tuple[float, int, list[Bound]] | None = None
     for length in range(1, len(identity) + 1):
         names = identity[:length]
-        columns = ", ".join(map(quote, names))
-        texts = ", ".join(source.columns[name].text() for name in names)
+        # Qualified, or ORDER BY would sort the texts, which have the columns' names.
+        columns = ", ".join(f"s.{quote(name)}" for name in names)
+        texts = ", ".join(source.columns[name].text("s") for name in names)
         rows = execute(
             connection,
-            f"SELECT {texts}, count(*), {' AND '.join(f'{quote(n)} IS NOT NULL' for n in names)} "
-            f"FROM {source.sql} {sample} GROUP BY {columns} ORDER BY {columns}",
+            f"SELECT {texts}, count(*), {' AND '.join(f's.{quote(n)} IS NOT NULL' for n in names)} "
+            f"FROM {source.sql} s {sample} GROUP BY {columns} ORDER BY {columns}",
         ).all()
         counted = [(tuple(row)[:length], int(row[length]), bool(row[length + 1])) for row in rows]
         values = [(value, count) for value, count, complete in counted if complete]

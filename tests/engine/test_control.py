@@ -1,0 +1,233 @@
+"""Claims, fences, pauses and runs: what one worker or run may do while another holds the operation."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_roir.engine import abort, build, control, prepare, seal
+from airflow_roir.engine.build import Batch, Claim, Stop
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.engine.status import operation_status, status
+from airflow_roir.errors import Fenced, IllegalTransition, InvariantViolated, OperationRunning, SourceChanged
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+
+
+@pytest.fixture(autouse=True)
+def table(dsn: str) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 1000) i",
+        "ANALYZE t",
+    )
+
+
+def claimed(worker: build.BuildWorker) -> Claim:
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    return claim
+
+
+def test_two_workers_hold_different_ranges(database: Database) -> None:
+    _, run = steps.begin(database, ranges=4)
+    first, second = (steps.worker(database, run, number) for number in range(2))
+    assert claimed(first).ordinal != claimed(second).ordinal
+
+
+def test_a_second_try_of_a_worker_gets_its_range_back_and_fences_the_first(database: Database) -> None:
+    """Spark speculation or a lost executor: the zombie's batch changes nothing (I4)."""
+    _, run = steps.begin(database, ranges=4, batch_rows=50)
+    zombie, retry = steps.worker(database, run, 0), steps.worker(database, run, 0)
+    claim = claimed(zombie)
+    batch = zombie.batch(claim)
+    assert isinstance(batch, Batch)
+    assert batch.claim is not None
+    again = claimed(retry)
+    assert (again.range_id, again.scan.watermark) == (claim.range_id, batch.claim.scan.watermark)
+    with pytest.raises(Fenced):
+        zombie.batch(batch.claim)
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_a_new_run_fences_every_older_worker_at_its_next_commit(database: Database) -> None:
+    _, run = steps.begin(database, batch_rows=50)
+    zombie = steps.worker(database, run)
+    claim = claimed(zombie)
+    newer = start_run(database, "ix", "other", take_over=True)
+    with pytest.raises(Fenced, match="other"):
+        zombie.batch(claim)
+    with pytest.raises(Fenced):
+        zombie.claim()
+    with pytest.raises(Fenced):
+        build.finish(database, run)
+    steps.finish_all(database, newer)
+    steps.assert_exact(database)
+
+
+def test_pause_takes_effect_at_the_next_batch_and_keeps_what_is_committed(database: Database) -> None:
+    prepared, run = steps.begin(database, batch_rows=100, ranges=2)
+    worker = steps.worker(database, run)
+    batch = worker.batch(claimed(worker))
+    assert isinstance(batch, Batch)
+    assert batch.claim is not None
+    control.pause(database, "ix", "me", "lunch")
+    before = operation_status(database, prepared.operation_id)
+    assert (before.status, before.rows, before.pause_reason, before.paused_by) == ("paused", 100, "lunch", "me")
+    assert worker.batch(batch.claim) == Stop("paused")
+    assert worker.claim() == Stop("paused")
+    resumed = start_run(database, "ix", "test", parallelism=5, batch_rows=7)
+    after = operation_status(database, prepared.operation_id)
+    assert (after.status, after.rows, after.parallelism, after.batch_rows) == ("running", 100, 5, 7)
+    again = steps.worker(database, resumed)
+    assert claimed(again).scan.watermark == batch.claim.scan.watermark
+    again.connection.close()
+    steps.finish_all(database, start_run(database, "ix", "test", take_over=True))
+    steps.assert_exact(database)
+
+
+def test_a_worker_above_a_lowered_parallelism_leaves_its_range_to_others(database: Database) -> None:
+    _, run = steps.begin(database, batch_rows=50, ranges=1)
+    worker = steps.worker(database, run, 1)
+    batch = worker.batch(claimed(worker))
+    assert isinstance(batch, Batch)
+    assert batch.claim is not None
+    control.set_options(database, "ix", "me", parallelism=1)
+    assert worker.batch(batch.claim) == Stop("leave")
+    assert claimed(steps.worker(database, run, 0)).scan.watermark == batch.claim.scan.watermark
+
+
+def test_ranges_of_a_worker_that_vanished_are_claimed_again(database: Database) -> None:
+    _, run = steps.begin(database, ranges=2)
+    claimed(steps.worker(database, run, 1))
+    for _ in build.work(database, run, 0):
+        pass
+    with pytest.raises(InvariantViolated, match="1 ranges"):
+        build.finish(database, run)
+    with database.transaction() as connection:
+        assert not build.work_left(connection, run, idle=False)
+        assert build.work_left(connection, run, idle=True)
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_a_second_run_is_refused_while_the_first_ones_heart_beats(database: Database) -> None:
+    _, run = steps.begin(database)
+    with pytest.raises(OperationRunning, match="driven by test"):
+        start_run(database, "ix", "second")
+    with pytest.raises(OperationRunning, match="driven by test"):
+        steps.prepare.prepare(database, steps.IndexDefinition.parse("ix"), steps.BuildOptions())
+    end_run(database, run)
+    assert start_run(database, "ix", "second").epoch > run.epoch
+
+
+def test_an_unfinished_operation_is_adopted_from_its_watermarks(database: Database) -> None:
+    prepared, run = steps.begin(database, batch_rows=100, ranges=2)
+    worker = steps.worker(database, run)
+    worker.batch(claimed(worker))
+    end_run(database, run)
+    again = prepare.prepare(database, steps.IndexDefinition.parse("ix", "t", "k"), steps.BuildOptions(parallelism=3))
+    assert again.adopted
+    assert again.operation_id == prepared.operation_id
+    found = operation_status(database, prepared.operation_id)
+    assert (found.rows, found.parallelism) == (100, 3)
+
+
+def test_an_altered_source_stops_the_build_before_anything_is_copied(database: Database, dsn: str) -> None:
+    prepared, run = steps.begin(database, batch_rows=100, ranges=2)
+    worker = steps.worker(database, run)
+    batch = worker.batch(claimed(worker))
+    assert isinstance(batch, Batch)
+    assert batch.claim is not None
+    run_sql(dsn, "ALTER TABLE t ALTER COLUMN k TYPE varchar(10)")
+    with pytest.raises(SourceChanged, match="altered"):
+        worker.batch(batch.claim)
+    with pytest.raises(SourceChanged):
+        steps.worker(database, run)
+    assert operation_status(database, prepared.operation_id).rows == 100
+
+
+def test_a_disabled_capture_trigger_counts_as_an_altered_source(database: Database, dsn: str) -> None:
+    _, run = steps.begin(database)
+    run_sql(dsn, "ALTER TABLE t DISABLE TRIGGER roir_capture")
+    with pytest.raises(SourceChanged):
+        steps.build_all(database, run)
+
+
+@pytest.mark.parametrize("stage", ["build", "seal", "switched", "rebuild"])
+def test_abort_leaves_source_and_active_generation_as_they_were(database: Database, dsn: str, stage: str) -> None:
+    if stage == "rebuild":
+        _, first = steps.begin(database)
+        steps.finish_all(database, first)
+    objects = catalog(database)
+    _, run = steps.begin(database, table=None if stage == "rebuild" else "t", keys=None if stage == "rebuild" else "k")
+    if stage != "build":
+        steps.build_all(database, run)
+    if stage in ("switched", "rebuild"):
+        steps.seal_all(database, run)
+        steps.fold.switch(database, run)
+    abort.abort(database, "ix", "me", "changed my mind")
+    with pytest.raises(Fenced):
+        build.finish(database, run)
+    assert catalog(database) == objects
+    user = steps.session(dsn)
+    sql(user, "UPDATE t SET k = 'z' WHERE id < 50")
+    user.commit()
+    if stage == "rebuild":
+        steps.assert_exact(database)
+    else:
+        assert status(database) == []
+
+
+def catalog(database: Database) -> set[tuple[str, str]]:
+    """All objects that an operation could leave behind. A trigger's function text is part of it."""
+    with database.transaction() as connection:
+        return set(
+            map(
+                tuple,
+                execute(
+                    connection,
+                    "SELECT relname::text, relkind::text FROM pg_class WHERE relnamespace <> 'pg_toast'::regnamespace "
+                    "AND relname !~ '^g[0-9]+_delta' "
+                    "UNION ALL SELECT tgname, tgrelid::regclass::text FROM pg_trigger "
+                    "UNION ALL SELECT proname, 'f' FROM pg_proc WHERE pronamespace = 'roir_data'::regnamespace",
+                ).all(),
+            )
+        )
+
+
+def test_nothing_to_pause_or_abort_is_said(database: Database) -> None:
+    _, run = steps.begin(database)
+    steps.finish_all(database, run)
+    with pytest.raises(IllegalTransition, match="completed"):
+        control.pause(database, "ix", "me")
+    with pytest.raises(IllegalTransition, match="completed"):
+        abort.abort(database, "ix", "me")
+    with pytest.raises(IllegalTransition, match="completed"):
+        start_run(database, "ix", "me")
+
+
+def test_progress_never_goes_backwards(database: Database) -> None:
+    prepared, run = steps.begin(database, batch_rows=90, ranges=3, segments=4)
+    seen = [0.0]
+    worker = steps.worker(database, run)
+    while isinstance(claim := worker.claim(), Claim):
+        held: Claim | None = claim
+        while held is not None:
+            batch = worker.batch(held)
+            assert isinstance(batch, Batch)
+            held = batch.claim
+            seen.append(operation_status(database, prepared.operation_id).percent_complete)
+    build.finish(database, run)
+    for _ in seal.work(database, run, 0):
+        seen.append(operation_status(database, prepared.operation_id).percent_complete)
+    seal.finish(database, run)
+    steps.fold_all(database, run)
+    seen.append(operation_status(database, prepared.operation_id).percent_complete)
+    steps.publish_all(database, run)
+    seen.append(operation_status(database, prepared.operation_id).percent_complete)
+    assert seen == sorted(seen)
+    assert seen[-1] == 100

@@ -1,0 +1,225 @@
+"""Each race that DESIGN section 4 names, by steps: first one side's step, then the other's."""
+
+from __future__ import annotations
+
+import psycopg2
+import psycopg2.errors
+import psycopg2.extensions
+import pytest
+
+from airflow_roir.engine import fold
+from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import Run
+from airflow_roir.engine.verify import verify
+from airflow_roir.errors import LockNotAcquired
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+
+READERS = ["REPEATABLE READ", "SERIALIZABLE"]
+
+
+@pytest.fixture(autouse=True)
+def table(dsn: str) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 100) i",
+        "ANALYZE t",
+    )
+
+
+def old_snapshot(dsn: str, isolation: str) -> psycopg2.extensions.connection:
+    """A transaction whose snapshot is taken now, of another table: it holds no lock on the source."""
+    user = steps.session(dsn, isolation)
+    sql(user, "SELECT count(*) FROM pg_class")
+    return user
+
+
+def without_assertion(database: Database) -> None:
+    """Break the installed capture function: removals no longer assert that they removed something."""
+    with database.transaction() as connection:
+        body = execute(
+            connection,
+            "SELECT pg_get_functiondef(p.oid) FROM pg_proc p WHERE p.proname LIKE 'capture_%'",
+        ).scalar_one()
+        broken = body.replace("IF found_entries = 0 THEN", "IF false THEN")
+        assert broken != body
+        execute(connection, broken)
+
+
+@pytest.mark.parametrize("isolation", READERS)
+@pytest.mark.parametrize("stage", ["switch", "fold", "publish"])
+def test_delete_by_a_snapshot_older_than_the_batch_gets_40001(
+    database: Database, dsn: str, isolation: str, stage: str
+) -> None:
+    _, run = steps.begin(database)
+    user = old_snapshot(dsn, isolation)
+    reach(database, run, stage)
+    with pytest.raises(psycopg2.errors.SerializationFailure):
+        sql(user, "DELETE FROM t WHERE id = 42")
+    user.rollback()
+    finish_from(database, run, stage)
+    steps.assert_exact(database)
+
+
+@pytest.mark.parametrize("stage", ["switch", "publish"])
+def test_without_the_assertion_that_delete_leaves_a_stale_entry(database: Database, dsn: str, stage: str) -> None:
+    """The negative of the test above: it is the assertion that makes the difference."""
+    _, run = steps.begin(database)
+    user = old_snapshot(dsn, "REPEATABLE READ")
+    reach(database, run, stage)
+    without_assertion(database)
+    sql(user, "DELETE FROM t WHERE id = 42")
+    user.commit()
+    finish_from(database, run, stage)
+    assert verify(database, "ix").extra == 1
+
+
+@pytest.mark.parametrize("isolation", READERS)
+@pytest.mark.parametrize("stage", ["switch", "publish"])
+@pytest.mark.parametrize("change", ["k = 'new'", "v = -1", "id = 4200"])
+def test_update_by_an_old_snapshot_never_leaves_a_stale_entry(
+    database: Database, dsn: str, isolation: str, stage: str, change: str
+) -> None:
+    _, run = steps.begin(database, include="v")
+    user = old_snapshot(dsn, isolation)
+    reach(database, run, stage)
+    try:
+        sql(user, f"UPDATE t SET {change} WHERE id = 42")
+        user.commit()
+    except psycopg2.errors.SerializationFailure:
+        user.rollback()
+    finish_from(database, run, stage)
+    steps.assert_exact(database)
+
+
+def test_row_deleted_between_scan_and_copy_stays_gone(database: Database, dsn: str) -> None:
+    """A batch copies a row, a delete of it commits before the batch: touched wins (yugabyte #25250)."""
+    _, run = steps.begin(database)
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    user = steps.session(dsn)
+    with worker.connection.begin():
+        rows = worker._copy(claim.scan, None)
+        assert rows > 0
+        sql(user, "DELETE FROM t WHERE id = 1")
+        user.commit()
+    run_sql(dsn, "DELETE FROM roir_data.g1")  # that batch's watermark wasn't written: take its rows back
+    worker.batch(claim)
+    sql(user, "INSERT INTO t VALUES (1, 'again', 1)")
+    sql(user, "DELETE FROM t WHERE id = 2")
+    user.commit()
+    worker.connection.close()
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_delete_then_reinsert_while_building(database: Database, dsn: str) -> None:
+    """cockroach #75658: the merge erased the live row."""
+    _, run = steps.begin(database, include="v")
+    user = steps.session(dsn)
+    for where in ("id <= 10", "id > 90"):
+        sql(user, f"DELETE FROM t WHERE {where}")
+        user.commit()
+    steps.build_all(database, run)
+    sql(user, "INSERT INTO t SELECT i, (i % 5)::text, 7 FROM generate_series(1, 5) i")
+    sql(user, "DELETE FROM t WHERE id = 50")
+    sql(user, "INSERT INTO t VALUES (50, '0', -50)")
+    user.commit()
+    steps.seal_all(database, run)
+    folded = steps.fold_all(database, run)
+    assert folded.upserted == 6
+    assert folded.ghosts == 15, "deleted before they were scanned: antimatter without a base entry"
+    steps.publish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_writer_in_flight_at_prepare_is_drained(database: Database, dsn: str) -> None:
+    """cockroach #18533, yugabyte #7376: a writer that began before the capture must end before the first batch."""
+    user = steps.session(dsn)
+    sql(user, "DELETE FROM t WHERE id = 1")
+    reported: list[str] = []
+    with pytest.raises(LockNotAcquired, match=r"pid \d+"):
+        steps.prepare.prepare(
+            database,
+            steps.IndexDefinition.parse("ix", "t", "k"),
+            steps.BuildOptions(lock_timeout_ms=50, lock_patience_s=0),
+            "test",
+            reported.append,
+        )
+    assert reported
+    assert "idle in transaction" in reported[0]
+    user.commit()
+    _, run = steps.begin(database)
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_fold_leaves_rows_that_a_writer_holds(database: Database, dsn: str) -> None:
+    """SKIP LOCKED: the fold goes around an open transaction, publish's drain waits for it."""
+    _, run = steps.begin(database, include="v", lock_timeout_ms=50, lock_patience_s=0)
+    user = steps.session(dsn)
+    sql(user, "UPDATE t SET v = v + 1 WHERE id <= 20")
+    user.commit()
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    fold.switch(database, run)
+    sql(user, "UPDATE t SET v = v + 1 WHERE id <= 3")  # open: holds the delta rows of ids 1 to 3
+    folded = fold.work(database, run)
+    assert folded.upserted == 17
+    fold.finish(database, run, folded)
+    with pytest.raises(LockNotAcquired):
+        steps.publish_all(database, run)
+    user.rollback()
+    steps.publish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_truncate_in_every_phase(database: Database, dsn: str) -> None:
+    _, run = steps.begin(database, batch_rows=30)
+    user = steps.session(dsn)
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    assert isinstance(worker.batch(claim), Batch)
+    worker.connection.close()
+    refill = "INSERT INTO t SELECT i, (i % 3)::text, i FROM generate_series(1, 60) i"
+    sql(user, "TRUNCATE t")
+    sql(user, refill)
+    user.commit()
+    steps.build_all(database, run)
+    sql(user, "TRUNCATE t")
+    user.rollback()
+    steps.seal_all(database, run)
+    fold.switch(database, run)
+    sql(user, "TRUNCATE t")
+    sql(user, refill)
+    user.commit()
+    fold.finish(database, run, fold.work(database, run))
+    steps.publish_all(database, run)
+    assert steps.assert_exact(database).rows == 60
+    sql(user, "TRUNCATE t")
+    user.commit()
+    assert steps.assert_exact(database).rows == 0
+
+
+def reach(database: Database, run: Run, stage: str) -> None:
+    """Go on to a stage: the capture switched, the delta folded, or published."""
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    fold.switch(database, run)
+    if stage in ("fold", "publish"):
+        fold.finish(database, run, fold.work(database, run))
+    if stage == "publish":
+        steps.publish_all(database, run)
+
+
+def finish_from(database: Database, run: Run, stage: str) -> None:
+    """Go on to the end."""
+    if stage == "switch":
+        fold.finish(database, run, fold.work(database, run))
+    if stage != "publish":
+        steps.publish_all(database, run)
