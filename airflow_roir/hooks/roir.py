@@ -60,18 +60,6 @@ class RoirHook(BaseHook):
         """
         return Database(self.get_dsn(), application_name=application_name)
 
-    def test_connection(self) -> tuple[bool, str]:
-        """Answer the "Test" button of Airflow's connection form."""
-        from sqlalchemy import text
-        from sqlalchemy.exc import DBAPIError
-
-        try:
-            with self.get_database().transaction() as connection:
-                version = connection.execute(text("SELECT pg_catalog.current_setting('server_version')"))
-                return True, f"PostgreSQL {version.scalar_one()}"
-        except (DBAPIError, InvalidInput) as error:
-            return False, str(error)
-
 
 def dsn_of(connection: Connection) -> str:
     """Build the libpq connection string of an Airflow connection, and mask its secrets.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import control
+from airflow_roir.engine import control, status
 from airflow_roir.engine.database import is_transient
-from airflow_roir.errors import InvalidInput, OperationPaused, OperationRunning
+from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.hooks.spark import resolve_spark
 from airflow_roir.links.live_options import LiveOptionsLink
@@ -20,12 +20,12 @@ from airflow_roir.operators.driver import Driver, driver_command, driver_environ
 from airflow_roir.operators.driving import DrivingOperator
 from airflow_roir.operators.form_values import optional_text, whole_number
 from airflow_roir.operators.live_options import KEYS, LiveOptions, seed
+from airflow_roir.operators.progress import Progress
 from airflow_roir.operators.watcher import Watcher
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_roir.engine.control import OperationRow
     from airflow_roir.engine.database import Database
 
 SEALED = 0
@@ -97,13 +97,14 @@ class BuildIndexOperator(DrivingOperator):
         dsn = RoirHook(self.postgres_conn_id).get_dsn()
         self._driver = Driver(command, driver_environment(dsn), forward=self.log.info)
         try:
+            progress = Progress(lambda: status.operation_status(database, row.id), self.log.info)
             with Watcher(ti, store, KEYS) as watcher:
                 self.drive(
                     self._driver_ended,
                     database,
                     ti,
                     watcher,
-                    lambda stored: self._change(database, row, ti.dag_id, options, stored),
+                    lambda stored: self._turn(database, ti.dag_id, options, stored, progress),
                 )
         finally:
             self._driver.kill()
@@ -126,16 +127,23 @@ class BuildIndexOperator(DrivingOperator):
         assert self._driver is not None
         return self._driver.wait(seconds) is not None
 
-    def _change(self, database: Database, row: OperationRow, dag_id: str, options: LiveOptions, stored: Any) -> None:
+    def _turn(
+        self, database: Database, dag_id: str, options: LiveOptions, stored: Mapping[str, Any], progress: Progress
+    ) -> None:
         def apply(**values: int) -> object:
             return control.set_options(database, self.index, f"task state store of DAG {dag_id}", **values)
 
         try:
             options.follow(stored, apply)
+            progress.turn()
+        except IllegalTransition:
+            # Somebody has ended the operation in this very moment, and the driver is about to say so.
+            return
         except DBAPIError as error:
+            # Asked again at the next turn; the driver has the same trouble and its own patience.
             if not is_transient(error):
                 raise
-            self.log.warning("Can't reach PostgreSQL to change options: %s", error.orig)
+            self.log.warning("Can't reach PostgreSQL: %s", error.orig)
 
     def _ending(self) -> str:
         assert self._driver is not None

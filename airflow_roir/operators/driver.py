@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from airflow_roir.hooks.spark import SparkTarget
@@ -110,13 +111,18 @@ class Driver:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the driver's process group for good: SIGTERM, then SIGKILL after `TERMINATE_S`."""
+        """End the driver's process group for good: SIGTERM, and SIGKILL for who is left when the driver has ended or
+        `TERMINATE_S` are over."""
+        if self._process.returncode is not None:
+            return
         self._signal(signal.SIGTERM)
-        try:
-            self._process.wait(TERMINATE_S)
-        except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
-            self._process.wait()
+        deadline = time.monotonic() + TERMINATE_S
+        # WNOWAIT leaves the driver to be reaped below: until then the number of its group stays its own.
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while os.waitid(os.P_PID, self._process.pid, ended) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         # Once reaped, its number may belong to somebody else.

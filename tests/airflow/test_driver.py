@@ -141,6 +141,15 @@ def test_kill_ends_a_driver_that_does_not_listen(start: Callable[[str], Driver],
     assert not child.is_running()
 
 
+def test_kill_ends_what_a_driver_leaves_behind(start: Callable[[str], Driver], log: Log) -> None:
+    driver = start(FAMILY.format(handler="signal.SIG_DFL", child="signal.SIG_IGN"))
+    child = child_of(log)
+    driver.kill()
+    assert driver.wait(0) == -signal.SIGTERM
+    psutil.wait_procs([child], timeout=30)
+    assert not child.is_running()
+
+
 def test_to_kill_one_that_has_ended_does_nothing(
     start: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,46 @@
+"""How far a build is, in its task's log, now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from airflow_roir.engine.status import OperationStatus
+
+# Often enough to see that it moves, seldom enough to read the log of a night.
+EVERY_S = 30.0
+
+
+class Progress:
+    """Says how far an operation is, at most every `EVERY_S` seconds.
+
+    read: gives the status; asked only when it is time. say: takes the line. clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], OperationStatus],
+        say: Callable[[str], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._say = say
+        self._clock = clock
+        self._last = clock()
+
+    def turn(self) -> None:
+        """Say it if it is time. Raises what `read` raises, and is then asked again at the next turn."""
+        if self._clock() - self._last < EVERY_S:
+            return
+        self._say(progress_line(self._read()))
+        self._last = self._clock()
+
+
+def progress_line(status: OperationStatus) -> str:
+    """One line for people: `build: 43 %, 120,000 rows, 1,785 rows/s, 12 s left`."""
+    parts = [f"{status.percent_complete:.0f} %", f"{status.rows:,} rows"]
+    if status.rows_per_second is not None:
+        parts.append(f"{status.rows_per_second:,.0f} rows/s")
+    if status.seconds_left is not None:
+        parts.append(f"{status.seconds_left:,.0f} s left")
+    return f"{status.phase}: {', '.join(parts)}"

@@ -1,0 +1,44 @@
+"""Progress in the task's log."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_roir.operators.progress import EVERY_S, Progress, progress_line
+
+STATUS: Any = SimpleNamespace(
+    phase="build", percent_complete=43.4, rows=120_000, rows_per_second=1785.0, seconds_left=12.0
+)
+
+
+def test_a_line_says_what_is_known() -> None:
+    assert progress_line(STATUS) == "build: 43 %, 120,000 rows, 1,785 rows/s, 12 s left"
+    unknown = SimpleNamespace(**vars(STATUS) | {"rows_per_second": None, "seconds_left": None, "rows": 0})
+    assert progress_line(unknown) == "build: 43 %, 0 rows"  # type: ignore[arg-type]
+
+
+def test_it_is_said_now_and_then_and_again_after_a_failure() -> None:
+    now, lines, reads = [0.0], [], [0]
+
+    def read() -> Any:
+        reads[0] += 1
+        if reads[0] == 2:
+            raise ConnectionError
+        return STATUS
+
+    progress = Progress(read, lines.append, lambda: now[0])
+    for now[0] in (0.0, 1.0, EVERY_S - 1):
+        progress.turn()
+    assert (reads, lines) == ([0], [])
+    now[0] = EVERY_S
+    progress.turn()
+    progress.turn()
+    assert (reads[0], len(lines)) == (1, 1)
+    now[0] = 2 * EVERY_S
+    with pytest.raises(ConnectionError):
+        progress.turn()
+    progress.turn()
+    assert (reads[0], len(lines)) == (3, 2)
