@@ -1,0 +1,80 @@
+"""The control schema: migrated equals declared, up and down; versions that don't fit are refused."""
+
+from __future__ import annotations
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from airflow_roir.engine import schema
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.status import status
+from airflow_roir.engine.tables import metadata
+from airflow_roir.errors import SchemaVersionMismatch
+from tests.conftest import database_dsn, run_sql
+
+DEFINITIONS = """
+SELECT c.relname::text, x.definition
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'roir'
+ CROSS JOIN LATERAL (
+       SELECT pg_get_constraintdef(oid) AS definition FROM pg_constraint WHERE conrelid = c.oid AND contype <> 'n'
+       UNION ALL SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = c.oid
+       UNION ALL SELECT concat_ws(' ', attname, format_type(atttypid, atttypmod), attnotnull, attidentity,
+                                  pg_get_expr(adbin, adrelid))
+         FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+        WHERE attrelid = c.oid AND attnum > 0) x
+ WHERE c.relkind = 'r' AND c.relname <> 'schema_version'
+ ORDER BY 1, 2
+"""
+
+
+@pytest.fixture
+def empty(server: str, request: pytest.FixtureRequest) -> Database:
+    """A database without the control schema."""
+    name = f"empty_{abs(hash(request.node.name))}"
+    run_sql(server, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)", f"CREATE DATABASE {name}")
+    return Database(database_dsn(server, name))
+
+
+def test_the_migrated_schema_equals_the_declared_one(database: Database, empty: Database) -> None:
+    with database.transaction() as connection:
+        migrated = execute(connection, DEFINITIONS).all()
+        context = MigrationContext.configure(
+            connection, opts={"include_schemas": True, "version_table_schema": "roir", "version_table": "schema_version"}
+        )
+        differences = [d for d in compare_metadata(context, metadata) if "schema_version" not in str(d)]
+    with empty.transaction() as connection:
+        execute(connection, "CREATE SCHEMA roir")
+        metadata.create_all(connection)
+        declared = execute(connection, DEFINITIONS).all()
+    assert differences == []
+    assert migrated == declared
+
+
+def test_down_leaves_nothing_and_up_works_again(empty: Database) -> None:
+    schema.init(empty)
+    with empty.transaction() as connection:
+        command.downgrade(schema.alembic_config(connection), "base")
+    with empty.transaction() as connection:
+        left = execute(
+            connection,
+            "SELECT relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace "
+            "WHERE nspname LIKE 'roir%' AND relname NOT LIKE 'schema_version%' AND relkind IN ('r', 'v')",
+        ).all()
+    assert left == []
+    assert schema.init(empty) == schema.head()
+    assert schema.init(empty) == schema.head()  # again: nothing to do
+
+
+def test_a_missing_schema_is_said_with_the_remedy(empty: Database) -> None:
+    with pytest.raises(SchemaVersionMismatch, match="roir init"):
+        status(empty)
+
+
+def test_a_newer_schema_is_refused(database: Database) -> None:
+    with database.transaction() as connection:
+        execute(connection, "UPDATE roir.schema_version SET version_num = '9999'")
+    for call in (lambda: status(database), lambda: schema.init(database)):
+        with pytest.raises(SchemaVersionMismatch, match=r"newer\. Upgrade"):
+            call()

@@ -1,0 +1,194 @@
+"""The Spark application as a process of its own, in local mode."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from airflow_roir.engine import control, finalize, prepare
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.status import operation_status
+from airflow_roir.spark.driver import SparkOptions, with_task_failures
+from airflow_roir.spark.launch import DriverProcess
+from tests.conftest import run_sql
+from tests.engine import steps
+
+ROWS = 40_000
+
+
+@pytest.fixture(autouse=True)
+def table(dsn: str) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        f"INSERT INTO t SELECT i, (i % 500)::text, i FROM generate_series(1, {ROWS}) i",
+        "ANALYZE t",
+    )
+
+
+def prepared(database: Database, rate: int | None = None) -> prepare.PreparedOperation:
+    return prepare.prepare(
+        database,
+        steps.IndexDefinition.parse("ix", "t", "k", "v"),
+        steps.BuildOptions(batch_rows=1000, ranges=8, segments=3, max_rows_per_second=rate),
+    )
+
+
+def start(database: Database, *extra: str) -> DriverProcess:
+    return DriverProcess(database.dsn, "ix", "test driver", SparkOptions("local[4]"), extra)
+
+
+def rows_committed(database: Database) -> int:
+    with database.transaction() as connection:
+        return int(execute(connection, "SELECT coalesce(sum(rows), 0) FROM roir.scan_range").scalar_one())
+
+
+def wait_for(condition: object, driver: DriverProcess) -> None:
+    """Poll committed state until it holds; the driver's end or a minute is a failure."""
+    assert callable(condition)
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert driver.process.poll() is None, list(driver.lines())
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(database: Database) -> None:
+    operation = prepared(database, rate=10_000)
+    driver = start(database)
+    wait_for(lambda: rows_committed(database) > 5_000, driver)
+    control.pause(database, "ix", "me", "a look")
+    lines = list(driver.lines())
+    assert driver.wait() == 3, lines
+    assert "paused by me" in lines[-1]
+    paused = operation_status(database, operation.operation_id)
+    assert 0 < paused.rows < ROWS
+    with database.transaction() as connection:
+        execute(connection, "UPDATE roir.operation SET max_rows_per_second = NULL")
+    driver = start(database, "--parallelism", "3")
+    lines = list(driver.lines())
+    assert driver.wait() == 0, lines
+    assert any("build: 3 workers" in line for line in lines)
+    done = finalize.finalize(database, "ix", "test")
+    assert (done.status, done.rows) == ("completed", ROWS)
+    steps.assert_exact(database)
+
+
+def test_a_python_worker_that_is_killed_only_loses_its_open_batch(database: Database) -> None:
+    prepared(database, rate=10_000)
+    driver = start(database)
+    wait_for(lambda: rows_committed(database) > 4_000, driver)
+    # The daemon's children are the workers; the daemon itself goes on.
+    tree = psutil.Process(driver.process.pid).children(recursive=True)
+    alive = [child for child in tree if child.status() != psutil.STATUS_ZOMBIE]
+    daemons = {child.pid for child in alive if "pyspark.daemon" in child.cmdline()}
+    victims = [child for child in alive if child.ppid() in daemons]
+    assert victims
+    before = rows_committed(database)
+    os.kill(victims[0].pid, signal.SIGKILL)
+    lines = list(driver.lines())
+    assert driver.wait() == 0, lines
+    assert rows_committed(database) == ROWS > before
+    finalize.finalize(database, "ix", "test")
+    steps.assert_exact(database)
+
+
+def test_a_killed_driver_leaves_the_operation_to_the_next(database: Database) -> None:
+    prepared(database, rate=10_000)
+    driver = start(database)
+    wait_for(lambda: rows_committed(database) > 4_000, driver)
+    os.killpg(driver.process.pid, signal.SIGKILL)
+    driver.wait()
+    before = rows_committed(database)
+    with database.transaction() as connection:
+        execute(connection, "UPDATE roir.operation SET max_rows_per_second = NULL")
+    driver = start(database, "--take-over")
+    assert driver.wait() == 0, list(driver.lines())
+    assert rows_committed(database) == ROWS > before
+    finalize.finalize(database, "ix", "test")
+    steps.assert_exact(database)
+
+
+def test_an_altered_source_fails_the_operation_with_the_reason(database: Database, dsn: str) -> None:
+    operation = prepared(database)
+    run_sql(dsn, "ALTER TABLE t ALTER COLUMN k TYPE varchar(20)")
+    driver = start(database)
+    lines = list(driver.lines())
+    assert driver.wait() == 1
+    assert "altered" in lines[-1]
+    failed = operation_status(database, operation.operation_id)
+    assert failed.status == "failed"
+    assert failed.error is not None
+    assert "altered" in failed.error
+
+
+def test_the_same_job_runs_by_spark_submit(database: Database) -> None:
+    import pyspark
+
+    import airflow_roir.spark
+
+    prepared(database)
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    application = Path(airflow_roir.spark.__file__).parent / "__main__.py"
+    done = subprocess.run(
+        [submit, "--master", "local[2]", application, "--index", "ix", "--owner", "spark-submit"],
+        env={**os.environ, "ROIR_DSN": database.dsn, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    finalize.finalize(database, "ix", "test")
+    steps.assert_exact(database)
+
+
+def test_the_dsn_is_in_no_command_line_log_or_page_of_spark(database: Database, dsn: str) -> None:
+    secret = "s3cret-of-the-database"
+    prepared(database, rate=20_000)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = SparkOptions("local[2]", {"spark.ui.port": str(port)})
+    driver = DriverProcess(dsn.replace("postgres:@", f"postgres:{secret}@"), "ix", "test", options)
+    wait_for(lambda: rows_committed(database) > 4_000, driver)
+    tree = [psutil.Process(driver.process.pid), *psutil.Process(driver.process.pid).children(recursive=True)]
+    shown = [" ".join(child.cmdline()) for child in tree if child.status() != psutil.STATUS_ZOMBIE]
+    api = f"http://127.0.0.1:{port}/api/v1/applications"
+    application = json.loads(fetch(api))[0]["id"]
+    for page in ("environment", "jobs", "stages", "sql", "executors"):
+        shown.append(fetch(f"{api}/{application}/{page}"))
+    shown += driver.lines()
+    assert driver.wait() == 0
+    assert len(shown) > 8
+    assert not [text for text in shown if secret in text]
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def test_nothing_to_drive_is_bad_input(database: Database) -> None:
+    driver = start(database)
+    lines = list(driver.lines())
+    assert driver.wait() == 2
+    assert "no index ix" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [("local", "local[1,4]"), ("local[3]", "local[3,4]"), ("local[*]", "local[*,4]"), ("local[2,7]", "local[2,7]")],
+)
+def test_local_mode_tries_a_task_as_often_as_a_cluster(given: str, used: str) -> None:
+    assert with_task_failures(given) == used
+    assert with_task_failures("spark://host:7077") == "spark://host:7077"
