@@ -24,11 +24,15 @@ RUN mkdir -p /usr/share/man/man1 \
  && useradd --uid 50000 --gid 0 --home-dir /opt/airflow --no-create-home --shell /bin/bash airflow \
  && install -d -o airflow -g root -m 775 /opt/airflow /opt/airflow/dags /opt/airflow/logs /opt/spark/conf /opt/spark/work
 COPY --from=build /opt/roir /opt/roir
-# Who reaches the master's port may run code on every worker, hence the shared secret (_SPARK_AUTH_SECRET, in the
-# environment of each role), and the encryption, since tasks carry a database password.
+# Who reaches the master's port may run code on every worker, hence the shared secret, and the encryption, since tasks
+# carry a database password. Each role gets the secret as _SPARK_AUTH_SECRET, which Spark reads by itself; a driver
+# insists on the setting too, which then only names the variable, so that no UI, log or command line holds the secret.
+# The master's REST port would ask nobody for it: off.
 RUN printf '%s\n' \
       'spark.authenticate true' \
+      'spark.authenticate.secret ${env:_SPARK_AUTH_SECRET}' \
       'spark.network.crypto.enabled true' \
+      'spark.master.rest.enabled false' \
       'spark.driver.bindAddress 0.0.0.0' \
     > /opt/spark/conf/spark-defaults.conf \
  && ln -s "$(/opt/roir/bin/python -c 'import pyspark, os; print(os.path.dirname(pyspark.__file__))')" /opt/spark/home

@@ -1,0 +1,37 @@
+""".ci/run: a failure, and only a failure, exits non-zero, and pytest has the last word."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SUMMARY = "12 passed in 3.45s"
+
+
+@pytest.mark.parametrize(("failing", "code"), [((), 0), (("lint",), 1), (("test",), 1), (("lint", "test"), 1)], ids=str)
+def test_its_exit_code_is_that_of_its_parts(tmp_path: Path, failing: tuple[str, ...], code: int) -> None:
+    """With a stand-in for make that fails as told, and says so as make does."""
+    make = tmp_path / "make"
+    make.write_text(
+        f"""#!/bin/bash
+echo "ran $1"
+[[ $1 != test ]] || echo "{SUMMARY}"
+[[ " {" ".join(failing)} " != *" $1 "* ]] || {{ echo "make: *** [Makefile:1: $1] Error 1" >&2; exit 2; }}
+"""
+    )
+    make.chmod(0o755)
+    result = subprocess.run(
+        [REPOSITORY / ".ci" / "run"],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == code
+    assert [line for line in result.stdout.splitlines() if line.startswith("ran ")] == ["ran lint", "ran test"]
+    assert result.stdout.splitlines()[-1] == SUMMARY

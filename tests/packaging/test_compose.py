@@ -1,0 +1,341 @@
+"""docker-compose.yml and the Dockerfile: every path, command, port, host and variable that they name exists.
+
+No container engine is needed: what the files say is held against the repository, the compose specification's schema,
+and the Airflow and Spark that are installed here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib.metadata import requires
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import jsonschema
+import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPTS = Path(sys.executable).parent
+COMPOSE_TEXT = (REPOSITORY / "docker-compose.yml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+AIRFLOW = {name: service for name, service in OURS.items() if service["command"][0] in ("airflow", "bash")}
+# `$$` is a dollar sign; `${NAME:-default}` may be left out of .env, `${NAME:?message}` may not.
+VARIABLE = re.compile(r"(?<!\$)\$\{(?P<name>\w+)(?:(?P<kind>:[-?])(?P<rest>[^}]*))?\}")
+
+
+def example() -> dict[str, str]:
+    """The variables of .env.example."""
+    lines = (REPOSITORY / ".env.example").read_text().splitlines()
+    pairs = (line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    return dict(pairs)
+
+
+def filled_in(text: str) -> str:
+    """A value as compose would hand it to the container, with a stand-in for each secret."""
+    values = {name: value or f"secret{name.lower()}" for name, value in example().items()}
+    return VARIABLE.sub(lambda found: values[found["name"]], str(text)).replace("$$", "$")
+
+
+def environment_of(service: dict[str, Any]) -> dict[str, str]:
+    """A service's variables, filled in."""
+    return {name: filled_in(value) for name, value in service.get("environment", {}).items()}
+
+
+def argument(command: list[str], name: str) -> str:
+    """The value of an option in a command."""
+    return filled_in(command[command.index(name) + 1])
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions: keyword and the rest, continuation lines joined."""
+    lines = [line for line in (REPOSITORY / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
+    joined = re.sub(r"\\\n", " ", "\n".join(lines))
+    pairs = (line.split(maxsplit=1) for line in joined.splitlines() if line.strip())
+    return [(keyword, rest) for keyword, rest in pairs]
+
+
+def image_environment() -> dict[str, str]:
+    """What ENV sets in the image's last stage."""
+    last = max(place for place, (keyword, _) in enumerate(dockerfile()) if keyword == "FROM")
+    settings = [rest for keyword, rest in dockerfile()[last:] if keyword == "ENV"]
+    return dict(word.split("=", 1) for rest in settings for word in shlex.split(rest))
+
+
+def airflow_options() -> dict[str, dict[str, Any]]:
+    """The options of the installed Airflow, as it documents them, by environment variable."""
+    spec = find_spec("airflow")
+    assert spec is not None
+    assert spec.origin is not None
+    sections = yaml.safe_load((Path(spec.origin).parent / "config_templates" / "config.yml").read_text())
+    return {
+        f"AIRFLOW__{section.upper()}__{option.upper()}": described
+        for section, content in sections.items()
+        for option, described in content["options"].items()
+    }
+
+
+def listens(name: str) -> set[int]:
+    """The ports on which a service listens, from its command and from the defaults of what it runs."""
+    service = SERVICES[name]
+    if service.get("image", "").startswith("postgres:"):
+        return {5432}
+    command = service["command"]
+    ports = {int(argument(command, option)) for option in ("--port", "--webui-port") if option in command}
+    if command == ["airflow", "scheduler"]:
+        ports.add(int(airflow_options()["AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_SERVER_PORT"]["default"]))
+    return ports
+
+
+def references(service: dict[str, Any]) -> set[tuple[str, int]]:
+    """Every host and port to which a service is told to connect."""
+    found: set[tuple[str, int]] = set()
+    environment = environment_of(service)
+    for text in [*environment.values(), *map(filled_in, service.get("command", []))]:
+        if re.match(r"[a-z0-9+]+://", text) and not text.startswith("http://localhost"):
+            url = urlsplit(text)
+            assert url.hostname is not None
+            assert url.port is not None
+            found.add((url.hostname, url.port))
+    for name, value in environment.items():
+        if name.startswith("AIRFLOW_CONN_"):
+            connection = json.loads(value)
+            found.add((connection["host"].rpartition("/")[2], connection["port"]))
+    if dsn := environment.get("ROIR_DSN"):
+        settings = dict(word.split("=", 1) for word in shlex.split(dsn))
+        found.add((settings["host"], int(settings["port"])))
+    return found
+
+
+def test_it_follows_the_compose_specification() -> None:
+    schema = json.loads((files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json").read_text())
+    jsonschema.validate(COMPOSE, schema)
+
+
+def test_every_variable_stands_in_the_example_and_the_other_way_round() -> None:
+    used = {found["name"]: found for found in VARIABLE.finditer(COMPOSE_TEXT)}
+    assert set(used) == set(example())
+
+
+def test_secrets_have_no_default_and_all_else_has_the_one_of_the_example() -> None:
+    for found in VARIABLE.finditer(COMPOSE_TEXT):
+        given = example()[found["name"]]
+        if re.search("PASSWORD|SECRET|KEY", found["name"]):
+            assert (found["kind"], given) == (":?", ""), found["name"]
+        else:
+            assert (found["kind"], found["rest"]) == (":-", given), found["name"]
+
+
+@pytest.mark.parametrize("name", AIRFLOW)
+def test_every_airflow_setting_is_an_option_of_the_installed_airflow(name: str) -> None:
+    options = airflow_options()
+    for setting in AIRFLOW[name]["environment"]:
+        if setting.startswith("AIRFLOW__"):
+            assert setting in options
+            assert "version_deprecated" not in options[setting], setting
+
+
+def test_airflow_reads_the_connections_as_they_are_meant(tmp_path: Path) -> None:
+    """The ids are the defaults of the DAGs' forms, or are named by the file's first lines."""
+    environment = environment_of(SERVICES["airflow-scheduler"])
+    ids = {name.removeprefix("AIRFLOW_CONN_").lower() for name in environment if name.startswith("AIRFLOW_CONN_")}
+    dags = "".join(path.read_text() for path in (REPOSITORY / "dags").glob("*.py"))
+    assert '"postgres_default"' in dags
+    assert ids == {"postgres_default", "spark_default"}
+    assert all(name in COMPOSE_TEXT.partition("\nname:")[0] for name in ids)
+
+    script = """
+import os
+from airflow.sdk import Connection
+from airflow_roir.hooks.roir import dsn_of
+from airflow_roir.hooks.spark import target_of
+print(dsn_of(Connection.from_json(os.environ["AIRFLOW_CONN_POSTGRES_DEFAULT"], conn_id="postgres_default")))
+target = target_of(Connection.from_json(os.environ["AIRFLOW_CONN_SPARK_DEFAULT"], conn_id="spark_default"))
+print(target.master, target.conf)
+"""
+    dsn, target = in_airflow(tmp_path, script).splitlines()[-2:]
+    assert set(shlex.split(dsn)) == {
+        *("host=postgres", "port=5432", "user=postgres", "dbname=app", "password=secretpostgres_password")
+    }
+    assert target == "spark://spark-master:7077 {'spark.driver.host': 'airflow-scheduler'}"
+
+
+def in_airflow(home: Path, script: str) -> str:
+    """Run Python with the scheduler's settings, but for paths and the database; its standard output."""
+    environment = environment_of(SERVICES["airflow-scheduler"]) | {
+        "PATH": os.defpath,
+        "HOME": str(home),
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(home / "logs"),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=home, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def airflow_commands() -> list[list[str]]:
+    """Every `airflow …` that the file runs, as a service or as a health check, without its first word."""
+    given = [service["command"] for service in AIRFLOW.values()]
+    given += [service["healthcheck"]["test"][1:] for service in AIRFLOW.values() if "healthcheck" in service]
+    words = [shlex.split(filled_in(command[2])) if command[0] == "bash" else command for command in given]
+    return [command[1:] for command in words if command[0] == "airflow"]
+
+
+def test_every_airflow_command_is_accepted_by_the_installed_airflow(tmp_path: Path) -> None:
+    """With the auth manager of the file, which brings `users create`."""
+    commands = airflow_commands()
+    assert ["db", "migrate"] in commands
+    in_airflow(
+        tmp_path,
+        "from airflow.cli.cli_parser import get_parser\n"
+        f"for command in {commands!r}:\n"
+        "    get_parser().parse_args(command)\n",
+    )
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_command_is_installed(name: str) -> None:
+    program = OURS[name]["command"][0]
+    assert program == "bash" or (SCRIPTS / program).exists()
+
+
+def test_init_is_a_command_of_roir(tmp_path: Path) -> None:
+    command = SERVICES["roir-init"]["command"]
+    assert command == ["roir", "init"]
+    subprocess.run([SCRIPTS / "roir", "init", "--help"], check=True, cwd=tmp_path, capture_output=True)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_hosts_and_ports_are_those_of_a_service_in_reach(name: str) -> None:
+    for host, port in references(SERVICES[name]):
+        assert port in listens(host), f"{name} connects to {host}:{port}"
+        assert set(SERVICES[name]["networks"]) & set(SERVICES[host]["networks"]), f"{name} can't reach {host}"
+
+
+def test_executors_reach_the_driver() -> None:
+    """By the host name of the service that runs the tasks."""
+    extra = json.loads(environment_of(SERVICES["airflow-scheduler"])["AIRFLOW_CONN_SPARK_DEFAULT"])["extra"]
+    scheduler = SERVICES["airflow-scheduler"]
+    assert extra["spark.driver.host"] == scheduler["hostname"] == "airflow-scheduler"
+    assert set(scheduler["networks"]) & set(SERVICES["spark-worker"]["networks"])
+
+
+def test_spark_cannot_reach_the_metadata_database() -> None:
+    """Users and tasks are authorised by what stands in it."""
+    spark = {network for name in ("spark-master", "spark-worker") for network in SERVICES[name]["networks"]}
+    assert not spark & set(SERVICES["airflow-db"]["networks"])
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_published_ports_and_health_checks_hit_a_port_that_listens(name: str) -> None:
+    service = SERVICES[name]
+    for published in service.get("ports", []):
+        address, _, container = filled_in(published).rsplit(":", 2)
+        assert address == "127.0.0.1"
+        assert int(container) in listens(name)
+        assert "outside" in service["networks"]
+    test = service.get("healthcheck", {}).get("test", [])
+    if "curl" in test:
+        assert urlsplit(test[-1]).port in listens(name)
+    if "pg_isready" in test:
+        assert int(argument(test, "--port")) in listens(name)
+
+
+def test_no_two_services_publish_the_same_port() -> None:
+    published = [
+        filled_in(port).rsplit(":", 1)[0] for service in SERVICES.values() for port in service.get("ports", [])
+    ]
+    assert len(set(published)) == len(published)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_dependencies_exist_and_can_be_waited_for(name: str) -> None:
+    for needed, how in SERVICES[name].get("depends_on", {}).items():
+        match how["condition"]:
+            case "service_healthy":
+                assert "healthcheck" in SERVICES[needed], f"{name} waits for the health of {needed}"
+            case "service_completed_successfully":
+                assert SERVICES[needed]["restart"] == "no", f"{name} waits for the end of {needed}"
+            case other:
+                pytest.fail(f"{name} waits for {needed} to be {other}")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_runs_on_is_restarted_and_watched(name: str) -> None:
+    service = SERVICES[name]
+    assert (service["restart"], "healthcheck" in service) in {("no", False), ("unless-stopped", True)}
+
+
+def test_volumes_and_networks_are_declared_and_used() -> None:
+    mounts = [mount.split(":")[0] for service in SERVICES.values() for mount in service.get("volumes", [])]
+    assert {mount for mount in mounts if not mount.startswith(".")} == set(COMPOSE["volumes"])
+    assert {network for service in SERVICES.values() for network in service["networks"]} == set(COMPOSE["networks"])
+    assert [mount for mount in mounts if mount.startswith(".") and not (REPOSITORY / mount).exists()] == []
+
+
+def test_folders_in_the_image_exist_and_are_the_users() -> None:
+    """A named volume takes its owner from the image's folder, and a volume that root owns can't be written."""
+    install = next(rest for keyword, rest in dockerfile() if keyword == "RUN" and "install -d -o airflow" in rest)
+    made = set(install.partition("install -d -o airflow")[2].split())
+    for name, service in AIRFLOW.items():
+        targets = {mount.split(":")[1] for mount in service["volumes"]}
+        assert targets <= made
+        settings = environment_of(service)
+        assert {settings["AIRFLOW__CORE__DAGS_FOLDER"], settings["AIRFLOW__LOGGING__BASE_LOG_FOLDER"]} == targets, name
+    assert argument(SERVICES["spark-worker"]["command"], "--work-dir") in made
+    assert {image_environment()["SPARK_CONF_DIR"], image_environment()["AIRFLOW_HOME"]} <= made
+
+
+def test_the_dockerfile_copies_what_exists_and_is_not_ignored() -> None:
+    ignore = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    assert "*" in ignore
+    allowed = {line[1:] for line in ignore if line.startswith("!")}
+    copied = set()
+    for keyword, rest in dockerfile():
+        if keyword == "COPY" and not rest.startswith("--from"):
+            copied |= set(rest.split()[:-1])
+    assert copied == allowed
+    assert [name for name in copied if not (REPOSITORY / name).exists()] == []
+
+
+def test_the_image_runs_a_supported_python_without_being_root() -> None:
+    instructions = dockerfile()
+    bases = {rest.split()[0] for keyword, rest in instructions if keyword == "FROM"}
+    (version,) = {re.match(r"python:([\d.]+)-slim-bookworm$", base)[1] for base in bases}  # type: ignore[index]
+    pyproject = (REPOSITORY / "pyproject.toml").read_text()
+    supported = re.search(r'^requires-python = "(.*)"$', pyproject, re.MULTILINE)
+    assert supported is not None
+    assert SpecifierSet(supported[1]).contains(f"{version}.0")
+    assert [rest for keyword, rest in instructions if keyword == "USER"] == ["airflow"]
+    assert image_environment()["PATH"].startswith("/opt/roir/bin:")
+    assert image_environment()["PYSPARK_PYTHON"] == "/opt/roir/bin/python"
+
+
+def test_the_image_installs_what_the_file_needs() -> None:
+    """The group that brings the auth manager; PySpark comes with the package itself."""
+    manager = environment_of(SERVICES["airflow-scheduler"])["AIRFLOW__CORE__AUTH_MANAGER"]
+    assert manager.startswith("airflow.providers.fab.")
+    pyproject = (REPOSITORY / "pyproject.toml").read_text()
+    group = re.search(r"^deploy = \[(.*?)^\]", pyproject, re.MULTILINE | re.DOTALL)
+    assert group is not None
+    assert "apache-airflow-providers-fab" in group[1]
+    runs = " ".join(rest for keyword, rest in dockerfile() if keyword == "RUN")
+    assert "-c constraints.txt -r pyproject.toml --group deploy" in runs
+    assert any(name.startswith("pyspark") for name in requires("airflow-provider-roir") or ())
+    used = {test[1] for service in OURS.values() if (test := service.get("healthcheck", {}).get("test"))}
+    assert used - {"airflow"} == {"curl"}
+    assert "--no-install-recommends curl " in runs
