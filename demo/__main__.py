@@ -1,0 +1,299 @@
+"""`make demo`: what a newcomer sees first. Exit code 0 only if everything that it shows held."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg2
+from rich.console import Console
+from rich.table import Table
+
+from airflow_roir.engine import schema
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.status import OperationStatus
+from airflow_roir.engine.status import status as read_status
+from airflow_roir.engine.verify import VerifyReport, verify
+from demo.dataset import Dataset, analyze, flights, lineitem
+from demo.writer import Felt, Writer
+from tests.airflow.standalone import StandaloneAirflow, wait_until
+from tests.servers import start_postgres
+
+ROOT = Path(__file__).parent.parent
+STATE = ROOT / ".demo" / "state.json"
+DAG = "rebuild_index"
+CONNECTION = "demo_data"
+FIRST_PARALLELISM, SECOND_PARALLELISM = 2, 4
+# So slow that a person can watch it and pause it; the small table would else be done before the page is loaded.
+BUILD_S = 26
+BASELINE_S = 10
+PATIENCE_S = 180
+
+console = Console(highlight=False)
+
+
+@dataclass
+class Story:
+    """What happened, for the report, and what of it didn't hold."""
+
+    dataset: Dataset
+    rows: int
+    paused_at: float = 0.0
+    connections_while_paused: int = -1
+    before: Felt | None = None
+    during: Felt | None = None
+    ended: OperationStatus | None = None
+    comparison: VerifyReport | None = None
+    lookup_rows: int = 0
+    lookup_ms: tuple[float, float] = (0.0, 0.0)
+    broken: list[str] = field(default_factory=list)
+
+    def expect(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.broken.append(what)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="leave everything running")
+    parser.add_argument("--scale", type=float, help="TPC-H lineitem at this scale factor instead of the flights")
+    parser.add_argument("--stop", action="store_true", help="stop what --keep left running, and clean up")
+    options = parser.parse_args()
+    stop_what_is_left()
+    if options.stop:
+        return 0
+    begun = time.monotonic()
+    dataset = lineitem(options.scale) if options.scale else flights()
+    folder = Path(tempfile.mkdtemp(prefix="roir-demo-"))
+    server = start_postgres(folder, keep=True)
+    airflow = StandaloneAirflow(folder / "airflow", ROOT / "dags")
+    STATE.parent.mkdir(exist_ok=True)
+    try:
+        STATE.write_text(json.dumps({"folder": str(folder)}))
+        airflow.start()
+        story = tell(dataset, server.get_uri(), airflow)
+        show(story, time.monotonic() - begun)
+        if options.keep:
+            console.print(f"\nAirflow's UI: {airflow.url}   (DAG {DAG}; nobody is asked for a password)")
+            console.print(f"PostgreSQL:   {server.get_uri()}")
+            console.print("Stop both:    make demo-stop")
+    finally:
+        if not options.keep:
+            stop_what_is_left()
+    return 1 if story.broken else 0
+
+
+def tell(dataset: Dataset, dsn: str, airflow: StandaloneAirflow) -> Story:
+    """The whole story, from loading to the look through the index."""
+    database = Database(dsn, "roir demo")
+    say(f"loading {dataset.title}")
+    with psycopg2.connect(dsn) as connection:
+        rows = dataset.load(connection)
+    connection.close()
+    analyze(dsn, dataset.table)
+    schema.init(database)
+    story = Story(dataset, rows)
+    say(f"{rows:,} rows; Airflow is starting at {airflow.url}")
+    airflow.wait_until_ready([DAG])
+    parts = psycopg2.extensions.parse_dsn(dsn)
+    airflow.add_connection(CONNECTION, "postgres", host=parts["host"], login=parts["user"], schema=parts["dbname"])
+    say(f"a writer starts; for {BASELINE_S} s it is alone")
+    writer = Writer(dsn, dataset)
+    writer.start()
+    try:
+        time.sleep(BASELINE_S)
+        story.before = writer.take()
+        run_dag(story, database, airflow)
+        story.during = writer.take()
+        for _ in range(3):
+            compared = verify(database, dataset.index)
+            story.expect(compared.is_exact, f"index = source while the writer goes on: {compared}")
+    finally:
+        writer.finish()
+    story.comparison = verify(database, dataset.index)
+    story.expect(story.comparison.is_exact, "index = source at the end")
+    story.expect(story.comparison.rows > 0 and story.during.commits > 0, "the writer wrote during the build")
+    look_up(story, dsn)
+    return story
+
+
+def run_dag(story: Story, database: Database, airflow: StandaloneAirflow) -> None:
+    """Trigger, pause by the DAG's switch in the middle, change the parallelism, resume, and wait for the publish."""
+    dataset = story.dataset
+    say(f"triggering {DAG} with {FIRST_PARALLELISM} workers")
+    run = airflow.trigger(
+        DAG,
+        {
+            "index": dataset.index,
+            "table": dataset.table,
+            "keys": dataset.keys,
+            "include": dataset.include,
+            "parallelism": FIRST_PARALLELISM,
+            "batch_rows": 20_000,
+            "max_rows_per_second": max(story.rows // BUILD_S, 1000),
+            "postgres_conn_id": CONNECTION,
+        },
+    )
+
+    def standing() -> OperationStatus:
+        return read_status(database, dataset.index)[0]
+
+    def started() -> bool:
+        state = airflow.task_state(DAG, run, "prepare")
+        if state == "failed":
+            raise SystemExit(airflow.task_log(DAG, run, "prepare"))
+        return state == "success"
+
+    wait_until(started, PATIENCE_S, "prepare")
+    wait_until(lambda: standing().percent_complete > 30, PATIENCE_S, "a third of the build")
+    say("pausing: the DAG's switch goes off")
+    airflow.pause(DAG)
+    wait_until(
+        lambda: airflow.task_state(DAG, run, "build") == "up_for_reschedule", PATIENCE_S, "the build task to leave"
+    )
+    paused = standing()
+    story.paused_at = paused.percent_complete
+    story.expect(paused.status == "paused", f"paused, not {paused.status}")
+    story.connections_while_paused = connections(database)
+    story.expect(story.connections_while_paused == 0, "no connection of ours while paused")
+    say(f"paused at {paused.percent_complete:g} %; {SECOND_PARALLELISM} workers from now on; the switch goes on again")
+    airflow.put_stored(DAG, run, "build", "parallelism", SECOND_PARALLELISM)
+    airflow.unpause(DAG)
+
+    def ended() -> str | None:
+        state = airflow.run_state(DAG, run)
+        return state if state in ("success", "failed") else None
+
+    state = wait_until(ended, PATIENCE_S, "the end of the DAG run")
+    if state == "failed":
+        for task in ("prepare", "build", "finalize"):
+            console.print(airflow.task_log(DAG, run, task), markup=False)
+    story.expect(state == "success", f"the DAG run's state is {state}")
+    story.ended = standing()
+    story.expect(story.ended.status == "completed", f"published, not {story.ended.status}")
+    story.expect(story.ended.parallelism == SECOND_PARALLELISM, "resumed with another parallelism")
+    say("published")
+
+
+def connections(database: Database) -> int:
+    """Sessions that the product holds, this question's own aside."""
+    with database.transaction() as connection:
+        return int(
+            connection.exec_driver_sql(
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'roir%%' AND pid <> pg_backend_pid()"
+            ).scalar_one()
+        )
+
+
+def look_up(story: Story, dsn: str) -> None:
+    """The same question to the source and to the index: the same answer, sooner."""
+    dataset = story.dataset
+    answers, times = [], []
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        for relation in (dataset.table, dataset.index):
+            best = float("inf")
+            for _ in range(5):
+                begun = time.perf_counter()
+                cursor.execute(dataset.lookup.format(relation), dataset.lookup_values)
+                rows = cursor.fetchall()
+                best = min(best, (time.perf_counter() - begun) * 1000)
+            answers.append(rows)
+            times.append(best)
+    connection.close()
+    story.lookup_rows, story.lookup_ms = len(answers[1]), (times[0], times[1])
+    story.expect(answers[0] == answers[1] and bool(answers[1]), "the lookup's answers are the same")
+
+
+def show(story: Story, seconds: float) -> None:
+    """The report."""
+    ended, compared = story.ended, story.comparison
+    assert ended is not None
+    assert compared is not None
+    assert story.before is not None
+    assert story.during is not None
+    table = Table(
+        title=f"{ended.index}, over {story.rows:,} {story.dataset.title}", show_header=False, title_justify="left"
+    )
+    phases = ", ".join(
+        f"{name} {ended.phase_seconds.get(name, 0):.1f}" for name in ("prepare", "build", "seal", "fold", "publish")
+    )
+    add: Callable[[str, str], Any] = table.add_row
+    add("phases, seconds", phases)
+    add(
+        "copied",
+        f"{ended.rows:,} rows, {ended.rows_per_second or 0:,.0f} rows/s (limited to {ended.max_rows_per_second:,})",
+    )
+    add(
+        "pauses",
+        f"1, by the DAG's switch at {story.paused_at:g} %, with {story.connections_while_paused} connections "
+        f"left; resumed with {ended.parallelism} workers instead of {FIRST_PARALLELISM}",
+    )
+    add("writer alone", _felt(story.before))
+    add("writer during", _felt(story.during))
+    add(
+        "comparison",
+        f"{compared.rows:,} rows: missing {compared.missing}, extra {compared.extra}, different {compared.different}",
+    )
+    add(
+        "lookup",
+        f"{story.lookup_rows} rows by the index in {story.lookup_ms[1]:.2f} ms, "
+        f"by the table in {story.lookup_ms[0]:.2f} ms",
+    )
+    add("all of it", f"{seconds:.0f} s")
+    console.print(table)
+    for what in story.broken:
+        console.print(f"DID NOT HOLD: {what}", style="bold red", markup=False)
+
+
+def _felt(felt: Felt) -> str:
+    return f"{felt.commits:,} commits, p50 {felt.p50_ms:.2f} ms, p99 {felt.p99_ms:.2f} ms"
+
+
+def say(line: str) -> None:
+    console.print(f"[{time.strftime('%H:%M:%S')}] {line}", markup=False)
+
+
+def stop_what_is_left() -> None:
+    """Stop this or an earlier demonstration's processes, and remove what it wrote."""
+    if not STATE.exists():
+        return
+    folder = Path(json.loads(STATE.read_text())["folder"])
+    family = processes_of(folder / "airflow")
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(family, timeout=15)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=15)
+    if (folder / "data").exists():
+        server = start_postgres(folder, keep=True)
+        server.cleanup_mode = "stop"
+        server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+    STATE.unlink()
+
+
+def processes_of(airflow_home: Path) -> list[psutil.Process]:
+    """Whatever was started with that home, those included whose parents are gone."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.environ().get("AIRFLOW_HOME") == str(airflow_home):
+                found.append(process)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
