@@ -8,11 +8,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 import psycopg2
@@ -221,35 +219,25 @@ def show(story: Story, seconds: float) -> None:
     assert compared is not None
     assert story.before is not None
     assert story.during is not None
-    table = Table(
-        title=f"{ended.index}, over {story.rows:,} {story.dataset.title}", show_header=False, title_justify="left"
-    )
-    phases = ", ".join(
-        f"{name} {ended.phase_seconds.get(name, 0):.1f}" for name in ("prepare", "build", "seal", "fold", "publish")
-    )
-    add: Callable[[str, str], Any] = table.add_row
-    add("phases, seconds", phases)
-    add(
-        "copied",
-        f"{ended.rows:,} rows, {ended.rows_per_second or 0:,.0f} rows/s (limited to {ended.max_rows_per_second:,})",
-    )
-    add(
-        "pauses",
-        f"1, by the DAG's switch at {story.paused_at:g} %, with {story.connections_while_paused} connections "
-        f"left; resumed with {ended.parallelism} workers instead of {FIRST_PARALLELISM}",
-    )
-    add("writer alone", _felt(story.before))
-    add("writer during", _felt(story.during))
-    add(
-        "comparison",
-        f"{compared.rows:,} rows: missing {compared.missing}, extra {compared.extra}, different {compared.different}",
-    )
-    add(
-        "lookup",
-        f"{story.lookup_rows} rows by the index in {story.lookup_ms[1]:.2f} ms, "
+    title = f"{ended.index}, over {story.rows:,} {story.dataset.title}"
+    table = Table(title=title, show_header=False, title_justify="left")
+    phases = ("prepare", "build", "seal", "fold", "publish")
+    rows = {
+        "phases, seconds": ", ".join(f"{name} {ended.phase_seconds.get(name, 0):.1f}" for name in phases),
+        "copied": f"{ended.rows:,} rows, {ended.rows_per_second or 0:,.0f} rows/s "
+        f"(limited to {ended.max_rows_per_second:,})",
+        "pauses": f"1, by the DAG's switch at {story.paused_at:g} %, with {story.connections_while_paused} "
+        f"connections left; resumed with {ended.parallelism} workers instead of {FIRST_PARALLELISM}",
+        "writer alone": _felt(story.before),
+        "writer during": _felt(story.during),
+        "comparison": f"{compared.rows:,} rows: missing {compared.missing}, extra {compared.extra}, "
+        f"different {compared.different}",
+        "lookup": f"{story.lookup_rows} rows by the index in {story.lookup_ms[1]:.2f} ms, "
         f"by the table in {story.lookup_ms[0]:.2f} ms",
-    )
-    add("all of it", f"{seconds:.0f} s")
+        "all of it": f"{seconds:.0f} s",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
     console.print(table)
     for what in story.broken:
         console.print(f"DID NOT HOLD: {what}", style="bold red", markup=False)

@@ -141,7 +141,8 @@ def lineitem(scale: float) -> Dataset:
         include="l_quantity, l_extendedprice, l_shipdate",
         load=load,
         write=write,
-        lookup="SELECT l_suppkey, l_quantity FROM {0} WHERE l_partkey = %s ORDER BY l_suppkey, l_orderkey, l_linenumber",
+        lookup="SELECT l_suppkey, l_quantity FROM {0} WHERE l_partkey = %s "
+        "ORDER BY l_suppkey, l_orderkey, l_linenumber",
         lookup_values=(42,),
     )
 

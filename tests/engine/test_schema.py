@@ -41,7 +41,8 @@ def test_the_migrated_schema_equals_the_declared_one(database: Database, empty: 
     with database.transaction() as connection:
         migrated = execute(connection, DEFINITIONS).all()
         context = MigrationContext.configure(
-            connection, opts={"include_schemas": True, "version_table_schema": "roir", "version_table": "schema_version"}
+            connection,
+            opts={"include_schemas": True, "version_table_schema": "roir", "version_table": "schema_version"},
         )
         differences = [d for d in compare_metadata(context, metadata) if "schema_version" not in str(d)]
     with empty.transaction() as connection:
