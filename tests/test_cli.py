@@ -1,0 +1,118 @@
+"""The command `roir`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import run_sql
+
+ROIR = Path(sys.executable).parent / "roir"
+
+
+@pytest.fixture(autouse=True)
+def table(dsn: str) -> None:
+    run_sql(
+        dsn,
+        'CREATE SCHEMA "Weird S"',
+        'CREATE TABLE "Weird S"."T ""1""" (id int PRIMARY KEY, "line%no" text, v int)',
+        'INSERT INTO "Weird S"."T ""1""" SELECT i, (i % 50)::text, i FROM generate_series(1, 5000) i',
+        'ANALYZE "Weird S"."T ""1"""',
+    )
+
+
+BUILD = ("build", "ix", "--table", '"Weird S"."T ""1"""', "--keys", '"line%no"', "--include", "v")
+
+
+def roir(dsn: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [ROIR, *arguments],
+        env={**os.environ, "ROIR_DSN": dsn, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done
+
+
+def as_json(dsn: str, *arguments: str, code: int = 0) -> Any:
+    return json.loads(roir(dsn, *arguments, "--json", code=code).stdout)
+
+
+def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:
+    planned = as_json(dsn, "plan", *BUILD[1:])
+    assert (planned["kind"], planned["rows_estimate"]) == ("create", 5000)
+    built = as_json(dsn, *BUILD, "--parallelism", "3", "--batch-rows", "500", "--master", "local[3]")
+    assert (built["status"], built["phase"], built["rows"], built["parallelism"]) == ("completed", "done", 5000, 3)
+    assert roir(dsn, "build", "ix", "--revert-window", "0").stdout.count("completed") == 1
+    shown = as_json(dsn, "status", "ix")
+    for name in ("percent_complete", "rows_per_second", "seconds_left", "total_execution_time", "phase_seconds"):
+        assert name in shown
+    assert (shown["kind"], shown["percent_complete"]) == ("rebuild", 100)
+    assert set(shown["phase_seconds"]) == {"prepare", "build", "seal", "fold", "publish"}
+    assert as_json(dsn, "verify", "ix") | {"index": ""} == {
+        "index": "",
+        "rows": 5000,
+        "missing": 0,
+        "extra": 0,
+        "different": 0,
+    }
+    run_sql(dsn, "DELETE FROM roir_data.g2 WHERE c2 = 7", "UPDATE roir_data.g2 SET c3 = -1 WHERE c2 = 8")
+    wrong = as_json(dsn, "verify", "ix", code=1)
+    assert (wrong["missing"], wrong["extra"], wrong["different"]) == (1, 0, 1)
+    assert as_json(dsn, "clean-up")["generations_dropped"] == 1
+    assert [event["action"] for event in as_json(dsn, "status", "ix", "--history")].count("publish") == 2
+    roir(dsn, "drop", "ix")
+    assert as_json(dsn, "status") == []
+
+
+def test_pause_resume_and_abort_from_other_processes(dsn: str) -> None:
+    from airflow_roir.engine.database import Database
+    from tests.engine.steps import BuildOptions, IndexDefinition, prepare
+
+    definition = IndexDefinition.parse("ix", '"Weird S"."T ""1"""', '"line%no"')
+    prepare.prepare(Database(dsn), definition, BuildOptions(batch_rows=1000))
+    assert "paused at 0 %" in roir(dsn, "pause", "ix", "--reason", "lunch").stdout
+    paused = as_json(dsn, "status", "ix")
+    assert (paused["status"], paused["pause_reason"]) == ("paused", "lunch")
+    resumed = as_json(dsn, "resume", "ix", "--parallelism", "1", "--batch-rows", "700")
+    assert (resumed["status"], resumed["parallelism"], resumed["batch_rows"]) == ("completed", 1, 700)
+    prepare.prepare(Database(dsn), IndexDefinition.parse("ix"), BuildOptions())
+    roir(dsn, "abort", "ix", "--reason", "changed my mind")
+    assert as_json(dsn, "status", "ix")["status"] == "aborted"
+    assert as_json(dsn, "verify", "ix")["rows"] == 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("status", "nothing"), "no index nothing"),
+        (("build", "ix", "--table", "nothing", "--keys", "a"), "table nothing doesn't exist"),
+        (("build", "ix", "--parallelism", "0"), "parallelism is 0"),
+        (("build", 'ix"', "--table", "t", "--keys", "a"), "quote"),
+        (("resume", "ix"), "no index ix"),
+    ],
+)
+def test_bad_input_says_what_and_exits_with_2(dsn: str, arguments: tuple[str, ...], said: str) -> None:
+    assert said in roir(dsn, *arguments, code=2).stderr
+
+
+def test_a_database_that_cant_be_reached_is_one_line_without_its_password(dsn: str) -> None:
+    done = roir("postgresql://nobody:hush@127.0.0.1:1/none", "status", code=1)
+    assert "roir: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "hush" not in done.stderr + done.stdout
+
+
+def test_without_a_dsn_it_says_how_to_give_one() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "ROIR_DSN"}
+    done = subprocess.run([ROIR, "status"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "ROIR_DSN" in done.stderr
