@@ -4,10 +4,12 @@ One function per source serves all its generations. `CREATE OR REPLACE FUNCTION`
 modes and adds or removes generations, without the ACCESS EXCLUSIVE lock that dropping a trigger takes.
 
 The *quick* path trusts OLD and NEW: events of one row arrive in order, each removal finds its entry. That doesn't
-hold where a trigger (a user's or a foreign key's) writes to the source while the statement that fired it still
-has events queued: the inner events then come first. Nor does it where one statement moves primary keys among
-rows. There the *careful* path asks the source itself, by primary key, whether the entry belongs, for the old and
-the new entry alike: its result depends on no order.
+hold where a trigger (a user's or a foreign key's) or a function that a statement calls writes to the source while
+that statement still has events queued: the inner events then come first. Nor does it where one statement moves
+primary keys among rows. There the *careful* path asks the source itself, by primary key, whether the entry belongs,
+for the old and the new entry alike: its result depends on no order.
+
+A nested statement is known by its context: one that a client sent has none beyond the capture function itself.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import tables
 from airflow_roir.engine.catalog import TRIGGER, TRUNCATE_TRIGGER, Source
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.entry_state import EntryState
 
 CAPTURE, DIRECT, ACTIVE = "capture", "direct", "active"
@@ -90,6 +92,12 @@ def install(connection: Connection, source: Source) -> None:
         execute(connection, f"ALTER TABLE {source.sql} ENABLE ALWAYS TRIGGER {TRUNCATE_TRIGGER}")
 
 
+def is_installed(connection: Connection, source: Source) -> bool:
+    """True where the source has the capture triggers."""
+    query = "SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = %(oid)s AND tgname = %(name)s)"
+    return bool(execute(connection, query, {"oid": source.oid, "name": TRIGGER}).scalar_one())
+
+
 def uninstall(connection: Connection, source: Source) -> None:
     """Drop the capture triggers and function of a source without generations. Takes an ACCESS EXCLUSIVE lock."""
     execute(connection, f"DROP TRIGGER IF EXISTS {TRIGGER} ON {source.sql}")
@@ -99,7 +107,13 @@ def uninstall(connection: Connection, source: Source) -> None:
 
 def render(source: Source, generations: list[Target]) -> str:
     """The whole CREATE FUNCTION statement, pure text of its arguments."""
-    declarations = ["DECLARE", "  careful boolean := true;", "  found_entries bigint;", "  more bigint;"]
+    declarations = [
+        "DECLARE",
+        "  careful boolean := true;",
+        "  context text;",
+        "  found_entries bigint;",
+        "  more bigint;",
+    ]
     statements = _indent(_statements(source, generations))
     body = "\n".join([*declarations, "BEGIN", *statements, "  RETURN NULL;", "END"])
     tag = "roir"
@@ -127,9 +141,12 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
     if not source.pk_deferrable:
         lines += [
             "careful := current_setting('roir.nested', true) IS NOT DISTINCT FROM 'on';",
-            "IF NOT careful AND pg_trigger_depth() > 1 THEN",
-            "  PERFORM set_config('roir.nested', 'on', true);",
-            "  careful := true;",
+            "IF NOT careful THEN",
+            "  GET DIAGNOSTICS context = PG_CONTEXT;",
+            "  IF strpos(context, E'\\n') > 0 THEN",
+            "    PERFORM set_config('roir.nested', 'on', true);",
+            "    careful := true;",
+            "  END IF;",
             "END IF;",
             "IF NOT careful AND TG_OP = 'UPDATE' THEN",
             f"  careful := {_image('OLD', source.primary_key)} *<> {_image('NEW', source.primary_key)};",
@@ -232,13 +249,20 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
 
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
+    # An old snapshot is told by the transaction that it must have seen, the one that rendered this mode. In direct
+    # mode nothing less would do: a removal may find the entry in the delta and miss the base's younger copy, a write
+    # may miss a younger antimatter. In active mode each removal finds its one entry, or fails; only the careful path
+    # can't count on that.
+    old_snapshot = [
+        "IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')",
+        f"   AND NOT pg_visible_in_snapshot('{int(target.mode_xid)}'::xid8, pg_current_snapshot()) THEN",
+        *_indent(_serialization_failure(target)),
+        "END IF;",
+    ]
     return [
+        *(old_snapshot if delta else []),
         "IF careful THEN",
-        # No removal can be counted on here, so an old snapshot is told by the transaction that it must have seen.
-        "  IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')",
-        f"     AND NOT pg_visible_in_snapshot('{int(target.mode_xid)}'::xid8, pg_current_snapshot()) THEN",
-        *_indent(_serialization_failure(target), 2),
-        "  END IF;",
+        *_indent([] if delta else old_snapshot),
         *_indent(_for_both(settle)),
         "ELSIF TG_OP = 'INSERT' THEN",
         *_indent(put("NEW")),
@@ -284,14 +308,13 @@ def _delete(entry: Entry, table: str, record: str) -> list[str]:
     nullable = [i for i in entry.identity_positions if not entry.columns[i].primary_key]
     if not nullable:
         return [f"DELETE FROM {table} WHERE {plain};"]
-    any_null = " OR ".join(f"{record}.{quote(entry.columns[i].source)} IS NULL" for i in nullable)
+    any_null = " OR ".join(is_null(f"{record}.{quote(entry.columns[i].source)}") for i in nullable)
     terms = []
     for i in entry.identity_positions:
-        equal = f"'c{i + 1} {entry.columns[i].equals} ${i + 1}'"
+        equal = _literal(f"c{i + 1} {entry.columns[i].equals} ${i + 1}")
+        value = f"{record}.{quote(entry.columns[i].source)}"
         terms.append(
-            f"CASE WHEN {record}.{quote(entry.columns[i].source)} IS NULL THEN 'c{i + 1} IS NULL' ELSE {equal} END"
-            if i in nullable
-            else equal
+            f"CASE WHEN {is_null(value)} THEN '{is_null(f'c{i + 1}')}' ELSE {equal} END" if i in nullable else equal
         )
     using = ", ".join(f"{record}.{quote(entry.columns[i].source)}" for i in entry.identity_positions)
     joined = " || ' AND ' || ".join(terms)
@@ -311,7 +334,7 @@ def _row_of(source: Source, entry: Entry, record: str) -> str:
     for column in entry.columns[: entry.identity]:
         ours, theirs = f"s.{quote(column.source)}", f"{record}.{quote(column.source)}"
         same = f"{ours} {column.equals} {theirs}"
-        terms.append(same if column.primary_key else f"({same} OR {ours} IS NULL AND {theirs} IS NULL)")
+        terms.append(same if column.primary_key else f"({same} OR {is_null(ours)} AND {is_null(theirs)})")
     return " AND ".join(terms)
 
 
@@ -325,6 +348,10 @@ def _on_conflict(entry: Entry, state: bool = False) -> str:
 def _image(record: str, columns: list[str] | tuple[str, ...]) -> str:
     # ::record, or PostgreSQL would take `ROW(…) *<> ROW(…)` for a comparison of the columns one by one.
     return f"ROW({', '.join(f'{record}.{quote(column)}' for column in columns)})::record"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _columns(entry: Entry) -> str:

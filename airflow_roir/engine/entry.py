@@ -110,8 +110,13 @@ class Entry:
             a, b = f"{left}c{i + 1}", f"{right}c{i + 1}"
             same = f"{a} {self.columns[i].equals} {b}"
             may_be_null = nulls and not self.columns[i].primary_key
-            terms.append(f"({same} OR {a} IS NULL AND {b} IS NULL)" if may_be_null else same)
+            terms.append(f"({same} OR {is_null(a)} AND {is_null(b)})" if may_be_null else same)
         return " AND ".join(terms)
+
+
+def is_null(expression: str) -> str:
+    """SQL that a value is NULL as an index sees it: `IS NULL` would also be true of ROW(NULL, NULL)."""
+    return f"{expression} IS NOT DISTINCT FROM NULL"
 
 
 EQUALITY = """

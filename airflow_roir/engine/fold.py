@@ -15,7 +15,7 @@ from sqlalchemy import Connection, update
 from airflow_roir.engine import capture, control, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, Drain, execute
-from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.run import Job, Run, check_fingerprint, load_job, read_control
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import IllegalTransition, OperationPaused
@@ -136,7 +136,7 @@ class FoldWorker:
 
     def _null_pattern(self) -> str:
         """SQL for which identity columns are NULL, as a string of 0s and 1s."""
-        return " || ".join(f"(d.c{i + 1} IS NULL)::int::text" for i in self.entry.identity_positions)
+        return " || ".join(f"({is_null(f'd.c{i + 1}')})::int::text" for i in self.entry.identity_positions)
 
     def _upsert(self, tids: list[str]) -> int:
         entry = self.entry
@@ -153,7 +153,7 @@ class FoldWorker:
     def _annihilate(self, nulls: str, tids: list[str]) -> Folded:
         # A condition per pattern of NULLs, since only that can use the base's index.
         same = " AND ".join(
-            f"b.c{i + 1} IS NULL" if nulls[i] == "1" else f"b.c{i + 1} {self.entry.columns[i].equals} d.c{i + 1}"
+            is_null(f"b.c{i + 1}") if nulls[i] == "1" else f"b.c{i + 1} {self.entry.columns[i].equals} d.c{i + 1}"
             for i in self.entry.identity_positions
         )
         matched = list(

@@ -81,12 +81,13 @@ def _range_bounds(connection: Connection, source: Source, sample: str, ranges: i
     if ranges == 1:
         return []
     key = ", ".join(map(quote, source.primary_key))
-    texts = ", ".join(source.columns[name].text() for name in source.primary_key)
+    # By position, since a column may be called anything, `n` too.
+    texts = ", ".join(f"{source.columns[name].text()} AS k{i}" for i, name in enumerate(source.primary_key))
     rows = execute(
         connection,
         f"""
-        SELECT {texts}
-          FROM (SELECT {key}, row_number() OVER (ORDER BY {key}) - 1 AS n, count(*) OVER () AS total
+        SELECT {", ".join(f"k{i}" for i in range(len(source.primary_key)))}
+          FROM (SELECT {texts}, row_number() OVER (ORDER BY {key}) - 1 AS n, count(*) OVER () AS total
                   FROM {source.sql} {sample}) s
          WHERE n > 0 AND n * %(ranges)s / total > (n - 1) * %(ranges)s / total
          ORDER BY n""",
@@ -114,7 +115,7 @@ def _segment_bounds(
         texts = ", ".join(source.columns[name].text("s") for name in names)
         rows = execute(
             connection,
-            f"SELECT {texts}, count(*), {' AND '.join(f's.{quote(n)} IS NOT NULL' for n in names)} "
+            f"SELECT {texts}, count(*), {' AND '.join(f's.{quote(n)} IS DISTINCT FROM NULL' for n in names)} "
             f"FROM {source.sql} s {sample} GROUP BY {columns} ORDER BY {columns}",
         ).all()
         counted = [(tuple(row)[:length], int(row[length]), bool(row[length + 1])) for row in rows]
