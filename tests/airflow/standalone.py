@@ -67,7 +67,7 @@ class StandaloneAirflow:
         everyone_is_admin: bool = True,
         parallelism: int = 4,
     ) -> None:
-        self.home = home.absolute()
+        self.home = home.resolve()
         self.log_file = self.home / "standalone.log"
         self.password = secrets.token_urlsafe(12)
         self.everyone_is_admin = everyone_is_admin
@@ -171,11 +171,15 @@ class StandaloneAirflow:
         self._process.wait()
 
     def _family(self) -> list[psutil.Process]:
-        """Every process of this Airflow, those included whose parent has died: all carry its home."""
+        """Every process of this Airflow, those included whose parent has died.
+
+        All of them run in its home, or carry it in their environment. Neither alone is enough: a task may change
+        its directory, and Airflow's processes write their titles over their environment.
+        """
         family: list[psutil.Process] = []
         for process in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if process.environ().get("AIRFLOW_HOME") == str(self.home):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
+                if str(self.home) in (process.cwd(), process.environ().get("AIRFLOW_HOME")):
                     family.append(process)
         return family
 
