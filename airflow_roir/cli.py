@@ -202,7 +202,7 @@ def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
 def abort(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Abort an unfinished operation: source and active generation stay as they are."""
     row = aborts.abort(_database(context), index, control.default_actor(), reason, _say)
-    out.print(f"operation {row.id} aborted", markup=False)
+    out.print(f"operation {row.id} is {row.status}", markup=False)
 
 
 @app.command()
@@ -262,7 +262,8 @@ def clean_up(context: typer.Context, as_json: AsJson = False) -> None:
         _print_json(report.as_dict())
         return
     out.print(
-        f"{report.ghosts} ghosts, {report.deltas_dropped} deltas, {report.generations_dropped} generations removed"
+        f"{report.ghosts} ghosts, {report.deltas_dropped} deltas, {report.generations_dropped} generations removed; "
+        f"{report.operations_aborted} operations aborted"
     )
     for line in report.waiting:
         out.print(f"left for the next time: {line}", markup=False)

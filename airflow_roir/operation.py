@@ -13,6 +13,7 @@ class Status(str, Enum):
     PAUSED = "paused"
     COMPLETED = "completed"
     FAILED = "failed"
+    ABORTING = "aborting"
     ABORTED = "aborted"
 
 
@@ -30,11 +31,13 @@ class Verb(str, Enum):
     """What can happen to an operation."""
 
     START = "start"
+    RESUME = "resume"
     PAUSE = "pause"
     ADVANCE = "advance"
     COMPLETE = "complete"
     FAIL = "fail"
     ABORT = "abort"
+    REMOVE = "remove"
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,10 @@ TRANSITIONS: tuple[Transition, ...] = (
     ),
     *(
         Transition(Verb.START, Status.RUNNING, phase, Status.RUNNING, phase, "a run takes it over from one that died")
+        for phase in _WORKING
+    ),
+    *(
+        Transition(Verb.RESUME, Status.PAUSED, phase, Status.RUNNING, phase, "a user lifts the pause for a waiting run")
         for phase in _WORKING
     ),
     *(
@@ -88,8 +95,12 @@ TRANSITIONS: tuple[Transition, ...] = (
         for phase in _WORKING
     ),
     *(
-        Transition(Verb.ABORT, status, phase, Status.ABORTED, phase, "its generation is removed")
+        Transition(Verb.ABORT, status, phase, Status.ABORTING, phase, "its workers are fenced")
         for status in (Status.RUNNING, Status.PAUSED, Status.FAILED)
+        for phase in _WORKING
+    ),
+    *(
+        Transition(Verb.REMOVE, Status.ABORTING, phase, Status.ABORTED, phase, "its generation is gone")
         for phase in _WORKING
     ),
 )

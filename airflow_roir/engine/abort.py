@@ -12,7 +12,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, Drain, execute
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import IllegalTransition, NotFound, OperationRunning
+from airflow_roir.errors import LockNotAcquired, NotFound, OperationRunning
 from airflow_roir.operation import Status, Verb
 
 Report = Callable[[str], None]
@@ -27,44 +27,54 @@ def abort(
     report: Report = lambda line: None,
     patience_s: float = 60.0,
 ) -> control.OperationRow:
-    """Abort the live operation of an index: fence its workers, then remove the generation it was building.
+    """Abort the unfinished operation of an index: fence its workers, then remove the generation it was building.
 
-    patience_s: how long to try for the locks. Raises NotFound, IllegalTransition (nothing to abort), and
-    LockNotAcquired, where workers are fenced and the operation is paused, but the generation is still there:
-    abort again.
+    patience_s: how long to try for the locks. Where they can't be had the operation stays `aborting`, which the
+    report says, and the next clean-up finishes it. Raises NotFound, IllegalTransition (nothing to abort).
     """
-    with database.transaction() as connection:
-        check_schema(connection)
-        row = control.live_or_last(connection, parse_name(index, "index"))
-        if row.status not in control.LIVE:
-            raise IllegalTransition(f"index {index} has no operation to abort: its last one is {row.status}")
-        # Every worker of every run is fenced from here on, at its next commit.
-        connection.execute(
-            update(tables.operation)
-            .where(tables.operation.c.id == row.id)
-            .values(epoch=tables.operation.c.epoch + 1, owner=actor, heartbeat_at=None)
-        )
-        if row.status == Status.RUNNING:
-            row = control.read_operation(connection, row.id)
-            control.pause_operation(connection, row, actor, "being aborted")
-
-    def remove(connection: Connection) -> None:
-        now = control.read_operation(connection, row.id)
-        control.move(connection, now, Verb.ABORT, finished_at=func.clock_timestamp(), heartbeat_at=None, ticked_at=None)
-        _retire_for_good(connection, [row.generation_id])
-        active = connection.execute(
-            select(tables.generation.c.id).where(
-                tables.generation.c.index_id == row.index_id,
-                tables.generation.c.status.in_(("active", "retired")),
-            )
-        ).first()
-        if active is None:
-            _forget_index(connection, row.index_id)
-        control.record_event(connection, row.index_id, row.id, actor, "abort", reason or "on request")
-
-    _remove_generations(database, row.index_id, [row.generation_id], remove, report, patience_s)
+    row = control.request_abort(database, index, actor, reason)
+    try:
+        finish_abort(database, row.id, actor, report, patience_s)
+    except LockNotAcquired as error:
+        report(f"operation {row.id} stays aborting until the next clean-up: {error}")
     with database.transaction() as connection:
         return control.read_operation(connection, row.id)
+
+
+def finish_abort(
+    database: Database, operation_id: int, actor: str, report: Report = lambda line: None, patience_s: float = 5.0
+) -> None:
+    """Remove what an aborting operation built. Safe to repeat, and for several at once.
+
+    First the generation, under the drain lock; then, if the source has no other, the triggers, whose ACCESS
+    EXCLUSIVE lock readers can hold up. Raises LockNotAcquired.
+    """
+    with database.transaction() as connection:
+        row = control.read_operation(connection, operation_id)
+
+    def remove(connection: Connection) -> None:
+        _retire_for_good(connection, [row.generation_id])
+
+    _remove_generations(database, row.index_id, [row.generation_id], remove, report, patience_s)
+
+    def conclude(connection: Connection) -> None:
+        now = connection.execute(
+            select(tables.operation).where(tables.operation.c.id == operation_id).with_for_update()
+        ).one()
+        if now.status != Status.ABORTING:
+            return
+        control.move(connection, now, Verb.REMOVE, finished_at=func.clock_timestamp())
+        generation = tables.generation
+        others = connection.execute(
+            select(generation.c.id).where(
+                generation.c.index_id == row.index_id, generation.c.status.in_(("active", "retired"))
+            )
+        ).first()
+        if others is None:
+            _forget_index(connection, row.index_id)
+        control.record_event(connection, row.index_id, row.id, actor, "aborted")
+
+    _release_source(database, row.index_id, conclude, report, patience_s)
 
 
 def drop_index(
@@ -99,6 +109,7 @@ def drop_index(
         control.record_event(connection, found.id, None, actor, "drop")
 
     _remove_generations(database, found.id, ids, remove, report, patience_s)
+    _release_source(database, found.id, lambda connection: None, report, patience_s)
 
 
 def _remove_generations(
@@ -109,23 +120,45 @@ def _remove_generations(
     report: Report,
     patience_s: float,
 ) -> None:
+    """Under the drain lock: `remove` them from the control tables, then from the capture, then drop their tables."""
     with database.transaction() as connection:
         source = source_of(connection, index_id)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
+        execute(connection, f"SET LOCAL lock_timeout = {DROP_LOCK_TIMEOUT_MS}")
         if source is not None:
             lock()
-        else:
-            execute(connection, f"SET LOCAL lock_timeout = {DROP_LOCK_TIMEOUT_MS}")
         remove(connection)
-        if source is not None:
-            release_source(connection, source)
+        if source is not None and capture.is_installed(connection, source):
+            capture.install(connection, source)
         for generation_id in generation_ids:
             physical.drop(connection, generation_id)
 
-    sql = source.sql if source is not None else f"index {index_id}"
-    relations = source.relations if source is not None else ()
-    Drain(database, sql, relations, DROP_LOCK_TIMEOUT_MS, patience_s).run(body, report, any_mode=True)
+    _drain(database, source, index_id, patience_s).run(body, report, any_mode=True)
+
+
+def _release_source(
+    database: Database, index_id: int, conclude: Callable[[Connection], None], report: Report, patience_s: float
+) -> None:
+    """Take the triggers off a source that has no generation left, and `conclude` in the same transaction."""
+    with database.transaction() as connection:
+        source = source_of(connection, index_id)
+
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        execute(connection, f"SET LOCAL lock_timeout = {DROP_LOCK_TIMEOUT_MS}")
+        if source is not None:
+            lock()
+            if not capture.targets(connection, source.oid):
+                capture.uninstall(connection, source)
+        conclude(connection)
+
+    _drain(database, source, index_id, patience_s).run(body, report, any_mode=True)
+
+
+def _drain(database: Database, source: Source | None, index_id: int, patience_s: float) -> Drain:
+    if source is None:
+        return Drain(database, f"index {index_id}", (), DROP_LOCK_TIMEOUT_MS, patience_s)
+    return Drain(database, source.sql, source.relations, DROP_LOCK_TIMEOUT_MS, patience_s)
 
 
 def source_of(connection: Connection, index_id: int) -> Source | None:
@@ -135,14 +168,6 @@ def source_of(connection: Connection, index_id: int) -> Source | None:
         return catalog.read_source(connection, catalog.name_of(connection, oid))
     except NotFound:
         return None
-
-
-def release_source(connection: Connection, source: Source) -> None:
-    """Render the capture for the generations that are left; without any, take triggers and function away."""
-    if capture.targets(connection, source.oid):
-        capture.install(connection, source)
-    else:
-        capture.uninstall(connection, source)
 
 
 def _retire_for_good(connection: Connection, generation_ids: list[int]) -> None:

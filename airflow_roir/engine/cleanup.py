@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import abort, control
+from airflow_roir.engine import abort, capture, control
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, Drain, execute
 from airflow_roir.engine.schema import check_schema
@@ -31,6 +31,7 @@ class CleanUpReport:
     ghosts: int = 0
     deltas_dropped: int = 0
     generations_dropped: int = 0
+    operations_aborted: int = 0
     waiting: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -43,6 +44,7 @@ SELECT g.id, g.index_id FROM roir.generation g
  WHERE g.status IN ('active', 'retired') AND to_regclass('roir_data.g' || g.id || '_delta') IS NOT NULL
  ORDER BY g.id
 """
+ABORTING = "SELECT id FROM roir.operation WHERE status = 'aborting' ORDER BY id"
 EXPIRED = """
 SELECT g.id, g.index_id FROM roir.generation g
  WHERE g.status = 'retired' AND g.drop_after <= clock_timestamp() ORDER BY g.id
@@ -61,6 +63,9 @@ def clean_up(
         check_schema(connection)
         published = execute(connection, PUBLISHED).all()
         expired = execute(connection, EXPIRED).all()
+        aborting = list(execute(connection, ABORTING).scalars())
+    for operation_id in aborting:
+        _attempt(result, partial(_finish_abort, database, operation_id, actor, result, report))
     for row in published:
         _attempt(result, partial(_drop_delta, database, row.id, result, report))
     for row in expired:
@@ -73,6 +78,13 @@ def _attempt(result: CleanUpReport, work: Callable[[], None]) -> None:
         work()
     except LockNotAcquired as error:
         result.waiting.append(str(error))
+
+
+def _finish_abort(
+    database: Database, operation_id: int, actor: str, result: CleanUpReport, report: Callable[[str], None]
+) -> None:
+    abort.finish_abort(database, operation_id, actor, report, PATIENCE_S)
+    result.operations_aborted += 1
 
 
 def _drop_delta(database: Database, generation_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
@@ -123,7 +135,7 @@ def _drop_generation(
         if not changed:
             return False
         if source is not None:
-            abort.release_source(connection, source)
+            capture.install(connection, source)
         physical.drop(connection, row.id)
         control.record_event(connection, row.index_id, None, actor, "clean up", f"dropped generation {row.id}")
         return True

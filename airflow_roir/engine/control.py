@@ -22,7 +22,7 @@ OperationRow = Row[Any]
 
 # A run writes its heartbeat every few seconds; after this long without one it is taken for dead.
 HEARTBEAT_FRESH_S = 30
-LIVE = (Status.RUNNING, Status.PAUSED, Status.FAILED)
+LIVE = (Status.RUNNING, Status.PAUSED, Status.FAILED, Status.ABORTING)
 
 
 def default_actor() -> str:
@@ -143,26 +143,13 @@ def move(
     )
 
 
-TICK = """
-UPDATE roir.operation
-   SET phase_seconds = CASE WHEN ticked_at IS NULL THEN phase_seconds
-           ELSE jsonb_set(phase_seconds, ARRAY[phase], to_jsonb(round((
-               coalesce((phase_seconds ->> phase)::numeric, 0)
-               + greatest(least(extract(epoch FROM clock_timestamp() - ticked_at), %(longest)s), 0))::numeric, 3))) END,
-       ticked_at = CASE WHEN ticked_at IS NOT NULL THEN clock_timestamp() END,
-       heartbeat_at = clock_timestamp()
- WHERE id = %(operation)s AND epoch = %(epoch)s AND status = 'running'
-RETURNING id
-"""
-
-
 def tick(connection: Connection, operation_id: int, epoch: int) -> bool:
     """Count the time since the last tick to the phase, and beat the run's heart. False where the run is over.
 
     A gap longer than a fresh heartbeat (a machine that slept, a clock that jumped) counts as that at most.
     """
     values = {"operation": operation_id, "epoch": epoch, "longest": HEARTBEAT_FRESH_S}
-    return execute(connection, TICK, values).first() is not None
+    return bool(execute(connection, "SELECT roir.tick(%(operation)s, %(epoch)s, %(longest)s)", values).scalar_one())
 
 
 def start_clock(connection: Connection, operation_id: int, epoch: int) -> None:
@@ -189,15 +176,45 @@ def pause(database: Database, index: str, actor: str, reason: str = "") -> Opera
     Takes effect at once in the control tables and within one batch in the workers, which commit the batch that
     they are in. Raises NotFound, IllegalTransition (nothing is running).
     """
-    with database.transaction() as connection:
-        check_schema(connection)
-        row = live_or_last(connection, parse_name(index, "index"))
-        if row.status == Status.PAUSED:
-            return row
-        if row.status != Status.RUNNING:
-            raise IllegalTransition(f"index {index} has no running operation to pause: its last one is {row.status}")
-        pause_operation(connection, row, actor, reason or "on request")
-        return read_operation(connection, row.id)
+    return _request(database, "pause", index, {"reason": reason or "on request", "actor": actor})
+
+
+def resume(
+    database: Database, index: str, actor: str, parallelism: int | None = None, batch_rows: int | None = None
+) -> OperationRow:
+    """Lift the pause of an operation, for a run that waits for it: a DAG run goes on by itself.
+
+    It drives nothing itself; `start_run` does. Raises NotFound, InvalidInput, IllegalTransition (not paused).
+    """
+    return _request(database, "resume", index, {"actor": actor, "parallelism": parallelism, "batch_rows": batch_rows})
+
+
+def request_abort(database: Database, index: str, actor: str, reason: str = "") -> OperationRow:
+    """Fence every worker of an operation at its next commit and mark it `aborting`; a no-op where it is that.
+
+    `abort.abort` or a clean-up then removes the generation. Raises NotFound, IllegalTransition.
+    """
+    return _request(database, "abort", index, {"reason": reason or "on request", "actor": actor})
+
+
+# What the functions in migrations/sql/control_functions.sql raise.
+_REFUSALS = {"P0002": NotFound, "55000": IllegalTransition, "42P09": InvalidInput, "22023": InvalidInput}
+
+
+def _request(database: Database, function: str, index: str, values: dict[str, Any]) -> OperationRow:
+    """Call one of the SQL functions that users have too, so that there is one implementation of each."""
+    arguments = ", ".join(f"{name} => %({name})s" for name in values)
+    name = parse_name(index, "index").sql
+    try:
+        with database.transaction() as connection:
+            check_schema(connection)
+            execute(connection, f"SELECT roir.{function}(%(index)s, {arguments})", {"index": name, **values})
+            return live_or_last(connection, parse_name(index, "index"))
+    except DBAPIError as error:
+        refusal = _REFUSALS.get(sqlstate(error))
+        if refusal is None:
+            raise
+        raise refusal(str(error.orig).split("\n", 1)[0]) from None
 
 
 def pause_operation(
@@ -281,8 +298,3 @@ def events(database: Database, index: str) -> Sequence[Row[Any]]:
         return connection.execute(
             select(tables.event).where(tables.event.c.index_id == row.id).order_by(tables.event.c.id)
         ).all()
-
-
-def is_missing_relation(error: DBAPIError) -> bool:
-    """True where a statement named a relation or schema that isn't there."""
-    return sqlstate(error) in ("42P01", "3F000")

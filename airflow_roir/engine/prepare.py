@@ -189,6 +189,8 @@ def _adopt(
         raise OperationFailed(
             f"index {name}: operation {row.id} failed ({row.error}); abort it first: roir abort '{name}'"
         )
+    if row.status == Status.ABORTING:
+        raise OperationFailed(f"index {name}: operation {row.id} is being aborted; finish that first: roir clean-up")
     _stored_definition(connection, existing, definition)
     if control.heart_beats(row, connection):
         raise control.running_elsewhere(row, str(name))

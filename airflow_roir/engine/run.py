@@ -84,6 +84,8 @@ def start_run(
         ).one()
         if row.status == Status.FAILED:
             raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then begin anew")
+        if row.status == Status.ABORTING:
+            raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; wait for roir clean-up")
         if row.status not in (Status.RUNNING, Status.PAUSED):
             raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
         if row.format_version != FORMAT_VERSION:
@@ -131,8 +133,8 @@ def end_run(database: Database, run: Run) -> None:
 
 
 def load_job(connection: Connection, run: Run) -> Job:
-    """Read what the workers of a run need. Raises SourceChanged where the source can't be read as it was."""
-    row = control.read_operation(connection, run.operation_id)
+    """Read what the workers of a run need. Raises Fenced, SourceChanged where the source isn't as it was."""
+    row = read_control(connection, run)
     generation = connection.execute(
         select(tables.generation, tables.index.c.source_oid)
         .join(tables.index, tables.index.c.id == tables.generation.c.index_id)

@@ -152,7 +152,7 @@ operation = Table(
     _moment("finished_at"),
     Column("error", Text),
     CheckConstraint("kind IN ('create', 'rebuild')", name="kind"),
-    CheckConstraint("status IN ('running', 'paused', 'completed', 'failed', 'aborted')", name="status"),
+    CheckConstraint("status IN ('running', 'paused', 'completed', 'failed', 'aborting', 'aborted')", name="status"),
     CheckConstraint("phase IN ('build', 'seal', 'fold', 'publish', 'done')", name="phase"),
     CheckConstraint("(status = 'completed') = (phase = 'done')", name="completed_is_done"),
     CheckConstraint("(status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)", name="finished"),
@@ -163,7 +163,7 @@ Index(
     "operation_one_live",
     operation.c.index_id,
     unique=True,
-    postgresql_where=text("status IN ('running', 'paused', 'failed')"),
+    postgresql_where=text("status IN ('running', 'paused', 'failed', 'aborting')"),
 )
 
 scan_range = Table(

@@ -6,13 +6,12 @@ import pytest
 
 from airflow_roir.engine import abort, build, control, prepare, seal
 from airflow_roir.engine.build import Batch, Claim, Stop
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
-from airflow_roir.engine.status import operation_status, status
+from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import Fenced, IllegalTransition, InvariantViolated, OperationRunning, SourceChanged
 from tests.conftest import run_sql
 from tests.engine import steps
-from tests.engine.steps import sql
 
 
 @pytest.fixture(autouse=True)
@@ -155,48 +154,6 @@ def test_a_disabled_capture_trigger_counts_as_an_altered_source(database: Databa
     run_sql(dsn, "ALTER TABLE t DISABLE TRIGGER roir_capture")
     with pytest.raises(SourceChanged):
         steps.build_all(database, run)
-
-
-@pytest.mark.parametrize("stage", ["build", "seal", "switched", "rebuild"])
-def test_abort_leaves_source_and_active_generation_as_they_were(database: Database, dsn: str, stage: str) -> None:
-    if stage == "rebuild":
-        _, first = steps.begin(database)
-        steps.finish_all(database, first)
-    objects = catalog(database)
-    _, run = steps.begin(database, table=None if stage == "rebuild" else "t", keys=None if stage == "rebuild" else "k")
-    if stage != "build":
-        steps.build_all(database, run)
-    if stage in ("switched", "rebuild"):
-        steps.seal_all(database, run)
-        steps.fold.switch(database, run)
-    abort.abort(database, "ix", "me", "changed my mind")
-    with pytest.raises(Fenced):
-        build.finish(database, run)
-    assert catalog(database) == objects
-    user = steps.session(dsn)
-    sql(user, "UPDATE t SET k = 'z' WHERE id < 50")
-    user.commit()
-    if stage == "rebuild":
-        steps.assert_exact(database)
-    else:
-        assert status(database) == []
-
-
-def catalog(database: Database) -> set[tuple[str, str]]:
-    """All objects that an operation could leave behind. A trigger's function text is part of it."""
-    with database.transaction() as connection:
-        return set(
-            map(
-                tuple,
-                execute(
-                    connection,
-                    "SELECT relname::text, relkind::text FROM pg_class WHERE relnamespace <> 'pg_toast'::regnamespace "
-                    "AND relname !~ '^g[0-9]+_delta' "
-                    "UNION ALL SELECT tgname, tgrelid::regclass::text FROM pg_trigger "
-                    "UNION ALL SELECT proname, 'f' FROM pg_proc WHERE pronamespace = 'roir_data'::regnamespace",
-                ).all(),
-            )
-        )
 
 
 def test_nothing_to_pause_or_abort_is_said(database: Database) -> None:

@@ -1,0 +1,73 @@
+"""Control by SQL: the functions that users call where they have neither the command nor Airflow at hand."""
+
+from __future__ import annotations
+
+import psycopg2.errors
+import pytest
+
+from airflow_roir.engine import control
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.engine.status import operation_status
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+
+
+@pytest.fixture(autouse=True)
+def table(dsn: str) -> None:
+    run_sql(
+        dsn,
+        'CREATE SCHEMA "Weird ""S"""',
+        'CREATE TABLE "Weird ""S""".t (id int PRIMARY KEY, k text)',
+        'INSERT INTO "Weird ""S""".t SELECT i, i::text FROM generate_series(1, 100) i',
+    )
+
+
+NAME = '"Weird ""S"""."My % index"'
+
+
+def test_pause_resume_and_abort_by_the_name_as_sql_writes_it(database: Database, dsn: str) -> None:
+    prepared, run = steps.begin(database, NAME, '"Weird ""S""".t', "k")
+    user = steps.session(dsn)
+    assert sql(user, "SELECT roir.pause(%s, 'lunch')", NAME) == [("paused at 0.0 %",)]
+    user.commit()
+    assert "already paused" in sql(user, "SELECT roir.pause(%s)", NAME)[0][0]
+    paused = operation_status(database, prepared.operation_id)
+    assert (paused.status, paused.pause_reason, paused.paused_by) == ("paused", "lunch", "postgres")
+    sql(user, "SELECT roir.resume(%s, parallelism => 7)", NAME)
+    user.commit()
+    resumed = operation_status(database, prepared.operation_id)
+    assert (resumed.status, resumed.parallelism, resumed.pause_reason) == ("running", 7, None)
+    again = start_run(database, NAME, "the run that waited")  # no heartbeat: free to be taken up
+    assert again.epoch > run.epoch
+    sql(user, "SELECT roir.abort(%s, 'enough')", NAME)
+    user.commit()
+    assert operation_status(database, prepared.operation_id).status == "aborting"
+    assert [event.action for event in control.events(database, NAME)] == [
+        "prepare",
+        "start",
+        "pause",
+        "resume",
+        "start",
+        "abort",
+    ]
+
+
+@pytest.mark.parametrize("call", ["roir.resume('ix')", "roir.abort('nothing')", "roir.pause('a.b.c')"])
+def test_what_cant_be_done_is_an_error(database: Database, dsn: str, call: str) -> None:
+    _, run = steps.begin(database, "ix", '"Weird ""S""".t', "k")
+    end_run(database, run)
+    user = steps.session(dsn)
+    with pytest.raises((psycopg2.errors.NoDataFound, psycopg2.errors.ObjectNotInPrerequisiteState)):
+        sql(user, f"SELECT {call}")
+
+
+@pytest.mark.parametrize("value", [0, -1, 257])
+def test_a_bad_parallelism_is_refused_and_the_old_one_stays(database: Database, dsn: str, value: int) -> None:
+    prepared, _ = steps.begin(database, "ix", '"Weird ""S""".t', "k", parallelism=3)
+    control.pause(database, "ix", "me")
+    with pytest.raises(psycopg2.errors.InvalidParameterValue):
+        sql(steps.session(dsn), "SELECT roir.resume('ix', parallelism => %s)", value)
+    kept = operation_status(database, prepared.operation_id)
+    assert (kept.status, kept.parallelism) == ("paused", 3)
