@@ -68,6 +68,10 @@ demo: $(STAMP)  ## Build a real index under a real Airflow; KEEP=1 leaves it run
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
 	  $(BIN)/python -m demo $(if $(call on,$(KEEP)),--keep) $(if $(SCALE),--scale $(SCALE))
 
+.PHONY: demo-stop
+demo-stop: $(STAMP)  ## Stop what `make demo KEEP=1` left running
+	@$(BIN)/python -m demo --stop
+
 .PHONY: constraints
 constraints: | $(BIN)/uv  ## Resolve constraints.txt anew for Python 3.10 to 3.13; UPGRADE=1 takes the newest
 	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.10 \
