@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,6 +16,9 @@ MAX_PARALLELISM = 256  # beyond it a server's connections, not our workers, are 
 
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*")
+# PostgreSQL's own: it folds ASCII letters only, and knows no other white space.
+_FOLDED = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+_SPACE = " \t\n\r\f\v"
 
 
 def quote(name: str) -> str:
@@ -48,27 +52,29 @@ class QualifiedName:
 
 def _parse_identifiers(text: str, separator: str, what: str) -> list[str]:
     """Split `text` at `separator` as psql does: unquoted names fold to lower case, `""` is a quote."""
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise InvalidInput(f"{what} {text!r} holds a character that PostgreSQL can't have in a name")
     names: list[str] = []
     position, length = 0, len(text)
     while True:
-        while position < length and text[position].isspace():
+        while position < length and text[position] in _SPACE:
             position += 1
         if position < length and text[position] == '"':
             part, position = _quoted_identifier(text, position, what)
         else:
             start = position
-            while position < length and text[position] != separator and not text[position].isspace():
+            while position < length and text[position] != separator and text[position] not in _SPACE:
                 position += 1
             part = text[start:position]
             if '"' in part:
                 raise InvalidInput(f"{what} {text!r}: quote the whole name, with inner quotes doubled")
-            part = part.lower()
+            part = part.translate(_FOLDED)
         if not part:
             raise InvalidInput(f"{what} {text!r}: a name is empty")
         if len(part.encode()) > MAX_IDENTIFIER_BYTES:
             raise InvalidInput(f"{what} {part!r} is longer than PostgreSQL's {MAX_IDENTIFIER_BYTES} bytes")
         names.append(part)
-        while position < length and text[position].isspace():
+        while position < length and text[position] in _SPACE:
             position += 1
         if position == length:
             return names

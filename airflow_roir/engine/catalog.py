@@ -83,17 +83,6 @@ SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::t
  LIMIT 1
 """
 
-# What an unqualified name means to psql: the role's own search_path, not the one this session is pinned to.
-DEFAULT_SCHEMAS = """
-SELECT array_agg(n.nspname::text ORDER BY p.ordinality) AS schemas
-  FROM pg_settings s,
-       LATERAL unnest(string_to_array(s.reset_val, ',')) WITH ORDINALITY AS p (entry, ordinality)
-  JOIN pg_namespace n
-    ON n.nspname = CASE WHEN btrim(p.entry, ' ') = '"$user"' THEN current_user::text
-                        ELSE replace(btrim(btrim(p.entry, ' '), '"'), '""', '"') END
- WHERE s.name = 'search_path'
-"""
-
 COLUMNS = """
 SELECT a.attname AS name, a.attgenerated::text = 'v' AS virtual,
        format_type(b.oid, b.typmod) AS type, format_type(b.oid, -1) AS cast,
@@ -180,8 +169,16 @@ def check_server(connection: Connection) -> None:
 
 
 def default_schemas(connection: Connection) -> list[str]:
-    """The schemas in which the role's unqualified names are looked up, in order."""
-    return list(execute(connection, DEFAULT_SCHEMAS).scalar_one() or ["public"])
+    """The schemas in which the role's unqualified names are looked up, in order.
+
+    That is what a name means to psql: the role's own search_path, not the one that this session is pinned to.
+    """
+    savepoint = connection.begin_nested()
+    try:
+        execute(connection, "SET LOCAL search_path TO DEFAULT")
+        return list(execute(connection, "SELECT pg_catalog.current_schemas(false)::text[]").scalar_one())
+    finally:
+        savepoint.rollback()
 
 
 def read_source(connection: Connection, name: QualifiedName) -> Source:
@@ -189,7 +186,8 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
     schemas = [name.schema] if name.schema is not None else default_schemas(connection)
     row = execute(connection, FIND_RELATION, {"name": name.name, "schemas": schemas}).first()
     if row is None:
-        where = f"schema {quote(schemas[0])}" if name.schema else f"schemas {', '.join(map(quote, schemas))}"
+        listed = ", ".join(map(quote, schemas)) or "that search_path names: there is none"
+        where = f"schema {listed}" if name.schema else f"schemas {listed}"
         raise NotFound(f"table {name} doesn't exist in {where}; check the name, and quote it if it has capitals")
     full = QualifiedName(row.nspname, row.relname)
     _refuse_relation(full, row)
@@ -253,9 +251,11 @@ def _refuse_relation(name: QualifiedName, row: object) -> None:
         "pg_toast"
     ):
         raise InvalidInput(f"{name} is a system table; it can't be indexed")
-    if getattr(row, "persistence", "p") != "p":
+    if getattr(row, "persistence", "p") == "t":
+        raise InvalidInput(f"table {name} is temporary: no other session sees its rows. Make it an ordinary table")
+    if getattr(row, "persistence", "p") == "u":
         raise InvalidInput(
-            f"table {name} is temporary or unlogged; a crash would empty it behind the index's back. "
+            f"table {name} is unlogged; a crash would empty it behind the index's back. "
             f"Use ALTER TABLE {name} SET LOGGED"
         )
     if kind == "r" and getattr(row, "relhassubclass", False):

@@ -1,0 +1,141 @@
+"""Names, definitions and options: read as psql reads them, refused with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_roir.definition import (
+    BuildOptions,
+    IndexDefinition,
+    QualifiedName,
+    parse_columns,
+    parse_name,
+    quote,
+)
+from airflow_roir.errors import InvalidInput
+
+NAMES = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1, max_size=15
+)  # up to 60 bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "name"),
+    [
+        ("t", None, "t"),
+        ("Public.T", "public", "t"),
+        ('"Weird Schema"."Order ""Items"""', "Weird Schema", 'Order "Items"'),
+        ('s."a.b"', "s", "a.b"),
+        (' s . "t" ', "s", "t"),
+        ("line%no", None, "line%no"),
+        ('"""', None, None),
+        ("ÉTÉ", None, "ÉtÉ"),  # PostgreSQL folds ASCII only
+        ("\u212aelvin", None, "\u212aelvin"),  # Python would make it `kelvin`
+        ('"x\ny"', None, "x\ny"),
+        ("a\u00a0b", None, "a\u00a0b"),  # no white space to PostgreSQL
+        ('"🦀"', None, "🦀"),
+        ("x" * 63, None, "x" * 63),
+    ],
+)
+def test_names_are_read_as_psql_reads_them(text: str, schema: str | None, name: str | None) -> None:
+    if name is None:
+        with pytest.raises(InvalidInput):
+            parse_name(text)
+    else:
+        assert parse_name(text) == QualifiedName(schema, name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", ".", "a.", ".a", '""', 'a."".b', 'a.""', "a.b.c", '"a', 'a"b', '"a"b', "a b", '"a" "b"', "a..b"),
+        *("x" * 64, "é" * 32, "a\0b", '"a\0b"', "a\udcff", '"\ud83d"'),
+    ],
+)
+def test_a_malformed_name_is_refused_and_shown(text: str) -> None:
+    with pytest.raises(InvalidInput, match="index"):
+        parse_name(text, "index")
+
+
+@given(schema=st.none() | NAMES, name=NAMES)
+def test_what_is_shown_of_a_name_reads_back_as_that_name(schema: str | None, name: str) -> None:
+    written = QualifiedName(schema, name)
+    assert parse_name(str(written)) == written
+    assert parse_name(written.sql) == written
+
+
+@given(names=st.lists(NAMES, min_size=1, max_size=5))
+def test_quoted_column_lists_read_back(names: list[str]) -> None:
+    quoted = [quote(name) for name in names]
+    assert parse_columns(", ".join(quoted)) == tuple(names)
+    assert parse_columns(quoted) == tuple(names)
+
+
+def test_column_lists_may_be_text_or_sequence_and_empty() -> None:
+    assert parse_columns('a, B ,"C,"') == ("a", "b", "C,")
+    assert parse_columns(["a", '"B"']) == ("a", "B")
+    for nothing in (None, "", " ", ()):
+        assert parse_columns(nothing) == ()
+    for bad in ("a,", ",a", "a,,b", "a b", 'a,"b'):
+        with pytest.raises(InvalidInput):
+            parse_columns(bad)
+
+
+@pytest.mark.parametrize("name", ["", "a\0b"])
+def test_quote_refuses_what_is_no_name(name: str) -> None:
+    with pytest.raises(InvalidInput, match="not an SQL identifier"):
+        quote(name)
+
+
+@pytest.mark.parametrize(
+    ("table", "keys", "include", "message"),
+    [
+        ("t", None, None, "together"),
+        (None, "a", None, "together"),
+        (None, None, "a", "included columns need"),
+        ("t", "a,a", None, 'key column "a" is repeated'),
+        ("t", 'A,"a"', None, 'key column "a" is repeated'),
+        ("t", "a", "b,c,b", 'included column "b" is repeated'),
+        ("t", "a,b", "b", '"b" is a key column already'),
+        ("t.u.v", "a", None, "at most a schema and a name"),
+    ],
+)
+def test_a_definition_that_contradicts_itself_is_refused(
+    table: str | None, keys: str | None, include: str | None, message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        IndexDefinition.parse("ix", table, keys, include)
+
+
+COUNTS = {
+    "parallelism": 256,
+    "batch_rows": 10_000_000,
+    "ranges": 100_000,
+    "segments": 1_000,
+    "max_rows_per_second": 1_000_000_000,
+    "lock_timeout_ms": 60_000,
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("value", [0, -1, True, False, "2", 2.0, float("nan"), 10**18, [1]])
+def test_an_option_that_is_no_count_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidInput, match=name):
+        BuildOptions(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "most"), COUNTS.items())
+def test_an_option_may_be_as_large_as_the_limit_and_no_larger(name: str, most: int) -> None:
+    assert getattr(BuildOptions(**{name: most}), name) == most  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=f"{name} is {most + 1}; it must be a whole number from 1 to {most}"):
+        BuildOptions(**{name: most + 1})  # type: ignore[arg-type]
+
+
+def test_durations_may_be_zero_and_coverings_are_named() -> None:
+    assert BuildOptions(lock_patience_s=0, revert_window_s=0).as_dict()["lock_patience_s"] == 0
+    with pytest.raises(InvalidInput, match="auto, all, none"):
+        BuildOptions(covering="some")
