@@ -1,0 +1,212 @@
+"""Schedules are harmless: whatever is paused, resumed, changed, killed or aborted beside it, the index is the same.
+
+Workers are stepped in a random order by a printed seed; those that were killed or fenced come back as zombies.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from airflow_roir.engine import abort, build, control, fold, publish, seal
+from airflow_roir.engine.build import Batch, BuildWorker, Claim
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import Run, load_job, start_run
+from airflow_roir.engine.seal import SealWorker, SegmentClaim
+from airflow_roir.errors import Fenced, OperationPaused
+from airflow_roir.operation import Phase, Status
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.writers import Writer
+
+ROWS = 600
+MOST_WORKERS = 8
+
+
+class Schedule:
+    """One operation of index `ix`, driven through a random schedule."""
+
+    def __init__(self, database: Database, seed: int) -> None:
+        self.database = database
+        self.chance = random.Random(seed)
+        _, self.run = steps.begin(database, include="v", batch_rows=25, ranges=9, segments=4)
+        self.workers: dict[int, tuple[BuildWorker, Claim | None]] = {}
+        self.zombies: list[tuple[BuildWorker, Claim]] = []
+        self.fenced = self.batches = 0
+        self.neighbour = False
+
+    def row(self) -> control.OperationRow:
+        return control.find_operation(self.database, "ix")
+
+    def build(self) -> None:
+        """Random steps until every range is done."""
+        while not self._built():
+            getattr(
+                self,
+                self.chance.choices(
+                    ["step", "pause", "change", "kill", "zombie", "aside"], weights=[60, 4, 6, 6, 6, 3]
+                )[0],
+            )()
+        self._close()
+        self._running()
+        build.finish(self.database, self.run)
+
+    def step(self) -> None:
+        """A worker claims a range or copies a batch."""
+        self._running()
+        number = self.chance.randrange(MOST_WORKERS)
+        if number not in self.workers:
+            if number >= self.row().parallelism:
+                return
+            self.workers[number] = (steps.worker(self.database, self.run, number), None)
+        worker, claim = self.workers[number]
+        if claim is None:
+            got = worker.claim()
+            if isinstance(got, Claim):
+                self.workers[number] = (worker, got)
+                return
+        else:
+            outcome = worker.batch(claim)
+            if isinstance(outcome, Batch):
+                self.batches += 1
+                self.workers[number] = (worker, outcome.claim)
+                return
+        self._forget(number)
+
+    def pause(self) -> None:
+        """A pause, seen by some workers before the next run fences the rest."""
+        control.pause(self.database, "ix", "schedule", "by chance")
+        for number in list(self.workers):
+            worker, claim = self.workers[number]
+            if self.chance.random() < 0.5 and claim is not None:
+                assert not isinstance(worker.batch(claim), Batch), "nothing is copied while paused"
+                self._forget(number)
+
+    def change(self) -> None:
+        """Another parallelism, live."""
+        if self.row().status == Status.RUNNING:
+            control.set_options(self.database, "ix", "schedule", self.chance.randint(1, MOST_WORKERS))
+
+    def kill(self) -> None:
+        """A worker dies in the middle of a batch: its transaction is rolled back, its claim stays."""
+        held = [number for number, (_, claim) in self.workers.items() if claim is not None]
+        if not held:
+            return
+        worker, claim = self.workers.pop(self.chance.choice(held))
+        assert claim is not None
+        with worker.connection.begin() as transaction:
+            worker._copy(claim.scan, None)
+            transaction.rollback()
+        if self.chance.random() < 0.5:
+            self.zombies.append((worker, claim))
+        else:
+            worker.connection.close()
+
+    def zombie(self) -> None:
+        """A worker that was taken for dead goes on where it was."""
+        if not self.zombies:
+            return
+        worker, claim = self.zombies.pop(self.chance.randrange(len(self.zombies)))
+        try:
+            worker.batch(claim)
+        except Fenced:
+            self.fenced += 1
+        worker.connection.close()
+
+    def aside(self) -> None:
+        """Another operation on the same source begins, or is aborted."""
+        if self.neighbour:
+            abort.abort(self.database, "aside", "schedule")
+        else:
+            steps.begin(self.database, "aside", "t", "v", batch_rows=50)
+        self.neighbour = not self.neighbour
+
+    def seal(self) -> None:
+        """Segments by workers of which some die between the index and the vacuum."""
+        while True:
+            if self.chance.random() < 0.2:
+                control.pause(self.database, "ix", "schedule", "by chance")
+            self._running()
+            with self.database.connect() as connection:
+                with connection.begin():
+                    job = load_job(connection, self.run)
+                worker = SealWorker(self.database, connection, job, 0)
+                claim = worker.claim()
+                if not isinstance(claim, SegmentClaim):
+                    break
+                if claim.status == "loading":
+                    claim = worker.index(claim)
+                if self.chance.random() < 0.3:
+                    continue  # died here: the next try of worker 0 vacuums it
+                worker.vacuum(claim)
+        seal.finish(self.database, self.run)
+
+    def finalize(self) -> None:
+        """Fold and publish, with a pause in between."""
+        fold.switch(self.database, self.run)
+        if self.chance.random() < 0.5:
+            control.pause(self.database, "ix", "schedule", "by chance")
+            with pytest.raises(OperationPaused):
+                fold.work(self.database, self.run)
+            self._running()
+        fold.switch(self.database, self.run)
+        fold.finish(self.database, self.run, fold.work(self.database, self.run))
+        publish.publish(self.database, self.run)
+
+    def _running(self) -> Run:
+        """Resume, in a new run with another parallelism, where it is paused."""
+        if self.row().status == Status.PAUSED:
+            self.run = start_run(self.database, "ix", "schedule", parallelism=self.chance.randint(1, MOST_WORKERS))
+            # Whoever didn't see the pause is fenced at its next commit.
+            self.zombies += [(worker, claim) for worker, claim in self.workers.values() if claim is not None]
+            self.workers.clear()
+        return self.run
+
+    def _built(self) -> bool:
+        with self.database.transaction() as connection:
+            left = execute(
+                connection, "SELECT count(*) FROM roir.scan_range WHERE operation_id = %(id)s AND NOT done",
+                {"id": self.run.operation_id},
+            ).scalar_one()  # fmt: skip
+            if left and not any(claim for _, claim in self.workers.values()):
+                build.work_left(connection, self.run, idle=True)
+        return not left
+
+    def _forget(self, number: int) -> None:
+        self.workers.pop(number)[0].connection.close()
+
+    def _close(self) -> None:
+        for worker, _ in [*self.workers.values(), *self.zombies]:
+            worker.connection.close()
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("ROIR_SCHEDULES", "8"))))
+def test_the_index_is_identical_to_an_undisturbed_builds(database: Database, dsn: str, seed: int) -> None:
+    print(f"seed {seed}")
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        f"INSERT INTO t SELECT i, nullif(i % 20, 7)::text, i FROM generate_series(1, {ROWS}) i",
+        "ANALYZE t",
+    )
+    writers = [Writer(dsn, seed, number, ROWS * 2) for number in range(3)]
+    for writer in writers:
+        writer.start()
+    try:
+        schedule = Schedule(database, seed)
+        schedule.build()
+        assert schedule.row().phase == Phase.SEAL
+        schedule.seal()
+        schedule.finalize()
+        steps.assert_exact(database)
+    finally:
+        for writer in writers:
+            writer.finish()
+    steps.assert_exact(database)
+    _, undisturbed = steps.begin(database, "calm", "t", "k", "v")
+    steps.finish_all(database, undisturbed)
+    user = steps.session(dsn)
+    for one, other in (("ix", "calm"), ("calm", "ix")):
+        assert steps.sql(user, f"SELECT * FROM {one} EXCEPT ALL SELECT * FROM {other}") == []
