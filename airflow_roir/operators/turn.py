@@ -61,7 +61,7 @@ def decide(
     """
     if operation.status == Status.COMPLETED:
         return Done()
-    if operation.status == Status.ABORTED:
+    if operation.status in (Status.ABORTING, Status.ABORTED):
         return Stop(f"operation {operation.id} was aborted; trigger a new run to build the index")
     if operation.status == Status.FAILED:
         return Stop(

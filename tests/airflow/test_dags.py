@@ -52,7 +52,7 @@ def rendered(dag: DAG, task_id: str, **conf: Any) -> Any:
 
 def test_every_file_is_a_dag_without_an_error(bag: DagBag) -> None:
     assert bag.import_errors == {}
-    assert set(bag.dags) == {"rebuild_index", "clean_up_indexes"}
+    assert set(bag.dags) == {"rebuild_index", "clean_up_indexes", "control_index"}
 
 
 def test_no_dag_file_imports_another(dags_folder: Path) -> None:

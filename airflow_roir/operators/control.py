@@ -1,0 +1,67 @@
+"""Pauses and resumes one operation among several; the DAG's own switch pauses all builds of a DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_roir.engine import control
+from airflow_roir.operators.base import RoirOperator, failing_clearly, owner_of
+from airflow_roir.operators.form_values import whole_number
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class PauseIndexBuildOperator(RoirOperator):
+    """Pauses the running operation of an index, whoever drives it; returns the operation's id.
+
+    Workers leave within one batch, which they commit. A DAG run that drives it waits, rescheduled, and goes on by
+    itself once the operation is resumed.
+
+    reason: what the status and the `event` table keep (templated).
+    """
+
+    template_fields: Sequence[str] = (*RoirOperator.template_fields, "reason")
+
+    def __init__(self, *, reason: str = "paused by an Airflow task", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.reason = reason
+
+    def execute(self, context: Context) -> int:
+        """Pause it. Fails without a retry where nothing is running."""
+        with failing_clearly():
+            row = control.pause(self.get_database(), self.index, owner_of(context["ti"]), self.reason)
+        self.log.info("Operation %s is %s", row.id, row.status)
+        return row.id
+
+
+class ResumeIndexBuildOperator(RoirOperator):
+    """Lifts the pause of an index's operation, so that the DAG run that waits for it goes on; returns its id.
+
+    It drives nothing itself: where no run waits, trigger `rebuild_index` for the index, which adopts the operation.
+
+    parallelism, batch_rows: what to go on with (templated); None keeps what there is.
+    """
+
+    template_fields: Sequence[str] = (*RoirOperator.template_fields, "parallelism", "batch_rows")
+
+    def __init__(
+        self, *, parallelism: int | str | None = None, batch_rows: int | str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.parallelism = parallelism
+        self.batch_rows = batch_rows
+
+    def execute(self, context: Context) -> int:
+        """Resume it. Fails without a retry where it isn't paused, or where an option is bad."""
+        with failing_clearly():
+            row = control.resume(
+                self.get_database(),
+                self.index,
+                owner_of(context["ti"]),
+                whole_number("parallelism", self.parallelism),
+                whole_number("batch_rows", self.batch_rows),
+            )
+        self.log.info("Operation %s is %s again, with %s workers", row.id, row.status, row.parallelism)
+        return row.id

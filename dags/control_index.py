@@ -1,0 +1,70 @@
+"""Pauses, resumes or aborts the build of one index, whoever runs it. Copy this file into your DAGs folder.
+
+Trigger it and fill in the form. Unlike the switch of `rebuild_index`, which pauses every build of that DAG, this
+acts on a single operation. A DAG run whose operation was paused here waits, and goes on once it is resumed.
+"""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG, Param, task
+
+from airflow_roir.operators.abort import AbortIndexBuildOperator
+from airflow_roir.operators.control import PauseIndexBuildOperator, ResumeIndexBuildOperator
+
+with DAG(
+    dag_id="control_index",
+    description="Pause, resume or abort the build of one index",
+    doc_md=__doc__,
+    schedule=None,
+    catchup=False,
+    is_paused_upon_creation=False,
+    params={
+        "index": Param(
+            type="string",
+            minLength=1,
+            title="Index",
+            description="Name of the index, with its schema: public.flights_by_tail.",
+        ),
+        "action": Param(
+            "pause",
+            type="string",
+            enum=["pause", "resume", "abort"],
+            title="Action",
+            description="Abort removes what was built so far; the source and the published index stay as they are.",
+        ),
+        "reason": Param(
+            None,
+            type=["null", "string"],
+            title="Reason",
+            description="Kept with the operation, for the others. For a pause or an abort.",
+        ),
+        "parallelism": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=256,
+            title="Parallelism",
+            description="For a resume: how many workers go on. Empty: as many as before.",
+        ),
+        "postgres_conn_id": Param(
+            "postgres_default",
+            type="string",
+            minLength=1,
+            title="PostgreSQL connection",
+            description="Id of the Airflow connection of the index's database.",
+        ),
+    },
+    tags=["roir"],
+    default_args={"index": "{{ params.index }}", "postgres_conn_id": "{{ params.postgres_conn_id }}"},
+) as dag:
+
+    @task.branch
+    def choose(params: dict[str, str]) -> str:
+        """The action is the name of the task that does it."""
+        return params["action"]
+
+    choose() >> [
+        PauseIndexBuildOperator(task_id="pause", reason="{{ params.reason or 'from the DAG control_index' }}"),
+        ResumeIndexBuildOperator(task_id="resume", parallelism="{{ params.parallelism or '' }}"),
+        AbortIndexBuildOperator(task_id="abort", reason="{{ params.reason or 'from the DAG control_index' }}"),
+    ]

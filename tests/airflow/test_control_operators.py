@@ -1,0 +1,80 @@
+"""Pause and resume of one operation by Airflow tasks, and the DAG `control_index` that offers them as a form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk.exceptions import AirflowFailException
+from test_operators import INDEX, WHAT, build, context, driver_code, prepare
+
+from airflow_roir.engine import status
+from airflow_roir.operators.abort import AbortIndexBuildOperator
+from airflow_roir.operators.control import PauseIndexBuildOperator, ResumeIndexBuildOperator
+
+__all__ = ["context", "driver_code"]  # fixtures
+
+
+def standing(shop: Any) -> status.OperationStatus:
+    return status.status(shop.database, INDEX)[0]
+
+
+def test_a_paused_build_waits_and_goes_on_when_it_is_resumed(
+    context: dict[str, Any],
+    shop: Any,
+    driver_code: Any,
+) -> None:
+    from airflow.sdk.exceptions import AirflowRescheduleException
+
+    operation = prepare(context)
+    asked = driver_code("raise SystemExit(0)")
+    pause = PauseIndexBuildOperator(task_id="pause", reason="backup", **WHAT)
+    assert pause.execute(context) == operation  # type: ignore[arg-type]
+    assert (standing(shop).status, standing(shop).pause_reason) == ("paused", "backup")
+    context["ti"].run_id = "run_2"  # not the run that paused it
+    with pytest.raises(AirflowRescheduleException):
+        build(context, operation)
+    assert asked == []
+    resume = ResumeIndexBuildOperator(task_id="resume", parallelism="5", **WHAT)
+    assert resume.execute(context) == operation  # type: ignore[arg-type]
+    assert (standing(shop).status, standing(shop).parallelism) == ("running", 5)
+    assert build(context, operation) == operation
+    assert len(asked) == 1
+
+
+def test_what_cannot_be_done_fails_without_a_retry(context: dict[str, Any], shop: Any) -> None:
+    prepare(context)
+    with pytest.raises(AirflowFailException, match="no paused operation"):
+        ResumeIndexBuildOperator(task_id="resume", **WHAT).execute(context)  # type: ignore[arg-type]
+    PauseIndexBuildOperator(task_id="pause", **WHAT).execute(context)  # type: ignore[arg-type]
+    with pytest.raises(AirflowFailException, match="parallelism"):
+        ResumeIndexBuildOperator(task_id="resume", parallelism="999", **WHAT).execute(context)  # type: ignore[arg-type]
+    assert (standing(shop).status, standing(shop).parallelism) == ("paused", 2)
+
+
+def test_a_build_task_of_an_aborting_operation_fails_without_a_retry(
+    context: dict[str, Any],
+    shop: Any,
+    driver_code: Any,
+) -> None:
+    operation = prepare(context)
+    asked = driver_code("raise SystemExit(0)")
+    shop.run(f"SELECT roir.abort('{INDEX}')")
+    with pytest.raises(AirflowFailException, match="aborted"):
+        build(context, operation)
+    assert asked == []
+
+
+def test_the_form_chooses_the_task(dags_folder: Path) -> None:
+    dag = DagBag(dag_folder=str(dags_folder / "control_index.py"), load_op_links=False).dags["control_index"]
+    choose = dag.get_task("choose")
+    assert choose.downstream_task_ids == {"pause", "resume", "abort"}
+    assert set(dag.params.get_param("action").schema["enum"]) == choose.downstream_task_ids
+    kinds = {task_id: type(dag.get_task(task_id)) for task_id in sorted(choose.downstream_task_ids)}
+    assert kinds == {
+        "abort": AbortIndexBuildOperator,
+        "pause": PauseIndexBuildOperator,
+        "resume": ResumeIndexBuildOperator,
+    }
