@@ -300,6 +300,8 @@ def _carry_on(
         _print_json(ended.as_dict())
     else:
         out.print(_status_table([ended]))
+    if ended.notice:
+        _say(ended.notice)
     if ended.status == Status.PAUSED:
         _say(f"paused by {ended.paused_by}: {ended.pause_reason}; go on with: roir resume {index}")
         raise typer.Exit(OperationPaused.exit_code)

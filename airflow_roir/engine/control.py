@@ -277,9 +277,18 @@ def change_options(
     if not changes:
         return
     BuildOptions(**changes)  # type: ignore[arg-type]  # validates; raises before anything is written
-    connection.execute(update(tables.operation).where(tables.operation.c.id == row.id).values(**changes))
+    connection.execute(update(tables.operation).where(tables.operation.c.id == row.id).values(**changes, notice=None))
     for name, value in changes.items():
         record_event(connection, row.index_id, row.id, actor, f"change {name}", f"{getattr(row, name)} → {value}")
+
+
+def refuse_option(database: Database, index: str, actor: str, refusal: str) -> None:
+    """Show in the status, and keep as an event, that somebody's wish couldn't be followed. Raises NotFound."""
+    with database.transaction() as connection:
+        check_schema(connection)
+        row = live_or_last(connection, parse_name(index, "index"))
+        connection.execute(update(tables.operation).where(tables.operation.c.id == row.id).values(notice=refusal))
+        record_event(connection, row.index_id, row.id, actor, "refuse", refusal)
 
 
 def running_elsewhere(row: OperationRow, index: str) -> OperationRunning:

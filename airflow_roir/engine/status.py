@@ -19,7 +19,8 @@ from airflow_roir.operation import Phase
 class OperationStatus:
     """One operation. Durations in seconds: total_execution_time counts neither pauses nor Spark's start-up.
 
-    seconds_left and rows_per_second are None where there is nothing yet to derive them from.
+    seconds_left and rows_per_second are None where there is nothing yet to derive them from. notice: the last
+    option that was refused.
     """
 
     index: str
@@ -48,6 +49,7 @@ class OperationStatus:
     pause_reason: str | None
     paused_by: str | None
     error: str | None
+    notice: str | None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: moments in ISO 8601."""
@@ -112,6 +114,7 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             pause_reason=row.pause_reason,
             paused_by=row.paused_by,
             error=row.error,
+            notice=row.notice,
         )
         for row in execute(connection, QUERY, {"ids": ids})
     ]

@@ -151,6 +151,8 @@ operation = Table(
     Column("paused_by", Text),
     _moment("finished_at"),
     Column("error", Text),
+    # The last option that was refused, until one is accepted.
+    Column("notice", Text),
     CheckConstraint("kind IN ('create', 'rebuild')", name="kind"),
     CheckConstraint("status IN ('running', 'paused', 'completed', 'failed', 'aborting', 'aborted')", name="status"),
     CheckConstraint("phase IN ('build', 'seal', 'fold', 'publish', 'done')", name="phase"),

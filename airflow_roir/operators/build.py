@@ -81,7 +81,11 @@ class BuildIndexOperator(DrivingOperator):
             row = self.take_turn(database, ti)
             if row is None:
                 return self.read(database).id
-            options = LiveOptions({key: getattr(row, key) for key in KEYS})
+            actor = f"task state store of DAG {ti.dag_id}"
+            options = LiveOptions(
+                {key: getattr(row, key) for key in KEYS},
+                refused=lambda refusal: control.refuse_option(database, self.index, actor, refusal),
+            )
             first = options.follow({key: store.get(key) for key in KEYS})
             owner = owner_of(ti)
             command = driver_command(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow.sdk import NEVER_EXPIRE
@@ -41,10 +41,14 @@ def seed(store: TaskStateStoreAccessor, values: Mapping[str, int | None]) -> Non
 class LiveOptions:
     """Follows the stored values: tells what changed, refuses what can't be used, once, and keeps the old.
 
+    refused: told of each refusal, besides the log.
     current: the options in effect. A key that is missing from the store, or was deleted there, changes nothing.
     """
 
-    def __init__(self, current: Mapping[str, int | None]) -> None:
+    def __init__(
+        self, current: Mapping[str, int | None], refused: Callable[[str], object] = lambda _refusal: None
+    ) -> None:
+        self._tell_refused = refused
         self.current = {key: value for key, value in current.items() if value is not None}
         # As text: to Python, True equals 1, and only one of them is a number of workers.
         self._refused: dict[str, str] = {}
@@ -70,12 +74,10 @@ class LiveOptions:
                     apply(**{key: number})
             except InvalidInput as refusal:
                 self._refused[key] = repr(value)
-                log.warning(
-                    "Refused a value from the Task State Store, %s stays at %s: %s",
-                    key,
-                    self.current.get(key, "its old value"),
-                    refusal,
-                )
+                kept = self.current.get(key, "its old value")
+                said = f"Refused a value from the Task State Store, {key} stays at {kept}: {refusal}"
+                log.warning("%s", said)
+                self._tell_refused(said)
                 continue
             log.info("%s changes from %s to %s", key, self.current.get(key, "its old value"), number)
             self.current[key] = changes[key] = number

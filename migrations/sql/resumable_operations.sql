@@ -28,7 +28,8 @@ SELECT o.id AS operation_id,
        o.heartbeat_at,
        o.pause_reason,
        o.paused_by,
-       o.error
+       o.error,
+       o.notice
   FROM roir.operation o
   JOIN roir.index i ON i.id = o.index_id
  CROSS JOIN LATERAL (

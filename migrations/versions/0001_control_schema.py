@@ -106,6 +106,7 @@ def upgrade() -> None:
         sa.Column("paused_by", sa.Text(), nullable=True),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("notice", sa.Text(), nullable=True),
         sa.CheckConstraint("(status = 'completed') = (phase = 'done')", name=op.f("operation_completed_is_done")),
         sa.CheckConstraint(
             "(status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)",

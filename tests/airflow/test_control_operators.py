@@ -10,7 +10,7 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import AirflowFailException
 from test_operators import INDEX, WHAT, build, context, driver_code, prepare
 
-from airflow_roir.engine import status
+from airflow_roir.engine import control, status
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.control import PauseIndexBuildOperator, ResumeIndexBuildOperator
 
@@ -65,6 +65,24 @@ def test_a_build_task_of_an_aborting_operation_fails_without_a_retry(
     with pytest.raises(AirflowFailException, match="aborted"):
         build(context, operation)
     assert asked == []
+
+
+def test_a_refused_option_shows_in_the_status_until_one_is_accepted(
+    context: dict[str, Any],
+    shop: Any,
+    driver_code: Any,
+) -> None:
+    operation = prepare(context)
+    driver_code("raise SystemExit(0)")
+    context["task_state_store"].set("parallelism", "a lot")
+    build(context, operation)
+    refused = standing(shop)
+    assert refused.parallelism == 2
+    assert refused.notice is not None
+    assert "parallelism stays at 2" in refused.notice
+    assert control.events(shop.database, INDEX)[-1].action == "refuse"
+    control.set_options(shop.database, INDEX, "me", parallelism=3)
+    assert (standing(shop).parallelism, standing(shop).notice) == (3, None)
 
 
 def test_the_form_chooses_the_task(dags_folder: Path) -> None:
