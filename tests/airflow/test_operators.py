@@ -290,11 +290,9 @@ def test_abort_without_an_operation_fails_clearly(context: dict[str, Any]) -> No
 
 def test_clean_up_returns_counters(context: dict[str, Any]) -> None:
     operator = CleanUpIndexesOperator(task_id="clean_up", postgres_conn_id="warehouse")
-    assert operator.execute(context) == {  # type: ignore[arg-type]
-        "ghosts": 0,
-        "deltas_dropped": 0,
-        "generations_dropped": 0,
-    }
+    counters = operator.execute(context)  # type: ignore[arg-type]
+    assert counters["generations_dropped"] == 0
+    assert set(counters.values()) == {0}
 
 
 def test_a_database_without_the_control_schema_fails_clearly(context: dict[str, Any], shop: Any) -> None:
