@@ -1,0 +1,260 @@
+"""Holds README and docs against the code: whatever they name exists, and what users can do is described."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from airflow_roir import cli, errors
+from airflow_roir.definition import BuildOptions
+from airflow_roir.engine import control, database, entry, fold, tables
+from airflow_roir.engine.status import OperationStatus
+from airflow_roir.operation import TRANSITIONS, Phase, Status
+from airflow_roir.operators import dag_switch
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+OPERATIONS = ROOT / "docs" / "operations.md"
+DOCS = (README, ARCHITECTURE, OPERATIONS, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")
+COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+FOLDERS = ("airflow_roir", "dags", "demo", "docs", "migrations", "scripts", "tests")
+
+by_document = pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
+
+
+def code_of(document: Path) -> list[str]:
+    """Everything that is set as code: spans, and indented blocks, continued lines joined, comments left out."""
+    text = document.read_text()
+    blocks = "\n".join(re.findall(r"^ {4,}(\S.*)$", text, re.MULTILINE)).replace("\\\n", " ")
+    return re.findall(r"`([^`\n]+)`", text) + [line.split(" #", 1)[0] for line in blocks.split("\n")]
+
+
+def rows_of(document: Path, first_cell: str) -> list[list[str]]:
+    """The rows of the table whose header begins with that cell, as texts without back-ticks."""
+    lines = document.read_text().splitlines()
+    begin = next(i for i, line in enumerate(lines) if re.match(rf" *\| {re.escape(first_cell)} \|", line))
+    rows = []
+    for line in lines[begin + 2 :]:
+        if not line.lstrip().startswith("|"):
+            break
+        rows.append([cell.strip().replace("`", "") for cell in line.strip().strip("|").split("|")])
+    return rows
+
+
+def options_of(command: str) -> set[str]:
+    return {
+        name
+        for parameter in COMMANDS[command].params
+        for name in parameter.opts
+        if name.startswith("--") and name != "--help"
+    }
+
+
+@by_document
+def test_every_make_target_and_variable_exists(document: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for code in code_of(document):
+        for call in re.findall(r"(?:^|\s)make ([a-z][a-z-]*)((?: [A-Z]+=)?)", code):
+            target, variable = call
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{document.name}: make {target}"
+            if variable:
+                assert re.search(rf"^{variable.strip(' =')} \?=", makefile, re.MULTILINE), f"{document.name}: {call}"
+
+
+@by_document
+def test_every_command_and_option_exists(document: Path) -> None:
+    for code in code_of(document):
+        for command, rest in re.findall(r"(?:^|\s)roir ([a-z][a-z-]*)(.*)", code):
+            assert command in COMMANDS, f"{document.name}: roir {command}"
+            unknown = set(re.findall(r"(?<=\s)--[a-z-]+", rest)) - options_of(command)
+            assert not unknown, f"{document.name}: roir {command} has no {unknown}"
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_is_described(command: str) -> None:
+    assert f"roir {command}" in README.read_text()
+    assert [f"roir {command}"] in [row[:1] for row in rows_of(OPERATIONS, "command")]
+
+
+def test_the_table_of_options_is_the_codes() -> None:
+    described: dict[str, set[str]] = {command: set() for command in COMMANDS}
+    for option, of, _ in rows_of(OPERATIONS, "option"):
+        if option != "--dsn":
+            for command in of.split(", "):
+                described[command].add(option)
+    assert described == {command: options_of(command) for command in COMMANDS}
+
+
+@pytest.mark.parametrize("document", [README, OPERATIONS], ids=lambda path: path.name)
+def test_the_exit_codes_are_the_codes(document: Path) -> None:
+    text = re.sub(r"\s+", " ", cli.EXIT_CODES).strip().removeprefix("Exit codes: ").rstrip(".")
+    told = dict(part.split(" ", 1) for part in text.split("; "))
+    shown = {code: re.sub(r"[:,]", "", meaning) for code, meaning in rows_of(document, "exit code")}
+    assert shown == {code: re.sub(r"[:,]", "", meaning) for code, meaning in told.items()}
+    used = {
+        error.exit_code
+        for error in vars(errors).values()
+        if isinstance(error, type) and issubclass(error, errors.RoirError)
+    }
+    assert used <= {int(code) for code in shown}
+
+
+def dags() -> dict[str, list[str]]:
+    """Every DAG in `dags/` with the names of its parameters, read without running it."""
+    found = {}
+    for file in (ROOT / "dags").glob("*.py"):
+        tree = ast.parse(file.read_text())
+        ids = [
+            keyword.value.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            for keyword in node.keywords
+            if keyword.arg == "dag_id" and isinstance(keyword.value, ast.Constant)
+        ]
+        params = [
+            key.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Dict)
+            for key, value in zip(node.keys, node.values, strict=True)
+            if isinstance(key, ast.Constant)
+            and isinstance(value, ast.Call)
+            and getattr(value.func, "id", "") == "Param"
+        ]
+        found[ids[0]] = params
+    return found
+
+
+def test_the_tables_of_dags_and_parameters_are_the_codes() -> None:
+    shown = {dag: parameters.split(", ") for dag, _, parameters in rows_of(OPERATIONS, "DAG")}
+    assert shown == dags()
+    assert [parameter for _, parameter, _ in rows_of(README, "field")] == dags()["rebuild_index"]
+    form = (ROOT / "dags" / "rebuild_index.py").read_text()
+    for title, _, _ in rows_of(README, "field"):
+        assert f'title="{title}"' in form
+
+
+def test_every_operator_is_described_and_no_other() -> None:
+    operators = {
+        name
+        for file in (ROOT / "airflow_roir" / "operators").glob("*.py")
+        for name in re.findall(r"^class (\w+Indexe?s?(?:Build)?Operator)\(", file.read_text(), re.MULTILINE)
+    }
+    assert operators
+    for document in (README, ARCHITECTURE, OPERATIONS):
+        assert set(re.findall(r"\b[A-Z]\w+Operator\b", document.read_text())) <= operators
+    assert set(re.findall(r"\b[A-Z]\w+Operator\b", README.read_text())) == operators
+
+
+@by_document
+def test_every_path_and_test_exists(document: Path) -> None:
+    names = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")}
+    for code in code_of(document):
+        for path, test in re.findall(rf"(?<![\w/.$-])((?:{'|'.join(FOLDERS)})/[\w./-]*)(?:::(\w+))?", code):
+            assert (ROOT / path).exists(), f"{document.name}: {path}"
+            if test:
+                assert f"def {test}(" in (ROOT / path).read_text(), f"{document.name}: {path}::{test}"
+        for name in re.findall(r"^([a-z_]+\.(?:py|sql))$", code):
+            assert name in names, f"{document.name}: {name}"
+
+
+@by_document
+def test_every_relative_link_leads_somewhere(document: Path) -> None:
+    text = document.read_text()
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    for link in links:
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = document if not path else document.parent / path
+        assert target.exists(), f"{document.name}: {link}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            assert anchor in {slug(heading) for heading in headings}, f"{document.name}: {link}"
+
+
+def slug(heading: str) -> str:
+    """The anchor that code hosts give a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_pictures_are_shown_and_small() -> None:
+    shown = "".join(document.read_text() for document in DOCS)
+    for picture in (ROOT / "docs" / "images").iterdir():
+        assert f"docs/images/{picture.name}" in shown
+        assert picture.stat().st_size < 300_000
+
+
+@by_document
+def test_every_relation_and_function_of_the_control_schema_exists(document: Path) -> None:
+    sql = "".join(file.read_text() for file in (ROOT / "migrations" / "sql").glob("*.sql"))
+    made = set(re.findall(r"CREATE (?:FUNCTION|VIEW) roir\.(\w+)", sql)) | {"schema_version"}
+    made |= {table.name for table in tables.metadata.tables.values()}
+    made |= {"careful"}  # a setting of the capture function
+    for code in code_of(document):
+        assert set(re.findall(r"(?<!\w)roir\.(\w+)", code)) <= made, f"{document.name}: {code}"
+
+
+def test_every_table_and_column_of_the_control_schema_is_described() -> None:
+    text = ARCHITECTURE.read_text()
+    for table in tables.metadata.tables.values():
+        begin = text.index(f"**`roir.{table.name}`**")
+        paragraph = text[begin : text.index("\n\n", begin)]
+        missing = [column.name for column in table.columns if f"`{column.name}`" not in paragraph]
+        assert not missing, f"roir.{table.name}: {missing}"
+
+
+def test_every_transition_is_described_with_its_reason() -> None:
+    shown = {(verb, because) for verb, _, _, because in rows_of(ARCHITECTURE, "verb")}
+    assert shown == {(arrow.verb.value, arrow.reason) for arrow in TRANSITIONS}
+    for verb, origin, target, because in rows_of(ARCHITECTURE, "verb"):
+        arrows = [arrow for arrow in TRANSITIONS if (arrow.verb.value, arrow.reason) == (verb, because)]
+        words = set(re.findall(r"\w+", origin)) - {"or", "working"}
+        phases = {arrow.phase.value for arrow in arrows} if "working" not in origin else set()
+        assert words == {arrow.status.value for arrow in arrows} | phases
+        assert set(re.findall(r"\w+", target)) >= {arrow.to_status.value for arrow in arrows}
+
+
+def test_every_file_of_the_engine_is_in_the_code_map() -> None:
+    text = ARCHITECTURE.read_text()
+    for file in (ROOT / "airflow_roir" / "engine").glob("*.py"):
+        assert file.name == "__init__.py" or f"airflow_roir/engine/{file.name} " in text, file.name
+
+
+def test_every_field_and_value_of_the_status_is_described() -> None:
+    rows = rows_of(OPERATIONS, "field")
+    shown = {name for names, _ in rows for name in names.split(", ")}
+    assert shown == {field.name for field in fields(OperationStatus)}
+    values = dict(rows)
+    assert re.findall(r"\w+", values["status"]) == [status.value for status in Status]
+    assert re.findall(r"\w+", values["phase"]) == [phase.value for phase in Phase]
+
+
+def test_settings_and_options_that_are_named_exist() -> None:
+    text = ARCHITECTURE.read_text()
+    named = text[text.index("`TimeZone`") : text.index("`SESSION_SETTINGS`")]
+    assert set(re.findall(r"`(\w+)`", named)) <= set(database.SESSION_SETTINGS)
+    assert hasattr(BuildOptions, "lock_timeout_ms")
+
+
+@pytest.mark.parametrize(
+    ("document", "phrase", "value", "expected"),
+    [
+        (ARCHITECTURE, "`lock_timeout` of 500 ms", BuildOptions.lock_timeout_ms, 500),
+        (README, "at most half a second", BuildOptions.lock_timeout_ms, 500),
+        (ARCHITECTURE, "within thirty seconds", control.HEARTBEAT_FRESH_S, 30),
+        (OPERATIONS, "older than half a minute", control.HEARTBEAT_FRESH_S, 30),
+        (ARCHITECTURE, "Steps of sixteen blocks", fold.BLOCKS_PER_STEP, 16),
+        (ARCHITECTURE, "1,024 bytes together", entry.COVERED_BYTES, 1024),
+        (ARCHITECTURE, "at least sixteen seconds ahead", dag_switch.LEAVE_S, 16),
+        (OPERATIONS, "looks again every half minute", dag_switch.LOOK_AGAIN_S, 30),
+    ],
+)
+def test_a_number_in_the_text_is_the_codes(document: Path, phrase: str, value: int, expected: int) -> None:
+    assert phrase in re.sub(r"\s+", " ", document.read_text())
+    assert value == expected
