@@ -24,7 +24,7 @@ from airflow_roir.engine.status import status as read_status
 from airflow_roir.engine.verify import VerifyReport, verify
 from demo.dataset import Dataset, analyze, flights, lineitem
 from demo.writer import Felt, Writer
-from tests.airflow.standalone import StandaloneAirflow, wait_until
+from tests.airflow.standalone import StandaloneAirflow, processes_of, wait_until
 from tests.servers import start_postgres
 
 ROOT = Path(__file__).parent.parent
@@ -271,16 +271,6 @@ def stop_what_is_left() -> None:
         server.cleanup()
     shutil.rmtree(folder, ignore_errors=True)
     STATE.unlink()
-
-
-def processes_of(airflow_home: Path) -> list[psutil.Process]:
-    """Whatever was started with that home, those included whose parents are gone."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if process.environ().get("AIRFLOW_HOME") == str(airflow_home):
-                found.append(process)
-    return found
 
 
 if __name__ == "__main__":

@@ -163,31 +163,18 @@ class StandaloneAirflow:
         `start()` brings it up again on the same home and ports; `stop()` is still needed at the end.
         """
         assert self._process is not None
-        for process in self._family():
+        for process in processes_of(self.home):
             # A driver has a session of its own, and so goes on when its machine's Airflow dies.
             with suppress(psutil.NoSuchProcess, ProcessLookupError):
                 if os.getsid(process.pid) == self._process.pid:
                     process.kill()
         self._process.wait()
 
-    def _family(self) -> list[psutil.Process]:
-        """Every process of this Airflow, those included whose parent has died.
-
-        All of them run in its home, or carry it in their environment. Neither alone is enough: a task may change
-        its directory, and Airflow's processes write their titles over their environment.
-        """
-        family: list[psutil.Process] = []
-        for process in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
-                if str(self.home) in (process.cwd(), process.environ().get("AIRFLOW_HOME")):
-                    family.append(process)
-        return family
-
     def _end(self, number: signal.Signals) -> None:
         if self._process is None:
             return
         # Known by number and time of birth, so that nothing else is hit should a number be used again.
-        family = self._family()
+        family = processes_of(self.home)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
         _, left = psutil.wait_procs(family, timeout=STOP_S)
@@ -319,6 +306,20 @@ class StandaloneAirflow:
     @staticmethod
     def _task_path(dag_id: str, run_id: str, task_id: str) -> str:
         return f"/api/v2/dags/{dag_id}/dagRuns/{_q(run_id)}/taskInstances/{task_id}"
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Every process of the Airflow with that home, those included whose parent has died.
+
+    All of them run in its home, or carry it in their environment. Neither alone is enough: a task may change its
+    directory, and Airflow's processes write their titles over their environment.
+    """
+    family: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
+            if str(home) in (process.cwd(), process.environ().get("AIRFLOW_HOME")):
+                family.append(process)
+    return family
 
 
 def wait_until(condition: Callable[[], T], seconds: float, what: str, every: float = 0.5) -> T:
