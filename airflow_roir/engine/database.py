@@ -39,6 +39,10 @@ SESSION_SETTINGS = {
     "row_security": "off",
 }
 
+# A server that restarts or fails over is back within this; a longer outage pauses the operation.
+OUTAGE_PATIENCE_S = 60.0
+LONGEST_WAIT_S = 5.0
+
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
@@ -132,19 +136,26 @@ def is_transient(error: DBAPIError) -> bool:
     return state == "" and isinstance(error.orig, psycopg2.OperationalError | psycopg2.InterfaceError)
 
 
-def retry(work: Callable[[], T], attempts: int = 5, first_wait_s: float = 0.2) -> T:
+def retry(work: Callable[[], T], patience_s: float = OUTAGE_PATIENCE_S, first_wait_s: float = 0.2) -> T:
     """Run `work`, one whole transaction, again after a transient error, with jittered exponential back-off.
 
-    Safe only for work that is idempotent or compare-and-set, since a commit's answer can be lost.
+    patience_s: how long to go on after the first failure; then its last error is raised. Safe only for work that
+    is idempotent or compare-and-set, since a commit's answer can be lost.
     """
-    for attempt in range(1, attempts + 1):
+    deadline: float | None = None
+    wait_s = first_wait_s
+    while True:
         try:
             return work()
         except DBAPIError as error:
-            if attempt == attempts or not is_transient(error):
+            if not is_transient(error):
                 raise
-        time.sleep(first_wait_s * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
-    raise AssertionError("unreachable")
+            # From the failure on: the work itself may have gone well for hours.
+            deadline = deadline or time.monotonic() + patience_s
+            if time.monotonic() + wait_s > deadline:
+                raise
+        time.sleep(wait_s * random.uniform(0.5, 1.0))
+        wait_s = min(wait_s * 2, LONGEST_WAIT_S)
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,14 @@ def finalize(
     """
     run = start_run(database, index, owner, take_over=take_over)
     with driving(database, run), heartbeat(database, run):
-        start_clock(database, run)
+        retry(lambda: start_clock(database, run))
         finalize_run(database, run, report)
-    return operation_status(database, run.operation_id)
+    return retry(lambda: operation_status(database, run.operation_id))
 
 
 def finalize_run(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
     """As `finalize`, inside a run that the caller has started."""
-    with database.transaction() as connection:
-        phase = read_control(connection, run).phase
+    phase = retry(lambda: _phase(database, run))
     if phase in (Phase.BUILD, Phase.SEAL):
         raise IllegalTransition(f"index {run.index} is still in {phase}; finish that first (roir resume)")
     retry(lambda: fold.switch(database, run, report))
@@ -43,3 +42,8 @@ def finalize_run(database: Database, run: Run, report: Callable[[str], None] = l
         folded = retry(lambda: fold.work(database, run))
         retry(lambda: fold.finish(database, run, folded))
     retry(lambda: publish.publish(database, run, report))
+
+
+def _phase(database: Database, run: Run) -> str:
+    with database.transaction() as connection:
+        return str(read_control(connection, run).phase)

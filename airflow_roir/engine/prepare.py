@@ -17,7 +17,7 @@ from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName
 from airflow_roir.engine import capture, catalog, control, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import Database, Drain, execute
+from airflow_roir.engine.database import Database, Drain, execute, retry
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.plan import Bound, Plan, make_plan
 from airflow_roir.engine.schema import check_schema
@@ -91,9 +91,22 @@ def prepare(
     batch rows. Raises InvalidInput, NotFound, LockNotAcquired (nothing stays behind), OperationFailed where an
     operation of the index failed and must be aborted first.
     """
-    actor = actor or control.default_actor()
+    who = actor or control.default_actor()
+    # Not tried again, as all that follows is: a DSN that leads nowhere is to be said at once.
     with database.transaction() as connection:
         check_schema(connection)
+    return retry(lambda: _begin(database, definition, options, who, report))
+
+
+def _begin(
+    database: Database,
+    definition: IndexDefinition,
+    options: BuildOptions,
+    actor: str,
+    report: Callable[[str], None],
+) -> PreparedOperation:
+    """One attempt. An operation whose commit was not answered for is adopted by the next one."""
+    with database.transaction() as connection:
         adopted = _adopt(connection, definition, options, actor)
     if adopted is not None:
         return adopted

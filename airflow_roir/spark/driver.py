@@ -92,7 +92,7 @@ def drive(
                 retry(lambda finish=finish: finish(database, run))
         finally:
             spark.stop()
-    return operation_status(database, run.operation_id)
+    return retry(lambda: operation_status(database, run.operation_id))
 
 
 def _run_phase(spark: Any, database: Database, run: Run, phase: Phase, report: Callable[[str], None]) -> None:
@@ -155,7 +155,7 @@ def _control(database: Database, run: Run) -> Any:
         with database.transaction() as connection:
             return read_control(connection, run)
 
-    return retry(read, attempts=8)
+    return retry(read)
 
 
 def _work_left(database: Database, run: Run, phase: Phase, idle: bool) -> bool:
@@ -163,4 +163,4 @@ def _work_left(database: Database, run: Run, phase: Phase, idle: bool) -> bool:
         with database.transaction() as connection:
             return (build if phase == Phase.BUILD else seal).work_left(connection, run, idle)
 
-    return retry(read, attempts=8)
+    return retry(read)

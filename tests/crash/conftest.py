@@ -1,0 +1,27 @@
+"""Fixtures: a server that can be killed, a scene of its own for each test."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import with_template
+from tests.crash.scene import Scene, a_scene
+from tests.crash.server import Server, running_server
+
+
+@pytest.fixture(scope="session")
+def crash_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """One server for the tests of a process; it's been killed and started again by some of them."""
+    with running_server(request.config.getoption("--pg")) as server:
+        with_template(server.dsn())
+        yield server
+
+
+@pytest.fixture
+def scene(crash_server: Server) -> Iterator[Scene]:
+    """A database with an application on it; a random one, by a printed seed."""
+    with a_scene(crash_server, random.randrange(1_000_000)) as scene:
+        yield scene
