@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine import control
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.run import Job, Run, check_fingerprint, load_job, read_control
 from airflow_roir.errors import Fenced, InvariantViolated
 from airflow_roir.operation import Phase, Status, Verb
@@ -56,6 +57,12 @@ UPDATE roir.scan_range r
 RELEASE = """
 UPDATE roir.scan_range SET claim_epoch = NULL, claim_worker = NULL
  WHERE id = %(range)s AND claim_token = %(token)s AND claim_epoch = %(epoch)s
+"""
+
+HOLDS = """
+SELECT EXISTS (SELECT FROM roir.scan_range r JOIN roir.operation o ON o.id = r.operation_id
+                WHERE r.id = %(range)s AND r.claim_token = %(token)s AND r.claim_epoch = %(epoch)s
+                  AND o.epoch = %(epoch)s)
 """
 
 
@@ -131,6 +138,15 @@ class BuildWorker:
         Stops, and gives the range back, where the operation is paused or this worker is one too many.
         Raises Fenced (nothing was changed), SourceChanged.
         """
+        try:
+            return self._batch(claim)
+        except DBAPIError as error:
+            # Whoever was cut off for long may find the base sealed, or gone: that is no failure of the operation.
+            if not is_transient(error) and not self._holds(claim):
+                raise self._fenced(claim) from error
+            raise
+
+    def _batch(self, claim: Claim) -> Batch | Stop:
         begun = time.monotonic()
         run = self.job.run
         with self.connection.begin():
@@ -168,13 +184,22 @@ class BuildWorker:
                 },
             )
             if committed.rowcount != 1:
-                raise Fenced(
-                    f"index {run.index}: range {claim.ordinal} is held by another worker now; "
-                    f"worker {self.worker} of {run.owner} stops and changed nothing"
-                )
+                raise self._fenced(claim)
         scan = ScanRange(claim.scan.lower, claim.scan.upper, watermark)
         rest = None if done else Claim(claim.range_id, claim.ordinal, claim.token, scan)
         return Batch(rows, time.monotonic() - begun, rest)
+
+    def _holds(self, claim: Claim) -> bool:
+        values = {"range": claim.range_id, "token": claim.token, "epoch": self.job.run.epoch}
+        with self.connection.begin():
+            return bool(execute(self.connection, HOLDS, values).scalar_one())
+
+    def _fenced(self, claim: Claim) -> Fenced:
+        run = self.job.run
+        return Fenced(
+            f"index {run.index}: range {claim.ordinal} is held by another worker now; "
+            f"worker {self.worker} of {run.owner} stops and changed nothing"
+        )
 
     def _set_up(self) -> None:
         path = ", ".join(["pg_catalog", *map(quote, self.job.source.operator_schemas), "pg_temp"])

@@ -167,7 +167,8 @@ def heart_beats(row: OperationRow, connection: Connection) -> bool:
     if row.heartbeat_at is None or row.status != Status.RUNNING:
         return False
     age = connection.execute(select(func.extract("epoch", func.clock_timestamp() - row.heartbeat_at))).scalar_one()
-    return float(age) < HEARTBEAT_FRESH_S
+    # One from the future is no sign of life either: the server's clock was set back, and who lives beats again soon.
+    return abs(float(age)) < HEARTBEAT_FRESH_S
 
 
 def pause(database: Database, index: str, actor: str, reason: str = "") -> OperationRow:

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import control
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Stop
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.run import Job, Run, load_job, read_control
 from airflow_roir.errors import Fenced, InvariantViolated
 from airflow_roir.operation import Phase, Status, Verb
@@ -41,6 +42,12 @@ UPDATE roir.segment s
   FROM roir.operation o
  WHERE s.id = %(segment)s AND s.claim_token = %(token)s AND s.claim_epoch = %(epoch)s AND s.status = %(from)s
    AND o.id = %(operation)s AND o.epoch = %(epoch)s
+"""
+
+HOLDS = """
+SELECT EXISTS (SELECT FROM roir.segment s, roir.operation o
+                WHERE s.id = %(segment)s AND s.claim_token = %(token)s AND s.claim_epoch = %(epoch)s
+                  AND o.id = %(operation)s AND o.epoch = %(epoch)s)
 """
 
 
@@ -92,10 +99,16 @@ class SealWorker:
 
     def index(self, claim: SegmentClaim) -> SegmentClaim:
         """Build and attach the segment's unique index. Raises Fenced, with nothing changed."""
-        with self.connection.begin():
-            self._sort_in_memory()
-            physical.seal_segment(self.connection, self.job.generation_id, claim.ordinal, self.job.entry)
-            self._commit(claim, "loading", "indexed")
+        try:
+            with self.connection.begin():
+                self._sort_in_memory()
+                physical.seal_segment(self.connection, self.job.generation_id, claim.ordinal, self.job.entry)
+                self._commit(claim, "loading", "indexed")
+        except DBAPIError as error:
+            # Whoever was cut off for long may find the index built, or the segment gone: no failure of the operation.
+            if not is_transient(error) and not self._holds(claim):
+                raise self._fenced(claim) from error
+            raise
         return SegmentClaim(claim.segment_id, claim.ordinal, "indexed", claim.token)
 
     def vacuum(self, claim: SegmentClaim) -> None:
@@ -131,10 +144,20 @@ class SealWorker:
             },
         )
         if committed.rowcount != 1:
-            raise Fenced(
-                f"index {run.index}: segment {claim.ordinal} is held by another worker now; "
-                f"worker {self.worker} of {run.owner} stops"
-            )
+            raise self._fenced(claim)
+
+    def _holds(self, claim: SegmentClaim) -> bool:
+        run = self.job.run
+        values = {"segment": claim.segment_id, "token": claim.token, "epoch": run.epoch, "operation": run.operation_id}
+        with self.connection.begin():
+            return bool(execute(self.connection, HOLDS, values).scalar_one())
+
+    def _fenced(self, claim: SegmentClaim) -> Fenced:
+        run = self.job.run
+        return Fenced(
+            f"index {run.index}: segment {claim.ordinal} is held by another worker now; "
+            f"worker {self.worker} of {run.owner} stops"
+        )
 
 
 def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:

@@ -1,0 +1,116 @@
+"""Automatic recovery: what is tried again, for how long, and what a run leaves behind when it gives up."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from airflow_roir.engine import build, control
+from airflow_roir.engine import database as databases
+from airflow_roir.engine.build import Claim
+from airflow_roir.engine.database import Database, retry
+from airflow_roir.engine.run import driving, load_job
+from airflow_roir.engine.seal import SealWorker, SegmentClaim
+from airflow_roir.errors import Fenced
+from tests.conftest import run_sql
+from tests.engine import steps
+
+
+@pytest.fixture
+def table(dsn: str) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        "INSERT INTO t SELECT i, (i % 20)::text, i FROM generate_series(1, 100) i",
+        "ANALYZE t",
+    )
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that goes on only while somebody sleeps; how long each sleep was."""
+    naps: list[float] = []
+    monkeypatch.setattr(databases.time, "sleep", naps.append)
+    monkeypatch.setattr(databases.time, "monotonic", lambda: sum(naps))
+    return naps
+
+
+def test_an_outage_of_nearly_a_minute_is_waited_for_with_back_off(slept: list[float]) -> None:
+    gone = Database("host=127.0.0.1 port=1 dbname=none")
+
+    def work() -> str:
+        if sum(slept) < databases.OUTAGE_PATIENCE_S - 2 * databases.LONGEST_WAIT_S:
+            with gone.transaction():
+                raise AssertionError("nobody listens there")
+        return "done"
+
+    assert retry(work) == "done"
+    assert slept[0] < 0.5
+    assert max(slept) <= databases.LONGEST_WAIT_S
+    assert slept[:3] == sorted(slept[:3])
+
+
+def test_a_longer_outage_ends_with_the_last_error(slept: list[float]) -> None:
+    gone = Database("host=127.0.0.1 port=1 dbname=none")
+
+    def work() -> None:
+        with gone.transaction():
+            raise AssertionError("nobody listens there")
+
+    with pytest.raises(OperationalError):
+        retry(work)
+    assert 0 < databases.OUTAGE_PATIENCE_S - sum(slept) <= 2 * databases.LONGEST_WAIT_S
+
+
+def test_what_will_fail_again_is_not_tried_again(database: Database, slept: list[float]) -> None:
+    tries: list[int] = []
+
+    def work() -> None:
+        tries.append(1)
+        with database.transaction() as connection:
+            databases.execute(connection, "SELECT 1 / 0")
+
+    with pytest.raises(DBAPIError):
+        retry(work)
+    assert (len(tries), slept) == (1, [])
+
+
+@pytest.mark.usefixtures("table")
+def test_an_error_of_any_kind_leaves_the_operation_paused_with_its_reason(database: Database) -> None:
+    _, run = steps.begin(database)
+
+    def drive() -> None:
+        with driving(database, run):
+            raise RuntimeError("Job aborted: Lost executor 7")
+
+    with pytest.raises(RuntimeError):
+        drive()
+    row = control.find_operation(database, "ix")
+    assert (row.status, row.pause_reason) == ("paused", "Job aborted: Lost executor 7")
+
+
+@pytest.mark.usefixtures("table")
+def test_a_try_that_was_taken_for_dead_is_fenced_and_not_an_error_of_the_operation(database: Database) -> None:
+    """Of the same run: Spark starts a task anew on another executor, while the first is only cut off."""
+    _, run = steps.begin(database, ranges=1, segments=1)
+    zombie = steps.worker(database, run)
+    claim = zombie.claim()
+    assert isinstance(claim, Claim)
+    for _ in build.work(database, run, 0):
+        pass
+    build.finish(database, run)
+    with database.connect() as connection:
+        with connection.begin():
+            job = load_job(connection, run)
+        sealer = SealWorker(database, connection, job, 0)
+        segment = sealer.claim()
+        assert isinstance(segment, SegmentClaim)
+        steps.seal_all(database, run)
+        # The base has its unique index by now, and the segment its own.
+        with pytest.raises(Fenced, match="range 0"):
+            zombie.batch(claim)
+        with pytest.raises(Fenced, match="segment"):
+            sealer.index(segment)
+    zombie.connection.close()
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
