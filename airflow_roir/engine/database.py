@@ -39,6 +39,13 @@ SESSION_SETTINGS = {
     "row_security": "off",
 }
 
+# The server gives up what a killed worker has begun, a long index build too, and frees its locks for the next.
+NOTICE_DEAD_CLIENTS = (
+    "SELECT pg_catalog.set_config('client_connection_check_interval', '5s', false) "
+    # Refused by a server that runs on Windows.
+    "WHERE pg_catalog.version() !~* 'windows|mingw|visual c'"
+)
+
 # A server that restarts or fails over is back within this; a longer outage pauses the operation.
 OUTAGE_PATIENCE_S = 60.0
 LONGEST_WAIT_S = 5.0
@@ -76,6 +83,8 @@ class Database:
             keepalives_idle=20,
             keepalives_interval=10,
             keepalives_count=4,
+            # Keepalives are not sent while an answer is owed: this bounds that, where the kernel would try for hours.
+            tcp_user_timeout=60_000,
         )
 
     @contextmanager
@@ -103,6 +112,7 @@ def _pin_settings(dbapi_connection: Any, _record: Any) -> None:
             "SELECT " + ", ".join(["pg_catalog.set_config(%s, %s, false)"] * len(SESSION_SETTINGS)),
             [part for setting in SESSION_SETTINGS.items() for part in setting],
         )
+        cursor.execute(NOTICE_DEAD_CLIENTS)
     dbapi_connection.commit()
 
 

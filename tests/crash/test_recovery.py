@@ -13,6 +13,9 @@ from airflow_roir.engine.run import driving, load_job
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.errors import Fenced
 from tests.conftest import run_sql
+from tests.crash.runner import Runner
+from tests.crash.scene import Scene, wait_until
+from tests.crash.server import running_server
 from tests.engine import steps
 
 
@@ -114,3 +117,25 @@ def test_a_try_that_was_taken_for_dead_is_fenced_and_not_an_error_of_the_operati
     zombie.connection.close()
     steps.finish_all(database, run)
     steps.assert_exact(database)
+
+
+def test_a_dead_route_is_noticed_within_a_minute_whoever_owes_an_answer() -> None:
+    with running_server() as server, Database(server.dsn()).connect() as connection:
+        settings = connection.connection.dbapi_connection.info.dsn_parameters
+        assert int(settings["tcp_user_timeout"]) <= 60_000
+        assert int(settings["keepalives_idle"]) + 4 * int(settings["keepalives_interval"]) <= 60
+
+
+def test_what_a_killed_worker_has_begun_is_given_up_by_the_server(scene: Scene) -> None:
+    gate = scene.gate("seal")
+    victim = Runner(scene.dsn, "")
+    (pid,) = gate.reached()
+    scene.killed("engine process", "seal")
+    victim.kill()
+    # The gate stays shut: as in a long index build, nothing but the server itself can end that statement.
+    wait_until(
+        lambda: not scene.read(f"SELECT FROM pg_stat_activity WHERE pid = {pid}"), "the dead worker's session to end"
+    )
+    gate.open()
+    assert Runner(scene.dsn, "", "resume").ended() == "ended: completed"
+    scene.finished()

@@ -1,0 +1,61 @@
+"""Pauses by the switch of the DAG in a real Airflow: the second part of `benchmarks.pause`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.airflow.standalone import StandaloneAirflow, wait_until
+
+DAG = "rebuild_index"
+PATIENCE_S = 240
+
+
+def pauses_by_switch(bench: Any, pauses: int) -> list[dict[str, Any]]:
+    """Pause and unpause the DAG until so many pauses were measured; each is a dict as of `Bench.stopped`."""
+    with tempfile.TemporaryDirectory(prefix="roir-bench-") as folder:
+        dags = Path(folder) / "dags"
+        shutil.copytree(Path(__file__).parents[1] / "dags", dags, ignore=shutil.ignore_patterns("__pycache__"))
+        with StandaloneAirflow(Path(folder) / "airflow", dags) as airflow:
+            airflow.wait_until_ready([DAG])
+            server = bench.server
+            airflow.add_connection(
+                "bench", "postgres", host=server.address, port=server.port, login="postgres", schema="bench"
+            )
+            measured: list[dict[str, Any]] = []
+            while len(measured) < pauses:
+                bench.begin()
+                run = airflow.trigger(DAG, {"index": "ix", "postgres_conn_id": "bench", "parallelism": 2})
+                measured += _pauses_of_a_run(bench, airflow, run, pauses - len(measured))
+                # What is left of it is thrown away with its operation.
+                airflow.call("PATCH", f"/api/v2/dags/{DAG}/dagRuns/{run}", {"state": "failed"})
+                airflow.unpause(DAG)
+                wait_until(lambda: bench.run("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'roir%%"
+                                             " worker %%'")[0][0] == 0, PATIENCE_S, "the workers' end")  # fmt: skip
+            return measured
+
+
+def _pauses_of_a_run(bench: Any, airflow: StandaloneAirflow, run: str, wanted: int) -> list[dict[str, Any]]:
+    from benchmarks.pause import LONGEST_STRETCH_S, WORKERS
+
+    measured: list[dict[str, Any]] = []
+    while len(measured) < wanted:
+        airflow.unpause(DAG)
+        wait_until(lambda: bench.run(WORKERS)[0][0] >= 2 or not bench.building(), PATIENCE_S, "workers", every=0.02)
+        time.sleep(bench.random.uniform(0, LONGEST_STRETCH_S))
+        if not bench.building():
+            break
+        begun = time.monotonic()
+        airflow.pause(DAG)
+        one = bench.stopped(begun)
+        if not bench.building():
+            break
+        measured.append(one | {"driver_gone_s": None})
+        print("switch", len(measured), one, flush=True)
+        wait_until(
+            lambda: airflow.task_state(DAG, run, "build") == "up_for_reschedule", PATIENCE_S, "the task to leave"
+        )
+    return measured
