@@ -5,10 +5,13 @@ from __future__ import annotations
 from alembic import context
 
 from airflow_roir.engine.schema import VERSION_TABLE
-from airflow_roir.engine.tables import SCHEMA, metadata
+from airflow_roir.engine.tables import DATA_SCHEMA, SCHEMA, metadata
 
 connection = context.config.attributes["connection"]
-connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+# Not IF NOT EXISTS, which asks for the right to create even where there is nothing to create.
+for schema in (SCHEMA, DATA_SCHEMA):
+    if connection.exec_driver_sql(f"SELECT to_regnamespace('{schema}')").scalar() is None:
+        connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
 context.configure(
     connection=connection,
     target_metadata=metadata,

@@ -134,7 +134,9 @@ def _remove_generations(
         for generation_id in generation_ids:
             physical.drop(connection, generation_id)
 
-    _drain(database, source, index_id, patience_s).run(body, report, any_mode=True)
+    _drain(database, source, index_id, patience_s).run(
+        body, report, [name for one in generation_ids for name in physical.names(one)]
+    )
 
 
 def _release_source(
@@ -143,16 +145,21 @@ def _release_source(
     """Take the triggers off a source that has no generation left, and `conclude` in the same transaction."""
     with database.transaction() as connection:
         source = source_of(connection, index_id)
+        oid = connection.execute(select(tables.index.c.source_oid).where(tables.index.c.id == index_id)).scalar_one()
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         execute(connection, f"SET LOCAL lock_timeout = {DROP_LOCK_TIMEOUT_MS}")
-        if source is not None:
+        if source is None:
+            capture.drop_function(connection, oid)
+        else:
             lock()
             if not capture.targets(connection, source.oid):
                 capture.uninstall(connection, source)
         conclude(connection)
 
-    _drain(database, source, index_id, patience_s).run(body, report, any_mode=True)
+    # Dropping a trigger is what needs the source for itself.
+    exclusive = [] if source is None else [source.sql]
+    _drain(database, source, index_id, patience_s).run(body, report, exclusive)
 
 
 def _drain(database: Database, source: Source | None, index_id: int, patience_s: float) -> Drain:

@@ -7,7 +7,8 @@ The *quick* path trusts OLD and NEW: events of one row arrive in order, each rem
 hold where a trigger (a user's or a foreign key's) or a function that a statement calls writes to the source while
 that statement still has events queued: the inner events then come first. Nor does it where one statement moves
 primary keys among rows. There the *careful* path asks the source itself, by primary key, whether the entry belongs,
-for the old and the new entry alike: its result depends on no order.
+for the old and the new entry alike: its result depends on no order. Once taken it stays taken to the transaction's
+end, since the events that are still queued (a cascade's, for one) may tell of what the source no longer holds.
 
 A nested statement is known by its context: one that a client sent has none beyond the capture function itself.
 """
@@ -102,7 +103,12 @@ def uninstall(connection: Connection, source: Source) -> None:
     """Drop the capture triggers and function of a source without generations. Takes an ACCESS EXCLUSIVE lock."""
     execute(connection, f"DROP TRIGGER IF EXISTS {TRIGGER} ON {source.sql}")
     execute(connection, f"DROP TRIGGER IF EXISTS {TRUNCATE_TRIGGER} ON {source.sql}")
-    execute(connection, f"DROP FUNCTION IF EXISTS {function_name(source.oid)}()")
+    drop_function(connection, source.oid)
+
+
+def drop_function(connection: Connection, source_oid: int) -> None:
+    """Drop a source's capture function, which no trigger uses any more."""
+    execute(connection, f"DROP FUNCTION IF EXISTS {function_name(source_oid)}()")
 
 
 def render(source: Source, generations: list[Target]) -> str:
@@ -140,16 +146,16 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
     ]
     if not source.pk_deferrable:
         lines += [
-            "careful := current_setting('roir.nested', true) IS NOT DISTINCT FROM 'on';",
+            "careful := current_setting('roir.careful', true) IS NOT DISTINCT FROM 'on';",
             "IF NOT careful THEN",
             "  GET DIAGNOSTICS context = PG_CONTEXT;",
-            "  IF strpos(context, E'\\n') > 0 THEN",
-            "    PERFORM set_config('roir.nested', 'on', true);",
-            "    careful := true;",
+            "  careful := strpos(context, E'\\n') > 0;",
+            "  IF NOT careful AND TG_OP = 'UPDATE' THEN",
+            f"    careful := {_image('OLD', source.primary_key)} *<> {_image('NEW', source.primary_key)};",
             "  END IF;",
-            "END IF;",
-            "IF NOT careful AND TG_OP = 'UPDATE' THEN",
-            f"  careful := {_image('OLD', source.primary_key)} *<> {_image('NEW', source.primary_key)};",
+            "  IF careful THEN",
+            "    PERFORM set_config('roir.careful', 'on', true);",
+            "  END IF;",
             "END IF;",
         ]
     for target in generations:
@@ -300,23 +306,20 @@ def _serialization_failure(target: Target) -> list[str]:
 
 def _delete(entry: Entry, table: str, record: str) -> list[str]:
     """Delete the entry of a record by its own equality. Only an entry with a NULL in it pays for a dynamic plan."""
-    plain = " AND ".join(
-        f"c{i + 1} {entry.columns[i].equals} {record}.{quote(entry.columns[i].source)}"
-        for i in entry.identity_positions
-    )
+    values = [entry.columns[i].of(record) for i in entry.identity_positions]
+    plain = " AND ".join(f"c{i + 1} {entry.columns[i].equals} {values[i]}" for i in entry.identity_positions)
     # NOT NULL may be dropped from a key column at any time; a primary key's column can never hold NULL.
     nullable = [i for i in entry.identity_positions if not entry.columns[i].primary_key]
     if not nullable:
         return [f"DELETE FROM {table} WHERE {plain};"]
-    any_null = " OR ".join(is_null(f"{record}.{quote(entry.columns[i].source)}") for i in nullable)
+    any_null = " OR ".join(is_null(values[i]) for i in nullable)
     terms = []
     for i in entry.identity_positions:
         equal = _literal(f"c{i + 1} {entry.columns[i].equals} ${i + 1}")
-        value = f"{record}.{quote(entry.columns[i].source)}"
         terms.append(
-            f"CASE WHEN {is_null(value)} THEN '{is_null(f'c{i + 1}')}' ELSE {equal} END" if i in nullable else equal
+            f"CASE WHEN {is_null(values[i])} THEN '{is_null(f'c{i + 1}')}' ELSE {equal} END" if i in nullable else equal
         )
-    using = ", ".join(f"{record}.{quote(entry.columns[i].source)}" for i in entry.identity_positions)
+    using = ", ".join(values)
     joined = " || ' AND ' || ".join(terms)
     return [
         f"IF {any_null} THEN",
@@ -332,7 +335,7 @@ def _row_of(source: Source, entry: Entry, record: str) -> str:
     """SQL: the row `s` of the source has the record's primary key and still projects to the record's entry."""
     terms = []
     for column in entry.columns[: entry.identity]:
-        ours, theirs = f"s.{quote(column.source)}", f"{record}.{quote(column.source)}"
+        ours, theirs = column.of("s"), column.of(record)
         same = f"{ours} {column.equals} {theirs}"
         terms.append(same if column.primary_key else f"({same} OR {is_null(ours)} AND {is_null(theirs)})")
     return " AND ".join(terms)

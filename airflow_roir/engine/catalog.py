@@ -44,6 +44,11 @@ class Column:
     max_bytes: int | None
     oid_alias: bool
 
+    @property
+    def comparand(self) -> str:
+        """The type to compare it as. With its collation, since a literal of type `name` brings one of its own."""
+        return self.cast if self.collation is None else f"{self.cast} COLLATE {self.collation}"
+
     def text(self, alias: str | None = None) -> str:
         """SQL for this column's lossless text; the session's settings are pinned (DESIGN section 6)."""
         name = quote(self.name) if alias is None else f"{alias}.{quote(self.name)}"

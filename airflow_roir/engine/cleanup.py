@@ -110,7 +110,7 @@ def _drop_delta(database: Database, generation_id: int, result: CleanUpReport, r
         oid = execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": name}).scalar()
     if oid is None:
         return
-    ghosts = Drain(database, name, [int(oid)], LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, any_mode=True)
+    ghosts = Drain(database, name, [int(oid)], LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, [name])
     if ghosts is not None:
         result.ghosts += ghosts
         result.deltas_dropped += 1
@@ -142,5 +142,5 @@ def _drop_generation(
 
     sql = source.sql if source is not None else physical.base(row.id)
     relations = source.relations if source is not None else ()
-    if Drain(database, sql, relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, any_mode=True):
+    if Drain(database, sql, relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, physical.names(row.id)):
         result.generations_dropped += 1

@@ -192,8 +192,10 @@ SELECT DISTINCT l.pid,
   LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND l.virtualtransaction LIKE '%%/' || p.transaction::text
  WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-   AND l.relation = ANY (%(relations)s)
-   AND l.mode = ANY (%(modes)s)
+   AND (l.relation = ANY (%(relations)s) AND l.mode = ANY (%(modes)s)
+        OR l.relation IN (SELECT to_regclass(n)::oid FROM unnest(%(exclusive)s::text[]) n
+                          UNION SELECT p.relid FROM unnest(%(exclusive)s::text[]) n,
+                                            pg_partition_tree(to_regclass(n)) p))
  ORDER BY age DESC
 """
 DRAIN_CONFLICTS = [
@@ -206,13 +208,13 @@ DRAIN_CONFLICTS = [
 ]
 
 
-def find_blockers(connection: Connection, relations: Sequence[int], any_mode: bool = False) -> list[Blocker]:
+def find_blockers(connection: Connection, relations: Sequence[int], exclusive: Sequence[str] = ()) -> list[Blocker]:
     """Who holds locks on these relations (oids) that conflict with a drain, longest transaction first.
 
-    any_mode: count readers too, for the rare ACCESS EXCLUSIVE lock.
+    exclusive: names of relations that are wanted in ACCESS EXCLUSIVE mode, which readers block too.
     """
-    modes = [*DRAIN_CONFLICTS, "AccessShareLock", "RowShareLock"] if any_mode else DRAIN_CONFLICTS
-    rows = execute(connection, BLOCKERS, {"relations": list(relations), "modes": modes})
+    values = {"relations": list(relations), "modes": DRAIN_CONFLICTS, "exclusive": list(exclusive)}
+    rows = execute(connection, BLOCKERS, values)
     return [Blocker(row.pid, row.who or "unknown", row.age, row.activity) for row in rows]
 
 
@@ -235,13 +237,13 @@ class Drain:
         self,
         body: Callable[[Connection, Callable[[], None]], T],
         report: Callable[[str], None],
-        any_mode: bool = False,
+        exclusive: Sequence[str] = (),
     ) -> T:
         """Run `body(connection, lock)` in one transaction; it calls `lock()` when all that needs no lock is done.
 
         A lock time-out anywhere in the body rolls it back, tells `report` who blocks, and tries again with
         back-off until the patience ends; then raises LockNotAcquired. Nothing of a failed attempt stays.
-        any_mode: the body takes an ACCESS EXCLUSIVE lock, so readers block it too.
+        exclusive: names of the relations that the body locks in ACCESS EXCLUSIVE mode, which readers block too.
         """
         deadline = time.monotonic() + self.patience_s
         wait_s = 0.05
@@ -253,7 +255,7 @@ class Drain:
                 if not isinstance(error.orig, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected):
                     raise
             with self.database.transaction() as connection:
-                blockers = find_blockers(connection, self.relations, any_mode)
+                blockers = find_blockers(connection, self.relations, exclusive)
             named = "; ".join(map(str, blockers)) or "a lock that is gone by now"
             report(f"waiting for a lock on {self.sql}, blocked by {named}")
             if time.monotonic() + wait_s > deadline:

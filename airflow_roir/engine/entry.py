@@ -32,6 +32,10 @@ class EntryColumn:
     oid_alias: bool
     equals: str = ""
 
+    def of(self, record: str) -> str:
+        """SQL for this column of a source's row, as its base type: a domain over an enum isn't equal to the enum."""
+        return f"{record}.{quote(self.source)}::{self.cast}"
+
 
 @dataclass(frozen=True)
 class Entry:

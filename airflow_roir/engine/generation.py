@@ -42,6 +42,11 @@ def delta(generation_id: int) -> str:
     return f"{DATA_SCHEMA}.g{generation_id}_delta"
 
 
+def names(generation_id: int) -> list[str]:
+    """The tables that dropping a generation locks; segments belong to the base."""
+    return [base(generation_id), delta(generation_id)]
+
+
 def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan) -> Entry:
     """Create base, segments and delta; returns the entry with its equality operators filled in.
 

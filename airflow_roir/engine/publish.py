@@ -28,8 +28,18 @@ def publish(database: Database, run: Run, report: Callable[[str], None] = lambda
     with database.transaction() as connection:
         job = load_job(connection, run)
     drain = fold.drain_of(database, job)
-    while not drain.run(lambda connection, lock: _publish(connection, lock, job), report):
+    # The view is replaced under a lock that its readers hold up.
+    while not drain.run(lambda connection, lock: _publish(connection, lock, job), report, [_view(database, job)]):
         fold.work(database, run)
+
+
+def _view(database: Database, job: Job) -> str:
+    with database.transaction() as connection:
+        return _name(connection, job).sql
+
+
+def _name(connection: Connection, job: Job) -> QualifiedName:
+    return control.index_name(connection.execute(select(tables.index).where(tables.index.c.id == job.index_id)).one())
 
 
 def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool:
@@ -45,9 +55,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
         return False
     fold.FoldWorker(connection, job.generation_id, job.entry).fold()
     ghosts = _only_ghosts(connection, job)
-    index = tables.index
-    name = control.index_name(connection.execute(select(index).where(index.c.id == job.index_id)).one())
-    _flip_view(connection, name, job)
+    _flip_view(connection, _name(connection, job), job)
     generation = tables.generation
     window = int(job.options["revert_window_s"])
     connection.execute(

@@ -17,7 +17,6 @@ SQL = Path(__file__).parents[1] / "sql"
 
 
 def upgrade() -> None:
-    op.execute("CREATE SCHEMA IF NOT EXISTS roir_data")
     op.create_table(
         "index",
         sa.Column("id", sa.BigInteger(), sa.Identity(always=True), nullable=False),

@@ -188,3 +188,18 @@ def test_of_two_indexes_on_one_source_only_the_aborted_one_goes(database: Databa
     user.commit()
     steps.assert_exact(database)
     assert begin_other.operation_id == run.operation_id
+
+
+def test_dropping_the_index_of_a_dropped_table_leaves_nothing(database: Database, dsn: str) -> None:
+    run_sql(dsn, "CREATE TABLE gone (id int PRIMARY KEY)")
+    _, run = steps.begin(database, "ix", "gone", "id")
+    steps.finish_all(database, run)
+    run_sql(dsn, "DROP TABLE gone")
+    abort.drop_index(database, "ix", "me")
+    with database.transaction() as connection:
+        left = execute(
+            connection,
+            "SELECT relname::text FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace "
+            "UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'roir_data'::regnamespace",
+        ).all()
+    assert left == []

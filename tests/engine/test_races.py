@@ -179,6 +179,21 @@ def test_fold_leaves_rows_that_a_writer_holds(database: Database, dsn: str) -> N
     steps.assert_exact(database)
 
 
+def test_a_reader_of_the_view_who_holds_up_publish_is_named(database: Database, dsn: str) -> None:
+    _, first = steps.begin(database)
+    steps.finish_all(database, first)
+    _, run = steps.begin(database, table=None, keys=None, lock_timeout_ms=50, lock_patience_s=0)
+    reach(database, run, "fold")
+    reader = steps.session(dsn)
+    ((pid,),) = sql(reader, "SELECT pg_backend_pid() FROM ix LIMIT 1")
+    with pytest.raises(LockNotAcquired, match=f"pid {pid} "):
+        steps.publish_all(database, run)
+    steps.assert_exact(database)  # the old generation goes on being read and maintained
+    reader.rollback()
+    steps.publish_all(database, run)
+    steps.assert_exact(database)
+
+
 def test_truncate_in_every_phase(database: Database, dsn: str) -> None:
     _, run = steps.begin(database, batch_rows=30)
     user = steps.session(dsn)

@@ -11,7 +11,7 @@ from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.status import status
 from airflow_roir.engine.tables import metadata
-from airflow_roir.errors import SchemaVersionMismatch
+from airflow_roir.errors import InvalidInput, SchemaVersionMismatch
 from tests.conftest import database_dsn, run_sql
 
 DEFINITIONS = """
@@ -79,3 +79,23 @@ def test_a_newer_schema_is_refused(database: Database) -> None:
     for call in (lambda: status(database), lambda: schema.init(database)):
         with pytest.raises(SchemaVersionMismatch, match=r"newer\. Upgrade"):
             call()
+
+
+def test_schemas_made_by_the_owner_are_enough(empty: Database) -> None:
+    """A role without the right to create schemas may fill those that were made for it."""
+    with empty.transaction() as connection:
+        execute(connection, "DROP ROLE IF EXISTS modest")
+        execute(connection, "CREATE ROLE modest LOGIN")
+        execute(connection, "CREATE SCHEMA roir AUTHORIZATION modest")
+        execute(connection, "CREATE SCHEMA roir_data AUTHORIZATION modest")
+    modest = Database(empty.dsn.replace("postgres:", "modest:", 1))
+    assert schema.init(modest) == schema.head()
+
+
+def test_a_role_that_may_not_create_is_told_what_it_needs(empty: Database) -> None:
+    with empty.transaction() as connection:
+        execute(connection, "DROP ROLE IF EXISTS poor")
+        execute(connection, "CREATE ROLE poor LOGIN")
+    poor = Database(empty.dsn.replace("postgres:", "poor:", 1))
+    with pytest.raises(InvalidInput, match="GRANT CREATE ON DATABASE"):
+        schema.init(poor)
