@@ -1,0 +1,131 @@
+"""Airflow's task, its scheduler and all of it die by SIGKILL; the same DAG run carries on by its own retries."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.airflow.standalone import StandaloneAirflow
+from tests.crash.scene import BATCH_ROWS, Scene, some, wait_until
+
+DAG = "rebuild_index"
+DAGS = Path(__file__).parents[2] / "dags"
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneAirflow]:
+    """An Airflow with the DAG as it is shipped, but for its patience between two tries."""
+    dags = tmp_path_factory.mktemp("dags") / "dags"
+    shutil.copytree(DAGS, dags, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (dags / "rebuild_index.py").read_text()
+    assert "timedelta(seconds=30)" in text
+    (dags / "rebuild_index.py").write_text(text.replace("timedelta(seconds=30)", "timedelta(seconds=2)"))
+    # A task whose process has vanished is declared dead soon, as a user may want who kills often.
+    sooner = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20"}
+    sooner |= {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3"}
+    with StandaloneAirflow(tmp_path_factory.mktemp("airflow"), dags, environment=sooner) as running:
+        running.wait_until_ready([DAG])
+        yield running
+
+
+def trigger(airflow: StandaloneAirflow, scene: Scene) -> str:
+    """A run that builds the scene's index."""
+    server = scene.server
+    airflow.add_connection(
+        scene.name, "postgres", host=server.address, port=server.port, login="postgres", schema=scene.name
+    )
+    conf = {"index": "ix", "table": "t", "keys": "k", "include": "v", "ranges": 8, "batch_rows": BATCH_ROWS}
+    return airflow.trigger(DAG, conf | {"postgres_conn_id": scene.name})
+
+
+def task_process(scene: Scene, airflow: StandaloneAirflow) -> psutil.Process:
+    """The process that runs the task now: whoever has a session with the database, or started the driver."""
+    drivers = scene.processes("airflow_roir.spark")
+    if drivers:
+        return drivers[0].parent()
+    ports = {
+        row[0] for row in scene.read("SELECT client_port FROM pg_stat_activity WHERE datname = current_database()")
+    }
+    for process in airflow._family():
+        with suppress(psutil.NoSuchProcess):
+            if any(link.laddr and link.laddr.port in ports for link in process.net_connections("tcp")):
+                return process
+    raise AssertionError("no task has a session")
+
+
+def finished(airflow: StandaloneAirflow, scene: Scene, run: str) -> None:
+    wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), "the run's end")
+    assert airflow.run_state(DAG, run) == "success"
+    scene.finished()
+
+
+@pytest.mark.parametrize("phase", some(["prepare", "build", "seal", "fold", "publish"], "build"))
+def test_the_task_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str) -> None:
+    gate = scene.gate(phase)
+    run = trigger(airflow, scene)
+    gate.reached()
+    victim = task_process(scene, airflow)
+    scene.killed("Airflow task", phase)
+    victim.kill()
+    gate.open()
+    finished(airflow, scene, run)
+
+
+@pytest.mark.parametrize("phase", some(["prepare", "build", "seal", "fold", "publish"], "fold"))
+def test_the_scheduler_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str) -> None:
+    gate = scene.gate(phase)
+    run = trigger(airflow, scene)
+    gate.reached()
+    schedulers = [process for process in airflow._family() if is_scheduler(process)]
+    assert schedulers
+    scene.killed("Airflow scheduler", phase)
+    for process in schedulers:
+        process.kill()
+    gate.open()
+    # What supervises Airflow starts it again; the log goes where that of the first went.
+    with airflow.log_file.open("ab") as log:
+        again = subprocess.Popen(
+            [sys.executable, "-m", "airflow", "scheduler"],
+            env=airflow.environment,
+            cwd=airflow.home,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        finished(airflow, scene, run)
+    finally:
+        again.terminate()
+        again.wait()
+        # As it was, for the next test.
+        airflow.stop()
+        airflow.start()
+        airflow.wait_until_ready([DAG])
+
+
+def is_scheduler(process: psutil.Process) -> bool:
+    """By its command line, or by the title that it writes over that."""
+    with suppress(psutil.NoSuchProcess):
+        return "scheduler" in " ".join(process.cmdline()) and process.pid != os.getpid()
+    return False
+
+
+@pytest.mark.parametrize("phase", some(["prepare", "build", "seal", "fold", "publish"], "publish"))
+def test_the_whole_of_airflow_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str) -> None:
+    gate = scene.gate(phase)
+    run = trigger(airflow, scene)
+    gate.reached()
+    scene.killed("whole Airflow", phase)
+    airflow.kill()
+    gate.open()
+    airflow.start()
+    airflow.wait_until_ready([DAG])
+    finished(airflow, scene, run)
