@@ -24,8 +24,8 @@ class ScanRange:
     def condition(self, columns: Sequence[str], casts: Sequence[str], last: Key | None, values: dict[str, str]) -> str:
         """SQL for the rows after the watermark, up to and with `last`, or up to the upper bound where it is None.
 
-        columns: names of the scan key; casts: their types. Puts what must be bound into `values`. PostgreSQL
-        itself compares, row-wise, so any type and collation is in the right order.
+        columns: names of the scan key; casts: the types to compare them as. Puts what must be bound into `values`.
+        PostgreSQL itself compares, row-wise, so any type and collation is in the right order.
         """
         terms = []
         if self.watermark is not None:
@@ -46,7 +46,8 @@ def _compare(
     for i, (value, cast) in enumerate(zip(key, casts, strict=True)):
         values[f"{prefix}{i}"] = value
         bound.append(f"%({prefix}{i})s::{cast}")
-    left = ", ".join(map(quote, columns))
+    # Cast on the left too, which costs nothing and leaves the index usable: a domain isn't comparable with each base.
+    left = ", ".join(f"{quote(column)}::{cast}" for column, cast in zip(columns, casts, strict=True))
     if len(columns) == 1:
         return f"{left} {operator} {bound[0]}"
     return f"({left}) {operator} ({', '.join(bound)})"

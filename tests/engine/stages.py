@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import psycopg2.errors
+
 from airflow_roir.engine import fold
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, Claim
@@ -71,7 +73,7 @@ class Stage:
         with self.database.transaction() as connection:
             everything = f"SELECT {columns} FROM ({self._overlay()}) o"
             execute(connection, f"CREATE TEMP TABLE mixed ON COMMIT DROP AS {everything}")
-            execute(connection, f"TRUNCATE {self.base}, {self.delta}")
+            execute(connection, f"DELETE FROM {self.base}; DELETE FROM {self.delta}")
             third = f"c{identity + 1} % 3"
             execute(connection, f"INSERT INTO {self.base} ({columns}) SELECT {columns} FROM mixed WHERE {third} > 0")
             execute(connection, f"INSERT INTO {self.delta} SELECT {columns}, 'regular' FROM mixed WHERE {third} < 2")
@@ -97,3 +99,38 @@ class Stage:
             f"WHERE NOT EXISTS (SELECT FROM {self.delta} d WHERE {entry.equal('b.', 'd.')}) "
             f"UNION ALL SELECT {', '.join(entry.physical())} FROM {self.delta} WHERE state = 'regular')"
         )
+
+
+def follow(database: Database, dsn: str, mode: str, statements: dict[str, str], refill: str, **definition: Any) -> None:
+    """Each statement on the same rows, once and twice in a row; compared each time, and at the end after publish.
+
+    refill: fills table `t`, which is emptied before each statement.
+    """
+    stage = Stage(database, mode, **{"include": "v", **definition})
+    user = steps.session(dsn)
+    for name, statement in statements.items():
+        steps.sql(user, "DELETE FROM t; " + refill)
+        user.commit()
+        stage.mix()
+        stage.assert_exact(f"before {name}")
+        for time in ("", "again, "):
+            try:
+                steps.sql(user, statement)
+                user.commit()
+            except psycopg2.errors.TriggeredDataChangeViolation:  # a BEFORE trigger went too far
+                user.rollback()
+            except psycopg2.errors.IntegrityError:
+                if not time:
+                    raise
+                user.rollback()
+            stage.assert_exact(time + name)
+        steps.sql(user, "UPDATE t SET k = NULL, v = -v; DELETE FROM t; " + refill)
+        user.rollback()
+        stage.assert_exact(name + ", then a rollback")
+    if mode == "capture":
+        steps.seal_all(database, stage.run)
+        fold.switch(database, stage.run)
+    if mode != "active":
+        fold.finish(database, stage.run, fold.work(database, stage.run))
+        steps.publish_all(database, stage.run)
+    steps.assert_exact(database)

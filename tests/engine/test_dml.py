@@ -7,11 +7,10 @@ import io
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import fold
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
-from tests.engine.stages import MODES, Stage, through_modes
+from tests.engine.stages import MODES, follow, through_modes
 from tests.engine.steps import sql
 
 PLAIN = (
@@ -78,40 +77,10 @@ STATEMENTS: dict[str, str] = {
 }
 
 
-def follow(database: Database, dsn: str, mode: str, statements: dict[str, str]) -> None:
-    """Each statement on the same rows, then twice in a row, then rolled back; compared each time."""
-    stage = Stage(database, mode, include="v")
-    user = steps.session(dsn)
-    for name, statement in statements.items():
-        for again in (False, True):
-            sql(user, "TRUNCATE t; " + PLAIN[1])
-            user.commit()
-            stage.mix()
-            stage.assert_exact(f"before {name}")
-            for time in ("", "again, ")[: 1 + again]:
-                try:
-                    sql(user, statement)
-                    user.commit()
-                except psycopg2.errors.UniqueViolation:
-                    assert time, f"{name} failed"
-                    user.rollback()
-                stage.assert_exact(time + name)
-        sql(user, "UPDATE t SET k = 'lost', id = id + 7000; DELETE FROM t; " + PLAIN[1])
-        user.rollback()
-        stage.assert_exact(name + ", then a rollback")
-    if mode != "active":
-        if mode == "capture":
-            steps.seal_all(database, stage.run)
-            fold.switch(database, stage.run)
-        fold.finish(database, stage.run, fold.work(database, stage.run))
-        steps.publish_all(database, stage.run)
-    steps.assert_exact(database)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_every_write_is_followed_in_every_mode(database: Database, dsn: str, mode: str) -> None:
     run_sql(dsn, *PLAIN)
-    follow(database, dsn, mode, STATEMENTS)
+    follow(database, dsn, mode, STATEMENTS, PLAIN[1])
 
 
 def test_copy_is_followed_in_every_mode(database: Database, dsn: str) -> None:
@@ -174,7 +143,7 @@ def test_a_function_that_writes_to_the_table_of_the_statement_that_calls_it(
         "CREATE FUNCTION try_in_vain(i int) RETURNS void LANGUAGE plpgsql AS $$ BEGIN "
         "UPDATE t SET k = 'vain' WHERE id = i; RAISE 'no'; EXCEPTION WHEN raise_exception THEN NULL; END $$",
     )
-    follow(database, dsn, mode, FUNCTIONS)
+    follow(database, dsn, mode, FUNCTIONS, PLAIN[1])
 
 
 @pytest.mark.parametrize("deferred", ["IMMEDIATE", "DEFERRED"])

@@ -13,24 +13,24 @@ ONE = (["id"], ["bigint"])
     ("scan", "last", "condition", "values"),
     [
         (ScanRange(None, None), None, "true", {}),
-        (ScanRange(["1"], None), None, '"id" >= %(l0)s::bigint', {"l0": "1"}),
-        (ScanRange(None, ["9"]), None, '"id" < %(u0)s::bigint', {"u0": "9"}),
+        (ScanRange(["1"], None), None, '"id"::bigint >= %(l0)s::bigint', {"l0": "1"}),
+        (ScanRange(None, ["9"]), None, '"id"::bigint < %(u0)s::bigint', {"u0": "9"}),
         (
             ScanRange(["1"], ["9"], ["4"]),
             None,
-            '"id" > %(w0)s::bigint AND "id" < %(u0)s::bigint',
+            '"id"::bigint > %(w0)s::bigint AND "id"::bigint < %(u0)s::bigint',
             {"w0": "4", "u0": "9"},
         ),
         (
             ScanRange(["1"], ["9"]),
             ["3"],
-            '"id" >= %(l0)s::bigint AND "id" <= %(k0)s::bigint',
+            '"id"::bigint >= %(l0)s::bigint AND "id"::bigint <= %(k0)s::bigint',
             {"l0": "1", "k0": "3"},
         ),
         (
             ScanRange(["1"], ["9"], ["3"]),
             ["5"],
-            '"id" > %(w0)s::bigint AND "id" <= %(k0)s::bigint',
+            '"id"::bigint > %(w0)s::bigint AND "id"::bigint <= %(k0)s::bigint',
             {"w0": "3", "k0": "5"},
         ),
     ],
@@ -47,9 +47,8 @@ def test_a_composite_key_is_compared_row_wise_with_quoted_names_and_bound_values
     bound: dict[str, str] = {}
     scan = ScanRange(None, ["z", "\\x00"], ["'; DROP TABLE t --", "%s"])
     condition = scan.condition(['a"b', "%(w0)s"], ["text", "bytea"], None, bound)
-    assert condition == (
-        '("a""b", "%(w0)s") > (%(w0)s::text, %(w1)s::bytea) AND ("a""b", "%(w0)s") < (%(u0)s::text, %(u1)s::bytea)'
-    )
+    columns = '("a""b"::text, "%(w0)s"::bytea)'
+    assert condition == (f"{columns} > (%(w0)s::text, %(w1)s::bytea) AND {columns} < (%(u0)s::text, %(u1)s::bytea)")
     assert bound == {"w0": "'; DROP TABLE t --", "w1": "%s", "u0": "z", "u1": "\\x00"}
 
 

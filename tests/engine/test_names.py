@@ -1,0 +1,115 @@
+"""Names of any shape, for schema, table, columns and index: none meets a name of ours, none is more than a name."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_roir.definition import QualifiedName, quote
+from airflow_roir.engine import catalog
+from airflow_roir.engine.database import Database
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.stages import through_modes
+from tests.engine.steps import sql
+
+COLUMNS = [
+    *("line%no", "%s", "%(x)s", "%(w0)s", "%%", "a:b", ":name", "$roir$", "$1", "roir", "roir_", "$", "?"),
+    *("OLD", "NEW", "old", "new", "tg_op", "TG_OP", "found", "careful", "context", "found_entries", "more", "state"),
+    *("s", "d", "b", "t", "u", "n", "k0", "total", "c1", "c2", "c3", "xid8", "ctid ", "oid", "excluded", "EXCLUDED"),
+    *(
+        "x" * 63,
+        "é" * 31,
+        "日本語",
+        "🦀",
+        "line\nbreak",
+        "tab\t",
+        " ",
+        "'",
+        "''",
+        "\\",
+        '"',
+        '""',
+        'a"b',
+        "`",
+        "--",
+        "/*",
+    ),
+    *("'; DROP TABLE t; --", '"; DROP TABLE t; --', "$$; DROP TABLE t; $$", "select", "user", "order", "a.b", "a,b"),
+    *("Mixed Case", "record", "row", "value", "matched", "same", "present", "entries", "null", "array", "1", ")"),
+]
+GROUPS = [COLUMNS[start : start + 15] for start in range(0, len(COLUMNS), 15)]
+
+
+@pytest.mark.parametrize("names", GROUPS, ids=lambda names: repr(names[0]))
+def test_columns_may_be_called_anything(database: Database, dsn: str, names: list[str]) -> None:
+    """Each name once, as a primary key, a key or an included column; `id` and `v` where they run out."""
+    names = [*names, "id", "v"]
+    for number in range(0, len(names) - 2, 3):
+        id_, k, v = map(quote, names[number : number + 3])
+        table = f"t{number}"
+        run_sql(
+            dsn,
+            f"CREATE TABLE {table} ({id_} int PRIMARY KEY, {k} text, {v} int)",
+            f"INSERT INTO {table} SELECT i, nullif(i % 4, 3)::text, i FROM generate_series(1, 20) i",
+        )
+
+        def write(mode: str, table: str = table, id_: str = id_, k: str = k, v: str = v) -> None:
+            user = steps.session(dsn)
+            for statement in (
+                f"UPDATE {table} SET {k} = {k} || 'x' WHERE {id_} IN (2, 3)",
+                f"UPDATE {table} SET {id_} = {id_} + 100, {v} = -1 WHERE {id_} = (SELECT max({id_}) FROM {table})",
+                f"DELETE FROM {table} WHERE {id_} = (SELECT min({id_}) FROM {table})",
+            ):
+                sql(user, statement)
+            user.commit()
+
+        through_modes(database, write, f"ix{number}", table, keys=k, include=v)
+
+
+NAMES = ["Weird Schema", 'Order "Items"', "%s", "a.b", "x" * 63, "🦀\n", "'; DROP SCHEMA public; --", "1", "$roir$"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_schema_table_and_index_may_be_called_anything(database: Database, dsn: str, name: str) -> None:
+    schema, table, index = quote(name), f"{quote(name)}.{quote(name)}", f"{quote(name)}.{quote(name[:40] + ' ix')}"
+    run_sql(
+        dsn,
+        f"CREATE SCHEMA {schema}",
+        f"CREATE TYPE {schema}.{quote(name[:40] + ' t')} AS ENUM ('a', '%s', '')",
+        f"CREATE TABLE {table} (id int PRIMARY KEY, k {schema}.{quote(name[:40] + ' t')})",
+        f"INSERT INTO {table} SELECT i, (ARRAY['a', '%s', '', NULL])[1 + i % 4]::{schema}.{quote(name[:40] + ' t')} "
+        "FROM generate_series(1, 20) i",
+    )
+
+    def write(mode: str) -> None:
+        run_sql(dsn, f"UPDATE {table} SET k = '%s' WHERE id < 5", f"DELETE FROM {table} WHERE id = 6")
+
+    through_modes(database, write, index, table)
+    _, run = steps.begin(database, index, None, None)
+    steps.finish_all(database, run)
+    steps.assert_exact(database, index)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ('"$user", public', ["public"]),
+        ("nowhere, b, a", ["b", "a"]),
+        ('"A,b", "a""b"', ["A,b", 'a"b']),
+        ("A", ["a"]),
+        ("", []),
+    ],
+)
+def test_an_unqualified_name_is_looked_up_as_the_role_would(
+    database: Database, dsn: str, path: str, expected: list[str]
+) -> None:
+    run_sql(dsn, "CREATE SCHEMA a", "CREATE SCHEMA b", 'CREATE SCHEMA "A,b"', 'CREATE SCHEMA "a""b"')
+    [(name,)] = sql(steps.session(dsn), "SELECT current_database()")
+    value = path or "''"
+    run_sql(dsn, f"ALTER DATABASE {name} SET search_path = {value}")
+    with database.transaction() as connection:
+        assert catalog.default_schemas(connection) == expected
+        for schema in reversed(expected):
+            run_sql(dsn, f"CREATE TABLE {quote(schema)}.found (id int PRIMARY KEY)")
+            source = catalog.read_source(connection, QualifiedName(None, "found"))
+            assert source.name.schema == schema

@@ -1,0 +1,45 @@
+"""The two state machines: which arrows an operation has, and that the data of both is total."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from airflow_roir.entry_state import ENTRY_STATES, EntryState, Happening
+from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb, find_transition
+
+ARROWS = {(arrow.verb, arrow.status, arrow.phase) for arrow in TRANSITIONS}
+FORBIDDEN = sorted(set(product(Verb, Status, Phase)) - ARROWS)
+
+
+def test_each_arrow_is_there_once_and_has_a_reason() -> None:
+    assert len(ARROWS) == len(TRANSITIONS)
+    assert all(arrow.reason for arrow in TRANSITIONS)
+
+
+@pytest.mark.parametrize(("verb", "status", "phase"), FORBIDDEN, ids=lambda part: part.value)
+def test_every_other_arrow_is_forbidden(verb: Verb, status: Status, phase: Phase) -> None:
+    assert find_transition(verb, status, phase) is None
+
+
+def test_an_ended_operation_has_no_arrow_and_a_failed_one_can_only_be_aborted() -> None:
+    assert not {arrow.status for arrow in TRANSITIONS} & {Status.COMPLETED, Status.ABORTED}
+    assert {arrow.verb for arrow in TRANSITIONS if arrow.status == Status.FAILED} == {Verb.ABORT}
+
+
+def test_phases_only_go_forward_and_one_at_a_time() -> None:
+    order = list(Phase)
+    for arrow in TRANSITIONS:
+        step = order.index(arrow.to_phase) - order.index(arrow.phase)
+        assert step == (1 if arrow.verb in (Verb.ADVANCE, Verb.COMPLETE) else 0)
+
+
+def test_what_can_happen_to_an_entry_is_known_for_every_state() -> None:
+    folds = {Happening.FOLD_MATCHED, Happening.FOLD_UNMATCHED}
+    pairs = {
+        (state, happening)
+        for state, happening in product((None, *EntryState), Happening)
+        if state is not None or happening not in folds  # the fold meets delta rows only
+    }
+    assert set(ENTRY_STATES) == pairs
