@@ -16,6 +16,8 @@ ARGS ?=
 KEEP ?=
 # TPC-H scale factor; empty means the flights table.
 SCALE ?=
+# How long `make soak` goes on.
+SECONDS ?= 3600
 # 1 takes the newest versions instead of keeping those that still fit.
 UPGRADE ?=
 
@@ -62,6 +64,16 @@ lint: $(STAMP)  ## ruff, mypy (strict on the engine), the import contracts
 test: $(STAMP)  ## All tests but the marked long ones; ARGS goes to pytest
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
 	  $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not soak and not bench" $(ARGS)
+
+.PHONY: soak
+soak: $(STAMP)  ## Kill everything in every phase, at random moments, for SECONDS (an hour)
+	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
+	  $(BIN)/python -m benchmarks.soak --seconds $(SECONDS) $(ARGS)
+
+.PHONY: bench-pause
+bench-pause: $(STAMP)  ## How soon a pause takes effect; ARGS="--rows 500000 --pauses 10 --airflow 0" for less
+	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
+	  $(BIN)/python -m benchmarks.pause $(ARGS)
 
 .PHONY: demo
 demo: $(STAMP)  ## Build a real index under a real Airflow; KEEP=1 leaves it running, SCALE=n takes TPC-H

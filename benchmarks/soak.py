@@ -21,7 +21,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 PER_CALL = 6
 # Each brings up what takes long itself: a call runs all of its tests that were drawn.
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider"]
+PYTEST = [sys.executable, "-m", "pytest", "-rfE", "-p", "no:cacheprovider"]
 
 
 def collect() -> dict[str, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -161,8 +162,11 @@ class Scene:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                mine = process.environ().get("ROIR_DSN", "").endswith(f"/{self.name}")
-                if mine and process.status() != psutil.STATUS_ZOMBIE and set(names) & set(process.cmdline()):
+                if (
+                    self._started(process)
+                    and process.status() != psutil.STATUS_ZOMBIE
+                    and set(names) & set(process.cmdline())
+                ):
                     found.append(process)
         return found
 
@@ -174,12 +178,15 @@ class Scene:
             self._sealed.open()
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if process.environ().get("ROIR_DSN", "").endswith(f"/{self.name}") and process.pid != os.getpid():
+                if self._started(process) and process.pid != os.getpid():
                     process.kill()
         self._watcher.join()
         self.application.join()
         with suppress(psycopg2.Error):
             self.server.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
+
+    def _started(self, process: psutil.Process) -> bool:
+        return re.search(rf"\b{self.name}\b", process.environ().get("ROIR_DSN", "")) is not None
 
     # --- the account
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.airflow.standalone import StandaloneAirflow
+from tests.airflow.standalone import StandaloneAirflow, processes_of
 from tests.crash.scene import BATCH_ROWS, Scene, some, wait_until
 
 DAG = "rebuild_index"
@@ -54,7 +54,7 @@ def task_process(scene: Scene, airflow: StandaloneAirflow) -> psutil.Process:
     ports = {
         row[0] for row in scene.read("SELECT client_port FROM pg_stat_activity WHERE datname = current_database()")
     }
-    for process in airflow._family():
+    for process in processes_of(airflow.home):
         with suppress(psutil.NoSuchProcess):
             if any(link.laddr and link.laddr.port in ports for link in process.net_connections("tcp")):
                 return process
@@ -84,7 +84,7 @@ def test_the_scheduler_is_killed(airflow: StandaloneAirflow, scene: Scene, phase
     gate = scene.gate(phase)
     run = trigger(airflow, scene)
     gate.reached()
-    schedulers = [process for process in airflow._family() if is_scheduler(process)]
+    schedulers = [process for process in processes_of(airflow.home) if is_scheduler(process)]
     assert schedulers
     scene.killed("Airflow scheduler", phase)
     for process in schedulers:
