@@ -38,6 +38,8 @@ app = typer.Typer(
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
+    # Else [n] in a help text is taken for a colour.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 out = Console(highlight=False)
@@ -165,7 +167,7 @@ def build(
     prepared = prepare.prepare(database, IndexDefinition.parse(index, table, keys, include), options, report=_say)
     if prepared.adopted:
         _say(f"going on with unfinished operation {prepared.operation_id}")
-    _carry_on(database, prepared.index, master, conf, [], as_json)
+    _carry_on(database, prepared.index, master, conf, False, as_json)
 
 
 @app.command()
@@ -184,9 +186,8 @@ def resume(
     row = control.find_operation(database, index)
     if parallelism is not None or batch_rows is not None:
         control.set_options(database, index, control.default_actor(), parallelism, batch_rows)
-    extra = ["--take-over"] if take_over else []
     _say(f"operation {row.id} goes on in phase {row.phase}")
-    _carry_on(database, index, master, conf, extra, as_json)
+    _carry_on(database, index, master, conf, take_over, as_json)
 
 
 @app.command()
@@ -274,17 +275,24 @@ def _options(**given: Any) -> BuildOptions:
 
 
 def _carry_on(
-    database: Database, index: str, master: str | None, conf: list[str] | None, extra: list[str], as_json: bool
+    database: Database, index: str, master: str | None, conf: list[str] | None, take_over: bool, as_json: bool
 ) -> None:
     """From whatever phase the operation is in to the end; exits with 3 where it was paused on the way."""
-    from airflow_roir.spark.launch import DriverProcess, SparkOptions
+    from airflow_roir.spark.launch import Driver, driver_command, driver_environment
+    from airflow_roir.spark.options import SparkOptions
 
     owner = f"{control.default_actor()} pid {os.getpid()}"
     row = control.find_operation(database, index)
+    if wrong := [setting for setting in conf or [] if "=" not in setting]:
+        raise typer.BadParameter(f"--conf takes key=value, not {wrong[0]!r}")
+    spark = SparkOptions(master, dict(setting.split("=", 1) for setting in conf or []))
     with _progress(database, row.id, quiet=as_json):
         if row.phase in (Phase.BUILD, Phase.SEAL):
-            settings = dict(setting.split("=", 1) for setting in conf or [])
-            driver = DriverProcess(database.dsn, index, owner, SparkOptions(master, settings), extra)
+            if row.status == Status.PAUSED:
+                # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
+                control.resume(database, index, control.default_actor())
+            command = driver_command(index, owner, spark, take_over=take_over, keep_pause=True)
+            driver = Driver(command, driver_environment(database.dsn), _relay)
             code = _follow(driver, lambda: _pause_quietly(database, index))
             if code not in (0, OperationPaused.exit_code):
                 raise typer.Exit(code)
@@ -294,7 +302,7 @@ def _carry_on(
                 Phase.SEAL,
             )
             if not paused:
-                finalize.finalize(database, index, owner, _say, take_over="--take-over" in extra)
+                finalize.finalize(database, index, owner, _say, take_over=take_over)
     ended = operation_status(database, row.id)
     if as_json:
         _print_json(ended.as_dict())
@@ -309,8 +317,6 @@ def _carry_on(
 
 def _follow(driver: Any, on_interrupt: Callable[[], None]) -> int:
     """Wait for the driver; what it says goes to stderr. Ctrl-C pauses first, and waits for the open batches."""
-    reader = threading.Thread(target=_relay, args=(driver,), daemon=True)
-    reader.start()
     try:
         return int(driver.wait())
     except KeyboardInterrupt:
@@ -319,16 +325,14 @@ def _follow(driver: Any, on_interrupt: Callable[[], None]) -> int:
             on_interrupt()
             return int(driver.wait())
         except KeyboardInterrupt:
-            driver.stop()
             return OperationPaused.exit_code
     finally:
-        reader.join(timeout=2)
+        driver.kill()
 
 
-def _relay(driver: Any) -> None:
-    for line in driver.lines():
-        if line.startswith("roir: "):
-            _say(line.removeprefix("roir: "))
+def _relay(line: str) -> None:
+    if line.startswith("roir: "):
+        _say(line.removeprefix("roir: "))
 
 
 def _pause_quietly(database: Database, index: str) -> None:

@@ -63,6 +63,14 @@ class SourceChanged(RoirError):
     """The source's shape is no longer the one that the operation was prepared for (fingerprint)."""
 
 
+class SparkFailed(RoirError):
+    """Spark couldn't be started, or gave up. The operation is paused with the reason and can be resumed."""
+
+
+class WorkerFailed(RoirError):
+    """A worker met an error that trying again won't help; the operation holds the reason."""
+
+
 class OperationFailed(RoirError):
     """Going on would be wrong; the operation is `failed` and can only be aborted."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -286,22 +286,23 @@ def _keep_rate(builder: BuildWorker, batch: Batch, wait: Callable[[float], None]
 
 
 WORK_LEFT = """
-SELECT EXISTS (SELECT FROM roir.scan_range
-                WHERE operation_id = %(operation)s AND NOT done
-                  AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s))
+SELECT count(*) FROM roir.scan_range
+ WHERE operation_id = %(operation)s AND NOT done AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s)
 """
 GIVE_BACK = """
 UPDATE roir.scan_range SET claim_epoch = NULL, claim_worker = NULL
- WHERE operation_id = %(operation)s AND NOT done AND claim_epoch = %(epoch)s
+ WHERE operation_id = %(operation)s AND NOT done AND claim_epoch = %(epoch)s AND claim_worker <> ALL (%(busy)s)
 """
 
 
-def work_left(connection: Connection, run: Run, idle: bool) -> bool:
-    """True while a range can be claimed. idle: no worker of the run is alive, so what they held is free again."""
-    values = {"operation": run.operation_id, "epoch": run.epoch}
-    if idle:
-        execute(connection, GIVE_BACK, values)
-    return bool(execute(connection, WORK_LEFT, values).scalar_one())
+def work_left(connection: Connection, run: Run, busy: Collection[int]) -> int:
+    """How many ranges can be claimed. busy: the run's workers that are alive; what others held is free again.
+
+    A worker that only seems dead is fenced by that: its next commit finds its claim gone.
+    """
+    values = {"operation": run.operation_id, "epoch": run.epoch, "busy": list(busy)}
+    execute(connection, GIVE_BACK, values)
+    return int(execute(connection, WORK_LEFT, values).scalar_one())
 
 
 def finish(database: Database, run: Run) -> None:

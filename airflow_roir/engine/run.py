@@ -68,12 +68,15 @@ def start_run(
     parallelism: int | None = None,
     batch_rows: int | None = None,
     take_over: bool = False,
+    lift_pause: bool = True,
 ) -> Run:
     """Take an operation up, paused or left behind by a run that died, and fence everything older, at once.
 
-    owner: names this run to others. take_over: also from a run that is alive.
+    owner: names this run to others. take_over: also from a run that is alive. lift_pause: False where whoever wanted
+    this run has lifted the pause already, so that a pause found now is a newer wish, and is kept.
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
-    drive), InvalidInput (a bad option; nothing was changed), SchemaVersionMismatch (begun by other code).
+    drive), InvalidInput (a bad option; nothing was changed), SchemaVersionMismatch (begun by other code),
+    OperationPaused (and `lift_pause` is False; nothing was changed).
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -88,6 +91,8 @@ def start_run(
             raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; wait for roir clean-up")
         if row.status not in (Status.RUNNING, Status.PAUSED):
             raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
+        if row.status == Status.PAUSED and not lift_pause:
+            raise OperationPaused(f"index {index}: paused by {row.paused_by}: {row.pause_reason}")
         if row.format_version != FORMAT_VERSION:
             raise SchemaVersionMismatch(
                 f"operation {row.id} was begun with checkpoint format {row.format_version}, this code writes "
@@ -210,7 +215,8 @@ def driving(database: Database, run: Run) -> Iterator[None]:
     except SourceChanged as error:
         settle(database, run, error, fatal=True)
         raise
-    except (RoirError, DBAPIError, OSError, KeyboardInterrupt) as error:
+    except BaseException as error:
+        # Whatever it is, a bug or Ctrl-C too: nobody drives the operation any more, and users must see why.
         settle(database, run, error, fatal=False)
         raise
     finally:
@@ -223,14 +229,23 @@ def driving(database: Database, run: Run) -> Iterator[None]:
 
 
 def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> None:
-    """Write down why a run or worker stops: paused with the reason, or failed where going on would be wrong."""
-    reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    """Write down why a run or worker stops: paused with the reason, or failed where going on would be wrong.
+
+    Where the operation is paused already the reason becomes an event, so that no error is lost behind a pause.
+    """
+    # What the server said; the statement and its values are nobody's business in a status.
+    said = str(error.orig if isinstance(error, DBAPIError) else error)
+    reason = said.strip().split("\n", 1)[0] or type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         reason = "interrupted"
     try:
         with database.transaction() as connection:
             row = control.read_operation(connection, run.operation_id)
-            if row.epoch != run.epoch or row.status != Status.RUNNING:
+            if row.epoch != run.epoch:
+                return
+            if row.status == Status.PAUSED and not isinstance(error, KeyboardInterrupt):
+                _keep_error(connection, row, run, reason)
+            if row.status != Status.RUNNING:
                 return
             if fatal:
                 control.fail(connection, row, run.owner, reason, run.epoch)
@@ -239,3 +254,16 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
     except (DBAPIError, RoirError):
         # The first error is what the user must see; without this note the operation is resumable all the same.
         return
+
+
+def _keep_error(connection: Connection, row: Row[Any], run: Run, reason: str) -> None:
+    """Record an error as an event, unless that was done since the pause (by the worker, before its driver)."""
+    event = tables.event
+    known = select(event.c.id).where(
+        event.c.operation_id == row.id,
+        event.c.actor == run.owner,
+        event.c.detail == reason,
+        event.c.at >= row.paused_at,
+    )
+    if (row.paused_by, row.pause_reason) != (run.owner, reason) and connection.execute(known).first() is None:
+        control.record_event(connection, row.index_id, row.id, run.owner, "error", reason)

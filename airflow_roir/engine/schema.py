@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 import airflow_roir
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import InvalidInput, SchemaVersionMismatch
+
+# Alembic is imported where it is used: a Spark worker never is there, and need not have it.
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 VERSION_TABLE = "schema_version"
 
@@ -26,6 +28,8 @@ def migrations_folder() -> Path:
 
 def alembic_config(connection: Connection | None = None) -> Config:
     """Alembic's configuration, without any file; `connection` is what `env.py` works on."""
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.attributes["connection"] = connection
@@ -35,6 +39,8 @@ def alembic_config(connection: Connection | None = None) -> Config:
 @functools.cache
 def head() -> str:
     """The newest revision that this code knows."""
+    from alembic.script import ScriptDirectory
+
     revision = ScriptDirectory.from_config(alembic_config()).get_current_head()
     assert revision is not None, "the migrations have a head"
     return revision
@@ -46,6 +52,8 @@ def init(database: Database) -> str:
     Raises InvalidInput where the role may not create schemas in the database, or the server is too old,
     SchemaVersionMismatch where the schema is newer than the code.
     """
+    from alembic import command
+
     from airflow_roir.engine.catalog import check_server
 
     with database.transaction() as connection:
@@ -92,6 +100,8 @@ def check_schema(connection: Connection) -> None:
 
 
 def _check_known(revision: str) -> None:
+    from alembic.script import ScriptDirectory
+
     known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
     if revision not in known:
         raise SchemaVersionMismatch(

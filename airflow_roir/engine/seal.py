@@ -6,7 +6,7 @@ One segment is one transaction, claimed like a range.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -176,23 +176,22 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
 
 
 WORK_LEFT = """
-SELECT EXISTS (SELECT FROM roir.segment
-                WHERE generation_id = (SELECT generation_id FROM roir.operation WHERE id = %(operation)s)
-                  AND status <> 'sealed' AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s))
+SELECT count(*) FROM roir.segment
+ WHERE generation_id = (SELECT generation_id FROM roir.operation WHERE id = %(operation)s)
+   AND status <> 'sealed' AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s)
 """
 GIVE_BACK = """
 UPDATE roir.segment SET claim_epoch = NULL, claim_worker = NULL
  WHERE generation_id = (SELECT generation_id FROM roir.operation WHERE id = %(operation)s)
-   AND status <> 'sealed' AND claim_epoch = %(epoch)s
+   AND status <> 'sealed' AND claim_epoch = %(epoch)s AND claim_worker <> ALL (%(busy)s)
 """
 
 
-def work_left(connection: Connection, run: Run, idle: bool) -> bool:
-    """True while a segment can be claimed. idle: no worker of the run is alive, so what they held is free again."""
-    values = {"operation": run.operation_id, "epoch": run.epoch}
-    if idle:
-        execute(connection, GIVE_BACK, values)
-    return bool(execute(connection, WORK_LEFT, values).scalar_one())
+def work_left(connection: Connection, run: Run, busy: Collection[int]) -> int:
+    """How many segments can be claimed. busy: the run's workers that are alive; what others held is free again."""
+    values = {"operation": run.operation_id, "epoch": run.epoch, "busy": list(busy)}
+    execute(connection, GIVE_BACK, values)
+    return int(execute(connection, WORK_LEFT, values).scalar_one())
 
 
 def finish(database: Database, run: Run) -> None:

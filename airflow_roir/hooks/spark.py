@@ -6,12 +6,12 @@ Works without `apache-airflow-providers-apache-spark`, which installs another ve
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
 
 from airflow_roir.errors import InvalidInput
+from airflow_roir.spark.options import SparkOptions
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -29,20 +29,7 @@ _FORM_FIELDS = {
 }
 
 
-@dataclass(frozen=True)
-class SparkTarget:
-    """A Spark master and the settings to start an application there.
-
-    master: as `spark-submit --master` takes it; None lets the driver run Spark in its own process, with as many
-        threads as the build has workers.
-    conf: Spark settings, none of them a secret.
-    """
-
-    master: str | None = None
-    conf: dict[str, str] = field(default_factory=dict)
-
-
-def resolve_spark(where: str | None) -> SparkTarget:
+def resolve_spark(where: str | None) -> SparkOptions:
     """Tell a master's address (`local[4]`, `spark://host:7077`, `k8s://…`, `yarn`) from a connection's id.
 
     where: either of them; None or '' is Spark inside the driver. Raises InvalidInput, and
@@ -50,13 +37,13 @@ def resolve_spark(where: str | None) -> SparkTarget:
     """
     where = (where or "").strip()
     if not where or where == "local":
-        return SparkTarget()
+        return SparkOptions()
     if _MASTER.match(where):
-        return SparkTarget(master=where)
+        return SparkOptions(master=where)
     return target_of(BaseHook.get_connection(where))
 
 
-def target_of(connection: Connection) -> SparkTarget:
+def target_of(connection: Connection) -> SparkOptions:
     """Read the Spark master and settings of an Airflow connection.
 
     Host and port are the master; extras are Spark settings by their own names (`spark.…`), a dict of them under
@@ -71,7 +58,7 @@ def target_of(connection: Connection) -> SparkTarget:
             f"Spark connection {connection.conn_id!r} asks for deploy mode 'cluster'; a build's driver runs "
             "beside its Airflow task: remove that extra"
         )
-    return SparkTarget(master=_master_of(connection), conf=_conf_of(connection.conn_id, extras))
+    return SparkOptions(master=_master_of(connection), conf=_conf_of(connection.conn_id, extras))
 
 
 def _master_of(connection: Connection) -> str | None:

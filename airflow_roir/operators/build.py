@@ -14,14 +14,14 @@ from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.hooks.spark import resolve_spark
 from airflow_roir.links.live_options import LiveOptionsLink
-from airflow_roir.operation import Phase
+from airflow_roir.operation import Phase, Status
 from airflow_roir.operators.base import failing_clearly, owner_of
-from airflow_roir.operators.driver import Driver, driver_command, driver_environment
 from airflow_roir.operators.driving import DrivingOperator
 from airflow_roir.operators.form_values import optional_text, whole_number
 from airflow_roir.operators.live_options import KEYS, LiveOptions, seed
 from airflow_roir.operators.progress import Progress
 from airflow_roir.operators.watcher import Watcher
+from airflow_roir.spark.launch import Driver, driver_command, driver_environment
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -88,6 +88,9 @@ class BuildIndexOperator(DrivingOperator):
             )
             first = options.follow({key: store.get(key) for key in KEYS})
             owner = owner_of(ti)
+            if row.status == Status.PAUSED:
+                # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
+                control.resume(database, self.index, owner)
             command = driver_command(
                 self.index,
                 owner,
@@ -96,6 +99,7 @@ class BuildIndexOperator(DrivingOperator):
                 batch_rows=first.get("batch_rows"),
                 # A fresh heartbeat under our own name is that of a try which was killed moments ago.
                 take_over=row.owner == owner,
+                keep_pause=True,
             )
         self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
         dsn = RoirHook(self.postgres_conn_id).get_dsn()

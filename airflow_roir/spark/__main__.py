@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
@@ -15,7 +17,8 @@ from airflow_roir.engine.control import default_actor
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import OperationPaused, RoirError
 from airflow_roir.operation import Status
-from airflow_roir.spark.driver import SparkOptions, drive
+from airflow_roir.spark.driver import drive
+from airflow_roir.spark.options import SparkOptions
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,13 +30,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--parallelism", type=int)
     parser.add_argument("--batch-rows", type=int)
     parser.add_argument("--take-over", action="store_true", help="also from a run that is alive")
+    parser.add_argument("--keep-pause", action="store_true", help="leave at once if it is paused by now")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
     options = parser.parse_args(arguments)
     dsn = os.environ.get("ROIR_DSN")
     if not dsn:
         return _say("ROIR_DSN is not set; it names the database", 2)
     owner = options.owner or f"{default_actor()} pid {os.getpid()}"
+    if wrong := [setting for setting in options.conf if "=" not in setting]:
+        return _say(f"--conf takes KEY=VALUE, not {wrong[0]!r}", 2)
     conf = dict(setting.split("=", 1) for setting in options.conf)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         status = drive(
             Database(dsn, f"roir {options.index} driver"),
@@ -44,17 +51,26 @@ def main(arguments: list[str] | None = None) -> int:
             options.batch_rows,
             options.take_over,
             lambda line: print(f"roir: {line}", file=sys.stderr, flush=True),  # noqa: T201
+            lift_pause=not options.keep_pause,
         )
     except RoirError as error:
         return _say(str(error), error.exit_code)
     except DBAPIError as error:
         return _say(str(error.orig).strip(), 1)
+    except KeyboardInterrupt:
+        return _say("interrupted; the operation is paused", OperationPaused.exit_code)
     if status.status == Status.PAUSED:
         return _say(
             f"paused by {status.paused_by} at {status.percent_complete:g} %: {status.pause_reason}",
             OperationPaused.exit_code,
         )
     return 0
+
+
+def _interrupt(_signal: int, _frame: Any) -> None:
+    """Leave as on Ctrl-C: the operation is paused, workers end their batch. A second signal ends the process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def _say(message: str, code: int) -> int:

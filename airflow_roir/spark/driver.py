@@ -1,70 +1,33 @@
-"""The Spark application: runs an operation's workers, phase by phase, and keeps as many as the operation asks for."""
+"""The Spark application: drives an operation's workers, phase by phase, and keeps as many as it asks for."""
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from airflow_roir.definition import MAX_PARALLELISM
 from airflow_roir.engine import build, seal
-from airflow_roir.engine.database import Database, retry
-from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_run
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
-from airflow_roir.errors import OperationFailed, OperationPaused, RoirError
+from airflow_roir.errors import OperationFailed, OperationPaused, RoirError, SparkFailed, WorkerFailed
 from airflow_roir.operation import Phase, Status
-from airflow_roir.spark.worker import METRICS_SCHEMA, worker_function
+from airflow_roir.spark.options import SparkOptions
+from airflow_roir.spark.patience import OUTAGE_S, Patience, patiently
+from airflow_roir.spark.session import is_alive, is_python_error, spark_session, why
+from airflow_roir.spark.worker import worker_failed, workers_at_work
+from airflow_roir.spark.workers import Ended, Workers
 
 # How soon a raised parallelism is followed while running.
 WATCH_EVERY_S = 1.0
-# Tasks wait for PostgreSQL nearly all of their time: local mode gives them more slots than there are cores, so
-# that the parallelism can be raised while running.
-LOCAL_MASTER = "local[16]"
-TASK_FAILURES = 4
-
-
-@dataclass(frozen=True)
-class SparkOptions:
-    """Where and how Spark runs. master: a master URL, `local[n]` or a Spark Connect `sc://…`; conf: settings."""
-
-    master: str | None = None
-    conf: Mapping[str, str] | None = None
-
-
-def open_session(options: SparkOptions, name: str) -> Any:
-    """Start or join a Spark session under a name. Inside `spark-submit` the master is the one given there."""
-    from pyspark.sql import SparkSession
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(name)
-    for key, value in {
-        "spark.log.level": "ERROR",
-        "spark.ui.showConsoleProgress": "false",
-        **(options.conf or {}),
-    }.items():
-        builder = builder.config(key, value)
-    master = options.master
-    if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
-        master = LOCAL_MASTER
-    if master is None:
-        return builder.getOrCreate()
-    if master.startswith("sc://"):
-        return builder.remote(master).getOrCreate()
-    return builder.master(with_task_failures(master)).getOrCreate()
-
-
-def with_task_failures(master: str) -> str:
-    """`local[n]` fails a job with its first lost task; `local[n,4]` tries a task as often as a cluster does."""
-    if master == "local":
-        return f"local[1,{TASK_FAILURES}]"
-    if master.startswith("local[") and "," not in master:
-        return f"{master[:-1]},{TASK_FAILURES}]"
-    return master
+# Spark gives up on a worker after four lost tries in a row, which is what a dying node or a full memory can cause.
+# So often within this time a worker is submitted anew.
+LOST_WORKERS = 5
+LOST_WINDOW_S = 600.0
+# A worker should be at work so soon after it was submitted; later it waits for a slot.
+SLOT_S = 10.0
+ENGINE = {Phase.BUILD: build, Phase.SEAL: seal}
+UNITS = {Phase.BUILD: "ranges", Phase.SEAL: "segments"}
 
 
 def drive(
@@ -76,78 +39,155 @@ def drive(
     batch_rows: int | None = None,
     take_over: bool = False,
     report: Callable[[str], None] = lambda line: None,
+    lift_pause: bool = True,
 ) -> OperationStatus:
     """Build and seal the index's live operation on Spark, in a run of its own, from wherever it stands.
 
-    Returns its status: phase `fold` when sealed, or `paused`. Raises what `start_run` raises, and RoirError for
-    what workers reported; the operation then holds the reason.
+    Returns its status: phase `fold` when sealed, or `paused`. Raises what `start_run` raises, SparkFailed, and
+    WorkerFailed for what workers reported; the operation then holds the reason.
     """
-    run = start_run(database, index, owner, parallelism, batch_rows, take_over)
+    run = start_run(database, index, owner, parallelism, batch_rows, take_over, lift_pause)
     with driving(database, run), heartbeat(database, run):
-        report(f"operation {run.operation_id}: starting Spark")
-        spark = open_session(options, f"roir {run.index} operation {run.operation_id}")
+        if _control(database, run).phase in ENGINE:
+            report(f"operation {run.operation_id}: starting Spark")
+            with spark_session(options, f"roir {run.index} operation {run.operation_id}") as spark:
+                for phase in ENGINE:
+                    _PhaseOnSpark(spark, database, run, phase, report).run()
+    return operation_status(database, run.operation_id)
+
+
+class _PhaseOnSpark:
+    """One phase of a run: starts workers while there is work, follows the operation's row, hears every worker out."""
+
+    def __init__(self, spark: Any, database: Database, run: Run, phase: Phase, report: Callable[[str], None]) -> None:
+        self._spark = spark
+        self._database = database
+        self._run = run
+        self._phase = phase
+        self._report = report
+        self._workers = Workers(spark, database.dsn, run, phase)
+        self._lost = 0
+        self._lost_at = 0.0
+        self._patience = Patience(self._workers.wait)
+        self._submitted_at: dict[int, float] = {}
+        self._waiting: frozenset[int] = frozenset()
+
+    def run(self) -> None:
+        """Return when the phase is done. Raises OperationPaused, OperationFailed, SparkFailed, WorkerFailed, Fenced."""
+        row = _control(self._database, self._run)
+        if row.phase != self._phase:
+            return
+        begun = time.monotonic()
+        self._report(f"{self._phase.value}: {row.parallelism} workers")
         try:
-            for phase, finish in ((Phase.BUILD, build.finish), (Phase.SEAL, seal.finish)):
-                _run_phase(spark, database, run, phase, report)
-                retry(lambda finish=finish: finish(database, run))
-        finally:
-            spark.stop()
-    return retry(lambda: operation_status(database, run.operation_id))
+            self._supervise()
+        except BaseException as error:
+            # Written down first: else the other workers would go on to the end of the phase before this is heard of.
+            settle(self._database, self._run, error, fatal=False)
+            self._leave(error)
+            raise
+        row = _control(self._database, self._run)
+        if row.status == Status.PAUSED:
+            raise OperationPaused(f"index {self._run.index}: paused by {row.paused_by}: {row.pause_reason}")
+        if row.status == Status.FAILED:
+            raise OperationFailed(f"index {self._run.index}: {row.error}")
+        patiently(lambda: ENGINE[self._phase].finish(self._database, self._run))
+        self._report(f"{self._phase.value}: done in {time.monotonic() - begun:.1f} s")
 
-
-def _run_phase(spark: Any, database: Database, run: Run, phase: Phase, report: Callable[[str], None]) -> None:
-    """Keep the phase's workers running until nothing is left; follows a changed parallelism. Returns when done."""
-    row = _control(database, run)
-    if row.phase != phase:
-        return
-    begun = time.monotonic()
-    report(f"{phase.value}: {row.parallelism} workers")
-    jobs: dict[Future[list[Any]], set[int]] = {}
-    wake = threading.Event()
-    with ThreadPoolExecutor(max_workers=MAX_PARALLELISM, thread_name_prefix="roir-job") as pool:
+    def _supervise(self) -> None:
+        workers = self._workers
         while True:
-            row = _control(database, run)
-            for job in [job for job in jobs if job.done()]:
-                jobs.pop(job)
-                _collect(job.result(), phase, report)
-            if row.status != Status.RUNNING or row.phase != phase:
+            row = _control(self._database, self._run)
+            if failures := self._hear(workers.collect()):
+                raise failures[0]
+            if row.status != Status.RUNNING or row.phase != self._phase:
                 break
-            busy: set[int] = set().union(*jobs.values()) if jobs else set()
-            missing = set(range(row.parallelism)) - busy
-            if _work_left(database, run, phase, idle=not jobs):
-                if missing:
-                    job = pool.submit(_run_workers, spark, database.dsn, run, phase, sorted(missing))
-                    job.add_done_callback(lambda _: wake.set())
-                    jobs[job] = missing
-            elif not jobs:
+            left = self._work_left()
+            missing = sorted(set(range(row.parallelism)) - workers.busy)
+            for number in missing[:left]:
+                self._submitted_at[number] = time.monotonic()
+                workers.start(
+                    number,
+                    f"{self._run.index}: {self._phase.value}, worker {number} of {row.parallelism}, "
+                    f"{left} {UNITS[self._phase]} unclaimed",
+                )
+            if not left and not workers.busy:
                 break
-            wake.wait(WATCH_EVERY_S)
-            wake.clear()
-        for job in jobs:
-            _collect(job.result(), phase, report)
-    row = _control(database, run)
-    if row.status == Status.PAUSED:
-        raise OperationPaused(f"index {run.index}: paused by {row.paused_by}: {row.pause_reason}")
-    if row.status == Status.FAILED:
-        raise OperationFailed(f"index {run.index}: {row.error}")
-    report(f"{phase.value}: done in {time.monotonic() - begun:.1f} s")
+            self._watch_slots()
+            workers.wait(WATCH_EVERY_S)
+        self._leave(None)
 
+    def _leave(self, cause: BaseException | None) -> None:
+        """Hear out those who are still at work; raises the first error among them unless there is a `cause` already."""
+        failures = self._hear(self._workers.leave(self._at_work, OUTAGE_S), leaving=True)
+        if failures and cause is None:
+            raise failures[0]
 
-def _run_workers(spark: Any, dsn: str, run: Run, phase: Phase, numbers: list[int]) -> list[Any]:
-    """One Spark job: a task per worker number."""
-    tasks = spark.range(0, len(numbers), 1, len(numbers))
-    return list(tasks.mapInArrow(worker_function(dsn, run, phase.value, numbers), METRICS_SCHEMA).collect())
+    def _hear(self, ended: list[Ended], leaving: bool = False) -> list[RoirError]:
+        """Report what workers did. Whatever failed is kept with the operation, so that no error hides another."""
+        failures = [failure for one in ended if (failure := self._failure(one, leaving)) is not None]
+        for failure in failures:
+            self._report(f"{self._phase.value}: {failure}")
+            settle(self._database, self._run, failure, fatal=False)
+        return failures
 
+    def _failure(self, ended: Ended, leaving: bool) -> RoirError | None:
+        """What trying again won't help: a worker's own error, or a Spark that is of no more use."""
+        phase = self._phase.value
+        for row in ended.rows:
+            if row.error is None:
+                build_phase = self._phase == Phase.BUILD
+                what = f"range {row.ordinal}: {row.rows} rows" if build_phase else f"segment {row.ordinal}"
+                self._report(f"{phase}: worker {row.worker}, {what} in {row.seconds:.2f} s")
+            elif row.error.startswith("fenced: "):
+                self._report(f"{phase}: worker {row.worker} was fenced by a newer one")
+            else:
+                return WorkerFailed(row.error)
+        if ended.error is None:
+            return None
+        failure = why(ended.error)
+        if is_python_error(ended.error):
+            return worker_failed(ended.worker, failure)
+        self._report(f"{phase}: Spark lost worker {ended.worker}: {failure}")
+        if leaving or (is_alive(self._spark) and self._may_try_again()):
+            return None
+        return SparkFailed(f"Spark gave up on worker {ended.worker}: {failure}")
 
-def _collect(rows: list[Any], phase: Phase, report: Callable[[str], None]) -> None:
-    for row in rows:
-        if row.error:
-            if row.error.startswith("fenced: "):
-                report(f"{phase.value}: worker {row.worker} was fenced by a newer run")
-                continue
-            raise RoirError(f"worker {row.worker}: {row.error}")
-        what = f"range {row.ordinal}: {row.rows} rows" if phase == Phase.BUILD else f"segment {row.ordinal}"
-        report(f"{phase.value}: worker {row.worker}, {what} in {row.seconds:.2f} s")
+    def _may_try_again(self) -> bool:
+        now = time.monotonic()
+        if now - self._lost_at > LOST_WINDOW_S:
+            self._lost = 0
+            self._patience.renew()
+        self._lost_at = now
+        self._lost += 1
+        return self._lost <= LOST_WORKERS and self._patience.wait()
+
+    def _watch_slots(self) -> None:
+        """Say how many workers Spark has no slot for; they begin as soon as others leave or the cluster grows."""
+        now = time.monotonic()
+        late = {number for number, since in self._submitted_at.items() if now - since >= SLOT_S}
+        if not late:
+            return
+        for number in patiently(self._at_work) | (late - self._workers.busy):
+            self._submitted_at.pop(number, None)
+        waiting = frozenset(late & self._submitted_at.keys())
+        if waiting - self._waiting:
+            self._report(
+                f"{self._phase.value}: {len(waiting)} of {len(self._workers.busy)} workers have not begun in "
+                f"{SLOT_S:g} s: Spark is slow, or has no free slot for them"
+            )
+        self._waiting = waiting
+
+    def _at_work(self) -> set[int]:
+        with self._database.transaction() as connection:
+            return workers_at_work(connection, self._run)
+
+    def _work_left(self) -> int:
+        def read() -> int:
+            with self._database.transaction() as connection:
+                return ENGINE[self._phase].work_left(connection, self._run, self._workers.busy)
+
+        return patiently(read)
 
 
 def _control(database: Database, run: Run) -> Any:
@@ -155,12 +195,4 @@ def _control(database: Database, run: Run) -> Any:
         with database.transaction() as connection:
             return read_control(connection, run)
 
-    return retry(read)
-
-
-def _work_left(database: Database, run: Run, phase: Phase, idle: bool) -> bool:
-    def read() -> bool:
-        with database.transaction() as connection:
-            return (build if phase == Phase.BUILD else seal).work_left(connection, run, idle)
-
-    return retry(read)
+    return patiently(read)

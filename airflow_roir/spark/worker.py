@@ -11,32 +11,44 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import build, seal
-from airflow_roir.engine.database import Database, is_transient
+from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.run import Run, settle
-from airflow_roir.errors import Fenced, OperationPaused, RoirError, SourceChanged
+from airflow_roir.errors import Fenced, OperationPaused, RoirError, SourceChanged, WorkerFailed
+from airflow_roir.spark.patience import Patience
 
 METRICS_SCHEMA = (
     "worker int, phase string, ordinal int, rows bigint, batches bigint, seconds double, done boolean, error string"
 )
-# A server that restarts is back within this; longer outages pause the operation.
-OUTAGE_PATIENCE_S = 60.0
-FIRST_WAIT_S = 0.2
-LONGEST_WAIT_S = 5.0
+# PostgreSQL cuts longer names off, so what tells sessions apart comes first.
+SESSION_NAME = "roir {operation}.{epoch} worker {number} {index}"
+AT_WORK = r"""
+SELECT DISTINCT substring(application_name FROM ' worker (\d+) ')::int AS worker FROM pg_stat_activity
+ WHERE datname = current_database() AND starts_with(application_name, %(prefix)s)
+"""
 
 
-def worker_function(
-    dsn: str, run: Run, phase: str, numbers: list[int]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for `DataFrame.mapInArrow` over `spark.range`: row i is the worker with number `numbers[i]`."""
+def session_name(run: Run, number: int) -> str:
+    """What `pg_stat_activity.application_name` begins with for a worker."""
+    return SESSION_NAME.format(operation=run.operation_id, epoch=run.epoch, number=number, index=run.index)
+
+
+def workers_at_work(connection: Connection, run: Run) -> set[int]:
+    """The numbers of the run's workers that have a session in the server, whatever Spark thinks of them."""
+    values = {"prefix": session_name(run, 0).partition(" worker ")[0] + " worker "}
+    return {row.worker for row in execute(connection, AT_WORK, values)}
+
+
+def worker_function(dsn: str, run: Run, phase: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for `DataFrame.mapInArrow` over `spark.range`: row `id` is the worker with that number."""
 
     def run_workers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for task in batch.column("id").to_pylist():
-                number = numbers[task]
-                database = Database(dsn, f"roir {run.index} worker {number}")
+            for number in batch.column("id").to_pylist():
+                database = Database(dsn, session_name(run, number))
                 rows = list(work(database, run, phase, number))
                 yield pa.RecordBatch.from_pylist(rows, schema=_arrow_schema())
 
@@ -55,32 +67,32 @@ def work(
     Lost connections and restarting servers are waited for. Whatever else goes wrong is written to the operation,
     so that its other workers stop at their next batch, and returned as a row: no error is ever dropped.
     """
-    patience = OUTAGE_PATIENCE_S
-    pause_s = FIRST_WAIT_S
+    patience = Patience(wait)
     while True:
         try:
             for metrics in _steps(database, run, phase, number, wait):
-                patience, pause_s = OUTAGE_PATIENCE_S, FIRST_WAIT_S
+                patience.renew()
                 yield metrics
             return
         except Fenced as error:
-            # A newer run works on; that is no failure of this operation.
+            # A newer run works on, or a newer try of this worker; that is no failure of this operation.
             yield _row(number, phase, error=f"fenced: {error}")
             return
         except OperationPaused:
             return
-        except SourceChanged as error:
-            settle(database, run, error, fatal=True)
-            yield _row(number, phase, error=str(error))
-            return
         except (RoirError, DBAPIError) as error:
-            if not isinstance(error, DBAPIError) or not is_transient(error) or patience <= 0:
-                settle(database, run, error, fatal=False)
-                yield _row(number, phase, error=str(error).strip())
-                return
-        wait(pause_s)
-        patience -= pause_s
-        pause_s = min(pause_s * 2, LONGEST_WAIT_S)
+            if isinstance(error, DBAPIError) and is_transient(error) and patience.wait():
+                continue
+            failure = worker_failed(number, error)
+            settle(database, run, failure, fatal=isinstance(error, SourceChanged))
+            yield _row(number, phase, error=str(failure))
+            return
+
+
+def worker_failed(number: int, error: BaseException | str) -> WorkerFailed:
+    """The same words in the operation, its events and the driver's log. A statement's values are in none of them."""
+    said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
+    return WorkerFailed(f"worker {number}: {said.splitlines()[0] if said else type(error).__name__}")
 
 
 def _steps(

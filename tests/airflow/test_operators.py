@@ -82,12 +82,13 @@ def driver_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[st
     def replace(code: str) -> list[list[str]]:
         import sys
 
-        from airflow_roir.operators import build, driver
+        from airflow_roir.operators import build
+        from airflow_roir.spark import launch
 
         asked: list[list[str]] = []
 
         def command(*arguments: Any, **options: Any) -> list[str]:
-            asked.append(driver.driver_command(*arguments, **options))
+            asked.append(launch.driver_command(*arguments, **options))
             return [sys.executable, "-u", "-c", code]
 
         monkeypatch.setattr(build, "driver_command", command)
@@ -172,12 +173,12 @@ def test_a_build_that_starts_paused_leaves_before_spark(context: dict[str, Any],
 def test_the_switch_pauses_a_running_build_and_resumes_it(
     context: dict[str, Any], shop: Any, driver_code: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_roir.operators import driver
+    from airflow_roir.spark import launch
 
     asked = driver_code(UNTIL_PAUSED)
     operation = prepare(context)
     lines: list[str] = []
-    read = driver.Driver._read
+    read = launch.Driver._read
 
     def off_when_driving(self: Any) -> None:
         def forward(line: str) -> None:
@@ -187,7 +188,7 @@ def test_the_switch_pauses_a_running_build_and_resumes_it(
         self._forward = forward
         read(self)
 
-    monkeypatch.setattr(driver.Driver, "_read", off_when_driving)
+    monkeypatch.setattr(launch.Driver, "_read", off_when_driving)
     with pytest.raises(AirflowRescheduleException):
         build(context, operation)
     assert lines == ["driving"]
@@ -215,8 +216,8 @@ def test_the_store_is_seeded_and_what_it_holds_is_started_with(context: dict[str
     context["task_state_store"].values |= {"parallelism": "6", "batch_rows": "lots"}
     build(context, operation)
     assert [line[line.index("--owner") + 2 :] for line in asked] == [
-        ["--batch-rows", "100"],
-        ["--parallelism", "6"],
+        ["--batch-rows", "100", "--keep-pause"],
+        ["--parallelism", "6", "--keep-pause"],
     ]
 
 

@@ -8,7 +8,8 @@ import pytest
 from airflow.sdk import Connection
 
 from airflow_roir.errors import InvalidInput
-from airflow_roir.hooks.spark import SparkTarget, resolve_spark, target_of
+from airflow_roir.hooks.spark import resolve_spark, target_of
+from airflow_roir.spark.options import SparkOptions
 
 
 @pytest.mark.parametrize(
@@ -16,12 +17,12 @@ from airflow_roir.hooks.spark import SparkTarget, resolve_spark, target_of
     ["local[4]", "local[*]", "spark://a:7077,b:7077", "k8s://https://h:443", "yarn", "sc://h:15002"],
 )
 def test_a_master_is_taken_as_it_is(master: str) -> None:
-    assert resolve_spark(f" {master} ") == SparkTarget(master=master)
+    assert resolve_spark(f" {master} ") == SparkOptions(master=master)
 
 
 @pytest.mark.parametrize("nothing", [None, "", "local"])
 def test_no_master_leaves_it_to_the_driver(nothing: str | None) -> None:
-    assert resolve_spark(nothing) == SparkTarget()
+    assert resolve_spark(nothing) == SparkOptions()
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ class Schedule:
                 {"id": self.run.operation_id},
             ).scalar_one()  # fmt: skip
             if left and not any(claim for _, claim in self.workers.values()):
-                build.work_left(connection, self.run, idle=True)
+                build.work_left(connection, self.run, busy=[])
         return not left
 
     def _forget(self, number: int) -> None:

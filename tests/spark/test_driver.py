@@ -8,124 +8,78 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
 
-from airflow_roir.engine import control, finalize, prepare
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine import control
+from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
-from airflow_roir.spark.driver import SparkOptions, with_task_failures
-from airflow_roir.spark.launch import DriverProcess
+from airflow_roir.spark.options import with_task_failures
 from tests.conftest import run_sql
-from tests.engine import steps
-
-ROWS = 40_000
+from tests.spark.driving import ROWS, Running, finish_and_check, lift_rate, make_table, prepared, rows_committed
 
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        f"INSERT INTO t SELECT i, (i % 500)::text, i FROM generate_series(1, {ROWS}) i",
-        "ANALYZE t",
-    )
-
-
-def prepared(database: Database, rate: int | None = None) -> prepare.PreparedOperation:
-    return prepare.prepare(
-        database,
-        steps.IndexDefinition.parse("ix", "t", "k", "v"),
-        steps.BuildOptions(batch_rows=1000, ranges=8, segments=3, max_rows_per_second=rate),
-    )
-
-
-def start(database: Database, *extra: str) -> DriverProcess:
-    return DriverProcess(database.dsn, "ix", "test driver", SparkOptions("local[4]"), extra)
-
-
-def rows_committed(database: Database) -> int:
-    with database.transaction() as connection:
-        return int(execute(connection, "SELECT coalesce(sum(rows), 0) FROM roir.scan_range").scalar_one())
-
-
-def wait_for(condition: object, driver: DriverProcess) -> None:
-    """Poll committed state until it holds; the driver's end or a minute is a failure."""
-    assert callable(condition)
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert driver.process.poll() is None, list(driver.lines())
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    make_table(dsn)
 
 
 def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(database: Database) -> None:
     operation = prepared(database, rate=10_000)
-    driver = start(database)
-    wait_for(lambda: rows_committed(database) > 5_000, driver)
+    driver = Running(database)
+    driver.wait_for(lambda: rows_committed(database) > 5_000)
     control.pause(database, "ix", "me", "a look")
-    lines = list(driver.lines())
-    assert driver.wait() == 3, lines
-    assert "paused by me" in lines[-1]
+    assert driver.wait() == 3, driver.said
+    assert "paused by me" in driver.lines[-1]
     paused = operation_status(database, operation.operation_id)
     assert 0 < paused.rows < ROWS
-    with database.transaction() as connection:
-        execute(connection, "UPDATE roir.operation SET max_rows_per_second = NULL")
-    driver = start(database, "--parallelism", "3")
-    lines = list(driver.lines())
-    assert driver.wait() == 0, lines
-    assert any("build: 3 workers" in line for line in lines)
-    done = finalize.finalize(database, "ix", "test")
-    assert (done.status, done.rows) == ("completed", ROWS)
-    steps.assert_exact(database)
+    lift_rate(database)
+    driver = Running(database, parallelism=3)
+    assert driver.wait() == 0, driver.said
+    assert any("build: 3 workers" in line for line in driver.lines)
+    finish_and_check(database)
 
 
 def test_a_python_worker_that_is_killed_only_loses_its_open_batch(database: Database) -> None:
     prepared(database, rate=10_000)
-    driver = start(database)
-    wait_for(lambda: rows_committed(database) > 4_000, driver)
+    driver = Running(database)
+    driver.wait_for(lambda: rows_committed(database) > 4_000)
     # The daemon's children are the workers; the daemon itself goes on.
-    tree = psutil.Process(driver.process.pid).children(recursive=True)
+    tree = psutil.Process(driver.pid).children(recursive=True)
     alive = [child for child in tree if child.status() != psutil.STATUS_ZOMBIE]
     daemons = {child.pid for child in alive if "pyspark.daemon" in child.cmdline()}
     victims = [child for child in alive if child.ppid() in daemons]
     assert victims
     before = rows_committed(database)
     os.kill(victims[0].pid, signal.SIGKILL)
-    lines = list(driver.lines())
-    assert driver.wait() == 0, lines
+    assert driver.wait() == 0, driver.said
     assert rows_committed(database) == ROWS > before
-    finalize.finalize(database, "ix", "test")
-    steps.assert_exact(database)
+    finish_and_check(database)
 
 
 def test_a_killed_driver_leaves_the_operation_to_the_next(database: Database) -> None:
     prepared(database, rate=10_000)
-    driver = start(database)
-    wait_for(lambda: rows_committed(database) > 4_000, driver)
-    os.killpg(driver.process.pid, signal.SIGKILL)
+    driver = Running(database)
+    driver.wait_for(lambda: rows_committed(database) > 4_000)
+    os.killpg(driver.pid, signal.SIGKILL)
     driver.wait()
     before = rows_committed(database)
-    with database.transaction() as connection:
-        execute(connection, "UPDATE roir.operation SET max_rows_per_second = NULL")
-    driver = start(database, "--take-over")
-    assert driver.wait() == 0, list(driver.lines())
+    lift_rate(database)
+    driver = Running(database, take_over=True)
+    assert driver.wait() == 0, driver.said
     assert rows_committed(database) == ROWS > before
-    finalize.finalize(database, "ix", "test")
-    steps.assert_exact(database)
+    finish_and_check(database)
 
 
 def test_an_altered_source_fails_the_operation_with_the_reason(database: Database, dsn: str) -> None:
     operation = prepared(database)
     run_sql(dsn, "ALTER TABLE t ALTER COLUMN k TYPE varchar(20)")
-    driver = start(database)
-    lines = list(driver.lines())
+    driver = Running(database)
     assert driver.wait() == 1
-    assert "altered" in lines[-1]
+    assert "altered" in driver.lines[-1]
     failed = operation_status(database, operation.operation_id)
     assert failed.status == "failed"
     assert failed.error is not None
@@ -148,8 +102,7 @@ def test_the_same_job_runs_by_spark_submit(database: Database) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    finalize.finalize(database, "ix", "test")
-    steps.assert_exact(database)
+    finish_and_check(database)
 
 
 def test_the_dsn_is_in_no_command_line_log_or_page_of_spark(database: Database, dsn: str) -> None:
@@ -158,17 +111,17 @@ def test_the_dsn_is_in_no_command_line_log_or_page_of_spark(database: Database, 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = SparkOptions("local[2]", {"spark.ui.port": str(port)})
-    driver = DriverProcess(dsn.replace("postgres:@", f"postgres:{secret}@"), "ix", "test", options)
-    wait_for(lambda: rows_committed(database) > 4_000, driver)
-    tree = [psutil.Process(driver.process.pid), *psutil.Process(driver.process.pid).children(recursive=True)]
+    secretive = Database(dsn.replace("postgres:@", f"postgres:{secret}@"))
+    driver = Running(secretive, "local[2]", {"spark.ui.port": str(port)})
+    driver.wait_for(lambda: rows_committed(database) > 4_000)
+    tree = [psutil.Process(driver.pid), *psutil.Process(driver.pid).children(recursive=True)]
     shown = [" ".join(child.cmdline()) for child in tree if child.status() != psutil.STATUS_ZOMBIE]
     api = f"http://127.0.0.1:{port}/api/v1/applications"
     application = json.loads(fetch(api))[0]["id"]
     for page in ("environment", "jobs", "stages", "sql", "executors"):
         shown.append(fetch(f"{api}/{application}/{page}"))
-    shown += driver.lines()
-    assert driver.wait() == 0
+    assert driver.wait() == 0, driver.said
+    shown += driver.lines
     assert len(shown) > 8
     assert not [text for text in shown if secret in text]
 
@@ -179,10 +132,9 @@ def fetch(url: str) -> str:
 
 
 def test_nothing_to_drive_is_bad_input(database: Database) -> None:
-    driver = start(database)
-    lines = list(driver.lines())
+    driver = Running(database)
     assert driver.wait() == 2
-    assert "no index ix" in lines[-1]
+    assert "no index ix" in driver.lines[-1]
 
 
 @pytest.mark.parametrize(

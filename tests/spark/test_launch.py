@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from airflow_roir.hooks.spark import SparkTarget
-from airflow_roir.operators.driver import Driver, driver_command, driver_environment
+from airflow_roir.spark.launch import Driver, driver_command, driver_environment
+from airflow_roir.spark.options import SparkOptions
 
 SECRET = "postgresql://builder:hush@db/shop"
 
@@ -58,13 +58,13 @@ def start(log: Log) -> Iterator[Callable[[str], Driver]]:
 
 
 def test_the_command_line_holds_names_and_numbers_only() -> None:
-    target = SparkTarget("spark://h:7077", {"spark.executor.memory": "2g", "spark.app": "a b"})
-    assert driver_command('public."I x"', "airflow d r", target, parallelism=4, batch_rows=1000)[1:] == [
+    options = SparkOptions("spark://h:7077", {"spark.executor.memory": "2g", "spark.app": "a b"})
+    assert driver_command('public."I x"', "airflow d r", options, parallelism=4, batch_rows=1000)[1:] == [
         *("-m", "airflow_roir.spark", "--index", 'public."I x"', "--owner", "airflow d r"),
         *("--master", "spark://h:7077", "--parallelism", "4", "--batch-rows", "1000"),
         *("--conf", "spark.app=a b", "--conf", "spark.executor.memory=2g"),
     ]
-    assert driver_command("i", "o", SparkTarget(), take_over=True)[3:] == [
+    assert driver_command("i", "o", SparkOptions(), take_over=True)[3:] == [
         *("--index", "i", "--owner", "o", "--take-over")
     ]
 
@@ -84,7 +84,7 @@ def test_the_dsn_travels_in_the_environment_and_airflows_secrets_stay_behind() -
 
 
 def test_a_running_driver_shows_no_secret_in_the_process_list(start: Callable[[str], Driver], log: Log) -> None:
-    driver = start("import os, sys; print('has', len(os.environ['ROIR_DSN'])); sys.stdin.read(); input()")
+    driver = start("import os, time; print('has', len(os.environ['ROIR_DSN'])); time.sleep(600)")
     log.wait_for(lambda line: line == f"has {len(SECRET)}")
     assert SECRET not in " ".join(psutil.Process(driver.pid).cmdline())
 

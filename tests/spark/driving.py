@@ -1,0 +1,125 @@
+"""What the tests of the Spark application share: a table, a prepared operation, a driver, and committed state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import control, finalize, prepare
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.prepare import PreparedOperation
+from airflow_roir.spark.launch import Driver, driver_command, driver_environment
+from airflow_roir.spark.options import SparkOptions
+from tests.conftest import run_sql
+from tests.engine import steps
+
+ROWS = 40_000
+# A machine that is busy; nothing is measured by it.
+GIVE_UP_S = 120.0
+
+
+def make_table(dsn: str) -> None:
+    """The source that all of them build an index on."""
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        f"INSERT INTO t SELECT i, (i % 500)::text, i FROM generate_series(1, {ROWS}) i",
+        "ANALYZE t",
+    )
+
+
+def prepared(database: Database, rate: int | None = None, **options: Any) -> PreparedOperation:
+    """An operation on it in small batches. rate: rows per second, so that it lasts."""
+    small = {"batch_rows": 1000, "ranges": 8, "segments": 3, "parallelism": 4, "max_rows_per_second": rate}
+    return prepare.prepare(
+        database, IndexDefinition.parse("ix", "t", "k", "v"), BuildOptions(**small | options), "test"
+    )
+
+
+class Running:
+    """A driver process, and what it says."""
+
+    def __init__(
+        self,
+        database: Database,
+        master: str | None = "local[4]",
+        conf: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        owner: str = "test driver",
+        **options: Any,
+    ) -> None:
+        self.lines: list[str] = []
+        command = driver_command("ix", owner, SparkOptions(master, conf or {}), **options)
+        self.driver = Driver(
+            command, driver_environment(database.dsn) | dict(environment or {}), forward=self.lines.append
+        )
+
+    @property
+    def pid(self) -> int:
+        """The driver's process id."""
+        return self.driver.pid
+
+    @property
+    def said(self) -> str:
+        """All it has said."""
+        return "\n".join(self.lines)
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended; three minutes without an end are a failure."""
+        code = self.driver.wait(180)
+        assert code is not None, self.said
+        return code
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        """Poll committed state until it holds; the driver's end or two minutes without it are a failure."""
+        deadline = time.monotonic() + GIVE_UP_S
+        while not condition():
+            assert self.driver.wait(0.05) is None, self.said
+            assert time.monotonic() < deadline, self.said
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.driver.kill()
+
+
+def rows_committed(database: Database) -> int:
+    """Rows in committed batches."""
+    return int(one(database, "SELECT coalesce(sum(rows), 0) FROM roir.scan_range"))
+
+
+def at_work(database: Database) -> set[int]:
+    """The numbers of the workers that have a session in the server."""
+    found = one(
+        database,
+        r"SELECT array_agg(substring(application_name FROM ' worker (\d+) ')::int) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name ~ '^roir [0-9.]+ worker '",
+    )
+    return set(found or ())
+
+
+def one(database: Database, sql: str, **values: Any) -> Any:
+    """One value."""
+    with database.transaction() as connection:
+        return execute(connection, sql, values).scalar()
+
+
+def lift_rate(database: Database) -> None:
+    """From now on as fast as it can."""
+    with database.transaction() as connection:
+        execute(connection, "UPDATE roir.operation SET max_rows_per_second = NULL")
+
+
+def events(database: Database) -> list[tuple[str, str | None]]:
+    """What happened to the index: action and detail."""
+    return [(event.action, event.detail) for event in control.events(database, "ix")]
+
+
+def finish_and_check(database: Database) -> None:
+    """Fold and publish; then the index is the source, and every row was copied exactly once."""
+    done = finalize.finalize(database, "ix", "test")
+    assert (done.status, done.rows) == ("completed", ROWS)
+    steps.assert_exact(database)
