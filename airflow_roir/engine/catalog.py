@@ -173,6 +173,21 @@ def check_server(connection: Connection) -> None:
         raise InvalidInput(f"the server is PostgreSQL {version // 10000}; roir needs {OLDEST_SERVER // 10000} or newer")
 
 
+def check_rights(connection: Connection) -> None:
+    """Raise InvalidInput where the role may not use the control schema. Where that isn't there, nothing is said."""
+    row = execute(
+        connection,
+        "SELECT current_user::text AS role, bool_and(has_schema_privilege(oid, 'USAGE') "
+        "AND (nspname = 'roir' OR has_schema_privilege(oid, 'CREATE'))) AS may "
+        "FROM pg_namespace WHERE nspname IN ('roir', 'roir_data')",
+    ).one()
+    if row.may is False:
+        raise InvalidInput(
+            f"role {quote(row.role)} has no right to the control schema; connect as the role that ran roir init, "
+            f"or as a member of it: GRANT … TO {quote(row.role)}"
+        )
+
+
 def default_schemas(connection: Connection) -> list[str]:
     """The schemas in which the role's unqualified names are looked up, in order.
 

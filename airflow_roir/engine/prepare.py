@@ -57,6 +57,7 @@ def rehearse(database: Database, definition: IndexDefinition, options: BuildOpti
     Raises InvalidInput or NotFound, naming the thing and the remedy.
     """
     with database.transaction() as connection:
+        catalog.check_rights(connection)
         check_schema(connection)
         catalog.check_server(connection)
         _check_lock_timeout(connection, options)
@@ -94,6 +95,7 @@ def prepare(
     who = actor or control.default_actor()
     # Not tried again, as all that follows is: a DSN that leads nowhere is to be said at once.
     with database.transaction() as connection:
+        catalog.check_rights(connection)
         check_schema(connection)
     return retry(lambda: _begin(database, definition, options, who, report))
 

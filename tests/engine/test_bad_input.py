@@ -1,0 +1,264 @@
+"""Bad input: the error names the thing and the remedy, and nothing in the database has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg2
+import psycopg2.errors
+import pytest
+
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import prepare
+from airflow_roir.engine.database import Database
+from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RoirError
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+
+CATALOG = """
+SELECT relnamespace::regnamespace || '.' || relname || ' ' || relkind::text FROM pg_class WHERE relpersistence <> 't'
+ UNION ALL SELECT tgname::text FROM pg_trigger UNION ALL SELECT proname::text FROM pg_proc
+ UNION ALL SELECT typname::text FROM pg_type WHERE typnamespace::regnamespace::text !~ 'temp'
+ UNION ALL SELECT o::text FROM roir.operation o UNION ALL SELECT i::text FROM roir.index i
+ UNION ALL SELECT g::text FROM roir.generation g UNION ALL SELECT e::text FROM roir.event e
+ ORDER BY 1
+"""
+
+TABLES = (
+    "CREATE TABLE t (id int PRIMARY KEY, k text, v int, j json, p point, js json[], x xid)",
+    "INSERT INTO t SELECT i, i::text, i FROM generate_series(1, 10) i",
+    "CREATE TABLE bare (k int)",
+    "CREATE VIEW a_view AS SELECT * FROM t",
+    "CREATE MATERIALIZED VIEW a_matview AS SELECT * FROM t",
+    "CREATE SEQUENCE a_sequence",
+    "CREATE TYPE a_type AS ENUM ('a')",
+    "CREATE TYPE a_composite AS (id int)",
+    "CREATE INDEX an_index ON t (k)",
+    "CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY, k int)",
+    "CREATE TABLE parent (id int PRIMARY KEY, k int)",
+    "CREATE TABLE child () INHERITS (parent)",
+    "CREATE TABLE secret (id int PRIMARY KEY, k int)",
+    "ALTER TABLE secret ENABLE ROW LEVEL SECURITY",
+    "CREATE FOREIGN DATA WRAPPER w",
+    "CREATE SERVER s FOREIGN DATA WRAPPER w",
+    "CREATE FOREIGN TABLE a_foreign_table (id int, k int) SERVER s",
+    "CREATE TABLE wide (" + ", ".join(f"c{i} int" for i in range(40)) + ", PRIMARY KEY (c0))",
+    "CREATE SCHEMA closed",
+)
+
+
+@pytest.fixture(autouse=True)
+def tables(dsn: str) -> None:
+    run_sql(dsn, *TABLES)
+
+
+@pytest.fixture
+def stranger(dsn: str) -> Iterator[str]:
+    """The DSN of a role without any rights but to connect. Roles are the server's: dropped afterwards."""
+    [(name,)] = sql(steps.session(dsn), "SELECT 'stranger_' || current_database()")
+    run_sql(dsn, f"CREATE ROLE {name} LOGIN")
+    yield dsn.replace("//postgres:@", f"//{name}:@")
+    run_sql(dsn, f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
+
+
+def refuse(dsn: str, error: type[RoirError], *words: str, **definition: Any) -> None:
+    """Prepare must raise `error`, with all words in its message, and leave the catalog as it was."""
+    given = {"index": "ix", "table": "t", "keys": "k", "include": None, **definition}
+    options = given.pop("options", {})
+    user = steps.session(definition.pop("watch", given.pop("watch", dsn)))
+    before = sql(user, CATALOG)
+    user.rollback()
+    with pytest.raises(error) as caught:
+        prepare.prepare(
+            Database(dsn), IndexDefinition.parse(**given), BuildOptions(**{"lock_patience_s": 0, **options}), "test"
+        )
+    for word in words:
+        assert word in str(caught.value), caught.value
+    assert sql(user, CATALOG) == before
+    user.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "definition"),
+    [
+        (NotFound, ("nowhere.t", "doesn't exist"), {"table": "nowhere.t"}),
+        (NotFound, ("missing", "quote it"), {"table": "Missing"}),
+        (NotFound, ('"K"', '"k"'), {"keys": '"K"'}),
+        (NotFound, ('"gone"',), {"include": "gone"}),
+        (NotFound, ('"ctid"',), {"keys": "ctid"}),
+        (NotFound, ("no index", "give the table"), {"table": None, "keys": None}),
+        (NotFound, ("no schema", '"nowhere"'), {"index": "nowhere.ix"}),
+        (InvalidInput, ("no primary key", "ADD PRIMARY KEY"), {"table": "bare"}),
+        (InvalidInput, ('"j"', "json", "include it"), {"keys": "k, j"}),
+        (InvalidInput, ('"p"', "point"), {"keys": "p"}),
+        (InvalidInput, ('"js"', "json[]"), {"keys": "js"}),
+        (InvalidInput, ('"x"', "xid"), {"keys": "x"}),
+        (InvalidInput, ('"id"', "primary key"), {"include": "id"}),
+        (InvalidInput, ("a_view", "a view"), {"table": "a_view"}),
+        (InvalidInput, ("a_matview", "materialized view"), {"table": "a_matview"}),
+        (InvalidInput, ("a_sequence", "a sequence"), {"table": "a_sequence"}),
+        (InvalidInput, ("an_index", "an index"), {"table": "an_index"}),
+        (InvalidInput, ("a_composite", "composite type"), {"table": "a_composite"}),
+        (InvalidInput, ("a_foreign_table", "foreign table"), {"table": "a_foreign_table"}),
+        (InvalidInput, ("unlogged", "SET LOGGED"), {"table": "unlogged"}),
+        (InvalidInput, ("parent", "inheritance"), {"table": "parent"}),
+        (InvalidInput, ("secret", "row-level security"), {"table": "secret"}),
+        (InvalidInput, ("pg_catalog.pg_class", "system table"), {"table": "pg_catalog.pg_class", "keys": "relname"}),
+        (InvalidInput, ("roir.operation", "system table"), {"table": "roir.operation", "keys": "status"}),
+        (
+            InvalidInput,
+            ("key and primary key together", "32"),
+            {"table": "wide", "keys": ", ".join(f"c{i}" for i in range(1, 33))},
+        ),
+        *(
+            (InvalidInput, (f"public.{name}", "taken", "choose another"), {"index": name})
+            for name in ("t", "a_view", "a_matview", "a_sequence", "an_index", "a_type", "a_composite", "t_pkey")
+        ),
+        (InvalidInput, ("lock_timeout_ms", "deadlock_timeout"), {"options": {"lock_timeout_ms": 1000}}),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_indexed_is_refused(
+    dsn: str, error: type[RoirError], words: tuple[str, ...], definition: dict[str, Any]
+) -> None:
+    refuse(dsn, error, *words, **definition)
+
+
+def test_a_temporary_table_is_refused(dsn: str) -> None:
+    user = steps.session(dsn)
+    sql(user, "CREATE TEMP TABLE mine (id int PRIMARY KEY, k int)")
+    user.commit()
+    [(schema,)] = sql(user, "SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname = 'mine'")
+    refuse(dsn, InvalidInput, "temporary", table=f"{schema}.mine")
+    refuse(dsn, NotFound, "mine", table="mine")
+
+
+def test_a_virtual_generated_column_is_refused(dsn: str) -> None:
+    try:
+        run_sql(dsn, "ALTER TABLE t ADD w int GENERATED ALWAYS AS (v + 1) VIRTUAL")
+    except psycopg2.errors.SyntaxError:
+        pytest.skip("virtual columns came with PostgreSQL 18")
+    refuse(dsn, InvalidInput, '"w"', "STORED", keys="w")
+    refuse(dsn, InvalidInput, '"w"', "STORED", include="w")
+
+
+def test_an_operation_that_runs_is_named_and_another_definition_refused(database: Database, dsn: str) -> None:
+    _, run = steps.begin(database)
+    refuse(dsn, OperationRunning, "public.ix", run.owner, "--take-over")
+    refuse(dsn, InvalidInput, "another definition", '"k"', "leave out", keys="v")
+    refuse(dsn, InvalidInput, "another definition", include="v")
+
+
+def test_a_role_without_rights_is_told_what_it_lacks(database: Database, dsn: str, stranger: str) -> None:
+    refuse(stranger, InvalidInput, "control schema", "right", watch=dsn)
+    [(role,)] = sql(steps.session(stranger), "SELECT current_user")
+    run_sql(dsn, f"GRANT USAGE ON SCHEMA roir TO {role}", f"GRANT ALL ON ALL TABLES IN SCHEMA roir TO {role}")
+    refuse(stranger, InvalidInput, "control schema", watch=dsn)  # it could not make its tables
+    run_sql(dsn, f"GRANT USAGE, CREATE ON SCHEMA roir_data TO {role}")
+    refuse(stranger, InvalidInput, "public.t", "belongs to", "owner", watch=dsn)
+    run_sql(
+        dsn,
+        f"CREATE TABLE own (id int PRIMARY KEY, k int); ALTER TABLE own OWNER TO {role}",
+        "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
+    )
+    refuse(stranger, InvalidInput, "no right to create", "public", "GRANT CREATE", watch=dsn, table="own")
+    refuse(stranger, InvalidInput, "no right to create", "closed", watch=dsn, table="own", index="closed.ix")
+
+
+def test_a_role_that_may_only_write_the_table_writes_it_and_reads_nothing_of_ours(
+    database: Database, dsn: str, stranger: str
+) -> None:
+    [(role,)] = sql(steps.session(stranger), "SELECT current_user")
+    run_sql(dsn, f"GRANT INSERT, UPDATE, DELETE, SELECT, TRUNCATE ON t TO {role}")
+    _, run = steps.begin(database, include="v")
+    app = steps.session(stranger)
+
+    def write() -> None:
+        for statement in (
+            "UPDATE t SET k = 'x' WHERE id < 5",
+            "UPDATE t SET id = id + 100 WHERE id = (SELECT max(id) FROM t)",
+            "DELETE FROM t WHERE id = (SELECT min(id) FROM t)",
+            "INSERT INTO t SELECT max(id) + 1, NULL FROM t",
+        ):
+            sql(app, statement)
+        app.commit()
+        sql(app, "TRUNCATE t")
+        app.rollback()
+
+    write()
+    steps.finish_all(database, run)
+    write()
+    steps.assert_exact(database)
+    for forbidden in (
+        "SELECT * FROM ix",
+        "SELECT * FROM roir_data.g1",
+        "DELETE FROM roir_data.g1",
+        "SELECT * FROM roir.operation",
+        "CREATE TEMP TABLE mine (id int, k text, v int); CREATE TRIGGER mine AFTER INSERT ON mine "
+        "FOR EACH ROW EXECUTE FUNCTION roir_data." + _capture_function(dsn) + "()",
+    ):
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            sql(app, forbidden)
+        app.rollback()
+    run_sql(dsn, f"GRANT SELECT ON ix TO {role}")
+    assert sql(app, "SELECT count(*) FROM ix") == sql(app, "SELECT count(*) FROM t")
+    app.close()
+
+
+def test_a_writers_search_path_and_temporary_objects_run_nothing_in_the_capture(
+    database: Database, dsn: str, stranger: str
+) -> None:
+    """The writer has functions and operators before pg_catalog in its path, and temporary tables named as ours."""
+    [(role,)] = sql(steps.session(stranger), "SELECT current_user")
+    run_sql(
+        dsn,
+        f"CREATE SCHEMA evil AUTHORIZATION {role}",
+        f"GRANT INSERT, UPDATE, DELETE, SELECT ON t TO {role}",
+    )
+    _, run = steps.begin(database, include="v")
+    app = steps.session(stranger)
+    trap = "LANGUAGE plpgsql AS $$ BEGIN RAISE 'trapped as %', current_user; END $$"
+    for function in ("current_setting(text, boolean) RETURNS text", "set_config(text, text, boolean) RETURNS text",
+                     "strpos(text, text) RETURNS int", "pg_current_snapshot() RETURNS pg_snapshot",
+                     "eq(int, int) RETURNS boolean", "ne(record, record) RETURNS boolean"):  # fmt: skip
+        sql(app, f"CREATE FUNCTION evil.{function} {trap}" if "record" not in function else "SELECT 1")
+    sql(app, "CREATE OPERATOR evil.= (LEFTARG = int, RIGHTARG = int, FUNCTION = evil.eq)")
+    sql(app, "CREATE TEMP TABLE g1 (c1 int); CREATE TEMP TABLE g1_delta (c1 int); CREATE TEMP TABLE pg_class (x int)")
+    app.commit()
+
+    def write() -> None:
+        sql(app, "SET search_path = evil, pg_temp, pg_catalog, public")
+        sql(app, "UPDATE public.t SET k = 'x'")
+        sql(app, "UPDATE public.t SET id = - id")
+        sql(app, "INSERT INTO public.t SELECT id + 1000, k, v FROM public.t")
+        app.commit()
+        sql(app, "DELETE FROM public.t")
+        app.rollback()
+
+    write()
+    steps.finish_all(database, run)
+    sql(app, "SET search_path = public; DELETE FROM t WHERE id > 0")
+    app.commit()
+    write()
+    steps.assert_exact(database)
+    app.close()
+
+
+def test_a_key_column_may_lose_its_not_null_after_publish(database: Database, dsn: str) -> None:
+    run_sql(dsn, "ALTER TABLE t ALTER v SET NOT NULL")
+    _, run = steps.begin(database, keys="v, k")
+    steps.finish_all(database, run)
+    run_sql(
+        dsn,
+        "ALTER TABLE t ALTER v DROP NOT NULL",
+        "UPDATE t SET v = NULL WHERE id < 5",
+        "UPDATE t SET k = NULL WHERE id < 4",
+        "UPDATE t SET v = 7 WHERE id = 1",
+        "DELETE FROM t WHERE id = 2",
+    )
+    steps.assert_exact(database)
+
+
+def _capture_function(dsn: str) -> str:
+    return str(sql(steps.session(dsn), "SELECT proname FROM pg_proc WHERE proname LIKE 'capture_%'")[0][0])
