@@ -111,7 +111,7 @@ class BuildWorker:
         self.connection = connection
         self.job = job
         self.worker = worker
-        self._casts = [job.source.columns[name].cast for name in job.source.primary_key]
+        self._casts = [job.source.columns[name].comparand for name in job.source.primary_key]
 
     def claim(self) -> Claim | Stop:
         """Claim a range, one that this worker's earlier try held first. Raises Fenced."""
