@@ -57,8 +57,10 @@ class Stage:
         if mode == "active":
             fold.finish(database, self.run, fold.work(database, self.run))
             steps.publish_all(database, self.run)
-        with database.transaction() as connection:
-            self.job: Job = load_job(connection, self.run)
+        # One session for all that this looks at: to connect takes longer than to compare.
+        self.connection = database._engine.connect()
+        with self.connection.begin():
+            self.job: Job = load_job(self.connection, self.run)
         self.base = physical.base(self.job.generation_id)
         self.delta = physical.delta(self.job.generation_id)
 
@@ -70,7 +72,8 @@ class Stage:
         columns = ", ".join(entry.physical())
         identity = next(i for i, column in enumerate(entry.columns) if column.source == "id")
         spare = [f"c{i + 1}" for i in entry.included_positions]
-        with self.database.transaction() as connection:
+        connection = self.connection
+        with connection.begin():
             everything = f"SELECT {columns} FROM ({self._overlay()}) o"
             execute(connection, f"CREATE TEMP TABLE mixed ON COMMIT DROP AS {everything}")
             execute(connection, f"DELETE FROM {self.base}; DELETE FROM {self.delta}")
@@ -85,9 +88,11 @@ class Stage:
         entry = self.job.entry
         source = f"SELECT {', '.join(entry.source_columns('s'))} FROM {self.job.source.sql} s"
         ours = self._overlay() if self.mode != "active" else f"SELECT {', '.join(entry.physical())} FROM {self.base}"
-        with self.database.transaction() as connection:
-            extra = execute(connection, f"{ours} EXCEPT ALL {source}").all()
-            missing = execute(connection, f"{source} EXCEPT ALL {ours}").all()
+        # As text, since equal values may differ.
+        source, ours = (f"SELECT o::text FROM ({side}) o" for side in (source, ours))
+        with self.connection.begin():
+            extra = execute(self.connection, f"{ours} EXCEPT ALL {source}").all()
+            missing = execute(self.connection, f"{source} EXCEPT ALL {ours}").all()
         assert not extra, f"{what}: extra in {self.mode} mode"
         assert not missing, f"{what}: missing in {self.mode} mode"
 
@@ -133,4 +138,5 @@ def follow(database: Database, dsn: str, mode: str, statements: dict[str, str], 
     if mode != "active":
         fold.finish(database, stage.run, fold.work(database, stage.run))
         steps.publish_all(database, stage.run)
+    stage.connection.close()
     steps.assert_exact(database)
