@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from airflow_roir.engine import build, seal
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import OUTAGE_PATIENCE_S, Database, retry
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.errors import OperationFailed, OperationPaused, RoirError, SparkFailed, WorkerFailed
 from airflow_roir.operation import Phase, Status
 from airflow_roir.spark.options import SparkOptions
-from airflow_roir.spark.patience import OUTAGE_S, Patience, patiently
+from airflow_roir.spark.patience import Patience
 from airflow_roir.spark.session import is_alive, is_python_error, spark_session, why
 from airflow_roir.spark.worker import worker_failed, workers_at_work
 from airflow_roir.spark.workers import Ended, Workers
@@ -91,7 +91,7 @@ class _PhaseOnSpark:
             raise OperationPaused(f"index {self._run.index}: paused by {row.paused_by}: {row.pause_reason}")
         if row.status == Status.FAILED:
             raise OperationFailed(f"index {self._run.index}: {row.error}")
-        patiently(lambda: ENGINE[self._phase].finish(self._database, self._run))
+        retry(lambda: ENGINE[self._phase].finish(self._database, self._run))
         self._report(f"{self._phase.value}: done in {time.monotonic() - begun:.1f} s")
 
     def _supervise(self) -> None:
@@ -119,7 +119,7 @@ class _PhaseOnSpark:
 
     def _leave(self, cause: BaseException | None) -> None:
         """Hear out those who are still at work; raises the first error among them unless there is a `cause` already."""
-        failures = self._hear(self._workers.leave(self._at_work, OUTAGE_S), leaving=True)
+        failures = self._hear(self._workers.leave(self._at_work, OUTAGE_PATIENCE_S), leaving=True)
         if failures and cause is None:
             raise failures[0]
 
@@ -168,7 +168,7 @@ class _PhaseOnSpark:
         late = {number for number, since in self._submitted_at.items() if now - since >= SLOT_S}
         if not late:
             return
-        for number in patiently(self._at_work) | (late - self._workers.busy):
+        for number in retry(self._at_work) | (late - self._workers.busy):
             self._submitted_at.pop(number, None)
         waiting = frozenset(late & self._submitted_at.keys())
         if waiting - self._waiting:
@@ -187,7 +187,7 @@ class _PhaseOnSpark:
             with self._database.transaction() as connection:
                 return ENGINE[self._phase].work_left(connection, self._run, self._workers.busy)
 
-        return patiently(read)
+        return retry(read)
 
 
 def _control(database: Database, run: Run) -> Any:
@@ -195,4 +195,4 @@ def _control(database: Database, run: Run) -> Any:
         with database.transaction() as connection:
             return read_control(connection, run)
 
-    return patiently(read)
+    return retry(read)

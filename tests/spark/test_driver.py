@@ -19,12 +19,9 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.spark.options import with_task_failures
 from tests.conftest import run_sql
-from tests.spark.driving import ROWS, Running, finish_and_check, lift_rate, make_table, prepared, rows_committed
+from tests.spark.driving import ROWS, Running, finish_and_check, lift_rate, prepared, rows_committed
 
-
-@pytest.fixture(autouse=True)
-def table(dsn: str) -> None:
-    make_table(dsn)
+pytestmark = pytest.mark.usefixtures("source")
 
 
 def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(database: Database) -> None:
