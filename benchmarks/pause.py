@@ -114,7 +114,8 @@ class Bench:
         try:
             self.wait_for(lambda: self.run(WORKERS)[0][0] >= 2 or driver.poll() is not None)
             time.sleep(self.random.uniform(0, LONGEST_STRETCH_S))
-            if not self.building():
+            if not self.building() or not self.run(WORKERS)[0][0]:
+                # It ended first, all of it or what there was to copy: nothing is left that could be paused.
                 return None
             begun = time.monotonic()
             self.run("SELECT roir.pause('ix', 'bench')")
@@ -188,6 +189,12 @@ def keep(results: dict[str, Any]) -> None:
     (RESULTS / "pause.json").write_text(re.sub(r"\n {3,}|\n {2}(?=\})", " ", text) + "\n")
 
 
+def earlier() -> dict[str, Any]:
+    """The results of the run before."""
+    path = RESULTS / "pause.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -225,7 +232,8 @@ def main() -> None:
             by_switch = pauses_by_switch(bench, chosen.airflow)
             switched = [float(row[0]) for row in bench.run("SELECT seconds FROM batch")]
             summaries.append(summary("the DAG's switch", by_switch, switched, 2.0))
-            keep(results | {"by_switch": by_switch, "summaries": summaries})
+            # Kept beside the first part, be it of this run or, with --pauses 0, of an earlier one.
+            keep((results if by_sql else earlier()) | {"by_switch": by_switch, "by_switch_summary": summaries[-1]})
         print(table(summaries))
 
 

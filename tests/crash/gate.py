@@ -29,7 +29,7 @@ GATES = {
 }
 KEYS = {name: number for number, name in enumerate(GATES, start=7_001)}
 # Long beside anything that is waited for here, short beside a build host's patience.
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 
 class Gate:

@@ -34,5 +34,6 @@ def test_an_executor_is_killed(scene: Scene, cluster: Cluster, phase: str) -> No
         victim.kill()
     gate.open()
     said, _ = command.communicate(timeout=PATIENCE_S)
+    print(said)
     assert command.returncode == 0, said
     scene.finished()
