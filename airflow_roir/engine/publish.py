@@ -123,14 +123,20 @@ def _only_ghosts(connection: Connection, job: Job) -> int:
     return ghosts
 
 
+IS_OURS = """
+SELECT c.relkind::text = 'v' AND EXISTS (
+         SELECT FROM pg_rewrite r
+           JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+           JOIN roir.generation g ON d.refobjid = to_regclass('roir_data.g' || g.id)
+          WHERE r.ev_class = c.oid AND d.refclassid = 'pg_class'::regclass AND g.index_id = %(index)s) AS ours
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = %(schema)s AND c.relname = %(name)s
+"""
+
+
 def _flip_view(connection: Connection, name: QualifiedName, job: Job) -> None:
-    kind = execute(
-        connection,
-        "SELECT c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = %(schema)s AND c.relname = %(name)s",
-        {"schema": name.schema, "name": name.name},
-    ).scalar()
-    if kind not in (None, "v"):
+    ours = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": job.index_id}).scalar()
+    if ours is False:
         raise InvariantViolated(f"index {name}: its name was taken by another relation meanwhile; not published")
     # OR REPLACE keeps the view's grants, its owner, and the views that users built on it.
-    execute(connection, physical.view_sql(name.sql, job.generation_id, job.entry, replace_view=kind == "v"))
+    execute(connection, physical.view_sql(name.sql, job.generation_id, job.entry, replace_view=bool(ours)))

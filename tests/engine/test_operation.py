@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from airflow_roir.engine import cleanup
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
+from airflow_roir.errors import InvariantViolated
 from tests.conftest import run_sql
 from tests.engine import steps
 
@@ -59,3 +62,18 @@ def test_clean_up_drops_deltas_and_retired_generations_after_the_window(database
     steps.assert_exact(database)
     tables = steps.sql(user, "SELECT relname FROM pg_class WHERE relname ~ '^g[0-9]+(_delta)?$'")
     assert tables == [("g2",)]
+
+
+@pytest.mark.parametrize("taken", ["VIEW ix AS SELECT 'a'::text AS k, 1 AS id", "TABLE ix (k text)"])
+def test_what_took_the_indexes_name_meanwhile_is_left_alone(database: Database, dsn: str, taken: str) -> None:
+    make_table(dsn)
+    _, run = steps.begin(database)
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    steps.fold_all(database, run)
+    run_sql(dsn, f"CREATE {taken}")
+    with pytest.raises(InvariantViolated, match="taken by another relation"):
+        steps.publish_all(database, run)
+    run_sql(dsn, f"DROP {taken.split()[0]} ix")
+    steps.publish_all(database, run)
+    steps.assert_exact(database)
