@@ -75,6 +75,13 @@ def table(accounts: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def keep(account: Path, head: dict[str, Any]) -> None:
+    """Write the kills of an account so far to the results, one per line."""
+    RESULTS.mkdir(exist_ok=True)
+    rows = ",\n".join(account.read_text().splitlines())
+    (RESULTS / "soak.json").write_text(f'{json.dumps(head)[:-1]}, "accounts": [\n{rows}\n]}}\n')
+
+
 def main() -> int:
     """See the module. Returns 1 where anything failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -87,7 +94,6 @@ def main() -> int:
     print(f"seed {chosen.seed}", flush=True)
     begun = time.monotonic()
     failures: list[str] = []
-    calls = 0
     with tempfile.TemporaryDirectory(prefix="roir-soak-") as folder:
         account = Path(folder) / "accounts"
         account.touch()
@@ -104,19 +110,15 @@ def main() -> int:
             if schedules and time.monotonic() - begun > chosen.seconds / 2:
                 planned.append(schedules.pop())
             for arguments, environment in planned:
-                calls += 1
                 code, said = run(arguments, account, **environment)
                 if code:
-                    failures.append(f"{' '.join(arguments)} {environment}\n{said[-6000:]}")
+                    failures.append(" ".join(arguments))
                     print(said[-6000:], flush=True)
-        accounts = [json.loads(line) for line in account.read_text().splitlines()]
-    seconds = round(time.monotonic() - begun)
-    RESULTS.mkdir(exist_ok=True)
-    rows = ",\n".join(json.dumps(one) for one in accounts)
-    head = json.dumps({"seed": chosen.seed, "seconds": seconds, "calls": calls, "failed_calls": len(failures)})
-    (RESULTS / "soak.json").write_text(f'{head[:-1]}, "accounts": [\n{rows}\n]}}\n')
+                # At once, so that what was seen outlives an interruption.
+                keep(account, {"seed": chosen.seed, "seconds": round(time.monotonic() - begun), "failed": failures})
+    accounts = json.loads((RESULTS / "soak.json").read_text())["accounts"]
     print(table(accounts))
-    print(f"{len(accounts)} kills in {seconds} s, {len(failures)} of {calls} calls failed, seed {chosen.seed}")
+    print(f"{len(accounts)} kills in {time.monotonic() - begun:.0f} s, failed calls: {failures or 'none'}")
     return 1 if failures else 0
 
 
