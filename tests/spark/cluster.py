@@ -21,7 +21,7 @@ import pyspark
 
 BIN = Path(pyspark.__file__).parent / "bin"
 # A JVM is up in a few seconds; the rest is for a machine that is busy.
-GIVE_UP_S = 120.0
+GIVE_UP_S = 300.0
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 # Small: all of it runs on one machine, and tasks do nothing but wait for PostgreSQL.
 DAEMON_MEMORY = "256m"

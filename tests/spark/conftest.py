@@ -35,7 +35,7 @@ def python_without_us(tmp_path_factory: pytest.TempPathFactory) -> str:
     (site,) = (folder / "lib").glob("python*/site-packages")
     # A path in a .pth file only is a path: the .pth files there, the editable install's among them, aren't read.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    check = "import sqlalchemy, psycopg2, pyarrow, importlib.util as u; print(u.find_spec('airflow_roir'))"
-    found = subprocess.run([python, "-c", check], cwd=folder, capture_output=True, text=True, check=True)
-    assert found.stdout == "None\n"
+    check = "import sqlalchemy, psycopg2, pyarrow; import airflow_roir.spark"
+    found = subprocess.run([python, "-c", check], cwd=folder, capture_output=True, text=True, check=False)
+    assert found.stderr.endswith("No module named 'airflow_roir.spark'\n"), found.stderr
     return str(python)
