@@ -63,7 +63,12 @@ lint: $(STAMP)  ## ruff, mypy (strict on the engine), the import contracts
 .PHONY: test
 test: $(STAMP)  ## All tests but the marked long ones; ARGS goes to pytest
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
-	  $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not soak and not bench" $(ARGS)
+	  $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not soak and not bench and not cluster" $(ARGS)
+
+.PHONY: test-cluster
+test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its errors; minutes each
+	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
+	  $(BIN)/python -m pytest -m cluster tests/spark $(ARGS)
 
 .PHONY: soak
 soak: $(STAMP)  ## Kill everything in every phase, at random moments, for SECONDS (an hour)

@@ -30,7 +30,7 @@ from tests.spark.driving import (
     rows_committed,
 )
 
-pytestmark = pytest.mark.usefixtures("source")
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("source")]
 
 
 @pytest.fixture(scope="module")
