@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.airflow.standalone import StandaloneAirflow, wait_until
+from tests.servers import embedded_postgres
 
 DAG = "rebuild_index"
 PATIENCE_S = 240
@@ -19,7 +20,8 @@ def pauses_by_switch(bench: Any, pauses: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="roir-bench-") as folder:
         dags = Path(folder) / "dags"
         shutil.copytree(Path(__file__).parents[1] / "dags", dags, ignore=shutil.ignore_patterns("__pycache__"))
-        with StandaloneAirflow(Path(folder) / "airflow", dags) as airflow:
+        home = Path(folder) / "airflow"
+        with embedded_postgres() as metadata, StandaloneAirflow(home, dags, metadata) as airflow:
             airflow.wait_until_ready([DAG])
             server = bench.server
             airflow.add_connection(

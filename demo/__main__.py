@@ -74,7 +74,7 @@ def main() -> int:
     dataset = lineitem(options.scale) if options.scale else flights()
     folder = Path(tempfile.mkdtemp(prefix="roir-demo-"))
     server = start_postgres(folder, keep=True)
-    airflow = StandaloneAirflow(folder / "airflow", ROOT / "dags")
+    airflow = StandaloneAirflow(folder / "airflow", ROOT / "dags", server.get_uri())
     STATE.parent.mkdir(exist_ok=True)
     try:
         STATE.write_text(json.dumps({"folder": str(folder)}))

@@ -1,11 +1,11 @@
 """A real Airflow on this machine, for as long as a block lasts: `airflow standalone` in a session of its own.
 
-    with StandaloneAirflow(home, dags) as airflow:
+    with embedded_postgres() as metadata, StandaloneAirflow(home, dags, metadata) as airflow:
         airflow.wait_until_ready(["rebuild_index"])
         run = airflow.trigger("rebuild_index", {"index": "public.i"})
 
-It has its own home, database, ports and secrets, and takes about 40 s to come up and 1.2 GB. Everything it starts
-ends with `stop()`, the Spark drivers of its tasks included, by process number. Needs nothing but Airflow itself.
+It has its own home, ports and secrets, and takes about 40 s to come up and 1.2 GB. Everything it starts
+ends with `stop()`, the Spark drivers of its tasks included, by process number. Needs Airflow and a PostgreSQL.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 
 import psutil
+import psycopg2
 
 T = TypeVar("T")
 
@@ -51,18 +52,18 @@ class AirflowError(Exception):
 class StandaloneAirflow:
     """One Airflow: API server with the UI, scheduler with a LocalExecutor, DAG processor, triggerer.
 
-    home: an empty directory; its logs stay there. dags: the DAGs folder, read in place. metadata_dsn: SQLAlchemy
-    address of a PostgreSQL for Airflow's own database, None for SQLite in `home`. environment: more variables,
-    such as `AIRFLOW_CONN_…`. everyone_is_admin: the UI and the API ask nobody for a password; it listens on the
-    loopback interface only.
+    home: an empty directory; its logs stay there. dags: the DAGs folder, read in place. metadata: DSN of a PostgreSQL
+    superuser, where Airflow gets a database of its own: on a busy machine its processes find SQLite locked, and answer
+    500. environment: more variables, such as `AIRFLOW_CONN_…`. everyone_is_admin: the UI and the API ask nobody for a
+    password; it listens on the loopback interface only.
     """
 
     def __init__(
         self,
         home: Path,
         dags: Path,
+        metadata: str,
         *,
-        metadata_dsn: str | None = None,
         environment: Mapping[str, str] | None = None,
         everyone_is_admin: bool = True,
         parallelism: int = 4,
@@ -93,7 +94,7 @@ class StandaloneAirflow:
             "AIRFLOW__API__SECRET_KEY": secrets.token_hex(16),
             "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": metadata_dsn or f"sqlite:///{self.home / 'airflow.db'}",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": _database_of_airflow(metadata),
         }
         self.environment |= environment or {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -361,6 +362,18 @@ def _log_text(answer: Mapping[str, Any]) -> str:
 
 def _without_airflow(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(("AIRFLOW", "_AIRFLOW"))}
+
+
+def _database_of_airflow(superuser: str) -> str:
+    """A fresh database on that server; its address as Airflow takes it."""
+    with closing(psycopg2.connect(superuser)) as connection:
+        connection.autocommit = True
+        name = f"airflow_{secrets.token_hex(4)}"
+        connection.cursor().execute(f"CREATE DATABASE {name}")
+        dsn = connection.get_dsn_parameters()
+    # The host may be a socket's folder, which only the query can hold.
+    query = {key: dsn[key] for key in ("host", "port") if dsn.get(key)}
+    return f"postgresql+psycopg2://{dsn['user']}@/{name}?{urlencode(query)}"
 
 
 def _free_ports(count: int) -> list[int]:

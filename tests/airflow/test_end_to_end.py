@@ -18,6 +18,7 @@ from standalone import StandaloneAirflow, wait_until
 
 from airflow_roir.engine import control, status
 from airflow_roir.engine.verify import verify
+from tests.servers import embedded_postgres
 
 DAG = "rebuild_index"
 SWITCH = f"airflow switch of DAG {DAG}"
@@ -47,7 +48,8 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     dags = tmp_path_factory.mktemp("dags") / "dags"
     shutil.copytree(dags_folder, dags, ignore=shutil.ignore_patterns("__pycache__"))
     (dags / "follow_index.py").write_text(FOLLOWER)
-    with StandaloneAirflow(tmp_path_factory.mktemp("airflow"), dags) as running:
+    home = tmp_path_factory.mktemp("airflow")
+    with embedded_postgres() as metadata, StandaloneAirflow(home, dags, metadata) as running:
         running.wait_until_ready([DAG, "clean_up_indexes", "follow_index"])
         yield running
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.airflow.standalone import StandaloneAirflow, processes_of
 from tests.crash.scene import BATCH_ROWS, Scene, wait_until
+from tests.servers import embedded_postgres
 
 DAG = "rebuild_index"
 DAGS = Path(__file__).parents[2] / "dags"
@@ -35,7 +36,8 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneAirf
     # A task whose process has vanished is declared dead soon, as a user may want who kills often.
     sooner = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20"}
     sooner |= {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3"}
-    with StandaloneAirflow(tmp_path_factory.mktemp("airflow"), dags, environment=sooner) as running:
+    home = tmp_path_factory.mktemp("airflow")
+    with embedded_postgres() as metadata, StandaloneAirflow(home, dags, metadata, environment=sooner) as running:
         running.wait_until_ready([DAG])
         yield running
 
