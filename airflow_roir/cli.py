@@ -121,7 +121,7 @@ def plan(
         "include": list(rehearsal.definition.include),
         "not_covered": uncovered,
         "rows_estimate": rehearsal.plan.rows,
-        "source_bytes": rehearsal.source.bytes,
+        "source_bytes": rehearsal.plan.source_bytes,
         "ranges": rehearsal.plan.ranges,
         "segments": rehearsal.plan.segments,
         "parallelism": options.parallelism,

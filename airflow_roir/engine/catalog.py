@@ -58,7 +58,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Source:
-    """The table that is indexed. bytes: heap size of all its leaves; rows: the planner's estimate or None."""
+    """The table that is indexed.
+
+    Reading it waits for nobody's lock, not even an ACCESS EXCLUSIVE one: a worker that starts must not hang.
+    """
 
     oid: int
     name: QualifiedName
@@ -68,8 +71,6 @@ class Source:
     pk_deferrable: bool
     # Schemas, besides pg_catalog, of the operators that order the primary key: a scan's search_path needs them.
     operator_schemas: tuple[str, ...]
-    bytes: int
-    rows: int | None
     relations: tuple[int, ...]
 
     @property
@@ -232,7 +233,6 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
         )
     if key[0].amname != "btree":
         raise InvalidInput(f"table {full} has a primary key that is no B-tree (temporal keys are not supported)")
-    size = execute(connection, SIZE, {"oid": row.oid}).one()
     return Source(
         oid=row.oid,
         name=full,
@@ -243,10 +243,22 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
         operator_schemas=tuple(
             sorted({k.operator_schema for k in key if k.operator_schema not in (None, "pg_catalog")})
         ),
-        bytes=size.bytes,
-        rows=None if size.rows is None or size.rows < 0 else size.rows,
         relations=tuple(execute(connection, RELATIONS, {"oid": row.oid}).scalars()),
     )
+
+
+@dataclass(frozen=True)
+class SourceSize:
+    """bytes: heap size of all leaves; rows: the planner's estimate, or None where there is none."""
+
+    bytes: int
+    rows: int | None
+
+
+def size_of(connection: Connection, source: Source) -> SourceSize:
+    """Measure a source. Takes an ACCESS SHARE lock on its leaves, so it waits behind an ALTER or TRUNCATE."""
+    size = execute(connection, SIZE, {"oid": source.oid}).one()
+    return SourceSize(size.bytes, None if size.rows is None or size.rows < 0 else size.rows)
 
 
 def name_of(connection: Connection, oid: int) -> QualifiedName:

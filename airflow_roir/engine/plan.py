@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, quote
-from airflow_roir.engine.catalog import Source, identity_columns
+from airflow_roir.engine.catalog import Source, SourceSize, identity_columns, size_of
 from airflow_roir.engine.database import execute
 
 Bound = tuple[str, ...]
@@ -30,12 +30,13 @@ MOST_SEGMENTS = 64
 class Plan:
     """How an operation will be cut.
 
-    rows: the source's estimated rows. range_bounds: the inner bounds of the ranges, as scan-key texts.
-    segment_bounds: the inner bounds of the segments, each as long as `partition`, the number of leading identity
-    columns that they are cut by.
+    rows: the source's estimated rows; source_bytes: the size of its heap. range_bounds: the inner bounds of the ranges,
+    as scan-key texts. segment_bounds: the inner bounds of the segments, each as long as `partition`, the number of
+    leading identity columns that they are cut by.
     """
 
     rows: int
+    source_bytes: int
     range_bounds: tuple[Bound, ...]
     segment_bounds: tuple[Bound, ...]
     partition: int
@@ -53,8 +54,9 @@ class Plan:
 
 def make_plan(connection: Connection, source: Source, definition: IndexDefinition, options: BuildOptions) -> Plan:
     """Sample the source and cut it. Reads only; takes no lock but ACCESS SHARE, for a second or so."""
-    sample, share = _sample_clause(connection, source)
-    rows = source.rows
+    size = size_of(connection, source)
+    sample, share = _sample_clause(connection, size)
+    rows = size.rows
     if rows is None:
         counted = execute(connection, f"SELECT count(*) FROM {source.sql} {sample}").scalar_one()
         rows = round(counted / share)
@@ -62,15 +64,15 @@ def make_plan(connection: Connection, source: Source, definition: IndexDefinitio
     segments = options.segments or min(MOST_SEGMENTS, max(options.parallelism, rows // ROWS_PER_SEGMENT))
     range_bounds = _range_bounds(connection, source, sample, ranges)
     partition, segment_bounds = _segment_bounds(connection, source, definition, sample, segments)
-    return Plan(rows, tuple(range_bounds), tuple(segment_bounds), partition)
+    return Plan(rows, size.bytes, tuple(range_bounds), tuple(segment_bounds), partition)
 
 
-def _sample_clause(connection: Connection, source: Source) -> tuple[str, float]:
+def _sample_clause(connection: Connection, size: SourceSize) -> tuple[str, float]:
     block = int(execute(connection, "SELECT current_setting('block_size')").scalar_one())
-    blocks = source.bytes / block
+    blocks = size.bytes / block
     share = max(
         SAMPLE_BLOCKS / blocks if blocks else 1.0,
-        SAMPLE_ROWS / source.rows if source.rows else SAMPLE_BLOCKS * 4 / blocks if blocks else 1.0,
+        SAMPLE_ROWS / size.rows if size.rows else SAMPLE_BLOCKS * 4 / blocks if blocks else 1.0,
     )
     if share >= 0.5:
         return "", 1.0

@@ -1,12 +1,11 @@
 """This package as one zip file, for executors that don't have it.
 
-`python -m airflow_roir.spark.package roir.zip` writes it, for `--py-files`; the driver does the same by itself
-wherever Spark isn't local, so nobody need do it by hand. What the package imports isn't in it: see docs/spark.md.
+The driver ships it wherever Spark isn't local, so nobody need do it by hand. It is for workers: a driver needs the
+migrations, too, to know the control schema's version. What the package imports isn't in it: see docs/spark.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.resources
 import zipfile
 from collections.abc import Iterator
@@ -34,14 +33,3 @@ def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversabl
             yield from _sources(entry, f"{prefix}/{entry.name}")
         elif entry.name.endswith(".py"):
             yield f"{prefix}/{entry.name}", entry
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write the zip file that is named on the command line."""
-    parser = argparse.ArgumentParser(prog=f"python -m {PACKAGE}.spark.package", description=__doc__)
-    parser.add_argument("path", type=Path, help="where to write it, a name that ends in .zip")
-    write_package(parser.parse_args(arguments).path)
-
-
-if __name__ == "__main__":
-    main()

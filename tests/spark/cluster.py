@@ -5,15 +5,18 @@ Every process is a child of this one and is stopped by its id. It knows nothing 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 
 import psutil
@@ -144,6 +147,27 @@ def _is_executor(process: psutil.Process) -> bool:
         return False
 
 
+def ui_of(pid: int) -> str:
+    """The address of the UI of the Spark application in this process, or in a child of it. Raises RuntimeError."""
+    process = psutil.Process(pid)
+    for jvm in [process, *process.children(recursive=True)]:
+        if jvm.name() != "java":
+            continue
+        for connection in jvm.net_connections(kind="tcp"):
+            address = f"http://127.0.0.1:{connection.laddr.port}"
+            if connection.status == psutil.CONN_LISTEN and _is_ui(address):
+                return address
+    raise RuntimeError(f"process {pid} has no Spark UI")
+
+
+def _is_ui(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/api/v1/applications", timeout=5) as answer:
+            return bool(json.load(answer))
+    except (OSError, ValueError, HTTPException):
+        return False
+
+
 @contextmanager
 def standalone_cluster(
     folder: Path, workers: int = 2, cores: int = 2, environment: Mapping[str, str] | None = None
@@ -172,7 +196,7 @@ def connect_server(
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     server_class = "org.apache.spark.sql.connect.service.SparkConnectServer"
     command = [BIN / "spark-submit", "--class", server_class, "--master", master, *options, "spark-internal"]
-    server = Server(command, {"PYSPARK_PYTHON": sys.executable, **(environment or {})})
+    server = Server(command, {"PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "640m", **(environment or {})})
     try:
         port = server.wait_for(r"Spark Connect server started at: \S*:(\d+)")[1]
         yield server, f"sc://127.0.0.1:{port}"

@@ -1,8 +1,7 @@
-"""Fixtures of the Spark tests: a source, an interpreter as executors have it, a free port."""
+"""Fixtures of the Spark tests: a source, and an interpreter as executors have it."""
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sysconfig
 import venv
@@ -16,14 +15,6 @@ from tests.spark.driving import make_table
 def source(dsn: str) -> None:
     """The table that they build an index on."""
     make_table(dsn)
-
-
-@pytest.fixture
-def unused_port() -> int:
-    """A port on loopback that nobody listens at."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

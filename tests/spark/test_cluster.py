@@ -17,8 +17,7 @@ from airflow_roir.engine import control
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.spark.launch import Driver, driver_environment
-from airflow_roir.spark.package import main as write_package
-from tests.spark.cluster import BIN, EXECUTOR_SETTINGS, Cluster, standalone_cluster
+from tests.spark.cluster import BIN, EXECUTOR_SETTINGS, Cluster, standalone_cluster, ui_of
 from tests.spark.driving import (
     ROWS,
     Running,
@@ -49,13 +48,13 @@ def ask(api: str, path: str = "") -> Any:
 
 
 def test_executors_need_no_install_and_the_ui_shows_who_does_what(
-    database: Database, cluster: Cluster, python_without_us: str, unused_port: int
+    database: Database, cluster: Cluster, python_without_us: str
 ) -> None:
     operation = prepared(database, rate=8_000, parallelism=3)
-    conf = settings(python_without_us, **{"spark.ui.port": str(unused_port)})
+    conf = settings(python_without_us, **{"spark.ui.port": "0"})
     with Running(database, cluster.url, conf) as driver:
         driver.wait_for(lambda: at_work(database) == {0, 1, 2})
-        api = f"http://127.0.0.1:{unused_port}/api/v1/applications"
+        api = f"{ui_of(driver.pid)}/api/v1/applications"
         (application,) = ask(api)
         assert application["name"] == f"roir public.ix operation {operation.operation_id}"
         jobs = ask(api, f"/{application['id']}/jobs")
@@ -71,18 +70,18 @@ def test_executors_need_no_install_and_the_ui_shows_who_does_what(
 
 
 def test_a_killed_executor_only_loses_its_open_batches(
-    database: Database, cluster: Cluster, python_without_us: str, tmp_path: Path
+    database: Database, cluster: Cluster, python_without_us: str
 ) -> None:
-    """By spark-submit in client mode, with the package as a file."""
+    """By spark-submit in client mode; the package ships itself."""
     operation = prepared(database, rate=2_000)
-    write_package([str(tmp_path / "roir.zip")])
-    conf = [part for name, value in settings(python_without_us).items() for part in ("--conf", f"{name}={value}")]
+    # Else the driver would run on the executors' interpreter, which hasn't got the package.
+    interpreters = settings(python_without_us, **{"spark.pyspark.driver.python": sys.executable})
+    conf = [part for name, value in interpreters.items() for part in ("--conf", f"{name}={value}")]
     application = Path(airflow_roir.spark.__file__).parent / "__main__.py"
     submit = [str(BIN / "spark-submit"), "--master", cluster.url, "--deploy-mode", "client", *conf]
-    command = [*submit, "--py-files", str(tmp_path / "roir.zip"), str(application), "--index", "ix", "--owner", "me"]
+    command = [*submit, str(application), "--index", "ix", "--owner", "me"]
     lines: list[str] = []
-    environment = driver_environment(database.dsn) | {"PYSPARK_DRIVER_PYTHON": sys.executable}
-    driver = Driver(command, environment, forward=lines.append)
+    driver = Driver(command, driver_environment(database.dsn), forward=lines.append)
     running = Running.__new__(Running)
     running.driver, running.lines = driver, lines
     with running:

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
-from tests.spark.cluster import Server, connect_server
+from tests.spark.cluster import Server, connect_server, ui_of
 from tests.spark.driving import (
     Running,
     at_work,
@@ -24,14 +24,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("source")]
 
 
 @pytest.fixture
-def server(python_without_us: str, unused_port: int) -> Iterator[tuple[Server, str]]:
-    settings = {"spark.ui.port": str(unused_port)}
+def server(python_without_us: str) -> Iterator[tuple[Server, str]]:
+    settings = {"spark.ui.port": "0"}
     with connect_server(settings=settings, environment={"PYSPARK_PYTHON": python_without_us}) as server:
         yield server
 
 
 def test_a_build_through_connect_and_a_server_that_dies(
-    database: Database, dsn: str, server: tuple[Server, str], unused_port: int
+    database: Database, dsn: str, server: tuple[Server, str]
 ) -> None:
     """It builds with the package that the client ships; its death pauses the build, which goes on elsewhere."""
     secret = "s3cret-of-the-database"
@@ -40,11 +40,12 @@ def test_a_build_through_connect_and_a_server_that_dies(
     spark, address = server
     with Running(secretive, address) as driver:
         driver.wait_for(lambda: at_work(database) == {0, 1, 2, 3} and rows_committed(database) > 2_000)
-        api = f"http://127.0.0.1:{unused_port}/api/v1/applications"
+        ui = ui_of(spark.pid)
+        api = f"{ui}/api/v1/applications"
         pages = [fetch(api)]
         application = json.loads(pages[0])[0]["id"]
         pages += [fetch(f"{api}/{application}/{page}") for page in ("jobs", "stages", "sql", "environment")]
-        pages += [fetch(f"http://127.0.0.1:{unused_port}/{page}/") for page in ("connect", "jobs", "SQL")]
+        pages += [fetch(f"{ui}/{page}/") for page in ("connect", "jobs", "SQL")]
         tags = [tag for job in json.loads(pages[1]) for tag in job["jobTags"]]
         for number in range(4):
             name = f"roir public.ix operation {operation.operation_id}.1 build worker {number}"

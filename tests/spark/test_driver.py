@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -19,6 +18,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.spark.options import with_task_failures
 from tests.conftest import run_sql
+from tests.spark.cluster import ui_of
 from tests.spark.driving import ROWS, Running, finish_and_check, lift_rate, prepared, rows_committed
 
 pytestmark = pytest.mark.usefixtures("source")
@@ -105,15 +105,12 @@ def test_the_same_job_runs_by_spark_submit(database: Database) -> None:
 def test_the_dsn_is_in_no_command_line_log_or_page_of_spark(database: Database, dsn: str) -> None:
     secret = "s3cret-of-the-database"
     prepared(database, rate=20_000)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     secretive = Database(dsn.replace("postgres:@", f"postgres:{secret}@"))
-    driver = Running(secretive, "local[2]", {"spark.ui.port": str(port)})
+    driver = Running(secretive, "local[2]", {"spark.ui.port": "0"})
     driver.wait_for(lambda: rows_committed(database) > 4_000)
     tree = [psutil.Process(driver.pid), *psutil.Process(driver.pid).children(recursive=True)]
     shown = [" ".join(child.cmdline()) for child in tree if child.status() != psutil.STATUS_ZOMBIE]
-    api = f"http://127.0.0.1:{port}/api/v1/applications"
+    api = f"{ui_of(driver.pid)}/api/v1/applications"
     application = json.loads(fetch(api))[0]["id"]
     for page in ("environment", "jobs", "stages", "sql", "executors"):
         shown.append(fetch(f"{api}/{application}/{page}"))

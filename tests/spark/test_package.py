@@ -7,7 +7,7 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-from airflow_roir.spark.package import main, write_package
+from airflow_roir.spark.package import write_package
 
 # What docs/spark.md tells users to install, and what these bring along.
 HEAVY = {"alembic", "airflow", "typer", "rich", "pyspark"}
@@ -16,7 +16,7 @@ HEAVY = {"alembic", "airflow", "typer", "rich", "pyspark"}
 def test_a_worker_runs_from_the_zip_file_with_nothing_but_what_the_docs_name(
     python_without_us: str, tmp_path: Path
 ) -> None:
-    main([str(tmp_path / "roir.zip")])
+    write_package(tmp_path / "roir.zip")
     code = f"""if True:
         import json, sys
         sys.path.insert(0, {str(tmp_path / "roir.zip")!r})

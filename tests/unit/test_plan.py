@@ -49,4 +49,4 @@ def test_what_follows_a_heavy_value_is_not_put_on_top_of_it() -> None:
 
 def test_nothing_can_be_cut_from_nothing() -> None:
     assert cut([], 5) == ([], 0)
-    assert Plan(0, (), (), 1).ranges == Plan(0, (), (), 1).segments == 1
+    assert Plan(0, 0, (), (), 1).ranges == Plan(0, 0, (), (), 1).segments == 1
