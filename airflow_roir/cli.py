@@ -19,8 +19,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import abort as aborts
-from airflow_roir.engine import cleanup, control, finalize, prepare, schema, verify
-from airflow_roir.engine import generation as physical
+from airflow_roir.engine import cleanup, control, finalize, prepare, schema, verify, view
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.status import status as read_status
@@ -125,7 +124,7 @@ def plan(
         "ranges": rehearsal.plan.ranges,
         "segments": rehearsal.plan.segments,
         "parallelism": options.parallelism,
-        "view": physical.view_sql(rehearsal.index.sql, 0, entry, rehearsal.kind == "rebuild").replace("g0", "g<id>"),
+        "view": view.statement(rehearsal.index, 0, entry, rehearsal.kind == "rebuild").replace("g0", "g<id>"),
     }
     if as_json:
         _print_json(facts)
@@ -264,7 +263,7 @@ def clean_up(context: typer.Context, as_json: AsJson = False) -> None:
         return
     out.print(
         f"{report.ghosts} ghosts, {report.deltas_dropped} deltas, {report.generations_dropped} generations removed; "
-        f"{report.operations_aborted} operations aborted"
+        f"{report.operations_aborted} operations aborted, {report.guards_removed} guards removed from views"
     )
     for line in report.waiting:
         out.print(f"left for the next time: {line}", markup=False)

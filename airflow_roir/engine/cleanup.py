@@ -12,9 +12,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import abort, capture, control
+from airflow_roir.engine import abort, capture, control, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, Drain, execute
+from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated, LockNotAcquired
@@ -32,6 +33,7 @@ class CleanUpReport:
     deltas_dropped: int = 0
     generations_dropped: int = 0
     operations_aborted: int = 0
+    guards_removed: int = 0
     waiting: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -43,6 +45,10 @@ PUBLISHED = """
 SELECT g.id, g.index_id FROM roir.generation g
  WHERE g.status IN ('active', 'retired') AND to_regclass('roir_data.g' || g.id || '_delta') IS NOT NULL
  ORDER BY g.id
+"""
+ACTIVE = """
+SELECT g.id, g.index_id, g.entry, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ WHERE g.status = 'active' ORDER BY g.id
 """
 ABORTING = "SELECT id FROM roir.operation WHERE status = 'aborting' ORDER BY id"
 EXPIRED = """
@@ -61,11 +67,14 @@ def clean_up(
     result = CleanUpReport()
     with database.transaction() as connection:
         check_schema(connection)
+        active = execute(connection, ACTIVE).all()
         published = execute(connection, PUBLISHED).all()
         expired = execute(connection, EXPIRED).all()
         aborting = list(execute(connection, ABORTING).scalars())
     for operation_id in aborting:
         _attempt(result, partial(_finish_abort, database, operation_id, actor, result, report))
+    for row in active:
+        _attempt(result, partial(_remove_guard, database, row, result, report))
     for row in published:
         _attempt(result, partial(_drop_delta, database, row.id, result, report))
     for row in expired:
@@ -85,6 +94,34 @@ def _finish_abort(
 ) -> None:
     abort.finish_abort(database, operation_id, actor, report, PATIENCE_S)
     result.operations_aborted += 1
+
+
+def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
+    """Once no snapshot is older than the publish, readers need not ask any more."""
+    name = control.index_name(row)
+
+    def holders(connection: Connection) -> bool:
+        found = view.old_snapshots(connection, row.id)
+        if found:
+            result.waiting.append(f"index {name}: its view stays guarded for {found[0]}, older than its publish")
+        return bool(found)
+
+    def body(connection: Connection, lock: Callable[[], None]) -> bool:
+        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        with connection.begin_nested() as attempt:
+            view.show(connection, name, row.index_id, row.id, Entry.from_json(row.entry), guarded=False)
+            # The view is locked: from here on no publish comes between.
+            still = execute(connection, "SELECT status FROM roir.generation WHERE id = %(id)s", {"id": row.id}).scalar()
+            if still != "active" or holders(connection):
+                attempt.rollback()
+                return False
+        return True
+
+    with database.transaction() as connection:
+        if not view.is_guarded(connection, name) or holders(connection):
+            return
+    if Drain(database, name.sql, (), LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, [name.sql]):
+        result.guards_removed += 1
 
 
 def _drop_delta(database: Database, generation_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:

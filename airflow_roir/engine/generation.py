@@ -7,7 +7,6 @@ from itertools import pairwise
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, equality_operators
 from airflow_roir.engine.plan import Bound, Plan
@@ -132,13 +131,6 @@ def is_sealed(connection: Connection, generation_id: int) -> bool:
 def drop(connection: Connection, generation_id: int) -> None:
     """Drop base and delta. The capture function must not know them any more."""
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
-
-
-def view_sql(name: str, generation_id: int, entry: Entry, replace_view: bool) -> str:
-    """The statement that makes readers' view show a generation."""
-    columns = ", ".join(f"c{i + 1} AS {quote(column.source)}" for i, column in enumerate(entry.columns))
-    verb = "CREATE OR REPLACE VIEW" if replace_view else "CREATE VIEW"
-    return f"{verb} {name} AS SELECT {columns} FROM {base(generation_id)}"
 
 
 def _key_clause(entry: Entry) -> str:

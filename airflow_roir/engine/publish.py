@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection, func, select, text, update
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import capture, control, fold, tables
+from airflow_roir.engine import capture, control, fold, tables, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Job, Run, check_fingerprint, load_job, read_control
@@ -55,7 +55,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
         return False
     fold.FoldWorker(connection, job.generation_id, job.entry).fold()
     ghosts = _only_ghosts(connection, job)
-    _flip_view(connection, _name(connection, job), job)
+    view.show(connection, _name(connection, job), job.index_id, job.generation_id, job.entry)
     generation = tables.generation
     window = int(job.options["revert_window_s"])
     connection.execute(
@@ -121,22 +121,3 @@ def _only_ghosts(connection: Connection, job: Job) -> int:
     if counts:
         raise InvariantViolated(f"index {job.run.index}: the delta still holds {counts}; not published")
     return ghosts
-
-
-IS_OURS = """
-SELECT c.relkind::text = 'v' AND EXISTS (
-         SELECT FROM pg_rewrite r
-           JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
-           JOIN roir.generation g ON d.refobjid = to_regclass('roir_data.g' || g.id)
-          WHERE r.ev_class = c.oid AND d.refclassid = 'pg_class'::regclass AND g.index_id = %(index)s) AS ours
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE n.nspname = %(schema)s AND c.relname = %(name)s
-"""
-
-
-def _flip_view(connection: Connection, name: QualifiedName, job: Job) -> None:
-    ours = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": job.index_id}).scalar()
-    if ours is False:
-        raise InvariantViolated(f"index {name}: its name was taken by another relation meanwhile; not published")
-    # OR REPLACE keeps the view's grants, its owner, and the views that users built on it.
-    execute(connection, physical.view_sql(name.sql, job.generation_id, job.entry, replace_view=bool(ours)))

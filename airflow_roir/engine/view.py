@@ -1,0 +1,109 @@
+"""The view that readers of an index use: which generation it shows, and its guard against older snapshots.
+
+A transaction whose snapshot is older than a publish can't see all of the new generation's entries. So a publish makes
+the view *guarded*: once per query it asks whether the caller's snapshot sees the publish, and raises 40001 where it
+doesn't. Clean-up makes the view plain when no such snapshot can exist any more, since the question costs a lookup.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import QualifiedName, quote
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.errors import InvariantViolated
+
+# A standby that sends no feedback doesn't say what its transactions see. Reports that read standbys are granted hours
+# (max_standby_streaming_delay), hardly ever a day.
+STANDBY_PATIENCE = "1 day"
+
+IS_OURS = """
+SELECT c.relkind::text = 'v' AND EXISTS (
+         SELECT FROM pg_rewrite r
+           JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+           JOIN roir.generation g ON d.refobjid = to_regclass('roir_data.g' || g.id)
+          WHERE r.ev_class = c.oid AND d.refclassid = 'pg_class'::regclass AND g.index_id = %(index)s) AS ours,
+       (SELECT string_agg(format('%%I = %%L', split_part(o, '=', 1), split_part(o, '=', 2)), ', ')
+          FROM unnest(c.reloptions) o) AS options
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = %(schema)s AND c.relname = %(name)s
+"""
+
+IS_GUARDED = """
+SELECT EXISTS (
+  SELECT FROM pg_class c
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_rewrite r ON r.ev_class = c.oid
+    JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+   WHERE n.nspname = %(schema)s AND c.relname = %(name)s
+     AND d.refclassid = 'pg_proc'::regclass AND d.refobjid = 'roir.published(bigint)'::regprocedure)
+"""
+
+# A snapshot that doesn't see transaction X has an xmin of at most X, and whoever holds a snapshot shows its xmin.
+# Sessions of other databases can't read the view; a standby's snapshots are told by its walsender, or by its slot.
+OLD_SNAPSHOTS = """
+WITH publish AS (
+    SELECT age(p.xid::xid) AS age, g.published_at
+      FROM roir.generation g CROSS JOIN LATERAL (SELECT g.mode_xid::xid8 AS xid) p
+     WHERE g.id = %(generation)s
+       -- Not yet assigned here: the database was restored from another server's dump.
+       AND p.xid < pg_snapshot_xmax(pg_current_snapshot())
+       -- PostgreSQL lets no snapshot become that old; age() would wrap around.
+       AND pg_snapshot_xmax(pg_current_snapshot())::text::numeric - p.xid::text::numeric < 2000000000)
+SELECT 'pid ' || a.pid || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', '') AS who
+  FROM publish p, pg_stat_activity a
+ WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) >= p.age
+   AND (a.datid IS NULL OR a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))
+UNION ALL
+SELECT 'replication slot ' || quote_ident(s.slot_name) FROM publish p, pg_replication_slots s
+ WHERE age(s.xmin) >= p.age
+UNION ALL
+SELECT 'a standby without hot_standby_feedback, pid ' || r.pid
+  FROM publish p, pg_stat_replication r
+  JOIN pg_stat_activity a ON a.pid = r.pid
+  LEFT JOIN pg_replication_slots s ON s.active_pid = r.pid
+ WHERE a.backend_xmin IS NULL AND s.xmin IS NULL AND s.slot_type IS DISTINCT FROM 'logical'
+   AND r.state IS DISTINCT FROM 'backup' AND p.published_at > clock_timestamp() - %(patience)s::interval
+"""
+
+
+def statement(name: QualifiedName, generation_id: int, entry: Entry, replace: bool = False, options: str = "") -> str:
+    """The statement that makes the view, unguarded. options: reloptions, as SQL."""
+    columns = ", ".join(f"c{i + 1} AS {quote(column.source)}" for i, column in enumerate(entry.columns))
+    return (
+        f"CREATE {'OR REPLACE ' if replace else ''}VIEW {name.sql} {f'WITH ({options}) ' if options else ''}"
+        f"AS SELECT {columns} FROM {physical.base(generation_id)}"
+    )
+
+
+def show(
+    connection: Connection, name: QualifiedName, index_id: int, generation_id: int, entry: Entry, guarded: bool = True
+) -> None:
+    """Make the view show a generation, in the caller's transaction. Locks the view in ACCESS EXCLUSIVE mode.
+
+    The view keeps its grants, owner and options, and the views that users built on it. Raises InvariantViolated
+    where another relation took the name.
+    """
+    row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
+    if row is not None and not row.ours:
+        raise InvariantViolated(f"index {name}: its name was taken by another relation meanwhile; not published")
+    # OR REPLACE forgets the options that it isn't told again.
+    sql = statement(name, generation_id, entry, replace=row is not None, options=(row and row.options) or "")
+    # A sub-select is run once per query, and once only where a plan is parallel.
+    execute(connection, sql + (f" WHERE (SELECT roir.published({generation_id}))" if guarded else ""))
+
+
+def is_guarded(connection: Connection, name: QualifiedName) -> bool:
+    """True where the view of that name asks for the caller's snapshot."""
+    return bool(execute(connection, IS_GUARDED, {"schema": name.schema, "name": name.name}).scalar_one())
+
+
+def old_snapshots(connection: Connection, generation_id: int) -> list[str]:
+    """Who may hold a snapshot that is older than a generation's publish.
+
+    One look doesn't see a snapshot that is handed from one session to another meanwhile: look twice.
+    """
+    values = {"generation": generation_id, "patience": STANDBY_PATIENCE}
+    return list(execute(connection, OLD_SNAPSHOTS, values).scalars())

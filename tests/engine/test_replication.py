@@ -1,0 +1,130 @@
+"""Real replicas: a hot standby that reads an index, and subscriptions in both directions of an indexed table."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg2
+import psycopg2.errors
+import pytest
+
+from airflow_roir.engine import cleanup
+from airflow_roir.engine.database import Database
+from tests.conftest import database_dsn, run_sql, with_template
+from tests.crash.server import Server, running_server
+from tests.engine import steps
+from tests.engine.steps import sql
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def primary(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with running_server(request.config.getoption("--pg")) as server:
+        server.execute("ALTER SYSTEM SET wal_level = logical")
+        server.execute("ALTER SYSTEM SET wal_receiver_status_interval = 1")
+        server.close()
+        server.start()
+        with_template(server.dsn())
+        yield server
+
+
+@pytest.fixture
+def dsn(primary: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+    name = f"db_{abs(hash(request.node.name))}"
+    primary.execute(f"CREATE DATABASE {name} TEMPLATE roir_template")
+    run_sql(
+        primary.dsn(name),
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1, 60) i",
+    )
+    yield primary.dsn(name)
+    primary.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@contextmanager
+def standby_of(primary: Server) -> Iterator[str]:
+    """The DSN of a streaming standby's database postgres."""
+    with tempfile.TemporaryDirectory(prefix="roir-standby-") as folder:
+        data = Path(folder) / "data"
+        Path(folder).chmod(0o777)
+        socket = Path(folder) / "socket"
+        socket.mkdir()
+        socket.chmod(0o777)
+        quiet = {"user": primary._user, "cwd": "/", "check": True}
+        quiet |= dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        subprocess.run([primary._bin / "pg_basebackup", "-D", data, "-R", "-c", "fast", "-d", primary.dsn()], **quiet)
+        with (data / "postgresql.conf").open("a") as settings:
+            settings.write(f"\nport = 5999\nlisten_addresses = ''\nunix_socket_directories = '{socket}'\n")
+        control = [primary._bin / "pg_ctl", "-D", data, "-l", data / "log"]
+        subprocess.run([*control, "start", "-w"], **quiet)
+        try:
+            yield f"postgresql://postgres@:5999/postgres?host={socket}"
+        finally:
+            subprocess.run([*control, "stop", "-m", "immediate"], **quiet)
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Another server's work has no step of ours to wait for."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} took more than {PATIENCE_S:g} s"
+        time.sleep(0.05)
+
+
+def replayed(dsn: str, standby: str) -> None:
+    ((position,),) = sql(steps.session(dsn), "SELECT pg_current_wal_lsn()")
+
+    def reached() -> bool:
+        user = steps.session(standby)
+        ((there,),) = sql(user, "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", position)
+        user.close()
+        return bool(there)
+
+    wait_until(reached, "the standby's replay")
+
+
+def test_a_standbys_old_reader_is_refused_and_keeps_the_guard_by_its_feedback(primary: Server, dsn: str) -> None:
+    database = Database(dsn)
+    with standby_of(primary) as standby:
+        there = database_dsn(standby, dsn.rsplit("/", 1)[1])
+        _, run = steps.begin(database)
+        steps.finish_all(database, run)
+        # Without feedback the primary can't know what is read there, and waits for a day.
+        wait_until(lambda: walsenders(dsn), "the standby")
+        report = cleanup.clean_up(database)
+        assert report.guards_removed == 0
+        assert any("without hot_standby_feedback" in line for line in report.waiting)
+        replayed(dsn, there)
+        old = steps.session(there, "REPEATABLE READ")
+        assert sql(old, "SELECT count(*) FROM ix") == [(60,)]
+        old.rollback()
+        # With feedback its oldest snapshot is known, and no VACUUM ends it.
+        run_sql(standby, "ALTER SYSTEM SET hot_standby_feedback = on", "SELECT pg_reload_conf()")
+        sql(old, "SELECT count(*) FROM pg_class")
+        wait_until(lambda: walsenders(dsn, "backend_xmin IS NOT NULL"), "the standby's feedback")
+        _, run = steps.begin(database, table=None, keys=None)
+        steps.finish_all(database, run)
+        replayed(dsn, there)
+        report = cleanup.clean_up(database)
+        assert report.guards_removed == 0
+        assert not any("without hot_standby_feedback" in line for line in report.waiting)
+        with pytest.raises(psycopg2.errors.SerializationFailure, match="published after"):
+            sql(old, "SELECT count(*) FROM ix")
+        old.rollback()
+        wait_until(lambda: cleanup.clean_up(database).guards_removed == 1, "the end of that snapshot")
+        replayed(dsn, there)
+        assert sql(old, "SELECT count(*) FROM ix") == [(60,)]
+        old.close()
+
+
+def walsenders(dsn: str, condition: str = "true") -> bool:
+    user = steps.session(dsn)
+    found = sql(user, f"SELECT pid FROM pg_stat_replication WHERE state = 'streaming' AND {condition}")
+    user.close()
+    return bool(found)
