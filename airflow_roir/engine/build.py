@@ -18,7 +18,7 @@ from airflow_roir.definition import quote
 from airflow_roir.engine import control
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute, is_transient
-from airflow_roir.engine.run import Job, Run, check_fingerprint, load_job, read_control
+from airflow_roir.engine.run import Job, Run, WorkLeft, check_fingerprint, load_job, read_control
 from airflow_roir.errors import Fenced, InvariantViolated
 from airflow_roir.operation import Phase, Status, Verb
 from airflow_roir.scan_range import Key, ScanRange
@@ -286,8 +286,8 @@ def _keep_rate(builder: BuildWorker, batch: Batch, wait: Callable[[float], None]
 
 
 WORK_LEFT = """
-SELECT count(*) FROM roir.scan_range
- WHERE operation_id = %(operation)s AND NOT done AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s)
+SELECT count(*) FILTER (WHERE claim_epoch IS NULL OR claim_epoch < %(epoch)s) AS free, count(*) AS undone
+  FROM roir.scan_range WHERE operation_id = %(operation)s AND NOT done
 """
 GIVE_BACK = """
 UPDATE roir.scan_range SET claim_epoch = NULL, claim_worker = NULL
@@ -295,14 +295,15 @@ UPDATE roir.scan_range SET claim_epoch = NULL, claim_worker = NULL
 """
 
 
-def work_left(connection: Connection, run: Run, busy: Collection[int]) -> int:
-    """How many ranges can be claimed. busy: the run's workers that are alive; what others held is free again.
+def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:
+    """How many ranges are left. busy: the run's workers that are alive; what others held is free again.
 
     A worker that only seems dead is fenced by that: its next commit finds its claim gone.
     """
     values = {"operation": run.operation_id, "epoch": run.epoch, "busy": list(busy)}
     execute(connection, GIVE_BACK, values)
-    return int(execute(connection, WORK_LEFT, values).scalar_one())
+    row = execute(connection, WORK_LEFT, values).one()
+    return WorkLeft(row.free, row.undone)
 
 
 def finish(database: Database, run: Run) -> None:

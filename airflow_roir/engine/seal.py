@@ -16,7 +16,7 @@ from airflow_roir.engine import control
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Stop
 from airflow_roir.engine.database import Database, execute, is_transient
-from airflow_roir.engine.run import Job, Run, load_job, read_control
+from airflow_roir.engine.run import Job, Run, WorkLeft, load_job, read_control
 from airflow_roir.errors import Fenced, InvariantViolated
 from airflow_roir.operation import Phase, Status, Verb
 
@@ -176,9 +176,9 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
 
 
 WORK_LEFT = """
-SELECT count(*) FROM roir.segment
- WHERE generation_id = (SELECT generation_id FROM roir.operation WHERE id = %(operation)s)
-   AND status <> 'sealed' AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s)
+SELECT count(*) FILTER (WHERE claim_epoch IS NULL OR claim_epoch < %(epoch)s) AS free, count(*) AS undone
+  FROM roir.segment
+ WHERE generation_id = (SELECT generation_id FROM roir.operation WHERE id = %(operation)s) AND status <> 'sealed'
 """
 GIVE_BACK = """
 UPDATE roir.segment SET claim_epoch = NULL, claim_worker = NULL
@@ -187,11 +187,12 @@ UPDATE roir.segment SET claim_epoch = NULL, claim_worker = NULL
 """
 
 
-def work_left(connection: Connection, run: Run, busy: Collection[int]) -> int:
-    """How many segments can be claimed. busy: the run's workers that are alive; what others held is free again."""
+def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:
+    """How many segments are left. busy: the run's workers that are alive; what others held is free again."""
     values = {"operation": run.operation_id, "epoch": run.epoch, "busy": list(busy)}
     execute(connection, GIVE_BACK, values)
-    return int(execute(connection, WORK_LEFT, values).scalar_one())
+    row = execute(connection, WORK_LEFT, values).one()
+    return WorkLeft(row.free, row.undone)
 
 
 def finish(database: Database, run: Run) -> None:

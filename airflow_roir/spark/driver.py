@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_roir.engine import build, seal
 from airflow_roir.engine.database import OUTAGE_PATIENCE_S, Database, retry
-from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
+from airflow_roir.engine.run import Run, WorkLeft, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.errors import OperationFailed, OperationPaused, RoirError, SparkFailed, WorkerFailed
 from airflow_roir.operation import Phase, Status
@@ -104,14 +104,15 @@ class _PhaseOnSpark:
                 break
             left = self._work_left()
             missing = sorted(set(range(row.parallelism)) - workers.busy)
-            for number in missing[:left]:
+            for number in missing[: left.free]:
                 self._submitted_at[number] = time.monotonic()
                 workers.start(
                     number,
                     f"{self._run.index}: {self._phase.value}, worker {number} of {row.parallelism}, "
-                    f"{left} {UNITS[self._phase]} unclaimed",
+                    f"{left.free} {UNITS[self._phase]} unclaimed",
                 )
-            if not left and not workers.busy:
+            if not left.undone and not retry(self._at_work):
+                # Whom Spark has no slot for, or has lost, need not come any more.
                 break
             self._watch_slots()
             workers.wait(WATCH_EVERY_S)
@@ -182,8 +183,8 @@ class _PhaseOnSpark:
         with self._database.transaction() as connection:
             return workers_at_work(connection, self._run)
 
-    def _work_left(self) -> int:
-        def read() -> int:
+    def _work_left(self) -> WorkLeft:
+        def read() -> WorkLeft:
             with self._database.transaction() as connection:
                 return ENGINE[self._phase].work_left(connection, self._run, self._workers.busy)
 

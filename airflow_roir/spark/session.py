@@ -22,8 +22,9 @@ SETTINGS = {
     # A second copy of a worker would only fence the first one, over and over: a worker's task is long by design.
     "spark.speculation": "false",
 }
-# Spark Connect's client tries for ten minutes by itself; the server's absence should be known sooner.
+# Spark Connect's client tries for ten minutes by itself; the server's absence should be known within half a minute.
 CONNECT_RETRIES = 8
+CONNECT_MAX_BACKOFF_MS = 5_000
 
 
 @contextmanager
@@ -73,7 +74,7 @@ def _open(options: SparkOptions, name: str) -> Any:
 def _less_patient(spark: Any) -> Any:
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
-    spark.client.set_retry_policies([DefaultPolicy(max_retries=CONNECT_RETRIES)])
+    spark.client.set_retry_policies([DefaultPolicy(max_retries=CONNECT_RETRIES, max_backoff=CONNECT_MAX_BACKOFF_MS)])
     return spark
 
 
@@ -97,7 +98,9 @@ def is_alive(spark: Any) -> bool:
     try:
         if is_classic(spark):
             return not spark.sparkContext._jsc.sc().isStopped()
-        return not spark.is_stopped
+        # A Connect client knows only what it asks for; a server that was started anew has lost the session.
+        spark.conf.get("spark.app.name", "")
+        return True
     except Exception:
         # There is nobody to ask.
         return False

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.run import Run
 from airflow_roir.operation import Phase
-from airflow_roir.spark.session import interrupt, name_job
+from airflow_roir.spark.session import interrupt, is_alive, name_job
 from airflow_roir.spark.worker import METRICS_SCHEMA, worker_function
 
 # How often a worker that should be about to leave is looked for in the server.
@@ -113,11 +113,13 @@ class Workers:
         return ended
 
     def _interrupt(self, numbers: list[int]) -> list[Ended]:
-        for number in numbers:
-            interrupt(self._spark, self._tag(number))
-        deadline = time.monotonic() + INTERRUPTED_S
-        while any(not self._jobs[number].done() for number in numbers) and time.monotonic() < deadline:
-            self.wait(LOOK_EVERY_S)
+        # A Spark that is gone says nothing more, and through Connect each question to it takes half a minute.
+        if numbers and is_alive(self._spark):
+            for number in numbers:
+                interrupt(self._spark, self._tag(number))
+            deadline = time.monotonic() + INTERRUPTED_S
+            while any(not self._jobs[number].done() for number in numbers) and time.monotonic() < deadline:
+                self.wait(LOOK_EVERY_S)
         jobs = {number: self._jobs.pop(number) for number in numbers}
         # What the others raise now is that they were interrupted; what they did is in the server.
         return [Ended(number, job.result(), None) for number, job in jobs.items() if job.done() and not job.exception()]

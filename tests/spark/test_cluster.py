@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import airflow_roir.spark
-from airflow_roir.engine import control
+from airflow_roir.engine import build, control, seal
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import Run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.spark.launch import Driver, driver_environment
 from tests.spark.cluster import BIN, EXECUTOR_SETTINGS, Cluster, standalone_cluster, ui_of
@@ -106,6 +107,18 @@ def test_a_pause_does_not_wait_for_executors_that_never_come(database: Database,
         control.pause(database, "ix", "me", "the cluster is full")
         assert driver.wait() == 3, driver.said
     assert operation_status(database, operation.operation_id).pause_reason == "the cluster is full"
+
+
+def test_nobody_is_waited_for_once_nothing_is_left(database: Database, cluster: Cluster) -> None:
+    """Somebody else's workers did it all; the driver's own never had a slot, as where every executor was lost."""
+    operation = prepared(database)
+    with Running(database, cluster.url, EXECUTOR_SETTINGS | {"spark.executor.memory": "8g"}) as driver:
+        for phase, work in (("build", build.work), ("seal", seal.work)):
+            driver.wait_for(lambda phase=phase: f"{phase}: 4 of 4 workers have not begun" in driver.said)
+            run = Run(operation.operation_id, one(database, "SELECT epoch FROM roir.operation"), "ix", "test")
+            assert list(work(database, run, 0))
+        assert driver.wait() == 0, driver.said
+    finish_and_check(database)
 
 
 def test_a_killed_worker_daemon_and_master_do_not_end_the_build(

@@ -24,20 +24,20 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("source")]
 
 
 @pytest.fixture
-def server(python_without_us: str) -> Iterator[tuple[Server, str]]:
+def connect(python_without_us: str) -> Iterator[tuple[Server, str]]:
     settings = {"spark.ui.port": "0"}
     with connect_server(settings=settings, environment={"PYSPARK_PYTHON": python_without_us}) as server:
         yield server
 
 
 def test_a_build_through_connect_and_a_server_that_dies(
-    database: Database, dsn: str, server: tuple[Server, str]
+    database: Database, dsn: str, connect: tuple[Server, str]
 ) -> None:
     """It builds with the package that the client ships; its death pauses the build, which goes on elsewhere."""
     secret = "s3cret-of-the-database"
     secretive = Database(dsn.replace("postgres:@", f"postgres:{secret}@"))
     operation = prepared(database, rate=4_000)
-    spark, address = server
+    spark, address = connect
     with Running(secretive, address) as driver:
         driver.wait_for(lambda: at_work(database) == {0, 1, 2, 3} and rows_committed(database) > 2_000)
         ui = ui_of(spark.pid)
@@ -62,9 +62,9 @@ def test_a_build_through_connect_and_a_server_that_dies(
     finish_and_check(database)
 
 
-def test_a_build_through_connect_to_its_end(database: Database, server: tuple[Server, str]) -> None:
+def test_a_build_through_connect_to_its_end(database: Database, connect: tuple[Server, str]) -> None:
     prepared(database)
-    _, address = server
+    _, address = connect
     with Running(database, address) as driver:
         assert driver.wait() == 0, driver.said
     finish_and_check(database)
