@@ -3,14 +3,12 @@
 One function per source serves all its generations. `CREATE OR REPLACE FUNCTION` under the drain lock switches
 modes and adds or removes generations, without the ACCESS EXCLUSIVE lock that dropping a trigger takes.
 
-The *quick* path trusts OLD and NEW: events of one row arrive in order, each removal finds its entry. That doesn't
-hold where a trigger (a user's or a foreign key's) or a function that a statement calls writes to the source while
-that statement still has events queued: the inner events then come first. Nor does it where one statement moves
-primary keys among rows. There the *careful* path asks the source itself, by primary key, whether the entry belongs,
-for the old and the new entry alike: its result depends on no order. Once taken it stays taken to the transaction's
-end, since the events that are still queued (a cascade's, for one) may tell of what the source no longer holds.
-
-A nested statement is known by its context: one that a client sent has none beyond the capture function itself.
+The *quick* path trusts an event's NEW where that is the row as it stands now: the tuple's `xmax` is 0. It isn't where
+a trigger (a user's or a foreign key's) or a function that a statement calls wrote to the same row while that statement
+still had events queued: the inner events then come first. There, where primary keys move among rows, and for a row
+that is gone, the *careful* path asks the source itself, by primary key, whether the entry belongs, for the old and the
+new entry alike. Neither depends on the order of events, and nothing is remembered between them that a session could
+reset.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ class Target:
     generation_id: int
     entry: Entry
     mode: str
-    mode_xid: str
 
 
 def function_name(source_oid: int) -> str:
@@ -49,7 +46,7 @@ def targets(connection: Connection, source_oid: int) -> list[Target]:
     """The generations that a source's writes maintain, by the control tables. Read it under the drain lock."""
     generation, index = tables.generation, tables.index
     rows = connection.execute(
-        select(generation.c.id, generation.c.entry, generation.c.capture_mode, generation.c.mode_xid)
+        select(generation.c.id, generation.c.entry, generation.c.capture_mode)
         .join(index, index.c.id == generation.c.index_id)
         .where(
             index.c.source_oid == source_oid,
@@ -58,7 +55,7 @@ def targets(connection: Connection, source_oid: int) -> list[Target]:
         )
         .order_by(generation.c.id)
     )
-    return [Target(row.id, Entry.from_json(row.entry), row.capture_mode, row.mode_xid) for row in rows]
+    return [Target(row.id, Entry.from_json(row.entry), row.capture_mode) for row in rows]
 
 
 def install(connection: Connection, source: Source) -> None:
@@ -111,14 +108,17 @@ def drop_function(connection: Connection, source_oid: int) -> None:
     execute(connection, f"DROP FUNCTION IF EXISTS {function_name(source_oid)}()")
 
 
+# The event's new version of the row has been written to again since, by this very transaction (or only locked).
+_IS_TOUCHED_AGAIN = "NEW.xmax <> '0'::xid"
+
+
 def render(source: Source, generations: list[Target]) -> str:
     """The whole CREATE FUNCTION statement, pure text of its arguments."""
     declarations = [
         "DECLARE",
         "  careful boolean := true;",
-        "  context text;",
+        "  one_snapshot boolean := current_setting('transaction_isolation') IN ('repeatable read', 'serializable');",
         "  found_entries bigint;",
-        "  more bigint;",
     ]
     statements = _indent(_statements(source, generations))
     body = "\n".join([*declarations, "BEGIN", *statements, "  RETURN NULL;", "END"])
@@ -127,7 +127,8 @@ def render(source: Source, generations: list[Target]) -> str:
         tag += "_"
     return (
         f"CREATE OR REPLACE FUNCTION {function_name(source.oid)}() RETURNS trigger\n"
-        "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp\n"
+        # Without rows that a policy hides the careful path would take entries away: then rather an error.
+        "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off\n"
         f"AS ${tag}$\n{body}\n${tag}$"
     )
 
@@ -146,16 +147,11 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
     ]
     if not source.pk_deferrable:
         lines += [
-            "careful := current_setting('roir.careful', true) IS NOT DISTINCT FROM 'on';",
-            "IF NOT careful THEN",
-            "  GET DIAGNOSTICS context = PG_CONTEXT;",
-            "  careful := strpos(context, E'\\n') > 0;",
-            "  IF NOT careful AND TG_OP = 'UPDATE' THEN",
-            f"    careful := {_image('OLD', source.primary_key)} *<> {_image('NEW', source.primary_key)};",
-            "  END IF;",
-            "  IF careful THEN",
-            "    PERFORM set_config('roir.careful', 'on', true);",
-            "  END IF;",
+            "IF TG_OP = 'INSERT' THEN",
+            f"  careful := {_IS_TOUCHED_AGAIN};",
+            "ELSIF TG_OP = 'UPDATE' THEN",
+            f"  careful := {_IS_TOUCHED_AGAIN}",
+            f"    OR {_image('OLD', source.primary_key)} *<> {_image('NEW', source.primary_key)};",
             "END IF;",
         ]
     for target in generations:
@@ -200,8 +196,6 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
         *_indent(_for_both(settle)),
         "ELSIF TG_OP = 'INSERT' THEN",
         *_indent(write("NEW", EntryState.REGULAR)),
-        "ELSIF TG_OP = 'DELETE' THEN",
-        *_indent(write("OLD", EntryState.ANTIMATTER)),
         f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
         f"  IF {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
         *_indent(write("OLD", EntryState.ANTIMATTER), 2),
@@ -228,18 +222,22 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
             f"{_on_conflict(entry)};",
         ]
 
+    def take_out(record: str) -> list[str]:
+        # Nothing there, or only nothing that this snapshot sees: an insert tells, it raises 40001 at what it can't see.
+        identity = ", ".join(entry.physical(entry.identity_positions))
+        values = ", ".join(f"{record}.{quote(entry.columns[i].source)}" for i in entry.identity_positions)
+        return [
+            *_delete(entry, base, record),
+            "GET DIAGNOSTICS found_entries = ROW_COUNT;",
+            "IF found_entries = 0 AND one_snapshot THEN",
+            f"  INSERT INTO {base} ({identity}) VALUES ({values}) ON CONFLICT ({identity}) DO NOTHING;",
+            *_indent(_delete(entry, base, record)),
+            "END IF;",
+        ]
+
+    # The delta before the base, always: a fold step takes rows in that order too.
     def remove(record: str) -> list[str]:
-        if delta is None:
-            counted = [*_delete(entry, base, record), "GET DIAGNOSTICS found_entries = ROW_COUNT;"]
-        else:
-            counted = [
-                *_delete(entry, delta, record),
-                "GET DIAGNOSTICS found_entries = ROW_COUNT;",
-                *_delete(entry, base, record),
-                "GET DIAGNOSTICS more = ROW_COUNT;",
-                "found_entries := found_entries + more;",
-            ]
-        return [*counted, "IF found_entries = 0 THEN", *_indent(_serialization_failure(target)), "END IF;"]
+        return [*forget(record), *take_out(record)]
 
     def settle(record: str) -> list[str]:
         return [
@@ -249,31 +247,25 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
             f"  FROM {source.sql} s WHERE {_row_of(source, entry, record)} LIMIT 1",
             f"{_on_conflict(entry)};",
             "IF NOT FOUND THEN",
-            *_indent(_delete(entry, base, record)),
+            *_indent(take_out(record)),
             "END IF;",
         ]
 
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
-    # An old snapshot is told by the transaction that it must have seen, the one that rendered this mode. In direct
-    # mode nothing less would do: a removal may find the entry in the delta and miss the base's younger copy, a write
-    # may miss a younger antimatter. In active mode each removal finds its one entry, or fails; only the careful path
-    # can't count on that.
-    old_snapshot = [
-        "IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')",
-        f"   AND NOT pg_visible_in_snapshot('{int(target.mode_xid)}'::xid8, pg_current_snapshot()) THEN",
-        *_indent(_serialization_failure(target)),
-        "END IF;",
-    ]
+    # An old snapshot is told by the row that says this mode, which it must see: a removal may find the entry in the
+    # delta and miss the base's younger copy, a write may miss a younger antimatter, a lookup the row itself.
     return [
-        *(old_snapshot if delta else []),
+        "IF one_snapshot THEN",
+        "  IF NOT EXISTS (SELECT FROM roir.generation g",
+        f"                  WHERE g.id = {target.generation_id} AND g.capture_mode = '{target.mode}') THEN",
+        *_indent(_serialization_failure(target), 2),
+        "  END IF;",
+        "END IF;",
         "IF careful THEN",
-        *_indent([] if delta else old_snapshot),
         *_indent(_for_both(settle)),
         "ELSIF TG_OP = 'INSERT' THEN",
         *_indent(put("NEW")),
-        "ELSIF TG_OP = 'DELETE' THEN",
-        *_indent(remove("OLD")),
         f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
         f"  IF {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
         *_indent(remove("OLD"), 2),

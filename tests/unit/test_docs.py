@@ -195,7 +195,6 @@ def test_every_relation_and_function_of_the_control_schema_exists(document: Path
     sql = "".join(file.read_text() for file in (ROOT / "migrations" / "sql").glob("*.sql"))
     made = set(re.findall(r"CREATE (?:FUNCTION|VIEW) roir\.(\w+)", sql)) | {"schema_version"}
     made |= {table.name for table in tables.metadata.tables.values()}
-    made |= {"careful"}  # a setting of the capture function
     for code in code_of(document):
         assert set(re.findall(r"(?<!\w)roir\.(\w+)", code)) <= made, f"{document.name}: {code}"
 
