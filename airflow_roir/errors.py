@@ -63,6 +63,10 @@ class SourceChanged(RoirError):
     """The source's shape is no longer the one that the operation was prepared for (fingerprint)."""
 
 
+class PartitionsChanged(RoirError):
+    """A partition came with rows, or went, without a capture. `roir sync-partitions` puts the index right."""
+
+
 class SparkFailed(RoirError):
     """Spark couldn't be started, or gave up. The operation is paused with the reason and can be resumed."""
 

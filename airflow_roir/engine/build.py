@@ -10,15 +10,16 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine import control
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute, is_transient
-from airflow_roir.engine.run import Job, Run, WorkLeft, check_fingerprint, load_job, read_control
+from airflow_roir.engine.run import Job, Run, WorkLeft, check_fingerprint, check_partitions, load_job, read_control
 from airflow_roir.errors import Fenced, InvariantViolated
 from airflow_roir.operation import Phase, Status, Verb
 from airflow_roir.scan_range import Key, ScanRange
@@ -59,10 +60,15 @@ UPDATE roir.scan_range SET claim_epoch = NULL, claim_worker = NULL
  WHERE id = %(range)s AND claim_token = %(token)s AND claim_epoch = %(epoch)s
 """
 
-HOLDS = """
-SELECT EXISTS (SELECT FROM roir.scan_range r JOIN roir.operation o ON o.id = r.operation_id
-                WHERE r.id = %(range)s AND r.claim_token = %(token)s AND r.claim_epoch = %(epoch)s
-                  AND o.epoch = %(epoch)s)
+# held; out, where the leaf was taken out of the source meanwhile; or lost to another worker. And the leaf's name as it
+# is now, fully qualified under the pinned search_path.
+STANDING = """
+SELECT CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
+            WHEN r.done THEN 'out'
+            WHEN r.claim_epoch = %(epoch)s THEN 'held'
+            ELSE 'lost' END AS standing, r.relation::oid::regclass::text AS name
+  FROM roir.scan_range r JOIN roir.operation o ON o.id = r.operation_id
+ WHERE r.id = %(range)s
 """
 
 
@@ -111,6 +117,7 @@ class BuildWorker:
         self.connection = connection
         self.job = job
         self.worker = worker
+        self._known: set[int] = set()
         self._casts = [job.source.columns[name].comparand for name in job.source.primary_key]
 
     def claim(self) -> Claim | Stop:
@@ -136,13 +143,22 @@ class BuildWorker:
         """Copy the next rows of a claimed range: entries and watermark in one transaction (I4).
 
         Stops, and gives the range back, where the operation is paused or this worker is one too many.
-        Raises Fenced (nothing was changed), SourceChanged.
+        Raises Fenced (nothing was changed), SourceChanged, PartitionsChanged.
         """
         try:
             return self._batch(claim)
-        except DBAPIError as error:
+        except (DBAPIError, Fenced) as error:
+            if isinstance(error, DBAPIError) and is_transient(error):
+                raise
+            with self.connection.begin():
+                standing = self._standing(claim).standing
+                if standing == "held":
+                    # A leaf that was dropped can't be read; that has an error of its own.
+                    check_partitions(self.connection, self.job)
+            if standing == "out":
+                return Batch(0, 0.0, None)
             # Whoever was cut off for long may find the base sealed, or gone: that is no failure of the operation.
-            if not is_transient(error) and not self._holds(claim):
+            if standing == "lost":
                 raise self._fenced(claim) from error
             raise
 
@@ -163,10 +179,12 @@ class BuildWorker:
             if row.max_rows_per_second:
                 limit = min(limit, max(1, int(row.max_rows_per_second / row.parallelism * RATE_WINDOW_S)))
             self._set_up()
-            last, done = self._last_key(claim.scan, limit)
-            # The source is locked against ALTER now, by that read, to the end of the transaction.
+            leaf = self._standing(claim).name
+            last, done = self._last_key(leaf, claim.scan, limit)
+            # The leaf is locked against ALTER now, by that read, to the end of the transaction.
             check_fingerprint(self.connection, self.job)
-            rows = self._copy(claim.scan, None if done else last)
+            check_partitions(self.connection, self.job, self._known)
+            rows = self._copy(leaf, claim.scan, None if done else last)
             seconds = time.monotonic() - begun
             watermark = last if last is not None else claim.scan.watermark
             committed = execute(
@@ -189,10 +207,9 @@ class BuildWorker:
         rest = None if done else Claim(claim.range_id, claim.ordinal, claim.token, scan)
         return Batch(rows, time.monotonic() - begun, rest)
 
-    def _holds(self, claim: Claim) -> bool:
+    def _standing(self, claim: Claim) -> Row[Any]:
         values = {"range": claim.range_id, "token": claim.token, "epoch": self.job.run.epoch}
-        with self.connection.begin():
-            return bool(execute(self.connection, HOLDS, values).scalar_one())
+        return execute(self.connection, STANDING, values).one()
 
     def _fenced(self, claim: Claim) -> Fenced:
         run = self.job.run
@@ -210,7 +227,7 @@ class BuildWorker:
             "SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off",
         )
 
-    def _last_key(self, scan: ScanRange, limit: int) -> tuple[Key | None, bool]:
+    def _last_key(self, leaf: str, scan: ScanRange, limit: int) -> tuple[Key | None, bool]:
         """The key of the batch's last row, and whether the range ends with this batch."""
         source = self.job.source
         values: dict[str, str] = {}
@@ -218,7 +235,7 @@ class BuildWorker:
         # Qualified, or ORDER BY would sort the texts, which have the columns' names.
         key = ", ".join(f"s.{quote(name)}" for name in source.primary_key)
         texts = ", ".join(source.columns[name].text("s") for name in source.primary_key)
-        head = f"SELECT {texts} FROM {source.sql} s WHERE {where} ORDER BY"
+        head = f"SELECT {texts} FROM {leaf} s WHERE {where} ORDER BY"
         found = execute(self.connection, f"{head} {key} OFFSET {limit - 1} LIMIT 1", values).first()
         if found is not None:
             return list(found), False
@@ -226,7 +243,7 @@ class BuildWorker:
         found = execute(self.connection, f"{head} {descending} LIMIT 1", values).first()
         return (None if found is None else list(found)), True
 
-    def _copy(self, scan: ScanRange, last: Key | None) -> int:
+    def _copy(self, leaf: str, scan: ScanRange, last: Key | None) -> int:
         job = self.job
         values: dict[str, str] = {}
         where = scan.condition(job.source.primary_key, self._casts, last, values)
@@ -235,7 +252,7 @@ class BuildWorker:
         return execute(
             self.connection,
             f"INSERT INTO {physical.base(job.generation_id)} ({', '.join(job.entry.physical())}) "
-            f"SELECT {columns} FROM {job.source.sql} WHERE {where}",
+            f"SELECT {columns} FROM {leaf} WHERE {where}",
             values,
         ).rowcount
 

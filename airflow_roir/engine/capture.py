@@ -37,6 +37,13 @@ class Target:
     mode: str
 
 
+# 32 is TRIGGER_TYPE_TRUNCATE.
+FOLLOWED = """
+SELECT tgrelid::regclass::text FROM pg_trigger
+ WHERE tgfoid = to_regprocedure(%(function)s) AND tgtype & 32 <> 0 ORDER BY tgrelid
+"""
+
+
 def function_name(source_oid: int) -> str:
     """The capture function of a source, named by its oid."""
     return f"{tables.DATA_SCHEMA}.capture_{source_oid}"
@@ -88,6 +95,7 @@ def install(connection: Connection, source: Source) -> None:
             f"FOR EACH STATEMENT EXECUTE FUNCTION {name}()",
         )
         execute(connection, f"ALTER TABLE {source.sql} ENABLE ALWAYS TRIGGER {TRUNCATE_TRIGGER}")
+    execute(connection, "SELECT roir.watch_truncate(%(oid)s)", {"oid": source.oid})
 
 
 def is_installed(connection: Connection, source: Source) -> bool:
@@ -99,13 +107,15 @@ def is_installed(connection: Connection, source: Source) -> bool:
 def uninstall(connection: Connection, source: Source) -> None:
     """Drop the capture triggers and function of a source without generations. Takes an ACCESS EXCLUSIVE lock."""
     execute(connection, f"DROP TRIGGER IF EXISTS {TRIGGER} ON {source.sql}")
-    execute(connection, f"DROP TRIGGER IF EXISTS {TRUNCATE_TRIGGER} ON {source.sql}")
     drop_function(connection, source.oid)
 
 
 def drop_function(connection: Connection, source_oid: int) -> None:
-    """Drop a source's capture function, which no trigger uses any more."""
-    execute(connection, f"DROP FUNCTION IF EXISTS {function_name(source_oid)}()")
+    """Drop a source's capture function, and the triggers for TRUNCATE: they stay on partitions that were detached."""
+    name = function_name(source_oid)
+    for relation in execute(connection, FOLLOWED, {"function": f"{name}()"}).scalars().all():
+        execute(connection, f"DROP TRIGGER {TRUNCATE_TRIGGER} ON {relation}")
+    execute(connection, f"DROP FUNCTION IF EXISTS {name}()")
 
 
 # The event's new version of the row has been written to again since, by this very transaction (or only locked).
@@ -141,6 +151,7 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
     truncated += [physical.delta(g.generation_id) for g in generations if g.mode != ACTIVE]
     lines = [
         "IF TG_OP = 'TRUNCATE' THEN",
+        *(_indent(_truncated_leaf(source)) if source.partitioned else []),
         f"  TRUNCATE {', '.join(truncated)};",
         "  RETURN NULL;",
         "END IF;",
@@ -161,6 +172,15 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
         else:
             lines += _maintain_mode(source, target)
     return lines
+
+
+def _truncated_leaf(source: Source) -> list[str]:
+    return [
+        f"IF TG_RELID <> {source.oid} THEN",
+        f"  PERFORM roir.forget_partition({source.oid}, TG_RELID);",
+        "  RETURN NULL;",
+        "END IF;",
+    ]
 
 
 def _capture_mode(source: Source, target: Target) -> list[str]:

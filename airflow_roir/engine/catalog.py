@@ -71,7 +71,9 @@ class Source:
     pk_deferrable: bool
     # Schemas, besides pg_catalog, of the operators that order the primary key: a scan's search_path needs them.
     operator_schemas: tuple[str, ...]
+    # The source itself and all its partitions, by oid; those of them that hold rows.
     relations: tuple[int, ...]
+    leaves: tuple[int, ...]
 
     @property
     def sql(self) -> str:
@@ -136,7 +138,7 @@ SIZE = """
 WITH leaf AS (
     SELECT c.oid, c.reltuples, c.relpages, pg_relation_size(c.oid) AS bytes
       FROM pg_class c
-     WHERE c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s) WHERE isleaf
+     WHERE c.oid IN (SELECT relation FROM roir.partition_tree(%(oid)s)
                      UNION ALL SELECT %(oid)s::oid) AND c.relkind = 'r')
 SELECT coalesce(sum(bytes), 0)::bigint AS bytes,
        CASE WHEN bool_and(relpages > 0 OR bytes = 0)
@@ -147,10 +149,10 @@ SELECT coalesce(sum(bytes), 0)::bigint AS bytes,
   FROM leaf
 """
 
-RELATIONS = "SELECT relid::oid::bigint FROM pg_partition_tree(%(oid)s) UNION SELECT %(oid)s::bigint"
+PARTITIONS = "SELECT relation::bigint, leaf FROM roir.partition_tree(%(oid)s) ORDER BY relation"
 
-# Everything of the source's shape that a build depends on. Names, since the batches' statements use them; the
-# capture triggers, since without them nothing is exact; the partitions, since they bring and take rows.
+# Everything of the source's shape that a build depends on. Names, since the capture's statements use them; the
+# capture triggers, since without them nothing is exact. Partitions come and go: `partitions.py` follows them.
 FINGERPRINT = """
 SELECT md5(concat_ws('|',
     (SELECT concat_ws(',', c.oid, c.relkind, c.relrowsecurity, n.nspname, c.relname)
@@ -161,8 +163,7 @@ SELECT md5(concat_ws('|',
     (SELECT concat_ws(',', indexrelid, indkey, indclass, indisvalid, indimmediate)
        FROM pg_index WHERE indrelid = %(oid)s AND indisprimary),
     (SELECT string_agg(concat_ws(',', tgname, tgfoid, tgenabled, tgtype), ';' ORDER BY tgname)
-       FROM pg_trigger WHERE tgrelid = %(oid)s AND tgname = ANY (%(triggers)s)),
-    (SELECT string_agg(relid::oid::text, ',' ORDER BY relid::oid) FROM pg_partition_tree(%(oid)s))
+       FROM pg_trigger WHERE tgrelid = %(oid)s AND tgname = ANY (%(triggers)s))
 )) AS fingerprint
 """
 
@@ -233,6 +234,7 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
         )
     if key[0].amname != "btree":
         raise InvalidInput(f"table {full} has a primary key that is no B-tree (temporal keys are not supported)")
+    partitions = execute(connection, PARTITIONS, {"oid": row.oid}).all()
     return Source(
         oid=row.oid,
         name=full,
@@ -243,7 +245,8 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
         operator_schemas=tuple(
             sorted({k.operator_schema for k in key if k.operator_schema not in (None, "pg_catalog")})
         ),
-        relations=tuple(execute(connection, RELATIONS, {"oid": row.oid}).scalars()),
+        relations=(row.oid, *(p.relation for p in partitions)),
+        leaves=tuple(p.relation for p in partitions if p.leaf) if row.kind == "p" else (row.oid,),
     )
 
 
@@ -290,6 +293,8 @@ def _refuse_relation(name: QualifiedName, row: object) -> None:
             f"table {name} is unlogged; a crash would empty it behind the index's back. "
             f"Use ALTER TABLE {name} SET LOGGED"
         )
+    if kind == "p" and getattr(row, "relispartition", False):
+        raise InvalidInput(f"table {name} is a partition and has partitions of its own; index the whole table instead")
     if kind == "r" and getattr(row, "relhassubclass", False):
         raise InvalidInput(f"table {name} has inheritance children, whose rows no trigger of it sees")
     if getattr(row, "relrowsecurity", False):

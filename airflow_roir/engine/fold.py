@@ -16,7 +16,7 @@ from airflow_roir.engine import capture, control, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, Drain, execute
 from airflow_roir.engine.entry import Entry, is_null
-from airflow_roir.engine.run import Job, Run, check_fingerprint, load_job, read_control
+from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import IllegalTransition, OperationPaused
 from airflow_roir.operation import Phase, Status, Verb
@@ -64,8 +64,12 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         row = _read_running(connection, run)
+        known: set[int] = set()
+        # A leaf that is new is read through here already, and not while writers wait.
+        check_partitions(connection, job, known)
         lock()
         check_fingerprint(connection, job)
+        check_partitions(connection, job, known, adopt=True)
         set_mode(connection, job.generation_id, capture.CAPTURE, capture.DIRECT)
         capture.install(connection, job.source)
         control.record_event(connection, row.index_id, row.id, run.owner, "switch", "capture to direct mode")

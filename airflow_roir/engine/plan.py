@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sqlalchemy import Connection
 
@@ -27,24 +29,33 @@ MOST_SEGMENTS = 64
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A piece of one leaf of the source (by oid), half-open in scan-key order; None is unbounded."""
+
+    relation: int
+    lower: Bound | None
+    upper: Bound | None
+
+
+@dataclass(frozen=True)
 class Plan:
     """How an operation will be cut.
 
-    rows: the source's estimated rows; source_bytes: the size of its heap. range_bounds: the inner bounds of the ranges,
-    as scan-key texts. segment_bounds: the inner bounds of the segments, each as long as `partition`, the number of
-    leading identity columns that they are cut by.
+    rows: the source's estimated rows; source_bytes: the size of its heap. pieces: what will be the ranges.
+    segment_bounds: the inner bounds of the segments, each as long as `partition`, the number of leading identity
+    columns that they are cut by.
     """
 
     rows: int
     source_bytes: int
-    range_bounds: tuple[Bound, ...]
+    pieces: tuple[Piece, ...]
     segment_bounds: tuple[Bound, ...]
     partition: int
 
     @property
     def ranges(self) -> int:
-        """Number of ranges."""
-        return len(self.range_bounds) + 1
+        """Number of ranges: at least one for each leaf of the source."""
+        return len(self.pieces)
 
     @property
     def segments(self) -> int:
@@ -62,9 +73,12 @@ def make_plan(connection: Connection, source: Source, definition: IndexDefinitio
         rows = round(counted / share)
     ranges = options.ranges or min(MOST_RANGES, max(options.parallelism * 4, rows // ROWS_PER_RANGE))
     segments = options.segments or min(MOST_SEGMENTS, max(options.parallelism, rows // ROWS_PER_SEGMENT))
-    range_bounds = _range_bounds(connection, source, sample, ranges)
+    bounds = _range_bounds(connection, source, sample, ranges)
+    pieces = [
+        Piece(leaf, lower, upper) for leaf in source.leaves for lower, upper in pairwise([None, *bounds[leaf], None])
+    ]
     partition, segment_bounds = _segment_bounds(connection, source, definition, sample, segments)
-    return Plan(rows, size.bytes, tuple(range_bounds), tuple(segment_bounds), partition)
+    return Plan(rows, size.bytes, tuple(pieces), tuple(segment_bounds), partition)
 
 
 def _sample_clause(connection: Connection, size: SourceSize) -> tuple[str, float]:
@@ -79,23 +93,30 @@ def _sample_clause(connection: Connection, size: SourceSize) -> tuple[str, float
     return f"TABLESAMPLE SYSTEM ({share * 100:.6f}) REPEATABLE (1)", share
 
 
-def _range_bounds(connection: Connection, source: Source, sample: str, ranges: int) -> list[Bound]:
-    if ranges == 1:
-        return []
-    key = ", ".join(map(quote, source.primary_key))
+def _range_bounds(connection: Connection, source: Source, sample: str, ranges: int) -> dict[int, list[Bound]]:
+    """The inner bounds of each leaf's ranges, of which it gets its share by the sample: one query for all leaves."""
+    bounds: dict[int, list[Bound]] = defaultdict(list)
+    if ranges <= len(source.leaves):
+        return bounds
+    key = ", ".join(f"s.{quote(name)}" for name in source.primary_key)
     # By position, since a column may be called anything, `n` too.
-    texts = ", ".join(f"{source.columns[name].text()} AS k{i}" for i, name in enumerate(source.primary_key))
+    texts = ", ".join(f"{source.columns[name].text('s')} AS k{i}" for i, name in enumerate(source.primary_key))
     rows = execute(
         connection,
         f"""
-        SELECT {", ".join(f"k{i}" for i in range(len(source.primary_key)))}
-          FROM (SELECT {texts}, row_number() OVER (ORDER BY {key}) - 1 AS n, count(*) OVER () AS total
-                  FROM {source.sql} {sample}) s
-         WHERE n > 0 AND n * %(ranges)s / total > (n - 1) * %(ranges)s / total
-         ORDER BY n""",
+        SELECT leaf, {", ".join(f"k{i}" for i in range(len(source.primary_key)))}
+          FROM (SELECT *, greatest(1, round(total * %(ranges)s::numeric / everything)) AS pieces
+                  FROM (SELECT {texts}, s.tableoid::bigint AS leaf,
+                               row_number() OVER (PARTITION BY s.tableoid ORDER BY {key}) - 1 AS n,
+                               count(*) OVER (PARTITION BY s.tableoid) AS total, count(*) OVER () AS everything
+                          FROM {source.sql} s {sample}) numbered) shared
+         WHERE n > 0 AND trunc(n * pieces / total) > trunc((n - 1) * pieces / total)
+         ORDER BY leaf, n""",
         {"ranges": ranges},
     )
-    return [tuple(row) for row in rows]
+    for row in rows:
+        bounds[row.leaf].append(tuple(row)[1:])
+    return bounds
 
 
 def _segment_bounds(

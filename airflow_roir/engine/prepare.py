@@ -8,24 +8,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, update
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
-from airflow_roir.engine import capture, catalog, control, tables
+from airflow_roir.engine import capture, catalog, control, partitions, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, Drain, execute, retry
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.plan import Bound, Plan, make_plan
+from airflow_roir.engine.plan import Bound, Piece, Plan, make_plan
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound, OperationFailed
 from airflow_roir.operation import Phase, Status
 
 # The format of watermarks and bounds in the control tables; another version of the code must know it to go on.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -178,16 +177,26 @@ def _prepare(
             .returning(tables.operation.c.id)
         ).scalar_one()
     )
-    edges = [None, *map(list, plan.range_bounds), None]
+    partitions.register(connection, source, generation_id)
     connection.execute(
         insert(tables.scan_range),
         [
-            {"operation_id": operation_id, "ordinal": n, "lower": low, "upper": high}
-            for n, (low, high) in enumerate(pairwise(edges))
+            {"operation_id": operation_id, "ordinal": n, "relation": p.relation, "lower": p.lower, "upper": p.upper}
+            for n, p in enumerate(_pieces(connection, source, plan))
         ],
     )
     control.record_event(connection, index_id, operation_id, actor, "prepare", f"{rehearsal.kind} over {source.sql}")
     return PreparedOperation(operation_id, generation_id, str(name), rehearsal.kind, adopted=False)
+
+
+def _pieces(connection: Connection, source: Source, plan: Plan) -> list[Piece]:
+    """The plan's pieces, for the leaves that there are under the drain lock: one that came since is a piece itself."""
+    if not source.partitioned:
+        return list(plan.pieces)
+    leaves = [row.relation for row in execute(connection, catalog.PARTITIONS, {"oid": source.oid}) if row.leaf]
+    planned = {piece.relation for piece in plan.pieces}
+    kept = [piece for piece in plan.pieces if piece.relation in leaves]
+    return kept + [Piece(leaf, None, None) for leaf in leaves if leaf not in planned]
 
 
 def _adopt(

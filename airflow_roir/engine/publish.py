@@ -10,7 +10,7 @@ from airflow_roir.definition import QualifiedName
 from airflow_roir.engine import capture, control, fold, tables, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import Job, Run, check_fingerprint, load_job, read_control
+from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated, OperationPaused
 from airflow_roir.operation import Status, Verb
@@ -49,8 +49,12 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     if row.status != Status.RUNNING:
         raise OperationPaused(f"index {run.index}: operation {row.id} was paused: {row.pause_reason}")
     _check_complete(connection, job)
+    known: set[int] = set()
+    # A leaf that is new is read through here already, and not while writers wait.
+    check_partitions(connection, job, known)
     lock()
     check_fingerprint(connection, job)
+    check_partitions(connection, job, known, adopt=True)
     if fold.left_in_delta(connection, job.generation_id) > MOST_ROWS_UNDER_LOCK:
         return False
     fold.FoldWorker(connection, job.generation_id, job.entry).fold()

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import catalog, control, tables
+from airflow_roir.engine import catalog, control, partitions, tables
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.entry import Entry
@@ -157,6 +157,7 @@ def load_job(connection: Connection, run: Run) -> Job:
     source = catalog.read_source(connection, catalog.name_of(connection, generation.source_oid))
     job = Job(run, row.index_id, row.generation_id, source, entry, dict(row.options), row.fingerprint)
     check_fingerprint(connection, job)
+    check_partitions(connection, job)
     return job
 
 
@@ -166,8 +167,19 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
     if now != job.fingerprint:
         raise SourceChanged(
             f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "
-            "primary key, partitions, or the capture triggers); abort the operation and begin anew"
+            "primary key, or the capture triggers); abort the operation and begin anew"
         )
+
+
+def check_partitions(connection: Connection, job: Job, known: set[int] | None = None, adopt: bool = False) -> None:
+    """Raise PartitionsChanged where partitions brought or took rows that no capture saw (`partitions.check`).
+
+    adopt: also write the new ones down, under the drain lock that the caller holds.
+    """
+    known = set() if known is None else known
+    found = partitions.check(connection, job.run.index, job.source, job.generation_id, job.entry, known)
+    if adopt:
+        partitions.adopt(connection, job.source, job.generation_id, found)
 
 
 def read_control(connection: Connection, run: Run) -> Row[Any]:

@@ -120,6 +120,35 @@ segment = Table(
     CheckConstraint("status IN ('loading', 'indexed', 'sealed')", name="status"),
 )
 
+source_partition = Table(
+    "source_partition",
+    metadata,
+    _id(),
+    Column("generation_id", BigInteger, ForeignKey(generation.c.id), nullable=False),
+    # oids, of the partition and of what it is, or was, a partition of
+    Column("relation", BigInteger, nullable=False),
+    Column("parent", BigInteger, nullable=False),
+    Column("leaf", Boolean, nullable=False),
+    Column("name", Text, nullable=False),
+    # Its partition constraint, over the source's columns: tells its entries when the partition itself is gone.
+    Column("condition", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    # Where it is joining: the primary key of the last row that was brought in.
+    Column("watermark", JSONB(none_as_null=True)),
+    # present: its rows have their entries. leaving: its rows are gone, their entries are hidden, then removed.
+    # joining: its rows are being brought in; their entries are hidden until it is a partition.
+    CheckConstraint("status IN ('present', 'leaving', 'joining')", name="status"),
+)
+# A partition can come back while its old entries are still being removed.
+Index(
+    "source_partition_one",
+    source_partition.c.generation_id,
+    source_partition.c.relation,
+    unique=True,
+    postgresql_where=text("status <> 'leaving'"),
+)
+Index("source_partition_relation", source_partition.c.relation)
+
 operation = Table(
     "operation",
     metadata,
@@ -174,6 +203,8 @@ scan_range = Table(
     _id(),
     Column("operation_id", BigInteger, ForeignKey(operation.c.id), nullable=False),
     Column("ordinal", Integer, nullable=False),
+    # The leaf of the source that it scans, by oid; the source itself where that isn't partitioned.
+    Column("relation", BigInteger, nullable=False),
     # Half-open [lower, upper) in scan-key order; null is unbounded (DESIGN section 6).
     Column("lower", JSONB(none_as_null=True)),
     Column("upper", JSONB(none_as_null=True)),

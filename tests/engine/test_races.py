@@ -123,7 +123,7 @@ def test_row_deleted_between_scan_and_copy_stays_gone(database: Database, dsn: s
     assert isinstance(claim, Claim)
     user = steps.session(dsn)
     with worker.connection.begin():
-        rows = worker._copy(claim.scan, None)
+        rows = worker._copy("public.t", claim.scan, None)
         assert rows > 0
         sql(user, "DELETE FROM t WHERE id = 1")
         user.commit()

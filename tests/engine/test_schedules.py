@@ -97,7 +97,7 @@ class Schedule:
         worker, claim = self.workers.pop(self.chance.choice(held))
         assert claim is not None
         with worker.connection.begin() as transaction:
-            worker._copy(claim.scan, None)
+            worker._copy("public.t", claim.scan, None)
             transaction.rollback()
         if self.chance.random() < 0.5:
             self.zombies.append((worker, claim))

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_roir.engine.plan import Plan, cut
+from airflow_roir.engine.plan import Piece, Plan, cut
 
 COUNTED = st.lists(st.integers(1, 1000), max_size=60).map(
     lambda counts: [((f"{i:04}",), count) for i, count in enumerate(counts)]
@@ -49,4 +49,5 @@ def test_what_follows_a_heavy_value_is_not_put_on_top_of_it() -> None:
 
 def test_nothing_can_be_cut_from_nothing() -> None:
     assert cut([], 5) == ([], 0)
-    assert Plan(0, 0, (), (), 1).ranges == Plan(0, 0, (), (), 1).segments == 1
+    plan = Plan(0, 0, (Piece(1, None, None),), (), 1)
+    assert plan.ranges == plan.segments == 1

@@ -1,0 +1,122 @@
+"""Follows the partitions of a source: which of them a generation holds, which came or went without a capture.
+
+Every partition's row events are captured: row triggers are cloned to whatever becomes a partition. What no trigger
+sees is DDL that brings or takes rows: DROP, DETACH and ATTACH. `roir.source_partition` says what a generation holds,
+so a difference from the catalog is such a change, or a partition that was created empty, which is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import quote
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.errors import PartitionsChanged
+
+CHANGES = """
+WITH tree AS MATERIALIZED (SELECT * FROM roir.partition_tree(%(source)s)),
+     held AS (SELECT * FROM roir.source_partition WHERE generation_id = %(generation)s AND status = 'present')
+SELECT h.relation, h.name, true AS gone FROM held h
+ WHERE NOT EXISTS (SELECT FROM tree t WHERE t.relation = h.relation)
+   -- only the uppermost of those that went together
+   AND NOT EXISTS (SELECT FROM held p WHERE p.relation = h.parent
+                      AND NOT EXISTS (SELECT FROM tree t WHERE t.relation = p.relation))
+UNION ALL
+SELECT t.relation::bigint, t.relation::regclass::text, false FROM tree t
+ WHERE t.leaf AND NOT EXISTS (SELECT FROM held h WHERE h.relation = t.relation)
+ ORDER BY 2
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A partition that a generation holds and that is gone, or a leaf that it doesn't know."""
+
+    relation: int
+    name: str
+    gone: bool
+
+
+def register(connection: Connection, source: Source, generation_id: int) -> None:
+    """Write down that a generation holds all partitions of its source. No-op for those it knows."""
+    values = {"generation": generation_id, "source": source.oid}
+    execute(connection, "SELECT roir.register_partitions(%(generation)s, %(source)s)", values)
+
+
+def changes(connection: Connection, source: Source, generation_id: int) -> list[Change]:
+    """What came or went since the generation's partitions were written down. Waits for no lock."""
+    if not source.partitioned:
+        return []
+    rows = execute(connection, CHANGES, {"source": source.oid, "generation": generation_id})
+    return [Change(row.relation, row.name, row.gone) for row in rows]
+
+
+def check(
+    connection: Connection, index: str, source: Source, generation_id: int, entry: Entry, known: set[int]
+) -> list[Change]:
+    """Raise PartitionsChanged where rows came or went that no capture saw. Returns the new leaves, which are harmless.
+
+    known: leaves that were found harmless before; adds to it. Once a leaf is, it stays so: all writes are captured.
+    """
+    found = changes(connection, source, generation_id)
+    for change in found:
+        if change.gone:
+            raise PartitionsChanged(
+                f"index {index}: partition {change.name} of {source.name} was dropped or detached without roir; "
+                f"run: roir sync-partitions {source.name}"
+            )
+        if change.relation not in known and brings_rows(connection, generation_id, entry, change.relation):
+            raise PartitionsChanged(
+                f"index {index}: partition {change.name} was attached to {source.name} with rows, without roir; "
+                f"run: roir sync-partitions {source.name}"
+            )
+        known.add(change.relation)
+    return found
+
+
+def adopt(connection: Connection, source: Source, generation_id: int, leaves: Collection[Change]) -> None:
+    """Write down leaves that `check` found harmless, and follow their TRUNCATE. Needs the drain lock."""
+    if leaves:
+        register(connection, source, generation_id)
+        execute(connection, "SELECT roir.watch_truncate(%(oid)s)", {"oid": source.oid})
+
+
+def brings_rows(connection: Connection, generation_id: int, entry: Entry, leaf: int) -> bool:
+    """True where a leaf has rows that no capture saw, in this snapshot: a captured row and its entry commit together.
+
+    Before the switch only the delta counts, since the build doesn't copy from a leaf that it doesn't know.
+    """
+    mode = execute(
+        connection, "SELECT capture_mode FROM roir.generation WHERE id = %(id)s", {"id": generation_id}
+    ).scalar_one()
+    base = physical.base(generation_id)
+    written = f"{physical.delta(generation_id)} WHERE state = 'regular'"
+    stores = {"capture": [written], "direct": [written, base]}.get(mode, [base])
+    name = execute(connection, "SELECT %(leaf)s::oid::regclass::text", {"leaf": leaf}).scalar_one()
+    projected = ", ".join(
+        f"{quote(entry.columns[i].source)}::{entry.columns[i].cast} AS c{i + 1}" for i in entry.identity_positions
+    )
+    nullable = [f"s.c{i + 1}" for i in entry.identity_positions if not entry.columns[i].primary_key]
+    any_null = " OR ".join(map(is_null, nullable)) or "false"
+    # A NULL in the key is looked for by a condition of its own, so that the others can use the index.
+    plain, with_nulls = (
+        " AND ".join(
+            f"NOT EXISTS (SELECT FROM (SELECT * FROM {store}) e WHERE {entry.equal('s.', 'e.', nulls)})"
+            for store in stores
+        )
+        for nulls in (False, True)
+    )
+    rows = f"(SELECT {projected} FROM {name}) s"
+    return bool(
+        execute(
+            connection,
+            f"SELECT EXISTS (SELECT FROM {rows} WHERE NOT ({any_null}) AND {plain}) "
+            f"OR EXISTS (SELECT FROM {rows} WHERE ({any_null}) AND {with_nulls})",
+        ).scalar_one()
+    )
