@@ -61,6 +61,10 @@ MaxRows = Annotated[int | None, typer.Option("--max-rows-per-second", help="A ra
 Covering = Annotated[
     str, typer.Option(help="Included columns that index-only scans see: auto (bounded ones), all, none.")
 ]
+IgnoreRowSecurity = Annotated[
+    bool,
+    typer.Option("--ignore-row-security", help="The view may show rows that the table's policies hide."),
+]
 RevertWindow = Annotated[
     int, typer.Option("--revert-window", help="Seconds for which a replaced generation is kept and maintained.")
 ]
@@ -104,10 +108,17 @@ def plan(
     ranges: Ranges = None,
     segments: Segments = None,
     covering: Covering = "auto",
+    ignore_row_security: IgnoreRowSecurity = False,
     as_json: AsJson = False,
 ) -> None:
     """Validate a build and show what it would do. Changes nothing."""
-    options = _options(parallelism=parallelism, ranges=ranges, segments=segments, covering=covering)
+    options = _options(
+        parallelism=parallelism,
+        ranges=ranges,
+        segments=segments,
+        covering=covering,
+        ignore_row_security=ignore_row_security,
+    )
     rehearsal = prepare.rehearse(_database(context), IndexDefinition.parse(index, table, keys, include), options)
     entry = rehearsal.entry
     uncovered = [entry.columns[i].source for i in entry.included_positions if not entry.columns[i].covered]
@@ -148,6 +159,7 @@ def build(
     max_rows_per_second: MaxRows = None,
     covering: Covering = "auto",
     revert_window: RevertWindow = BuildOptions.revert_window_s,
+    ignore_row_security: IgnoreRowSecurity = False,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
@@ -162,6 +174,7 @@ def build(
         max_rows_per_second=max_rows_per_second,
         covering=covering,
         revert_window_s=revert_window,
+        ignore_row_security=ignore_row_security,
     )
     prepared = prepare.prepare(database, IndexDefinition.parse(index, table, keys, include), options, report=_say)
     if prepared.adopted:
@@ -265,6 +278,8 @@ def clean_up(context: typer.Context, as_json: AsJson = False) -> None:
         f"{report.ghosts} ghosts, {report.deltas_dropped} deltas, {report.generations_dropped} generations removed; "
         f"{report.operations_aborted} operations aborted, {report.guards_removed} guards removed from views"
     )
+    for line in report.warnings:
+        out.print(f"warning: {line}", markup=False)
     for line in report.waiting:
         out.print(f"left for the next time: {line}", markup=False)
 

@@ -188,6 +188,8 @@ class BuildOptions:
         deadlock_timeout, so that it is always the build that gives way (I6).
     lock_patience_s: how long attempts go on, with back-off, before the phase gives up (and can be resumed).
     revert_window_s: how long a replaced generation is kept and maintained.
+    ignore_row_security: index a table with row-level security all the same. The view then shows every row to whoever
+        may read it, also those that the table's policies hide from him.
     """
 
     parallelism: int = 2
@@ -199,6 +201,7 @@ class BuildOptions:
     lock_timeout_ms: int = 500
     lock_patience_s: int = 600
     revert_window_s: int = 3600
+    ignore_row_security: bool = False
 
     def __post_init__(self) -> None:
         _in_range("parallelism", self.parallelism, 1, MAX_PARALLELISM)
@@ -212,6 +215,8 @@ class BuildOptions:
             _in_range("segments", self.segments, 1, 1_000)
         if self.max_rows_per_second is not None:
             _in_range("max_rows_per_second", self.max_rows_per_second, 1, 1_000_000_000)
+        if not isinstance(self.ignore_row_security, bool):
+            raise InvalidInput(f"ignore_row_security is {self.ignore_row_security!r}; it must be true or false")
         if self.covering not in COVERING:
             raise InvalidInput(f"covering is {self.covering!r}; it must be one of {', '.join(COVERING)}")
 

@@ -83,6 +83,13 @@ PARAMS = {
         description="For the copy, over all workers. Empty: none.",
         section=HOW,
     ),
+    "ignore_row_security": Param(
+        False,
+        type="boolean",
+        title="Ignore row-level security",
+        description="The view may show rows that the table's policies hide, to all who may read the view.",
+        section=HOW,
+    ),
     "spark": Param(
         "local",
         type="string",
@@ -135,6 +142,7 @@ with DAG(
         batch_rows="{{ params.batch_rows }}",
         ranges="{{ params.ranges or '' }}",
         max_rows_per_second="{{ params.max_rows_per_second or '' }}",
+        ignore_row_security="{{ params.ignore_row_security }}",
     )
     build = BuildIndexOperator(
         task_id="build",

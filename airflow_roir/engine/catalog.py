@@ -297,14 +297,38 @@ def _refuse_relation(name: QualifiedName, row: object) -> None:
         raise InvalidInput(f"table {name} is a partition and has partitions of its own; index the whole table instead")
     if kind == "r" and getattr(row, "relhassubclass", False):
         raise InvalidInput(f"table {name} has inheritance children, whose rows no trigger of it sees")
-    if getattr(row, "relrowsecurity", False):
-        raise InvalidInput(
-            f"table {name} has row-level security; the index's view would show rows that the policies hide"
-        )
     if not getattr(row, "owned", False):
         raise InvalidInput(
             f"table {name} belongs to {getattr(row, 'owner', '?')}; only its owner can have its writes captured. "
             f"Connect as a member of that role"
+        )
+
+
+ROW_SECURITY = """
+SELECT c.relrowsecurity AS enabled, current_user AS role,
+       (SELECT string_agg(r.oid::regclass::text, ', ') FROM unnest(%(relations)s::oid[]) r (oid)
+         WHERE row_security_active(r.oid)) AS hidden
+  FROM pg_class c WHERE c.oid = %(oid)s
+"""
+
+
+def check_row_security(connection: Connection, source: Source, ignore: bool) -> None:
+    """Raise InvalidInput where row-level security would be undone by the index, or would hide rows from the build.
+
+    ignore: the user knows that the index's view shows what the policies hide. Not checked again after prepare but by
+    the fingerprint, which holds whether row-level security is enabled.
+    """
+    row = execute(connection, ROW_SECURITY, {"oid": source.oid, "relations": list(source.relations)}).one()
+    if row.enabled and not ignore:
+        raise InvalidInput(
+            f"table {source.name} has row-level security; the index's view would show rows that the policies hide, "
+            "to all who may read it. If that is meant, say ignore_row_security (roir build --ignore-row-security), "
+            "and grant SELECT on the view to those only who may see all rows"
+        )
+    if row.hidden:
+        raise InvalidInput(
+            f"row-level security of {row.hidden} applies to role {quote(row.role)} too, which would not see all rows. "
+            f"Use ALTER TABLE … NO FORCE ROW LEVEL SECURITY, or ALTER ROLE {quote(row.role)} BYPASSRLS"
         )
 
 

@@ -27,7 +27,7 @@ PATIENCE_S = 5.0
 
 @dataclass
 class CleanUpReport:
-    """What one clean-up did. waiting: what it left for the next one, with the reason."""
+    """What one clean-up did. waiting: what it left for the next one, with the reason. warnings: what it found wrong."""
 
     ghosts: int = 0
     deltas_dropped: int = 0
@@ -35,6 +35,7 @@ class CleanUpReport:
     operations_aborted: int = 0
     guards_removed: int = 0
     waiting: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -49,6 +50,15 @@ SELECT g.id, g.index_id FROM roir.generation g
 ACTIVE = """
 SELECT g.id, g.index_id, g.entry, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE g.status = 'active' ORDER BY g.id
+"""
+# Row-level security that came after the publish: nobody has said that the view may show every row.
+LEAKING = """
+SELECT i.schema_name, i.name, c.oid::regclass::text AS source
+  FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+  JOIN roir.operation o ON o.generation_id = g.id
+  JOIN pg_class c ON c.oid = i.source_oid::oid
+ WHERE g.status = 'active' AND c.relrowsecurity
+   AND NOT coalesce((o.options ->> 'ignore_row_security')::boolean, false)
 """
 ABORTING = "SELECT id FROM roir.operation WHERE status = 'aborting' ORDER BY id"
 EXPIRED = """
@@ -71,6 +81,11 @@ def clean_up(
         published = execute(connection, PUBLISHED).all()
         expired = execute(connection, EXPIRED).all()
         aborting = list(execute(connection, ABORTING).scalars())
+        for row in execute(connection, LEAKING):
+            result.warnings.append(
+                f"index {control.index_name(row)}: {row.source} has row-level security now; the view shows the rows "
+                "that its policies hide to all who may read the view. Revoke SELECT on the view, or drop the index"
+            )
     for operation_id in aborting:
         _attempt(result, partial(_finish_abort, database, operation_id, actor, result, report))
     for row in active:

@@ -69,6 +69,7 @@ def rehearse(database: Database, definition: IndexDefinition, options: BuildOpti
             )
         assert definition.source is not None
         source = catalog.read_source(connection, definition.source)
+        catalog.check_row_security(connection, source, options.ignore_row_security)
         catalog.check_definition(connection, source, definition)
         name = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
         if existing is None:

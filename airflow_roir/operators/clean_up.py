@@ -38,4 +38,6 @@ class CleanUpIndexesOperator(BaseOperator):
             report = cleanup.clean_up(database, owner_of(context["ti"]), report=self.log.info)
         for left in report.waiting:
             self.log.info("Left for the next time: %s", left)
+        for warning in report.warnings:
+            self.log.warning("%s", warning)
         return {name: count for name, count in report.as_dict().items() if isinstance(count, int)}

@@ -30,3 +30,13 @@ def optional_text(value: Any) -> str | None:
     """Read an optional text; None, '' and 'None' (an empty field, rendered) are None."""
     text = "" if value is None else str(value).strip()
     return None if text in ("", "None") else text
+
+
+def yes_or_no(name: str, value: Any) -> bool | None:
+    """Read an optional truth; None, '' and 'None' (an empty field, rendered) are None. Raises InvalidInput."""
+    if isinstance(value, bool):
+        return value
+    text = (optional_text(value) or "").lower()
+    if text not in ("", "true", "false"):
+        raise InvalidInput(f"{name} is {value!r}; it must be true or false")
+    return text == "true" if text else None

@@ -9,7 +9,7 @@ from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.operators.base import RoirOperator, failing_clearly, owner_of
 from airflow_roir.operators.dag_switch import LEAVE_S, is_dag_paused, leave
-from airflow_roir.operators.form_values import optional_text, whole_number
+from airflow_roir.operators.form_values import optional_text, whole_number, yes_or_no
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -31,8 +31,8 @@ class PrepareIndexBuildOperator(RoirOperator):
 
     table, keys, include: source table, key columns in order and included columns, as SQL identifiers, the columns
         comma-separated or as a list. All empty rebuilds an existing index as it is.
-    parallelism, batch_rows, ranges, segments, max_rows_per_second, revert_window_s, covering: see `BuildOptions`;
-        numbers may be given as text; None or '' takes the default there.
+    parallelism, batch_rows, ranges, segments, max_rows_per_second, revert_window_s, covering, ignore_row_security: see
+        `BuildOptions`; numbers and truth may be given as text; None or '' takes the default there.
 
     All of them are templated. Fails without a retry on input that can't be used, before anything is changed.
     """
@@ -44,6 +44,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         "include",
         *NUMBERS,
         "covering",
+        "ignore_row_security",
     )
 
     def __init__(
@@ -59,6 +60,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         max_rows_per_second: int | str | None = None,
         revert_window_s: int | str | None = None,
         covering: str | None = None,
+        ignore_row_security: bool | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -72,6 +74,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         self.max_rows_per_second = max_rows_per_second
         self.revert_window_s = revert_window_s
         self.covering = covering
+        self.ignore_row_security = ignore_row_security
 
     def execute(self, context: Context) -> int:
         """Prepare, unless the DAG was paused between scheduling and now."""
@@ -99,6 +102,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput."""
         given: dict[str, Any] = {name: whole_number(name, getattr(self, name)) for name in NUMBERS}
         given["covering"] = optional_text(self.covering)
+        given["ignore_row_security"] = yes_or_no("ignore_row_security", self.ignore_row_security)
         return BuildOptions(**{name: value for name, value in given.items() if value is not None})
 
 

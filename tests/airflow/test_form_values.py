@@ -1,11 +1,11 @@
-"""Numbers that arrive as text from forms, templates and the Task State Store."""
+"""Numbers and truth that arrive as text from forms, templates and the Task State Store."""
 
 from __future__ import annotations
 
 import pytest
 
 from airflow_roir.errors import InvalidInput
-from airflow_roir.operators.form_values import optional_text, whole_number
+from airflow_roir.operators.form_values import optional_text, whole_number, yes_or_no
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,23 @@ def test_whole_numbers_are_read(value: object, number: int) -> None:
 def test_empty_is_none(empty: object) -> None:
     assert whole_number("parallelism", empty) is None
     assert optional_text(empty) is None
+    assert yes_or_no("ignore_row_security", empty) is None
 
 
 @pytest.mark.parametrize("bad", ["four", "4.5", 4.5, True, [4], {"parallelism": 4}])
 def test_what_is_no_whole_number_is_refused_by_name(bad: object) -> None:
     with pytest.raises(InvalidInput, match=r"parallelism is .*whole number"):
         whole_number("parallelism", bad)
+
+
+@pytest.mark.parametrize(
+    ("value", "read"), [(True, True), ("True", True), ("true", True), (False, False), ("False", False)]
+)
+def test_yes_or_no_is_read(value: object, read: bool) -> None:
+    assert yes_or_no("ignore_row_security", value) is read
+
+
+@pytest.mark.parametrize("bad", ["yes", 1, "0", []])
+def test_what_is_neither_is_refused_by_name(bad: object) -> None:
+    with pytest.raises(InvalidInput, match=r"ignore_row_security is .*true or false"):
+        yes_or_no("ignore_row_security", bad)

@@ -1,20 +1,24 @@
-"""The modes of the capture, with a test's own writes in each."""
+"""An operation that stands still in each phase, with a test's own writes there, and what the index must then be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psycopg2.errors
+import psycopg2.extensions
 
-from airflow_roir.engine import fold
+from airflow_roir.engine import control, fold
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import Job, load_job
+from airflow_roir.engine.run import Job, load_job, start_run
 from tests.engine import steps
 
+# One phase for each mode of the capture, for tests that need no more.
 MODES = ("capture", "direct", "active")
+_PHASE_OF = {"capture": "built", "direct": "mid-fold", "active": "published"}
+PHASES = ("prepared", "mid-build", "paused", "built", "sealed", "mid-fold", "published", "rebuild", "rebuild mid-fold")
 
 
 def through_modes(
@@ -44,19 +48,21 @@ def through_modes(
 
 
 class Stage:
-    """An operation on `t (id, …)` that stands still in one mode, every range copied, for many writes one by one."""
+    """An operation on `t (id int, …)` that stands still in one phase, for many writes one by one.
 
-    def __init__(self, database: Database, mode: str, **definition: Any) -> None:
+    In the phases of a rebuild both generations are maintained, and both are compared.
+    """
+
+    def __init__(self, database: Database, phase: str, **definition: Any) -> None:
         self.database = database
-        self.mode = mode
-        _, self.run = steps.begin(database, **{"ranges": 3, "segments": 2, "batch_rows": 7, **definition})
-        steps.build_all(database, self.run)
-        if mode != "capture":
-            steps.seal_all(database, self.run)
-            fold.switch(database, self.run)
-        if mode == "active":
-            fold.finish(database, self.run, fold.work(database, self.run))
-            steps.publish_all(database, self.run)
+        self.phase = phase = _PHASE_OF.get(phase, phase)
+        self.older: Stage | None = None
+        options = {"ranges": 3, "segments": 2, "batch_rows": 7}
+        if phase.startswith("rebuild"):
+            self.older = Stage(database, "published", **definition)
+            definition = {"table": None, "keys": None}
+        _, self.run = steps.begin(database, **{**options, **definition})
+        self._reach(phase.removeprefix("rebuild ") if phase != "rebuild" else "mid-build")
         # One session for all that this looks at: to connect takes longer than to compare.
         self.connection = database._engine.connect()
         with self.connection.begin():
@@ -64,52 +70,128 @@ class Stage:
         self.base = physical.base(self.job.generation_id)
         self.delta = physical.delta(self.job.generation_id)
 
+    def _reach(self, phase: str) -> None:
+        database, run = self.database, self.run
+        if phase == "prepared":
+            return
+        if phase in ("mid-build", "paused"):
+            # The first range is done, the second one begun, the third one untouched.
+            worker = steps.worker(database, run)
+            with worker.connection:
+                begun, done = 0, 0
+                while not (done and begun):
+                    claim = worker.claim()
+                    assert isinstance(claim, Claim)
+                    held: Claim | None = claim
+                    while held is not None and not (done and begun):
+                        outcome = worker.batch(held)
+                        assert isinstance(outcome, Batch)
+                        held, begun = outcome.claim, begun + bool(done)
+                    done += held is None
+            if phase == "paused":
+                control.pause(database, "ix", "test", "")
+            return
+        steps.build_all(database, run)
+        if phase == "built":
+            return
+        steps.seal_all(database, run)
+        if phase == "sealed":
+            return
+        fold.switch(database, run)
+        if phase == "published":
+            fold.finish(database, run, fold.work(database, run))
+            steps.publish_all(database, run)
+
     def mix(self) -> None:
         """Leave every third entry to the delta, every third to the base, and the rest to both: touched and stale."""
-        if self.mode == "active":
+        if self.phase == "published":
             return
         entry = self.job.entry
         columns = ", ".join(entry.physical())
-        identity = next(i for i, column in enumerate(entry.columns) if column.source == "id")
+        identity = self._id()
         spare = [f"c{i + 1}" for i in entry.included_positions]
         connection = self.connection
         with connection.begin():
             everything = f"SELECT {columns} FROM ({self._overlay()}) o"
             execute(connection, f"CREATE TEMP TABLE mixed ON COMMIT DROP AS {everything}")
             execute(connection, f"DELETE FROM {self.base}; DELETE FROM {self.delta}")
-            third = f"c{identity + 1} % 3"
-            execute(connection, f"INSERT INTO {self.base} ({columns}) SELECT {columns} FROM mixed WHERE {third} > 0")
+            third = f"{identity} % 3"
+            execute(
+                connection,
+                f"INSERT INTO {self.base} ({columns}) SELECT {columns} FROM mixed "
+                f"WHERE {third} > 0 AND {self._scanned(identity)}",
+            )
             execute(connection, f"INSERT INTO {self.delta} SELECT {columns}, 'regular' FROM mixed WHERE {third} < 2")
             if spare:  # the base's copy is stale
                 execute(connection, f"UPDATE {self.base} SET {spare[0]} = NULL WHERE {third} = 1")
 
     def assert_exact(self, what: str) -> None:
-        """Base overridden by delta = source (I3); in active mode the base alone (I1)."""
+        """Base, and source where it is still to be scanned, overridden by delta = source (I3, I1)."""
+        if self.older is not None:
+            self.older.assert_exact(what)
         entry = self.job.entry
         source = f"SELECT {', '.join(entry.source_columns('s'))} FROM {self.job.source.sql} s"
-        ours = self._overlay() if self.mode != "active" else f"SELECT {', '.join(entry.physical())} FROM {self.base}"
+        published = self.phase == "published"
+        ours = f"SELECT {', '.join(entry.physical())} FROM {self.base}" if published else self._overlay()
         # As text, since equal values may differ.
         source, ours = (f"SELECT o::text FROM ({side}) o" for side in (source, ours))
         with self.connection.begin():
-            extra = execute(self.connection, f"{ours} EXCEPT ALL {source}").all()
-            missing = execute(self.connection, f"{source} EXCEPT ALL {ours}").all()
-        assert not extra, f"{what}: extra in {self.mode} mode"
-        assert not missing, f"{what}: missing in {self.mode} mode"
+            sides = f"WITH ours AS ({ours}), source AS ({source}) SELECT 'extra' AS what, x.* FROM "
+            sides += "(TABLE ours EXCEPT ALL TABLE source) x UNION ALL SELECT 'missing', x.* FROM "
+            different = execute(self.connection, f"{sides}(TABLE source EXCEPT ALL TABLE ours) x").all()
+        assert not different, f"{what}, in phase {self.phase}"
+
+    def finish(self) -> None:
+        """Carry the operation on to its end; the index is exact."""
+        if self.phase != "published":
+            database = self.database
+            self.run = start_run(database, "ix", "test", take_over=True, parallelism=1)
+            finalize = fold.mode(self.connection, self.job.generation_id) == "direct"
+            self.connection.rollback()
+            if not finalize:
+                steps.build_all(database, self.run)
+                steps.seal_all(database, self.run)
+            steps.fold_all(database, self.run)
+            steps.publish_all(database, self.run)
+        self.connection.close()
+        if self.older is not None:
+            self.older.connection.close()
+        steps.assert_exact(self.database)
+
+    def _id(self) -> str:
+        names = [column.source for column in self.job.entry.columns]
+        return f"c{names.index('id') + 1}"
+
+    def _scanned(self, identity: str) -> str:
+        """SQL: the row with that id lies in a range that is done, or up to its watermark."""
+        return (
+            f"EXISTS (SELECT FROM roir.scan_range r WHERE r.operation_id = {self.run.operation_id} "
+            f"AND coalesce((r.lower ->> 0)::int <= {identity}, true) "
+            f"AND coalesce({identity} < (r.upper ->> 0)::int, true) "
+            f"AND (r.done OR {identity} <= (r.watermark ->> 0)::int))"
+        )
 
     def _overlay(self) -> str:
         entry = self.job.entry
         columns = ", ".join(entry.physical(prefix="b."))
+        named = (f"{sql} AS {name}" for sql, name in zip(entry.source_columns("s"), entry.physical(), strict=True))
         return (
-            f"(SELECT {columns} FROM {self.base} b "
+            f"(SELECT {columns} FROM (SELECT {', '.join(entry.physical())} FROM {self.base} "
+            f"UNION ALL SELECT {', '.join(named)} FROM {self.job.source.sql} s WHERE NOT {self._scanned('s.id')}) b "
             f"WHERE NOT EXISTS (SELECT FROM {self.delta} d WHERE {entry.equal('b.', 'd.')}) "
             f"UNION ALL SELECT {', '.join(entry.physical())} FROM {self.delta} WHERE state = 'regular')"
         )
 
 
-def follow(database: Database, dsn: str, mode: str, statements: dict[str, str], refill: str, **definition: Any) -> None:
-    """Each statement on the same rows, once and twice in a row; compared each time, and at the end after publish.
+Write = str | Callable[[psycopg2.extensions.connection], object]
 
-    refill: fills table `t`, which is emptied before each statement.
+
+def follow(
+    database: Database, dsn: str, mode: str, statements: Mapping[str, Write], refill: str, **definition: Any
+) -> None:
+    """Each statement on the same rows: rolled back, once, and again; compared each time, and at the end after publish.
+
+    mode: a mode of the capture, or a phase. refill: fills table `t`, which is emptied before each statement.
     """
     stage = Stage(database, mode, **{"include": "v", **definition})
     user = steps.session(dsn)
@@ -117,10 +199,15 @@ def follow(database: Database, dsn: str, mode: str, statements: dict[str, str], 
         steps.sql(user, "DELETE FROM t; " + refill)
         user.commit()
         stage.mix()
-        stage.assert_exact(f"before {name}")
-        for time in ("", "again, "):
+        for time in ("in vain, ", "", "again, "):
             try:
-                steps.sql(user, statement)
+                if callable(statement):
+                    statement(user)
+                else:
+                    steps.sql(user, statement)
+                if time == "in vain, ":
+                    user.rollback()
+                    continue
                 user.commit()
             except psycopg2.errors.TriggeredDataChangeViolation:  # a BEFORE trigger went too far
                 user.rollback()
@@ -129,14 +216,4 @@ def follow(database: Database, dsn: str, mode: str, statements: dict[str, str], 
                     raise
                 user.rollback()
             stage.assert_exact(time + name)
-        steps.sql(user, "UPDATE t SET k = NULL, v = -v; DELETE FROM t; " + refill)
-        user.rollback()
-        stage.assert_exact(name + ", then a rollback")
-    if mode == "capture":
-        steps.seal_all(database, stage.run)
-        fold.switch(database, stage.run)
-    if mode != "active":
-        fold.finish(database, stage.run, fold.work(database, stage.run))
-        steps.publish_all(database, stage.run)
-    stage.connection.close()
-    steps.assert_exact(database)
+    stage.finish()

@@ -1,16 +1,18 @@
-"""Every write PostgreSQL can make, in each mode of the capture: the index is exact afterwards."""
+"""Every write that PostgreSQL can make, in each phase: the index is exact. The matrix is SHAPES by PHASES."""
 
 from __future__ import annotations
 
-import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import psycopg2.errors
+import psycopg2.extensions
 import pytest
 
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
-from tests.engine.stages import MODES, follow, through_modes
+from tests.engine.stages import PHASES, Write, follow, through_modes
 from tests.engine.steps import sql
 
 PLAIN = (
@@ -18,7 +20,28 @@ PLAIN = (
     "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i, i FROM generate_series(1, 60) i",
 )
 
-STATEMENTS: dict[str, str] = {
+
+def two_phase(statement: str, commit: bool = True) -> Write:
+    """A write whose transaction is prepared first."""
+
+    def write(user: psycopg2.extensions.connection) -> None:
+        user.commit()
+        user.tpc_begin("a transaction")
+        try:
+            sql(user, statement)
+        except psycopg2.Error:
+            user.tpc_rollback()
+            raise
+        user.tpc_prepare()
+        (user.tpc_commit if commit else user.tpc_rollback)()
+
+    return write
+
+
+STATEMENTS: dict[str, Write] = {
+    "insert one": "INSERT INTO t VALUES (70, 'one', 1)",
+    "update one": "UPDATE t SET k = 'one' WHERE id = 7",
+    "delete one": "DELETE FROM t WHERE id = 7",
     "insert several": "INSERT INTO t SELECT i, (i % 4)::text, i FROM generate_series(70, 80) i",
     "update all": "UPDATE t SET k = k || 'x', v = v + 1",
     "update all to null": "UPDATE t SET k = NULL",
@@ -52,6 +75,15 @@ STATEMENTS: dict[str, str] = {
         "WITH a AS (DELETE FROM t WHERE id < 5 RETURNING id), b AS (UPDATE t SET k = 'b' WHERE id BETWEEN 5 AND 9) "
         "INSERT INTO t SELECT id + 100, 'c', 0 FROM a"
     ),
+    "copy": "COPY t (id, k, v) FROM PROGRAM 'printf \"101,a,1\\\\n102,,\\\\n103,b,3\\\\n\"' (FORMAT csv)",
+    "locked first": (
+        "SELECT * FROM t WHERE id < 20 FOR UPDATE; UPDATE t SET k = 'l' WHERE id < 9; DELETE FROM t WHERE id = 10"
+    ),
+    "update in place, and again": (
+        "UPDATE t SET other = -1 WHERE id < 9; UPDATE t SET other = -2, v = 0 WHERE id < 5; DELETE FROM t WHERE id = 3"
+    ),
+    "in two phases": two_phase("UPDATE t SET k = 'p', v = 0 WHERE id < 9; DELETE FROM t WHERE id = 10"),
+    "in two phases, rolled back": two_phase("UPDATE t SET k = 'p'; DELETE FROM t WHERE id < 9", commit=False),
     "truncate": "TRUNCATE t",
     "truncate and refill": "TRUNCATE t; INSERT INTO t SELECT i, 'r', i FROM generate_series(1, 9) i",
     "write, then truncate": "UPDATE t SET k = 'w'; TRUNCATE t; INSERT INTO t VALUES (1, 'after', 1)",
@@ -76,47 +108,16 @@ STATEMENTS: dict[str, str] = {
     ),
 }
 
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_write_is_followed_in_every_mode(database: Database, dsn: str, mode: str) -> None:
-    run_sql(dsn, *PLAIN)
-    follow(database, dsn, mode, STATEMENTS, PLAIN[1])
-
-
-def test_copy_is_followed_in_every_mode(database: Database, dsn: str) -> None:
-    run_sql(dsn, *PLAIN)
-
-    def write(mode: str) -> None:
-        user = steps.session(dsn)
-        first = 100 * (1 + MODES.index(mode))
-        rows = "".join("{0}\t{1}\t{0}\n".format(i, "\\N" if i % 3 else "copied") for i in range(first, first + 20))
-        with user.cursor() as cursor:
-            cursor.copy_expert("COPY t (id, k, v) FROM STDIN", io.StringIO(rows))
-        user.commit()
-
-    through_modes(database, write, include="v")
-
-
-def test_truncate_cascade_is_followed_in_every_mode(database: Database, dsn: str) -> None:
-    run_sql(
-        dsn,
-        *PLAIN,
-        "CREATE TABLE parent (id int PRIMARY KEY)",
-        "INSERT INTO parent VALUES (1)",
-        "ALTER TABLE t ADD parent int DEFAULT 1 REFERENCES parent",
-    )
-
-    def write(mode: str) -> None:
-        user = steps.session(dsn)
-        sql(user, "TRUNCATE parent CASCADE")
-        user.rollback()
-        sql(user, "TRUNCATE parent CASCADE; INSERT INTO parent VALUES (1); INSERT INTO t VALUES (1, 'k', 1, 1)")
-        user.commit()
-
-    through_modes(database, write)
-
-
-FUNCTIONS: dict[str, str] = {
+WRITING_FUNCTIONS = (
+    "CREATE FUNCTION touch(i int) RETURNS text LANGUAGE plpgsql AS "
+    "$$ BEGIN UPDATE t SET k = 'inner', v = v + 100 WHERE id = i; RETURN '!'; END $$",
+    "CREATE FUNCTION remove(i int) RETURNS void LANGUAGE sql AS 'DELETE FROM t WHERE id = i'",
+    "CREATE FUNCTION move(i int) RETURNS void LANGUAGE sql AS 'UPDATE t SET id = -i, v = 0 WHERE id = i'",
+    "CREATE FUNCTION try_in_vain(i int) RETURNS void LANGUAGE plpgsql AS $$ BEGIN "
+    "UPDATE t SET k = 'vain' WHERE id = i; RAISE 'no'; EXCEPTION WHEN raise_exception THEN NULL; END $$",
+)
+# Their events come before those of the statement that calls them, though no trigger is involved.
+FUNCTIONS: dict[str, Write] = {
     "returning, on insert": "INSERT INTO t VALUES (200, 'a', 1) RETURNING touch(id); DELETE FROM t WHERE id = 200",
     "returning, on an update of the key": "UPDATE t SET k = 'outer' WHERE id IN (5, 6) RETURNING touch(id)",
     "returning, on an update of what is included": "UPDATE t SET v = -5 WHERE id IN (7, 8) RETURNING touch(id)",
@@ -127,23 +128,110 @@ FUNCTIONS: dict[str, str] = {
     "in a subtransaction that is rolled back": "UPDATE t SET k = 'outer' WHERE id = 14 RETURNING try_in_vain(id)",
 }
 
+CASCADES: dict[str, Write] = {
+    "delete on cascade": "DELETE FROM p WHERE id IN (1, 2)",
+    "delete that sets null": "DELETE FROM q WHERE id IN (1, 2)",
+    "update on cascade": "UPDATE p SET id = id + 100",
+    "update on cascade of both": "UPDATE p SET id = id + 100 WHERE id < 4; UPDATE q SET id = id + 100 WHERE id < 4",
+    "write to child and parent in one statement": (
+        "WITH a AS (UPDATE t SET k = 'both' WHERE id < 30) UPDATE p SET id = id + 200 WHERE id = 5"
+    ),
+    "truncate cascade": "TRUNCATE p CASCADE",
+    "truncate cascade, taken back": "SAVEPOINT s; TRUNCATE p CASCADE; ROLLBACK TO s; DELETE FROM p WHERE id = 3",
+}
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_function_that_writes_to_the_table_of_the_statement_that_calls_it(
-    database: Database, dsn: str, mode: str
-) -> None:
-    """Its events come before those of the statement, though no trigger is involved."""
-    run_sql(
-        dsn,
-        *PLAIN,
-        "CREATE FUNCTION touch(i int) RETURNS text LANGUAGE plpgsql AS "
-        "$$ BEGIN UPDATE t SET k = 'inner', v = v + 100 WHERE id = i; RETURN '!'; END $$",
-        "CREATE FUNCTION remove(i int) RETURNS void LANGUAGE sql AS 'DELETE FROM t WHERE id = i'",
-        "CREATE FUNCTION move(i int) RETURNS void LANGUAGE sql AS 'UPDATE t SET id = -i, v = 0 WHERE id = i'",
-        "CREATE FUNCTION try_in_vain(i int) RETURNS void LANGUAGE plpgsql AS $$ BEGIN "
-        "UPDATE t SET k = 'vain' WHERE id = i; RAISE 'no'; EXCEPTION WHEN raise_exception THEN NULL; END $$",
-    )
-    follow(database, dsn, mode, FUNCTIONS, PLAIN[1])
+SWAPS: dict[str, Write] = {
+    "swap all": "UPDATE t SET id = 61 - id",
+    "swap two": "UPDATE t SET id = CASE id WHEN 1 THEN 2 ELSE 1 END WHERE id IN (1, 2)",
+    "swap two with equal keys": "UPDATE t SET k = 's' WHERE id IN (3, 4); UPDATE t SET id = 7 - id WHERE id IN (3, 4)",
+    "shift by one": "UPDATE t SET id = id + 1, v = -v",
+    "shift there and back": "UPDATE t SET id = id + 1; UPDATE t SET id = id - 1",
+    "share a key for a while": (
+        "SET CONSTRAINTS ALL DEFERRED; INSERT INTO t VALUES (5, 'twin', 1); UPDATE t SET v = v + 1 WHERE id = 5; "
+        "DELETE FROM t WHERE id = 5 AND k IS DISTINCT FROM 'twin'"
+    ),
+}
+
+# `a` fires before the capture trigger, `z` after it; `b` changes the row before it is stored.
+OWN_TRIGGERS = (
+    "CREATE FUNCTION b() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.id % 7 = 0 THEN RETURN NULL; END IF; "
+    "NEW.k = 'b' || NEW.k; NEW.v = NEW.v + 1; RETURN NEW; END $$",
+    "CREATE FUNCTION a() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF pg_trigger_depth() < 2 THEN "
+    "UPDATE t SET k = TG_NAME || k, v = v + 1 WHERE id = coalesce(NEW.id, OLD.id); "
+    "UPDATE t SET k = 'next' WHERE id = coalesce(NEW.id, OLD.id) + 1; END IF; RETURN NULL; END $$",
+    "CREATE TRIGGER b BEFORE INSERT OR UPDATE ON t FOR EACH ROW EXECUTE FUNCTION b()",
+    "CREATE TRIGGER a AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION a()",
+    "CREATE TRIGGER z AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION a()",
+)
+TRIGGERED: dict[str, Write] = {
+    "insert": "INSERT INTO t SELECT i, 'i', i FROM generate_series(70, 75) i",
+    "update": "UPDATE t SET k = k || 'x' WHERE id BETWEEN 5 AND 12",
+    "update of what is included": "UPDATE t SET v = v + 1 WHERE id BETWEEN 15 AND 22",
+    "delete": "DELETE FROM t WHERE id BETWEEN 25 AND 32",
+    "update on conflict": "INSERT INTO t VALUES (5, 'c', 1), (6, 'c', 1) ON CONFLICT (id) DO UPDATE SET k = excluded.k",
+    "move": "UPDATE t SET id = id + 1000 WHERE id < 9",
+}
+
+LARGE = "(SELECT string_agg(md5(i::text || t.id), '') FROM generate_series(1, 3000) i)"
+WIDE: dict[str, Write] = {
+    "insert with ids of the table's own": "INSERT INTO t (k, v) SELECT 'own', i::text FROM generate_series(1, 5) i",
+    "insert a large value": "INSERT INTO t (k, v) VALUES ('l', repeat('large ', 100000))",
+    "become large": f"UPDATE t SET v = {LARGE} WHERE id < 5",
+    "stay large while others change": f"UPDATE t SET v = {LARGE} WHERE id < 5; UPDATE t SET k = k || '!' WHERE id < 9",
+    "stay large while nothing changes": f"UPDATE t SET v = {LARGE} WHERE id = 1; UPDATE t SET v = v, k = k",
+    "grow": f"UPDATE t SET v = {LARGE} WHERE id < 3; UPDATE t SET v = v || 'x' WHERE id = 1",
+    "the generated column follows": "UPDATE t SET v = v || v WHERE id < 9",
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A table `t`, what refills it, and the writes that it allows."""
+
+    ddl: tuple[str, ...]
+    refill: str
+    writes: Mapping[str, Write]
+    definition: Mapping[str, str] = field(default_factory=dict)
+
+
+REFILL = "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1, 60) i"
+SHAPES = {
+    "plain": Shape(PLAIN[:1], PLAIN[1], STATEMENTS),
+    "functions": Shape((PLAIN[0], *WRITING_FUNCTIONS), PLAIN[1], FUNCTIONS),
+    "cascades": Shape(
+        (
+            "CREATE TABLE p (id int PRIMARY KEY)",
+            "CREATE TABLE q (id int PRIMARY KEY)",
+            "CREATE TABLE t (id int PRIMARY KEY, k text, v int, "
+            "p int REFERENCES p ON DELETE CASCADE ON UPDATE CASCADE, "
+            "q int REFERENCES q ON DELETE SET NULL ON UPDATE CASCADE)",
+        ),
+        "DELETE FROM p; DELETE FROM q; INSERT INTO p SELECT i FROM generate_series(1, 9) i; INSERT INTO q TABLE p; "
+        "INSERT INTO t SELECT i, (i % 5)::text, i, 1 + i % 9, 1 + i % 7 FROM generate_series(1, 60) i",
+        CASCADES,
+        {"keys": "p, k", "include": "q, v"},
+    ),
+    "deferrable": Shape(("CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, k text, v int)",), REFILL, SWAPS),
+    "triggers": Shape(("CREATE TABLE t (id int PRIMARY KEY, k text, v int)", *OWN_TRIGGERS), REFILL, TRIGGERED),
+    "wide": Shape(
+        (
+            "CREATE TABLE t (id int GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, k text, v text, "
+            "n int GENERATED ALWAYS AS (length(v)) STORED)",
+            "ALTER TABLE t ALTER v SET STORAGE EXTERNAL, ALTER id RESTART 1000",
+        ),
+        "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 60) i",
+        WIDE,
+        {"keys": "n, k", "include": "v"},
+    ),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_write_is_followed_in_every_phase(database: Database, dsn: str, shape: str, phase: str) -> None:
+    of = SHAPES[shape]
+    run_sql(dsn, *of.ddl, of.refill)
+    follow(database, dsn, phase, of.writes, of.refill, **of.definition)
 
 
 @pytest.mark.parametrize("deferred", ["IMMEDIATE", "DEFERRED"])

@@ -14,7 +14,7 @@ from tests.engine.steps import sql
 
 COLUMNS = [
     *("line%no", "%s", "%(x)s", "%(w0)s", "%%", "a:b", ":name", "$roir$", "$1", "roir", "roir_", "$", "?"),
-    *("OLD", "NEW", "old", "new", "tg_op", "TG_OP", "found", "careful", "context", "found_entries", "more", "state"),
+    *("OLD", "NEW", "old", "new", "tg_op", "TG_OP", "found", "careful", "found_entries", "one_snapshot", "state"),
     *("s", "d", "b", "t", "u", "n", "k0", "total", "c1", "c2", "c3", "xid8", "ctid ", "oid", "excluded", "EXCLUDED"),
     *(
         "x" * 63,
