@@ -9,13 +9,14 @@ import argparse
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.control import default_actor
 from airflow_roir.engine.database import Database
-from airflow_roir.errors import OperationPaused, RoirError
+from airflow_roir.errors import OperationPaused, RoirError, SparkFailed
 from airflow_roir.operation import Status
 from airflow_roir.spark.driver import drive
 from airflow_roir.spark.options import SparkOptions
@@ -50,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.parallelism,
             options.batch_rows,
             options.take_over,
-            lambda line: print(f"roir: {line}", file=sys.stderr, flush=True),  # noqa: T201
+            _report,
             lift_pause=not options.keep_pause,
         )
     except RoirError as error:
@@ -73,8 +74,17 @@ def _interrupt(_signal: int, _frame: Any) -> None:
     raise KeyboardInterrupt
 
 
+def _report(line: str) -> None:
+    """Raises SparkFailed where nobody listens: without its parent a run hears of no switch and no changed option."""
+    try:
+        print(f"roir: {line}", file=sys.stderr, flush=True)  # noqa: T201
+    except BrokenPipeError:
+        raise SparkFailed("the process that started this run has died, an Airflow task for example") from None
+
+
 def _say(message: str, code: int) -> int:
-    print(f"roir: {message}", file=sys.stderr, flush=True)  # noqa: T201
+    with suppress(SparkFailed):
+        _report(message)
     return code
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -16,10 +17,11 @@ import pytest
 from airflow_roir.engine import control
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
-from airflow_roir.spark.options import with_task_failures
+from airflow_roir.spark.launch import driver_command, driver_environment
+from airflow_roir.spark.options import SparkOptions, with_task_failures
 from tests.conftest import run_sql
 from tests.spark.cluster import ui_of
-from tests.spark.driving import ROWS, Running, finish_and_check, lift_rate, prepared, rows_committed
+from tests.spark.driving import GIVE_UP_S, ROWS, Running, finish_and_check, lift_rate, prepared, rows_committed
 
 pytestmark = pytest.mark.usefixtures("source")
 
@@ -68,6 +70,30 @@ def test_a_killed_driver_leaves_the_operation_to_the_next(database: Database) ->
     driver = Running(database, take_over=True)
     assert driver.wait() == 0, driver.said
     assert rows_committed(database) == ROWS > before
+    finish_and_check(database)
+
+
+def test_a_driver_whose_parent_died_pauses_with_the_reason(database: Database) -> None:
+    operation = prepared(database, rate=20_000)
+    heard, said = os.pipe()
+    command = driver_command("ix", "an orphan", SparkOptions("local[2]"))
+    orphan = subprocess.Popen(
+        command, env=driver_environment(database.dsn), stdin=subprocess.DEVNULL, stdout=said, stderr=said
+    )
+    os.close(said)
+    deadline = time.monotonic() + GIVE_UP_S
+    while not rows_committed(database):
+        assert orphan.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.close(heard)
+    assert orphan.wait(GIVE_UP_S) == 1
+    assert "the process that started this run has died" in str(
+        operation_status(database, operation.operation_id).pause_reason
+    )
+    driver = Running(database)
+    lift_rate(database)
+    assert driver.wait() == 0, driver.said
     finish_and_check(database)
 
 
