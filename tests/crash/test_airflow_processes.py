@@ -14,15 +14,12 @@ import psutil
 import pytest
 
 from tests.airflow.standalone import StandaloneAirflow, processes_of
-from tests.crash.scene import BATCH_ROWS, Scene, wait_until
+from tests.crash.scene import BATCH_ROWS, Scene, some, wait_until
 from tests.servers import embedded_postgres
 
 DAG = "rebuild_index"
+PHASES = ["prepare", "build", "seal", "fold", "publish"]
 DAGS = Path(__file__).parents[2] / "dags"
-
-
-# Minutes where the machine is busy: not for every run of the tests.
-pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +70,7 @@ def finished(airflow: StandaloneAirflow, scene: Scene, run: str) -> None:
     scene.finished()
 
 
-@pytest.mark.parametrize("phase", ["prepare", "build", "seal", "fold", "publish"])
+@pytest.mark.parametrize("phase", some(PHASES, "build"))
 def test_the_task_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)
     run = trigger(airflow, scene)
@@ -85,7 +82,7 @@ def test_the_task_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str
     finished(airflow, scene, run)
 
 
-@pytest.mark.parametrize("phase", ["prepare", "build", "seal", "fold", "publish"])
+@pytest.mark.parametrize("phase", some(PHASES, "build"))
 def test_the_scheduler_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)
     run = trigger(airflow, scene)
@@ -124,7 +121,7 @@ def is_scheduler(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.mark.parametrize("phase", ["prepare", "build", "seal", "fold", "publish"])
+@pytest.mark.parametrize("phase", some(PHASES, "build"))
 def test_the_whole_of_airflow_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)
     run = trigger(airflow, scene)

@@ -8,15 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.crash.gate import PATIENCE_S
-from tests.crash.scene import BUILD, Scene
+from tests.crash.scene import BUILD, Scene, some
 from tests.spark.cluster import EXECUTOR_SETTINGS, Cluster, standalone_cluster
 
 ROOT = Path(__file__).parents[2]
 CONF = [part for name, value in EXECUTOR_SETTINGS.items() for part in ("--conf", f"{name}={value}")]
-
-
-# Minutes where the machine is busy: not for every run of the tests.
-pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +22,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("phase", ["build", "seal"])
+@pytest.mark.parametrize("phase", some(["build", "seal"], "build"))
 def test_an_executor_is_killed(scene: Scene, cluster: Cluster, phase: str) -> None:
     gate = scene.gate(phase)
     command = scene.roir(*BUILD, *CONF, master=cluster.url)

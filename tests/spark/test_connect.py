@@ -20,7 +20,7 @@ from tests.spark.driving import (
     rows_committed,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("source")]
+pytestmark = pytest.mark.usefixtures("source")
 
 
 @pytest.fixture
@@ -30,6 +30,7 @@ def connect(python_without_us: str) -> Iterator[tuple[Server, str]]:
         yield server
 
 
+@pytest.mark.cluster
 def test_a_build_through_connect_and_a_server_that_dies(
     database: Database, dsn: str, connect: tuple[Server, str]
 ) -> None:

@@ -56,7 +56,7 @@ def mend(dsn: str) -> None:
     run_sql(dsn, "DROP FUNCTION public.break() CASCADE")
 
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("source")]
+pytestmark = pytest.mark.usefixtures("source")
 
 
 def test_a_full_disk_stops_every_worker_and_the_reason_stays(database: Database, dsn: str) -> None:

@@ -27,7 +27,7 @@ from tests.spark.driving import (
     rows_committed,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("source")]
+pytestmark = pytest.mark.usefixtures("source")
 
 
 def jvm_of(driver: Running) -> psutil.Process:
