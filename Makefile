@@ -70,6 +70,10 @@ test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its er
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
 	  $(BIN)/python -m pytest -m cluster tests/spark $(ARGS)
 
+.PHONY: model
+model: $(STAMP)  ## The algorithm in a model, every order of steps, within larger bounds than `make test` has
+	ROIR_MODEL=large $(BIN)/python -m pytest tests/model -rP $(ARGS)
+
 .PHONY: soak
 soak: $(STAMP)  ## Kill everything in every phase, at random moments, for SECONDS (an hour)
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \

@@ -1,0 +1,340 @@
+"""The build's side: prepare, build workers, seal, switch, fold, publish, clean up, abort, and the death of each.
+
+The counterpart of `airflow_roir/engine/`. A transaction that holds the drain lock is one step: no writer can be open,
+so nothing that it reads or writes under the lock can change or be seen before its commit; dying in it is as if it
+had not begun. What is resumed needs no step of its own, since every step starts from what was committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.model import mvcc
+from tests.model.mvcc import Wait
+from tests.model.state import DROPPED, Bounds, Fold, Generation, State, Variant, Worker
+from tests.model.writers import Step, end
+
+
+def worker_mark(slot: int) -> int:
+    """The mark of a build worker's open transaction."""
+    return -100 - slot
+
+
+def fold_mark(slot: int) -> int:
+    """The mark of a fold step's open transaction."""
+    return -200 - slot
+
+
+def steps(state: State, bounds: Bounds, variant: Variant) -> Iterator[Step]:
+    """Every step that the build can take next."""
+    yield from _phases(state, bounds, variant)
+    for slot, worker in enumerate(state.workers):
+        if worker is not None:
+            yield from _batch(state, bounds, variant, slot, worker)
+    for slot, fold in enumerate(state.folds):
+        if fold is not None:
+            yield from _fold(state, bounds, variant, slot, fold)
+
+
+# -- phases
+
+
+def _phases(state: State, bounds: Bounds, variant: Variant) -> Iterator[Step]:
+    writers = any(user.writes and not user.ended for user in state.users)
+    live = [n for n, g in enumerate(state.generations) if g.status in ("building", "aborting")]
+    if not live:
+        if state.left.operations and (not writers or variant == Variant.NO_DRAIN_AT_PREPARE):
+            new = Generation("building", "capture", state.now + 1)
+            left = state.left._replace(
+                operations=state.left.operations - 1, claims=bounds.claims, takeovers=bounds.takeovers
+            )
+            prepared = state._replace(generations=(*state.generations, new), left=left, now=state.now + 1)
+            yield f"prepare g{len(prepared.generations)}", prepared
+    else:
+        yield from _operation(state, bounds, variant, live[0], writers)
+    for number, generation in enumerate(state.generations):
+        if generation.status == "retired" and not writers and not _tables_in_use(state, number):
+            yield f"clean up drops g{number + 1}", _with(state, number, DROPPED)
+        if generation.status == "active" and generation.delta and not _folds_of(state, number):
+            yield f"clean up drops the delta of g{number + 1}", _with(state, number, generation._replace(delta=()))
+
+
+def _operation(state: State, bounds: Bounds, variant: Variant, number: int, writers: bool) -> Iterator[Step]:
+    generation, name = state.generations[number], f"g{number + 1}"
+    if generation.status == "aborting":
+        if not writers and not _tables_in_use(state, number):
+            yield f"abort removes {name}", _with(state, number, DROPPED)
+        return
+    if state.left.aborts:
+        left = state.left._replace(aborts=state.left.aborts - 1)
+        aborting = _with(state, number, generation._replace(status="aborting"))
+        yield f"abort of {name} is asked for", aborting._replace(left=left, epoch=state.epoch + 1)
+    if state.left.takeovers:
+        left = state.left._replace(takeovers=state.left.takeovers - 1)
+        yield "another run takes over", state._replace(epoch=state.epoch + 1, left=left)
+    if not generation.done:
+        yield from _claim(state, number, generation)
+    elif not generation.sealed:
+        # The index build waits for whoever has written to the base.
+        if not mvcc.in_use(generation.base):
+            yield f"seal {name}", _with(state, number, generation._replace(sealed=True))
+    elif generation.mode == "capture":
+        if not writers or variant == Variant.NO_DRAIN_AT_SWITCH:
+            direct = generation._replace(mode="direct", mode_at=state.now + 1)
+            yield f"switch {name} to direct mode", _with(state, number, direct)._replace(now=state.now + 1)
+    else:
+        yield from _take(state, bounds, variant, number, generation)
+        if not writers or variant == Variant.PUBLISH_LEAVES_HELD_ROWS:
+            yield from _publish(state, variant, number, generation)
+
+
+def _publish(state: State, variant: Variant, number: int, generation: Generation) -> Iterator[Step]:
+    me = fold_mark(len(state.folds))
+    taken, rows = _lock_rows(generation, None, me)
+    try:
+        folded = _apply(taken, rows, me, state.now, variant)
+    except Wait:
+        return
+    held = [
+        ident for ident, value in mvcc.committed(folded.delta) if value != "ghost" and not _ended_by(folded, ident, me)
+    ]
+    if held and variant != Variant.PUBLISH_LEAVES_HELD_ROWS:
+        return  # InvariantViolated: paused, to be tried again
+    at = state.now + 1
+    folded = folded._replace(
+        base=mvcc.commit(folded.base, me, at),
+        delta=mvcc.commit(folded.delta, me, at),
+        status="active",
+        mode="active",
+        mode_at=at,
+    )
+    generations = [g._replace(status="retired") if g.status == "active" else g for g in state.generations]
+    generations[number] = folded
+    yield f"publish g{number + 1}", state._replace(generations=tuple(generations), now=at)
+
+
+def _ended_by(generation: Generation, ident: object, me: int) -> bool:
+    return any(v[0] == ident and v[3] == me and v[4] != mvcc.LOCKED for v in generation.delta)
+
+
+# -- build
+
+
+def _claim(state: State, number: int, generation: Generation) -> Iterator[Step]:
+    if not state.left.claims or None not in state.workers:
+        return
+    slot = state.workers.index(None)
+    token = generation.token + 1
+    worker = Worker(number, state.epoch, token, generation.watermark)
+    claimed = _with(state, number, generation._replace(token=token))
+    left = state.left._replace(claims=state.left.claims - 1)
+    yield (
+        f"worker {slot + 1} claims the range of g{number + 1}",
+        _with_worker(claimed, slot, worker)._replace(left=left),
+    )
+
+
+def _batch(state: State, bounds: Bounds, variant: Variant, slot: int, worker: Worker) -> Iterator[Step]:
+    """A batch of one row: read control and the batch's last key; copy; compare, set and commit."""
+    me, name, number = worker_mark(slot), f"worker {slot + 1}", worker.generation
+    generation = state.generations[number]
+    yield f"{name} dies", _end_worker(state, slot)
+    if generation.status == "dropped":
+        return  # its next statement fails: as if it died
+    first_commit = variant == Variant.WATERMARK_BEFORE_ROWS
+    if worker.step == "rest":
+        if worker.epoch != state.epoch:
+            return  # fenced: as if it died
+        keys = sorted(pk for pk, _ in mvcc.committed(state.source) if pk > worker.watermark)
+        chosen = worker._replace(step="chosen", last=keys[0] if keys else worker.watermark, done=not keys)
+        after = _with_worker(state, slot, chosen)
+        if first_commit:
+            if not _holds(state, generation, worker):
+                return
+            marked = generation._replace(watermark=chosen.last, done=chosen.done)
+            after = _with(after, number, marked)
+        yield f"{name} finds the batch's last key, {'none' if chosen.done else chosen.last}", after
+    elif worker.step == "chosen":
+        rows = {
+            pk: value
+            for pk, value in mvcc.committed(state.source)
+            if pk > worker.watermark and (worker.done or pk <= worker.last)
+        }
+        entries = tuple(sorted(((value[0], pk), value[1:]) for pk, value in rows.items()))
+        text = f"{name} copies {', '.join(f'{k}{pk}' for (k, pk), _ in entries) or 'nothing'}"
+        if variant == Variant.TRUNCATE_BETWEEN_READ_AND_WRITE:
+            yield f"{text} (read only)", _with_worker(state, slot, worker._replace(step="read", rows=entries))
+        elif (inserted := _insert(generation, entries, me)) is not None:
+            if first_commit:
+                at = state.now + 1
+                inserted = inserted._replace(base=mvcc.commit(inserted.base, me, at))
+                rest = worker._replace(step="rest", watermark=worker.last)
+                after = _with_worker(_with(state, number, inserted), slot, None if worker.done else rest)
+                yield f"{text} and commits", after._replace(now=at)
+            else:
+                yield text, _with_worker(_with(state, number, inserted), slot, worker._replace(step="copied"))
+    elif worker.step == "read":
+        if (inserted := _insert(generation, worker.rows, me)) is not None:
+            copied = worker._replace(step="copied", rows=())
+            yield f"{name} writes what it has read", _with_worker(_with(state, number, inserted), slot, copied)
+    elif _holds(state, generation, worker) or variant == Variant.NO_COMPARE_AND_SET:
+        at = state.now + 1
+        committed = generation._replace(
+            watermark=worker.last, done=worker.done, base=mvcc.commit(generation.base, me, at)
+        )
+        rest = worker._replace(step="rest", watermark=worker.last, last=0)
+        after = _with_worker(_with(state, number, committed), slot, None if worker.done else rest)
+        yield f"{name} commits watermark {'done' if worker.done else worker.last}", after._replace(now=at)
+
+
+def _holds(state: State, generation: Generation, worker: Worker) -> bool:
+    """The compare-and-set of COMMIT_BATCH."""
+    return (
+        (generation.token, generation.watermark, state.epoch) == (worker.token, worker.watermark, worker.epoch)
+        and not generation.done
+        and generation.status == "building"
+    )
+
+
+def _insert(generation: Generation, entries: tuple[tuple[object, str], ...], me: int) -> Generation | None:
+    base = generation.base
+    try:
+        for ident, included in entries:
+            base = mvcc.insert(base, ident, included, me, unique=generation.sealed)
+    except (Wait, mvcc.UniqueViolation):
+        return None  # a zombie after the seal: it waits, or fails as if it died
+    return generation._replace(base=base)
+
+
+def _end_worker(state: State, slot: int) -> State:
+    rolled_back = end(state, lambda table: mvcc.rollback(table, worker_mark(slot)))
+    return _with_worker(rolled_back, slot, None)
+
+
+# -- fold
+
+
+def _take(state: State, bounds: Bounds, variant: Variant, number: int, generation: Generation) -> Iterator[Step]:
+    """SELECT … FOR UPDATE SKIP LOCKED: one delta row, or all of them."""
+    if None not in state.folds:
+        return
+    slot = state.folds.index(None)
+    me = fold_mark(slot)
+    # What is read without FOR UPDATE may be locked; what is skipped may not.
+    lockable = [
+        ident for ident, value in mvcc.committed(generation.delta) if value != "ghost"
+        and (variant == Variant.FOLD_WITHOUT_LOCKS or _lock_rows(generation, (ident,), me)[1])
+    ]  # fmt: skip
+    choices = [(ident,) for ident in lockable]
+    if len(lockable) > 1:
+        choices.append(tuple(lockable))
+    for idents in choices:
+        text = (
+            f"fold {slot + 1} takes {', '.join(''.join(map(str, i)) for i in idents)} from the delta of g{number + 1}"
+        )
+        if variant == Variant.FOLD_WITHOUT_LOCKS:
+            rows = tuple((i, v) for i, v in mvcc.committed(generation.delta) if i in idents)
+            yield text, _with_fold(state, slot, Fold(number, rows))
+        else:
+            locked, rows = _lock_rows(generation, idents, me)
+            yield text, _with_fold(_with(state, number, locked), slot, Fold(number, rows))
+
+
+def fold_waits(state: State, variant: Variant) -> dict[int, int]:
+    """Fold steps that wait, by mark, and for whom."""
+    waiting = {}
+    for slot, fold in enumerate(state.folds):
+        if fold is not None and not fold.applied:
+            try:
+                _apply(state.generations[fold.generation], fold.rows, fold_mark(slot), state.now, variant)
+            except Wait as wait:
+                waiting[fold_mark(slot)] = int(wait.args[0])
+    return waiting
+
+
+def _fold(state: State, bounds: Bounds, variant: Variant, slot: int, fold: Fold) -> Iterator[Step]:
+    me, name = fold_mark(slot), f"fold {slot + 1}"
+    generation = state.generations[fold.generation]
+    gone = end(state, lambda table: mvcc.rollback(table, me))
+    yield f"{name} dies", _with_fold(gone, slot, None)
+    if generation.status == "dropped":
+        return
+    after = state
+    if not fold.applied:
+        try:
+            applied = _apply(generation, fold.rows, me, state.now, variant)
+        except Wait:
+            return
+        after = _with_fold(_with(state, fold.generation, applied), slot, fold._replace(applied=True))
+        if bounds.fine:
+            yield f"{name} applies them", after
+            return
+    at = after.now + 1
+    done = end(after, lambda table: mvcc.commit(table, me, at))
+    yield (
+        f"{name} commits" if bounds.fine else f"{name} applies them and commits",
+        _with_fold(done, slot, None)._replace(now=at),
+    )
+
+
+def _lock_rows(
+    generation: Generation, idents: tuple[object, ...] | None, me: int
+) -> tuple[Generation, tuple[tuple[object, str], ...]]:
+    delta, rows = generation.delta, []
+    for ident, value in mvcc.committed(delta):
+        if value != "ghost" and (idents is None or ident in idents):
+            delta, locked = mvcc.lock_unlocked(delta, ident, me)
+            if locked is not None:
+                rows.append((ident, locked))
+    return generation._replace(delta=delta), tuple(rows)
+
+
+def _apply(
+    generation: Generation, rows: tuple[tuple[object, str], ...], me: int, snapshot: int, variant: Variant
+) -> Generation:
+    """Regular: upsert; antimatter: annihilate, or a ghost. Raises Wait."""
+    base, delta = generation.base, generation.delta
+    for ident, value in rows:
+        if value == "antimatter":
+            base, count = mvcc.delete(base, ident, snapshot, me, repeatable=False)
+            if count:
+                delta, _ = mvcc.delete(delta, ident, snapshot, me, repeatable=False)
+            else:
+                delta, _ = mvcc.change(delta, ident, "ghost", snapshot, me, repeatable=False)
+            continue
+        delta, _ = mvcc.delete(delta, ident, snapshot, me, repeatable=False)
+        if variant == Variant.BASE_WINS and ident in mvcc.rows(base, snapshot, me):
+            continue
+        base = mvcc.put(base, ident, value.removeprefix("regular"), snapshot, me, repeatable=False)
+    return generation._replace(base=base, delta=delta)
+
+
+# -- tables
+
+
+def _with(state: State, number: int, generation: Generation) -> State:
+    generations = list(state.generations)
+    generations[number] = generation
+    return state._replace(generations=tuple(generations))
+
+
+def _with_worker(state: State, slot: int, worker: Worker | None) -> State:
+    workers = list(state.workers)
+    workers[slot] = worker
+    return state._replace(workers=tuple(workers))
+
+
+def _with_fold(state: State, slot: int, fold: Fold | None) -> State:
+    folds = list(state.folds)
+    folds[slot] = fold
+    return state._replace(folds=tuple(folds))
+
+
+def _folds_of(state: State, number: int) -> bool:
+    return any(fold and fold.generation == number for fold in state.folds)
+
+
+def _tables_in_use(state: State, number: int) -> bool:
+    """Somebody's open transaction holds a lock that a DROP of the generation's tables waits for."""
+    generation = state.generations[number]
+    return mvcc.in_use(generation.base) or mvcc.in_use(generation.delta) or _folds_of(state, number)

@@ -1,0 +1,95 @@
+"""Breadth-first over every state within the bounds, so that the first violation found has the shortest trace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.model import engine, invariants, writers
+from tests.model.state import Bounds, State, Variant, canonical, initial
+
+
+@dataclass
+class Exploration:
+    """What was found. violation: '' where nothing was; trace: the steps that lead to it. reached: states by their
+    generations' statuses. refused: steps that end in 40001. complete: every state within the bounds was seen.
+    """
+
+    states: int = 0
+    steps: int = 0
+    depth: int = 0
+    violation: str = ""
+    trace: list[str] = field(default_factory=list)
+    reached: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
+    complete: bool = True
+
+    def __str__(self) -> str:
+        head = f"{self.states} states, {self.steps} steps, depth {self.depth}"
+        if not self.violation:
+            return head
+        return "\n".join([f"{self.violation} ({head})", *(f"{n:3}. {text}" for n, text in enumerate(self.trace, 1))])
+
+
+def successors(state: State, bounds: Bounds, variant: Variant) -> Iterator[tuple[str, State]]:
+    """What may happen next."""
+    yield from engine.steps(state, bounds, variant)
+    yield from writers.steps(state, bounds, variant)
+
+
+def explore(bounds: Bounds, variant: Variant = Variant.CORRECT, most_states: int = 1 << 40) -> Exploration:
+    """See every state, or all up to the first violation. most_states: stop after so many."""
+    result = Exploration()
+    first = canonical(initial(bounds))
+    seen = {first: 0}
+    cameby: list[tuple[int, str]] = [(-1, "")]
+    level = [first]
+    while level:
+        following = []
+        for state in level:
+            here = seen[state]
+            for text, after in successors(state, bounds, variant):
+                result.steps += 1
+                result.refused += text.endswith("40001")
+                violation = invariants.broken(state, after) or _stuck(after, bounds, variant)
+                if violation:
+                    result.violation = violation
+                    result.trace = [*_trace(cameby, here), text]
+                    result.states = len(seen)
+                    return result
+                after = canonical(after)
+                if after not in seen:
+                    seen[after] = len(cameby)
+                    cameby.append((here, text))
+                    following.append(after)
+                    result.reached[",".join(g.status for g in after.generations)] += 1
+            if len(seen) > most_states:
+                result.complete = False
+                result.states = len(seen)
+                return result
+        level = following
+        result.depth += bool(level)
+    result.states = len(seen)
+    return result
+
+
+def _stuck(state: State, bounds: Bounds, variant: Variant) -> str:
+    """I6: the capture adds no conflict between writers, and no deadlock with a fold step."""
+    waiting = writers.waits(state, bounds, variant)
+    if not waiting:
+        return ""
+    if any(writers.is_writer(held) for held in waiting.values()):
+        return "I6: a writer waits for another one at an entry, and not at the source"
+    folds = engine.fold_waits(state, variant)
+    if any(folds.get(held) == me for me, held in waiting.items()):
+        return "I6: a writer and a fold step wait for each other"
+    return ""
+
+
+def _trace(cameby: list[tuple[int, str]], place: int) -> list[str]:
+    texts: list[str] = []
+    while place > 0:
+        place, text = cameby[place]
+        texts.append(text)
+    return texts[::-1]

@@ -1,0 +1,46 @@
+"""The invariants of docs/design.md, section 5, as predicates of the model's states and steps."""
+
+from __future__ import annotations
+
+from tests.model import mvcc
+from tests.model.state import Generation, State
+
+
+def broken(before: State | None, state: State) -> str:
+    """The first invariant that this state, or the step that led to it, violates; '' where none is."""
+    if state.wrong:
+        return state.wrong
+    source = {(value[0], pk): value[1:] for pk, value in mvcc.committed(state.source)}
+    for number, generation in enumerate(state.generations):
+        name = f"g{number + 1}"
+        if generation.status == "dropped":
+            continue
+        if before is not None and number < len(before.generations):
+            old = before.generations[number]
+            if old.mode != "capture" and not _rows(generation) <= _rows(old):
+                return f"I5: the delta of {name} grew after the switch"
+        entries = mvcc.committed(generation.base)
+        if len(entries) > len({ident for ident, _ in entries}):
+            return f"I4: an entry was copied twice into {name}"
+        if generation.status in ("active", "retired"):
+            if dict(entries) != source:
+                return f"I1: {name} is not the projection of the source"
+            continue
+        overlay = dict(entries)
+        for ident, value in mvcc.committed(generation.delta):
+            if value == "ghost":
+                continue
+            if value == "antimatter":
+                overlay.pop(ident, None)
+            else:
+                overlay[ident] = value.removeprefix("regular")
+            if overlay.get(ident) != source.get(ident):
+                return f"I3: the delta of {name} holds what is not true of the source"
+        if generation.done and overlay != source:
+            return f"I3: the base of {name}, overridden by its delta, is not the projection of the source"
+    return ""
+
+
+def _rows(generation: Generation) -> set[object]:
+    """Entries with a row in the delta, as anybody might see it."""
+    return {v[0] for v in generation.delta if v[3] == mvcc.NEVER or v[3] < 0}

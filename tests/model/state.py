@@ -1,0 +1,227 @@
+"""What the model's world consists of, and its canonical form: two states that nobody can tell apart are one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from tests.model.mvcc import DELETED, LOCKED, NEVER, UPDATED, Table, Version
+
+NO_SNAPSHOT = -1
+
+
+class Variant(Enum):
+    """The algorithm, or a mistake in it that the exploration must find."""
+
+    CORRECT = "the algorithm as it is"
+    NO_DRAIN_AT_PREPARE = "prepare installs the capture without waiting for the writers in flight"
+    NO_DRAIN_AT_SWITCH = "the switch renders direct mode without waiting for the writers in flight"
+    PUBLISH_LEAVES_HELD_ROWS = "publish neither drains nor looks at what is left in the delta"
+    NO_ISOLATION_ASSERTION = "old snapshots are not refused: no assertion of a removal, no mode_xid"
+    NO_MODE_XID = "in direct mode a removal's count alone tells an old snapshot"
+    WATERMARK_BEFORE_ROWS = "the watermark is committed before the rows, in a transaction of its own"
+    NO_COMPARE_AND_SET = "a batch commits its watermark whoever holds the range"
+    FOLD_WITHOUT_LOCKS = "the fold applies what it has read, without FOR UPDATE SKIP LOCKED or a second look"
+    ANTIMATTER_DROPPED_AT_INSERT = "an insert takes its entry's antimatter away instead of writing a regular row"
+    BASE_WINS = "the fold leaves a base entry as it is where the delta has a newer one"
+    DIRECT_MODE_IGNORES_DELTA = "in direct mode a write doesn't take its entry out of the delta"
+    REBUILD_FORGETS_ACTIVE = "a rebuild's capture maintains the new generation only"
+    MOVED_KEYS_QUICKLY = "rows that swap their primary keys take the quick path"
+    TRUNCATE_BETWEEN_READ_AND_WRITE = "a batch reads the source in one transaction and writes the base in another"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much is explored.
+
+    users: the isolation level ("RC" or "RR") and number of statements of each user transaction. rows: the source at
+    the beginning, by primary key: the first letter is the key, the rest what is included. claims, takeovers: how
+    often a range is claimed, and a run taken over. workers, folds: how many of them are open at one time.
+    operations, aborts: how many of each. built: an index is there and active, so that the first operation is a rebuild.
+    swaps: the primary key is DEFERRABLE and statements may swap two rows' keys. fine: every SQL statement takes its
+    snapshot in one step and acts in another, and so does each of the capture function; else a user's statement runs
+    until it ends or waits.
+    """
+
+    users: tuple[tuple[str, int], ...]
+    rows: tuple[tuple[int, str], ...] = ((1, "a0"),)
+    primary_keys: tuple[int, ...] = (1, 2)
+    values: tuple[str, ...] = ("a0", "b0")
+    claims: int = 1
+    takeovers: int = 0
+    workers: int = 1
+    folds: int = 1
+    operations: int = 1
+    aborts: int = 0
+    built: bool = False
+    swaps: bool = False
+    truncates: int = 0
+    fine: bool = False
+
+
+class User(NamedTuple):
+    """One transaction of a user. chosen: a statement whose snapshot is taken; ops: what its capture has still to do."""
+
+    begun: bool = False
+    ended: bool = False
+    left: int = 0
+    snapshot: int = NO_SNAPSHOT  # the transaction's, under REPEATABLE READ
+    writes: bool = False  # it holds ROW EXCLUSIVE on the source
+    chosen: tuple[Any, ...] = ()
+    ops: tuple[tuple[Any, ...], ...] = ()
+    statement: int = NO_SNAPSHOT  # the snapshot of the statement that is at work
+    found: bool = False
+
+
+class Worker(NamedTuple):
+    """A build worker with a claim. step: at rest, the batch's end chosen, rows copied."""
+
+    generation: int
+    epoch: int
+    token: int
+    watermark: int
+    step: str = "rest"
+    last: int = 0
+    done: bool = False
+    rows: tuple[tuple[Any, str], ...] = ()  # only where they are not in the base yet (a variant)
+
+
+class Fold(NamedTuple):
+    """A fold step in flight. rows: the delta rows that it took."""
+
+    generation: int
+    rows: tuple[tuple[Any, str], ...]
+    applied: bool = False
+
+
+class Generation(NamedTuple):
+    """status: building, active, retired, aborting, dropped. mode: capture, direct, active."""
+
+    status: str
+    mode: str
+    mode_at: int  # the commit that rendered the mode
+    watermark: int = 0
+    done: bool = False
+    token: int = 0
+    sealed: bool = False
+    base: Table = ()
+    delta: Table = ()
+
+
+DROPPED = Generation("dropped", "none", 0)
+
+
+class Left(NamedTuple):
+    """What of the bounds is left."""
+
+    claims: int
+    takeovers: int
+    operations: int
+    aborts: int
+    truncates: int
+
+
+class State(NamedTuple):
+    """All of it. wrong: a statement of a user's failed in a way that no user's may."""
+
+    now: int
+    source: Table
+    generations: tuple[Generation, ...]
+    users: tuple[User, ...]
+    workers: tuple[Worker | None, ...]
+    folds: tuple[Fold | None, ...]
+    epoch: int
+    left: Left
+    wrong: str = ""
+
+
+def initial(bounds: Bounds) -> State:
+    """The world before the first operation, or, where an index is built, before the rebuild."""
+    generations: tuple[Generation, ...] = ()
+    if bounds.built:
+        base = tuple(sorted(((v[0], pk), v[1:], 0, NEVER, DELETED) for pk, v in bounds.rows))
+        generations = (Generation("active", "active", 0, done=True, sealed=True, base=base),)
+    return State(
+        now=0,
+        source=tuple(sorted((pk, value, 0, NEVER, DELETED) for pk, value in bounds.rows)),
+        generations=generations,
+        users=tuple(User(left=statements) for _, statements in bounds.users),
+        workers=(None,) * bounds.workers,
+        folds=(None,) * bounds.folds,
+        epoch=0,
+        left=Left(bounds.claims, bounds.takeovers, bounds.operations, bounds.aborts, bounds.truncates),
+    )
+
+
+def canonical(state: State) -> State:
+    """Number the commits anew, so that only what some open snapshot can tell apart differs; forget dead versions."""
+    held = set()
+    for user in state.users:
+        held.add(user.snapshot)
+        held.add(user.statement)
+    held.discard(NO_SNAPSHOT)
+    order = tuple(sorted(held))
+
+    def rank(number: int) -> int:
+        return bisect_left(order, number)
+
+    users = state.users
+    if order and order != tuple(range(len(order))):
+        users = tuple(
+            user._replace(
+                snapshot=rank(user.snapshot) if user.snapshot >= 0 else NO_SNAPSHOT,
+                statement=rank(user.statement) if user.statement >= 0 else NO_SNAPSHOT,
+            )
+            for user in users
+        )
+    return state._replace(
+        now=rank(state.now),
+        source=_canonical_table(state.source, order),
+        generations=tuple(
+            generation._replace(
+                mode_at=rank(generation.mode_at),
+                base=_canonical_table(generation.base, order),
+                delta=_canonical_table(generation.delta, order),
+            )
+            for generation in state.generations
+        ),
+        users=users,
+    )
+
+
+@lru_cache(maxsize=200_000)
+def _canonical_table(table: Table, order: tuple[int, ...]) -> Table:
+    kept: list[Version] = list(table)
+    for version in table:
+        _, _, created, ended, _ = version
+        # Nobody's snapshot lies between its beginning and its end.
+        if 0 <= ended < NEVER and created >= 0 and not (created < ended and _any_between(order, created, ended)):
+            kept.remove(version)
+            # A row that follows an update chain must learn here how it goes on.
+            for place, before in enumerate(kept):
+                if before[0] == version[0] and before[3] == created and before[4] == UPDATED:
+                    kept[place] = (*before[:4], version[4])
+                    if version[4] == UPDATED:
+                        kept[place] = (*before[:3], ended, UPDATED)
+    return tuple(
+        sorted(
+            (
+                ident,
+                value,
+                bisect_left(order, created) if created >= 0 else created,
+                bisect_left(order, ended) if 0 <= ended < NEVER else ended,
+                how,
+            )
+            for ident, value, created, ended, how in kept
+        )
+    )
+
+
+def _any_between(order: tuple[int, ...], created: int, ended: int) -> bool:
+    return any(created <= snapshot < ended for snapshot in order)
+
+
+__all__ = ["DROPPED", "LOCKED", "Bounds", "Fold", "Generation", "Left", "State", "User", "Variant", "Worker"]

@@ -1,0 +1,70 @@
+"""The algorithm within small bounds, every order of steps: it keeps its invariants, and each known mistake breaks one.
+
+`make model` explores larger bounds.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.model.explorer import explore
+from tests.model.scenarios import DEFAULT, LARGE
+from tests.model.state import Variant
+
+SCENARIOS = {**DEFAULT, **LARGE} if os.environ.get("ROIR_MODEL") == "large" else DEFAULT
+
+# Which scenario shows the mistake, and the invariant that it breaks first.
+MISTAKES = {
+    Variant.NO_DRAIN_AT_PREPARE: ("a rebuild", "I3"),
+    Variant.NO_DRAIN_AT_SWITCH: ("every statement in two steps", "I5"),
+    Variant.PUBLISH_LEAVES_HELD_ROWS: ("a rebuild", "I1"),
+    Variant.NO_ISOLATION_ASSERTION: ("an old snapshot with two writes", "I3"),
+    Variant.NO_MODE_XID: ("three writers", "I3"),
+    Variant.WATERMARK_BEFORE_ROWS: ("a second worker and a zombie", "I3"),
+    Variant.NO_COMPARE_AND_SET: ("a second worker and a zombie", "I4"),
+    Variant.FOLD_WITHOUT_LOCKS: ("three writers", "I3"),
+    Variant.ANTIMATTER_DROPPED_AT_INSERT: ("three writers", "I3"),
+    Variant.BASE_WINS: ("an included column", "I1"),
+    Variant.DIRECT_MODE_IGNORES_DELTA: ("three writers", "I3"),
+    Variant.REBUILD_FORGETS_ACTIVE: ("a rebuild", "I1"),
+    Variant.MOVED_KEYS_QUICKLY: ("swapped primary keys", "I3"),
+    Variant.TRUNCATE_BETWEEN_READ_AND_WRITE: ("a truncate", "I3"),
+}
+# What must be reached, so that an exploration can't become empty: states, and the statuses of the generations.
+LEAST = {
+    "a create": (30_000, "active"),
+    "an old snapshot with two writes": (20_000, "active"),
+    "an included column": (6_000, "active"),
+    "three writers": (8_000, "active"),
+    "every statement in two steps": (7_000, "active"),
+    "a second worker and a zombie": (9_000, "active"),
+    "an abort, then a create": (14_000, "dropped,active"),
+    "a create, then a rebuild": (5_500, "retired,active"),
+    "a rebuild": (5_000, "retired,active"),
+    "swapped primary keys": (1_900, "active"),
+    "a truncate": (17_000, "active"),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_algorithm_keeps_its_invariants(name: str) -> None:
+    bounds = SCENARIOS[name]
+    found = explore(bounds)
+    print(f"{name}: {found}")
+    assert not found.violation, found
+    assert found.complete
+    states, published = LEAST.get(name, (20_000 if name in LARGE else 0, "active"))
+    assert found.states >= states
+    assert any(statuses.endswith(published) for statuses in found.reached), found.reached
+    # Old snapshots were there, and met what they must not touch.
+    assert bool(found.refused) == any(isolation == "RR" for isolation, _ in bounds.users)
+
+
+@pytest.mark.parametrize("variant", [variant for variant in Variant if variant != Variant.CORRECT])
+def test_each_mistake_is_found(variant: Variant) -> None:
+    name, invariant = MISTAKES[variant]
+    found = explore(DEFAULT[name], variant)
+    print(f"{variant.value}, in {name}:\n{found}")
+    assert found.violation[:2] == invariant, f"{variant.value}: {found}"
