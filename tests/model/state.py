@@ -20,8 +20,9 @@ class Variant(Enum):
     NO_DRAIN_AT_PREPARE = "prepare installs the capture without waiting for the writers in flight"
     NO_DRAIN_AT_SWITCH = "the switch renders direct mode without waiting for the writers in flight"
     PUBLISH_LEAVES_HELD_ROWS = "publish neither drains nor looks at what is left in the delta"
-    NO_ISOLATION_ASSERTION = "old snapshots are not refused: no assertion of a removal, no mode_xid"
-    NO_MODE_XID = "in direct mode a removal's count alone tells an old snapshot"
+    NO_ISOLATION_CHECKS = "old snapshots are not refused: neither by the mode's row nor by a removal's probe"
+    NO_MODE_ROW = "a removal's probe alone tells an old snapshot"
+    NO_PROBE = "a removal that finds nothing doesn't probe; the mode's row alone tells an old snapshot"
     WATERMARK_BEFORE_ROWS = "the watermark is committed before the rows, in a transaction of its own"
     NO_COMPARE_AND_SET = "a batch commits its watermark whoever holds the range"
     FOLD_WITHOUT_LOCKS = "the fold applies what it has read, without FOR UPDATE SKIP LOCKED or a second look"
@@ -73,7 +74,6 @@ class User(NamedTuple):
     chosen: tuple[Any, ...] = ()
     ops: tuple[tuple[Any, ...], ...] = ()
     statement: int = NO_SNAPSHOT  # the snapshot of the statement that is at work
-    found: bool = False
 
 
 class Worker(NamedTuple):

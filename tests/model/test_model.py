@@ -20,8 +20,8 @@ MISTAKES = {
     Variant.NO_DRAIN_AT_PREPARE: ("a rebuild", "I3"),
     Variant.NO_DRAIN_AT_SWITCH: ("every statement in two steps", "I5"),
     Variant.PUBLISH_LEAVES_HELD_ROWS: ("a rebuild", "I1"),
-    Variant.NO_ISOLATION_ASSERTION: ("an old snapshot with two writes", "I3"),
-    Variant.NO_MODE_XID: ("three writers", "I3"),
+    Variant.NO_ISOLATION_CHECKS: ("an old snapshot with two writes", "I3"),
+    Variant.NO_MODE_ROW: ("three writers", "I3"),
     Variant.WATERMARK_BEFORE_ROWS: ("a second worker and a zombie", "I3"),
     Variant.NO_COMPARE_AND_SET: ("a second worker and a zombie", "I4"),
     Variant.FOLD_WITHOUT_LOCKS: ("three writers", "I3"),
@@ -32,19 +32,21 @@ MISTAKES = {
     Variant.MOVED_KEYS_QUICKLY: ("swapped primary keys", "I3"),
     Variant.TRUNCATE_BETWEEN_READ_AND_WRITE: ("a truncate", "I3"),
 }
+# A second line of defence: the model doesn't find anything that only it would stop.
+HARMLESS = {Variant.NO_PROBE: "three writers"}
 # What must be reached, so that an exploration can't become empty: states, and the statuses of the generations.
 LEAST = {
     "a create": (30_000, "active"),
     "an old snapshot with two writes": (20_000, "active"),
-    "an included column": (6_000, "active"),
+    "an included column": (5_000, "active"),
     "three writers": (8_000, "active"),
-    "every statement in two steps": (7_000, "active"),
+    "every statement in two steps": (9_000, "active"),
     "a second worker and a zombie": (9_000, "active"),
-    "an abort, then a create": (14_000, "dropped,active"),
-    "a create, then a rebuild": (5_500, "retired,active"),
-    "a rebuild": (5_000, "retired,active"),
-    "swapped primary keys": (1_900, "active"),
-    "a truncate": (17_000, "active"),
+    "an abort, then a create": (12_000, "dropped,active"),
+    "a create, then a rebuild": (5_000, "retired,active"),
+    "a rebuild": (6_000, "retired,active"),
+    "swapped primary keys": (1_500, "active"),
+    "a truncate": (15_000, "active"),
 }
 
 
@@ -62,7 +64,17 @@ def test_the_algorithm_keeps_its_invariants(name: str) -> None:
     assert bool(found.refused) == any(isolation == "RR" for isolation, _ in bounds.users)
 
 
-@pytest.mark.parametrize("variant", [variant for variant in Variant if variant != Variant.CORRECT])
+def test_every_variant_is_looked_at() -> None:
+    assert {Variant.CORRECT, *MISTAKES, *HARMLESS} == set(Variant)
+
+
+@pytest.mark.parametrize("variant", HARMLESS)
+def test_what_is_there_twice_can_be_left_out_once(variant: Variant) -> None:
+    found = explore(DEFAULT[HARMLESS[variant]], variant)
+    assert not found.violation, f"not a second line of defence any more, list it as a mistake: {found}"
+
+
+@pytest.mark.parametrize("variant", MISTAKES)
 def test_each_mistake_is_found(variant: Variant) -> None:
     name, invariant = MISTAKES[variant]
     found = explore(DEFAULT[name], variant)

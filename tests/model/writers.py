@@ -82,8 +82,10 @@ class _Session:
     def _choices(self) -> Iterator[tuple[Any, ...]]:
         seen = mvcc.rows(self.state.source, self._new_snapshot(), self.me)
         for pk in self.bounds.primary_keys:
-            if pk not in seen:
+            # What an old snapshot still shows may be gone by now, and can be inserted anew.
+            if pk not in seen or self.repeatable:
                 yield from (("insert", pk, value) for value in self.bounds.values)
+            if pk not in seen:
                 continue
             yield ("delete", pk)
             yield from (("update", pk, value) for value in self.bounds.values if value != seen[pk])
@@ -155,20 +157,21 @@ class _Session:
                 old = replaced[0][1] if replaced else None
             if old is not None:
                 events.append(((pk, old), None if verb == "delete" else (pk, rest[0])))
-        careful = self.bounds.swaps and self.variant != Variant.MOVED_KEYS_QUICKLY
         ops: list[tuple[Any, ...]] = []
         for old_row, new_row in events:
-            ops += self._compile(old_row, new_row, careful)
+            ops += self._compile(old_row, new_row)
         return self._set(state=self.state._replace(source=source), chosen=(), ops=tuple(ops), statement=NO_SNAPSHOT)
 
     # -- the capture function
 
-    def _compile(
-        self, old: tuple[int, str] | None, new: tuple[int, str] | None, careful: bool
-    ) -> list[tuple[Any, ...]]:
+    def _compile(self, old: tuple[int, str] | None, new: tuple[int, str] | None) -> list[tuple[Any, ...]]:
         """What the function does for one event, as it is rendered now: no mode changes under an open writer."""
         gone = _entry(old) if old else None
         come = _entry(new) if new else None
+        # Every statement's events come right after it, so that no version was written to again since.
+        careful = new is None or (old is not None and old[0] != new[0])
+        if self.variant == Variant.MOVED_KEYS_QUICKLY:
+            careful = new is None
         ops: list[tuple[Any, ...]] = []
         building = any(g.status == "building" for g in self.state.generations)
         for number, generation in enumerate(self.state.generations):
@@ -176,36 +179,36 @@ class _Session:
                 continue
             if self.variant == Variant.REBUILD_FORGETS_ACTIVE and building and generation.status != "building":
                 continue
-            mode = generation.mode
-            if (mode == "direct" or (mode == "active" and careful)) and self._refuses(generation.mode_at):
+            capture, delta = generation.mode == "capture", generation.mode == "direct"
+            if not capture and self._refuses(generation.mode_at):
                 ops.append(("refuse", number))
+            if self.variant == Variant.DIRECT_MODE_IGNORES_DELTA:
+                delta = False
             if careful:
                 for entry in (gone, come):
                     if entry:
-                        ops += [("forget", number, entry[0])] if mode == "direct" else []
-                        ops.append(("settle delta" if mode == "capture" else "settle base", number, entry[0]))
+                        ops += [("forget", number, entry[0])] if delta else []
+                        ops.append(("settle delta" if capture else "settle base", number, entry[0]))
                 continue
+            assert come is not None
             if gone == come:
                 continue
-            if gone and (come is None or gone[0] != come[0]):
-                if mode == "capture":
+            if gone and gone[0] != come[0]:
+                if capture:
                     ops.append(("put delta", number, gone[0], "antimatter"))
                 else:
-                    if mode == "direct" and self.variant != Variant.DIRECT_MODE_IGNORES_DELTA:
-                        ops.append(("remove delta", number, gone[0]))
-                    ops.append(("remove base", number, gone[0]))
-            if come:
-                if mode == "capture":
-                    ops.append(("put delta", number, come[0], "regular" + come[1], gone is None))
-                else:
-                    if mode == "direct" and self.variant != Variant.DIRECT_MODE_IGNORES_DELTA:
-                        ops.append(("forget", number, come[0]))
-                    ops.append(("put base", number, come[0], come[1]))
+                    ops += [("forget", number, gone[0])] if delta else []
+                    ops.append(("take out", number, gone[0]))
+            if capture:
+                ops.append(("put delta", number, come[0], "regular" + come[1], gone is None))
+            else:
+                ops += [("forget", number, come[0])] if delta else []
+                ops.append(("put base", number, *come))
         return ops
 
     def _refuses(self, mode_at: int) -> bool:
-        """The snapshot doesn't see the transaction that rendered the mode."""
-        if self.variant in (Variant.NO_ISOLATION_ASSERTION, Variant.NO_MODE_XID):
+        """The snapshot doesn't see the row that says the mode."""
+        if self.variant in (Variant.NO_ISOLATION_CHECKS, Variant.NO_MODE_ROW):
             return False
         return self.repeatable and mode_at > self.user.snapshot
 
@@ -218,39 +221,46 @@ class _Session:
         if generation.status == "dropped":
             raise LookupError
         snapshot = self.user.statement if self.user.statement != NO_SNAPSHOT else self._new_snapshot()
-        me, repeatable, found = self.me, self.repeatable, self.user.found
+        me, repeatable = self.me, self.repeatable
         base, delta, ident = generation.base, generation.delta, rest[0]
         if verb.startswith("settle"):
             value = mvcc.rows(self.state.source, snapshot, me).get(ident[1])
             there = value is not None and value[0] == ident[0]
             if verb == "settle delta":
-                delta = mvcc.put(
-                    delta, ident, "regular" + value[1:] if there else "antimatter", snapshot, me, repeatable
-                )
+                state = "regular" + value[1:] if there else "antimatter"
+                delta = mvcc.put(delta, ident, state, snapshot, me, repeatable)
             elif there:
                 base = mvcc.put(base, ident, value[1:], snapshot, me, repeatable)
             else:
-                base, _ = mvcc.delete(base, ident, snapshot, me, repeatable)
+                base = self._take_out(base, ident, snapshot)
         elif verb == "put delta":
-            there = mvcc.rows(delta, snapshot, me)
-            if self.variant == Variant.ANTIMATTER_DROPPED_AT_INSERT and rest[-1] is True and ident in there:
+            there = ident in mvcc.rows(delta, snapshot, me)
+            if self.variant == Variant.ANTIMATTER_DROPPED_AT_INSERT and rest[-1] is True and there:
                 delta, _ = mvcc.delete(delta, ident, snapshot, me, repeatable)
             else:
                 delta = mvcc.put(delta, ident, rest[1], snapshot, me, repeatable)
-        elif verb in ("forget", "remove delta"):
-            delta, count = mvcc.delete(delta, ident, snapshot, me, repeatable)
-            found = verb == "remove delta" and count > 0
-        elif verb == "remove base":
-            base, count = mvcc.delete(base, ident, snapshot, me, repeatable)
-            if not count and not found and self.variant != Variant.NO_ISOLATION_ASSERTION:
-                raise SerializationFailure
-            found = False
+        elif verb == "forget":
+            delta, _ = mvcc.delete(delta, ident, snapshot, me, repeatable)
+        elif verb == "take out":
+            base = self._take_out(base, ident, snapshot)
         else:
             base = mvcc.put(base, ident, rest[1], snapshot, me, repeatable)
         generations = list(self.state.generations)
         generations[number] = generation._replace(base=base, delta=delta)
         state = self.state._replace(generations=tuple(generations))
-        return self._set(state=state, ops=self.user.ops[1:], found=found, statement=NO_SNAPSHOT)
+        return self._set(state=state, ops=self.user.ops[1:], statement=NO_SNAPSHOT)
+
+    def _take_out(self, base: mvcc.Table, ident: tuple[str, int], snapshot: int) -> mvcc.Table:
+        """A removal, and its probe: where one snapshot shows nothing, an insert meets what it can't see."""
+        base, count = mvcc.delete(base, ident, snapshot, self.me, self.repeatable)
+        probes = self.variant not in (Variant.NO_ISOLATION_CHECKS, Variant.NO_PROBE)
+        if not count and self.repeatable and probes:
+            try:
+                base = mvcc.insert(base, ident, "", self.me)
+            except UniqueViolation:
+                raise SerializationFailure from None
+            base, _ = mvcc.delete(base, ident, snapshot, self.me, self.repeatable)
+        return base
 
     def waits_for(self) -> int | None:
         """The mark of the transaction that a statement of the capture function waits for."""
