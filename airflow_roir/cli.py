@@ -19,7 +19,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import abort as aborts
-from airflow_roir.engine import cleanup, control, finalize, prepare, schema, verify, view
+from airflow_roir.engine import cleanup, control, finalize, prepare, schema, sync, verify, view
+from airflow_roir.engine import detach as detaching
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.status import status as read_status
@@ -225,6 +226,38 @@ def drop(context: typer.Context, index: Index) -> None:
     out.print(f"index {index} dropped", markup=False)
 
 
+@app.command(name="detach-partition")
+def detach_partition(
+    context: typer.Context,
+    partition: Annotated[str, typer.Argument(help="The partition, as SQL writes it.")],
+    reason: Reason = "",
+    drop: Annotated[bool, typer.Option("--drop", help="Drop it, once it is detached.")] = False,
+) -> None:
+    """Take a partition out of its table and out of all indexes: hidden at once, then removed in batches."""
+    removed = detaching.detach_partition(
+        _database(context), partition, control.default_actor(), reason, drop, report=_say
+    )
+    out.print(f"partition {partition} {'dropped' if drop else 'detached'}; {removed:,} entries removed", markup=False)
+
+
+@app.command(name="sync-partitions")
+def sync_partitions(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The source, as SQL writes it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Put all indexes of a table right after partitions were dropped, detached or attached without roir."""
+    report = sync.sync_partitions(_database(context), table, control.default_actor(), _say)
+    if as_json:
+        _print_json(report.as_dict())
+        return
+    out.print(
+        f"gone: {', '.join(report.gone) or 'none'}, {report.entries_removed:,} entries removed; "
+        f"came: {', '.join(report.came) or 'none'}, {report.entries_added:,} entries added",
+        markup=False,
+    )
+
+
 @app.command()
 def status(
     context: typer.Context,
@@ -276,7 +309,8 @@ def clean_up(context: typer.Context, as_json: AsJson = False) -> None:
         return
     out.print(
         f"{report.ghosts} ghosts, {report.deltas_dropped} deltas, {report.generations_dropped} generations removed; "
-        f"{report.operations_aborted} operations aborted, {report.guards_removed} guards removed from views"
+        f"{report.operations_aborted} operations aborted, {report.guards_removed} guards removed from views, "
+        f"{report.partition_entries} entries of partitions that left"
     )
     for line in report.warnings:
         out.print(f"warning: {line}", markup=False)

@@ -12,13 +12,13 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import abort, capture, control, view
+from airflow_roir.engine import abort, capture, control, partitions, removal, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, Drain, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import InvariantViolated, LockNotAcquired
+from airflow_roir.errors import InvariantViolated, LockNotAcquired, PartitionsChanged
 
 LOCK_TIMEOUT_MS = 500
 # A clean-up comes again by its schedule, so it doesn't insist.
@@ -34,6 +34,7 @@ class CleanUpReport:
     generations_dropped: int = 0
     operations_aborted: int = 0
     guards_removed: int = 0
+    partition_entries: int = 0
     waiting: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -59,6 +60,10 @@ SELECT i.schema_name, i.name, c.oid::regclass::text AS source
   JOIN pg_class c ON c.oid = i.source_oid::oid
  WHERE g.status = 'active' AND c.relrowsecurity
    AND NOT coalesce((o.options ->> 'ignore_row_security')::boolean, false)
+"""
+MAINTAINED = """
+SELECT g.id, g.index_id, g.entry, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ WHERE g.status IN ('active', 'retired') ORDER BY g.id
 """
 ABORTING = "SELECT id FROM roir.operation WHERE status = 'aborting' ORDER BY id"
 EXPIRED = """
@@ -86,8 +91,15 @@ def clean_up(
                 f"index {control.index_name(row)}: {row.source} has row-level security now; the view shows the rows "
                 "that its policies hide to all who may read the view. Revoke SELECT on the view, or drop the index"
             )
+        maintained = execute(connection, MAINTAINED).all()
     for operation_id in aborting:
         _attempt(result, partial(_finish_abort, database, operation_id, actor, result, report))
+    for row in maintained:
+        _attempt(result, partial(_follow_partitions, database, row, result, report))
+    with database.transaction() as connection:
+        leaving = removal.leaving(connection)
+    for row in leaving:
+        _attempt(result, partial(_remove_entries, database, row, result, report))
     for row in active:
         _attempt(result, partial(_remove_guard, database, row, result, report))
     for row in published:
@@ -111,6 +123,33 @@ def _finish_abort(
     result.operations_aborted += 1
 
 
+def _follow_partitions(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
+    """Take in partitions that were created; name those that came or went with rows, which is for a person to settle."""
+    with database.transaction() as connection:
+        source = abort.source_of(connection, row.index_id)
+        if source is None:
+            return
+        try:
+            came = partitions.check(
+                connection, str(control.index_name(row)), source, row.id, Entry.from_json(row.entry), set()
+            )
+        except PartitionsChanged as error:
+            result.waiting.append(str(error))
+            return
+
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        partitions.adopt(connection, source, row.id, came)
+        view.hide(connection, row.id)
+
+    if came:
+        Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report)
+
+
+def _remove_entries(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
+    result.partition_entries += removal.remove(database, row, report, PATIENCE_S)
+
+
 def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
     """Once no snapshot is older than the publish, readers need not ask any more."""
     name = control.index_name(row)
@@ -125,6 +164,7 @@ def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: C
         execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
         with connection.begin_nested() as attempt:
             view.show(connection, name, row.index_id, row.id, Entry.from_json(row.entry), guarded=False)
+            view.hide(connection, row.id)
             # The view is locked: from here on no publish comes between.
             still = execute(connection, "SELECT status FROM roir.generation WHERE id = %(id)s", {"id": row.id}).scalar()
             if still != "active" or holders(connection):

@@ -130,6 +130,7 @@ def is_sealed(connection: Connection, generation_id: int) -> bool:
 
 def drop(connection: Connection, generation_id: int) -> None:
     """Drop base and delta. The capture function must not know them any more."""
+    execute(connection, "DELETE FROM roir.source_partition WHERE generation_id = %(id)s", {"id": generation_id})
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
 
 

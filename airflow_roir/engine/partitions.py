@@ -21,16 +21,16 @@ from airflow_roir.errors import PartitionsChanged
 
 CHANGES = """
 WITH tree AS MATERIALIZED (SELECT * FROM roir.partition_tree(%(source)s)),
-     held AS (SELECT * FROM roir.source_partition WHERE generation_id = %(generation)s AND status = 'present')
-SELECT h.relation, h.name, true AS gone FROM held h
- WHERE NOT EXISTS (SELECT FROM tree t WHERE t.relation = h.relation)
-   -- only the uppermost of those that went together
-   AND NOT EXISTS (SELECT FROM held p WHERE p.relation = h.parent
-                      AND NOT EXISTS (SELECT FROM tree t WHERE t.relation = p.relation))
+     held AS (SELECT * FROM roir.source_partition WHERE generation_id = %(generation)s AND status = 'present'),
+     gone AS (SELECT h.* FROM held h WHERE NOT EXISTS (
+                SELECT FROM tree t WHERE t.relation = h.relation AND t.link = h.link))
+SELECT g.relation, g.name, true AS gone FROM gone g
+ -- only the uppermost of those that went together
+ WHERE NOT EXISTS (SELECT FROM gone p WHERE p.relation = g.parent)
 UNION ALL
 SELECT t.relation::bigint, t.relation::regclass::text, false FROM tree t
- WHERE t.leaf AND NOT EXISTS (SELECT FROM held h WHERE h.relation = t.relation)
- ORDER BY 2
+ WHERE t.leaf AND NOT EXISTS (SELECT FROM held h WHERE h.relation = t.relation AND h.link = t.link)
+ ORDER BY gone DESC, 2
 """
 
 
@@ -81,10 +81,10 @@ def check(
 
 
 def adopt(connection: Connection, source: Source, generation_id: int, leaves: Collection[Change]) -> None:
-    """Write down leaves that `check` found harmless, and follow their TRUNCATE. Needs the drain lock."""
+    """Write down leaves that `check` found harmless, and follow their TRUNCATE. Locks them against writers."""
     if leaves:
-        register(connection, source, generation_id)
-        execute(connection, "SELECT roir.watch_truncate(%(oid)s)", {"oid": source.oid})
+        values = {"generation": generation_id, "source": source.oid, "leaves": [leaf.relation for leaf in leaves]}
+        execute(connection, "SELECT roir.adopt_partitions(%(generation)s, %(source)s, %(leaves)s::oid[])", values)
 
 
 def brings_rows(connection: Connection, generation_id: int, entry: Entry, leaf: int) -> bool:

@@ -129,6 +129,8 @@ source_partition = Table(
     Column("relation", BigInteger, nullable=False),
     Column("parent", BigInteger, nullable=False),
     Column("leaf", Boolean, nullable=False),
+    # The transaction that made it a partition: another one means that it was out meanwhile.
+    Column("link", Text),
     Column("name", Text, nullable=False),
     # Its partition constraint, over the source's columns: tells its entries when the partition itself is gone.
     Column("condition", Text, nullable=False),

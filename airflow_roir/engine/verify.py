@@ -54,13 +54,17 @@ def verify(database: Database, index: str) -> VerifyReport:
             if row is None:
                 raise NotFound(f"index {index} has no active generation yet; finish its operation first: roir resume")
             name = catalog.name_of(connection, found.source_oid)
-            counts = execute(connection, _comparison(name.sql, row.id, Entry.from_json(row.entry))).one()
+            # What readers see: without the entries of partitions that are leaving or joining.
+            shown = execute(
+                connection, "SELECT coalesce(roir.is_shown(%(id)s, 'x'), 'true')", {"id": row.id}
+            ).scalar_one()
+            counts = execute(connection, _comparison(name.sql, row.id, Entry.from_json(row.entry), shown)).one()
             return VerifyReport(
                 str(control.index_name(found)), counts.rows, counts.missing, counts.extra, counts.different
             )
 
 
-def _comparison(source: str, generation_id: int, entry: Entry) -> str:
+def _comparison(source: str, generation_id: int, entry: Entry, shown: str) -> str:
     """By primary key: a source row must have exactly one entry, and that with the same image."""
     columns = entry.columns
     key = [i for i in entry.identity_positions if columns[i].primary_key]
@@ -79,5 +83,5 @@ SELECT count(*) FILTER (WHERE present) AS rows,
                coalesce(bool_or({ours} *= {theirs}), false) AS matched,
                coalesce(bool_or({entry.equal("s.", "b.")}), false) AS same
           FROM (SELECT {projected}, true AS present FROM {source}) s
-          FULL JOIN (SELECT {entries}, true AS present FROM {physical.base(generation_id)}) b ON {join}
+          FULL JOIN (SELECT {entries}, true AS present FROM {physical.base(generation_id)} x WHERE {shown}) b ON {join}
          GROUP BY {group}) compared"""

@@ -41,6 +41,11 @@ SELECT EXISTS (
      AND d.refclassid = 'pg_proc'::regclass AND d.refobjid = 'roir.published(bigint)'::regprocedure)
 """
 
+HIDE = """
+SELECT roir.refresh_view(%(generation)s) WHERE EXISTS (
+  SELECT FROM roir.source_partition WHERE generation_id = %(generation)s AND status <> 'present')
+"""
+
 # A snapshot that doesn't see transaction X has an xmin of at most X, and whoever holds a snapshot shows its xmin.
 # Sessions of other databases can't read the view; a standby's snapshots are told by its walsender, or by its slot.
 OLD_SNAPSHOTS = """
@@ -93,6 +98,11 @@ def show(
     sql = statement(name, generation_id, entry, replace=row is not None, options=(row and row.options) or "")
     # A sub-select is run once per query, and once only where a plan is parallel.
     execute(connection, sql + (f" WHERE (SELECT roir.published({generation_id}))" if guarded else ""))
+
+
+def hide(connection: Connection, generation_id: int) -> None:
+    """Make the view of an active generation hide the entries of partitions that are leaving or joining, if any are."""
+    execute(connection, HIDE, {"generation": generation_id})
 
 
 def is_guarded(connection: Connection, name: QualifiedName) -> bool:

@@ -2,29 +2,30 @@
 -- its partition key, and every entry holds the primary key: so a partition's constraint can be asked of an entry.
 
 -- All partitions below a table, whole levels too; none for an ordinary table. One that is being detached concurrently
--- has gone already. Not pg_partition_tree(), which locks every one of them.
-CREATE FUNCTION roir.partition_tree(source oid) RETURNS TABLE (relation oid, parent oid, leaf boolean)
+-- has gone already. link: the transaction that attached it; another one means that it was out meanwhile. Not
+-- pg_partition_tree(), which locks every one of them.
+CREATE FUNCTION roir.partition_tree(source oid) RETURNS TABLE (relation oid, parent oid, leaf boolean, link text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH RECURSIVE tree AS (
-        SELECT i.inhrelid, i.inhparent FROM pg_inherits i
+        SELECT i.inhrelid, i.inhparent, i.xmin::text AS link FROM pg_inherits i
          WHERE i.inhparent = partition_tree.source AND NOT i.inhdetachpending
         UNION ALL
-        SELECT i.inhrelid, i.inhparent FROM pg_inherits i JOIN tree t ON i.inhparent = t.inhrelid
+        SELECT i.inhrelid, i.inhparent, i.xmin::text AS link FROM pg_inherits i JOIN tree t ON i.inhparent = t.inhrelid
          WHERE NOT i.inhdetachpending)
-    SELECT t.inhrelid, t.inhparent, c.relkind <> 'p' FROM tree t JOIN pg_class c ON c.oid = t.inhrelid
+    SELECT t.inhrelid, t.inhparent, c.relkind <> 'p', t.link FROM tree t JOIN pg_class c ON c.oid = t.inhrelid
 $$;
 
--- Writes down that a generation holds these partitions' rows; all of the source's by default. Texts under settings
--- that make them read back as the same, whoever calls.
-CREATE FUNCTION roir.register_partitions(generation bigint, source oid, relations oid[] DEFAULT NULL) RETURNS void
+-- Writes down that a generation holds the rows of these leaves, of all leaves by default, and all levels above them.
+-- Texts under settings that make them read back as the same, whoever calls.
+CREATE FUNCTION roir.register_partitions(generation bigint, source oid, leaves oid[] DEFAULT NULL) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
 SET intervalstyle = 'postgres' SET extra_float_digits = 3 SET bytea_output = 'hex' AS $$
-    INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
-    SELECT register_partitions.generation, t.relation, t.parent, t.leaf, t.relation::regclass::text,
+    INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, status)
+    SELECT register_partitions.generation, t.relation, t.parent, t.leaf, t.link, t.relation::regclass::text,
            -- No constraint: the only partition is the default one.
            coalesce(nullif(pg_get_partition_constraintdef(t.relation), ''), 'true'), 'present'
       FROM roir.partition_tree(register_partitions.source) t
-     WHERE relations IS NULL OR t.relation = ANY (relations)
+     WHERE leaves IS NULL OR t.relation = ANY (leaves) OR NOT t.leaf
     ON CONFLICT DO NOTHING
 $$;
 
@@ -45,6 +46,19 @@ BEGIN
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER roir_capture_truncate', unwatched::regclass);
     END LOOP;
 END $$;
+
+-- Takes leaves in that came without a trigger for their TRUNCATE. One that was truncated (or rewritten) since it was made
+-- has another file: whatever entries it left behind are to be removed.
+CREATE FUNCTION roir.adopt_partitions(generation bigint, source oid, leaves oid[]) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT roir.register_partitions(generation, source, leaves);
+    SELECT roir.watch_truncate(source);
+    INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
+    SELECT p.generation_id, p.relation, p.parent, p.leaf, p.name, p.condition, 'leaving'
+      FROM roir.source_partition p JOIN pg_class c ON c.oid = p.relation::oid
+     WHERE p.generation_id = generation AND p.status = 'present' AND p.relation::oid = ANY (leaves)
+       AND c.relfilenode <> c.oid;
+$$;
 
 -- SQL that an entry, a row `alias` of a base or delta, belongs to a partition: its constraint, over the entry's primary
 -- key under the source's own names.

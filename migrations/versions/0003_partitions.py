@@ -24,6 +24,7 @@ def upgrade() -> None:
         sa.Column("relation", sa.BigInteger(), nullable=False),
         sa.Column("parent", sa.BigInteger(), nullable=False),
         sa.Column("leaf", sa.Boolean(), nullable=False),
+        sa.Column("link", sa.Text(), nullable=True),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("condition", sa.Text(), nullable=False),
         sa.Column("status", sa.Text(), nullable=False),
@@ -56,7 +57,14 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    for function in ("forget_partition", "entry_condition", "watch_truncate", "register_partitions", "partition_tree"):
+    for function in (
+        "forget_partition",
+        "entry_condition",
+        "adopt_partitions",
+        "watch_truncate",
+        "register_partitions",
+        "partition_tree",
+    ):
         op.execute(f"DROP FUNCTION roir.{function}")
     op.drop_column("scan_range", "relation", schema="roir")
     op.drop_index("source_partition_relation", table_name="source_partition", schema="roir")

@@ -143,7 +143,9 @@ def test_every_operator_is_described_and_no_other() -> None:
     operators = {
         name
         for file in (ROOT / "airflow_roir" / "operators").glob("*.py")
-        for name in re.findall(r"^class (\w+Indexe?s?(?:Build)?Operator)\(", file.read_text(), re.MULTILINE)
+        for name in re.findall(
+            r"^class (\w+(?:Index|Indexes|IndexBuild|Partition)Operator)\(", file.read_text(), re.MULTILINE
+        )
     }
     assert operators
     for document in (README, ARCHITECTURE, OPERATIONS):

@@ -1,0 +1,80 @@
+"""Takes a partition out of an indexed source, the supported way: retention by dropping old partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import QualifiedName, parse_name
+from airflow_roir.engine import removal
+from airflow_roir.engine.catalog import default_schemas
+from airflow_roir.engine.database import Database, Drain, execute, sqlstate
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import InvalidInput, NotFound
+
+LOCK_TIMEOUT_MS = 500
+
+FIND = """
+SELECT c.oid::bigint AS oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relname = %(name)s AND n.nspname = ANY (%(schemas)s) AND c.relkind IN ('r', 'p')
+ ORDER BY array_position(%(schemas)s::text[], n.nspname::text) LIMIT 1
+"""
+# What the detach locks in ACCESS EXCLUSIVE mode: parent, partition, and the views of the source's indexes.
+LOCKED = """
+SELECT i.inhparent::regclass::text FROM pg_inherits i WHERE i.inhrelid = %(partition)s
+UNION ALL SELECT %(partition)s::oid::regclass::text
+UNION ALL SELECT format('%%I.%%I', x.schema_name, x.name)
+  FROM roir.index x JOIN pg_partition_ancestors(%(partition)s) a ON a.relid::oid = x.source_oid
+ WHERE x.dropped_at IS NULL
+"""
+
+
+def detach_partition(
+    database: Database,
+    partition: str,
+    actor: str,
+    reason: str = "",
+    drop: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+    patience_s: float = 60.0,
+) -> int:
+    """Take a partition out of its table, with its entries in all indexes; returns how many entries were removed.
+
+    First one short transaction, `roir.detach_partition`: afterwards neither table nor indexes show the rows. Then the
+    entries are removed in batches, which a later `clean_up` does too where this ends before. drop: also drop it.
+    Raises NotFound, InvalidInput, LockNotAcquired (nothing was changed, or only the entries are left to remove).
+    """
+    with database.transaction() as connection:
+        check_schema(connection)
+        oid, name = find_table(connection, partition)
+        locked = list(execute(connection, LOCKED, {"partition": oid}).scalars())
+
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        values = {"partition": oid, "reason": reason or None, "drop": drop, "actor": actor}
+        call = "SELECT roir.detach_partition(%(partition)s::oid, %(reason)s, %(drop)s, %(actor)s)"
+        execute(connection, call, values)
+
+    try:
+        Drain(database, name.sql, [oid], LOCK_TIMEOUT_MS, patience_s).run(body, report, locked)
+    except DBAPIError as error:
+        said = str(error.orig).split("\n", 1)[0]
+        if sqlstate(error) == "P0002":
+            raise NotFound(f"{said}; use ALTER TABLE … DETACH PARTITION, or DROP TABLE") from None
+        if sqlstate(error) in ("55006", "2BP01"):
+            raise InvalidInput(said) from None
+        raise
+    with database.transaction() as connection:
+        rows = [row for row in removal.leaving(connection) if row.relation == oid]
+    return sum(removal.remove(database, row, report, patience_s) for row in rows)
+
+
+def find_table(connection: Connection, table: str) -> tuple[int, QualifiedName]:
+    """A table's oid and full name, by its name as SQL writes it. Raises NotFound, InvalidInput."""
+    name = parse_name(table, "table")
+    schemas = [name.schema] if name.schema is not None else default_schemas(connection)
+    row = execute(connection, FIND, {"name": name.name, "schemas": schemas}).first()
+    if row is None:
+        raise NotFound(f"table {name} doesn't exist; check the name, and quote it if it has capitals")
+    return row.oid, QualifiedName(row.nspname, row.relname)

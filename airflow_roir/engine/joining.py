@@ -1,0 +1,134 @@
+"""Brings the rows of one table into a generation, in batches: a partition that was, or will be, attached with rows.
+
+Each row gets what the capture would have written for its insert, under a lock on the row: so it is right in every
+capture mode, for the reason that the capture is, and whatever copy of it there is already.
+"""
+
+from __future__ import annotations
+
+import json
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import quote
+from airflow_roir.engine import capture
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.database import Database, execute, retry
+from airflow_roir.engine.entry import Entry
+from airflow_roir.scan_range import ScanRange
+
+BATCH_ROWS = 10_000
+LOCK_TIMEOUT_MS = 500
+
+POSITION = "SELECT watermark FROM roir.source_partition WHERE id = %(id)s AND status = 'joining'"
+ADVANCE = """
+UPDATE roir.source_partition SET watermark = %(watermark)s::jsonb
+ WHERE id = %(id)s AND status = 'joining' AND watermark IS NOT DISTINCT FROM %(before)s::jsonb
+"""
+
+
+def bring_in(
+    database: Database,
+    source: Source,
+    generation_id: int,
+    entry: Entry,
+    relation: int,
+    joining_id: int,
+    patience_s: float = 60.0,
+    batch_rows: int = BATCH_ROWS,
+) -> int:
+    """Bring in the rows of `relation` (oid) from where its row in `source_partition` stands; returns how many.
+
+    Safe to kill and to repeat. patience_s: how long to try for locks that writers hold on its rows.
+    """
+    rows = 0
+    while True:
+        brought = retry(
+            lambda: batch(database, source, generation_id, entry, relation, joining_id, batch_rows), patience_s
+        )
+        if brought is None:
+            return rows
+        rows += brought
+
+
+def batch(
+    database: Database,
+    source: Source,
+    generation_id: int,
+    entry: Entry,
+    relation: int,
+    joining_id: int,
+    batch_rows: int = BATCH_ROWS,
+) -> int | None:
+    """One batch, one transaction: entries and watermark together. None where there was nothing left."""
+    with database.transaction() as connection:
+        path = ", ".join(["pg_catalog", *map(quote, source.operator_schemas), "pg_temp"])
+        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}; SET LOCAL search_path = {path}")
+        # As a writer does: a switch or a publish waits for this, so the capture mode stays what it is.
+        execute(connection, f"LOCK TABLE ONLY {source.sql} IN ROW EXCLUSIVE MODE")
+        mode = execute(
+            connection, "SELECT capture_mode FROM roir.generation WHERE id = %(id)s", {"id": generation_id}
+        ).scalar_one()
+        before = execute(connection, POSITION, {"id": joining_id}).scalar_one()
+        name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
+        casts = [source.columns[column].comparand for column in source.primary_key]
+        values: dict[str, str] = {}
+        where = ScanRange(None, None, before).condition(source.primary_key, casts, None, values)
+        key = ", ".join(f"s.{quote(column)}" for column in source.primary_key)
+        texts = ", ".join(source.columns[column].text("s") for column in source.primary_key)
+        last = execute(
+            connection,
+            f"SELECT {texts} FROM (SELECT * FROM {name} s WHERE {where} ORDER BY {key} LIMIT {batch_rows}) s "
+            f"ORDER BY {', '.join(f's.{quote(column)} DESC' for column in source.primary_key)} LIMIT 1",
+            values,
+        ).first()
+        if last is None:
+            return None
+        values = {}
+        where = ScanRange(None, None, before).condition(source.primary_key, casts, list(last), values)
+        rows = _write(connection, generation_id, entry, mode, name, where, values)
+        moved = {
+            "id": joining_id,
+            "watermark": json.dumps(list(last)),
+            "before": None if before is None else json.dumps(before),
+        }
+        # Whoever else brings it in too has been there: that does no harm, going back would.
+        execute(connection, ADVANCE, moved)
+        return rows
+
+
+def _write(
+    connection: Connection,
+    generation_id: int,
+    entry: Entry,
+    mode: str,
+    name: str,
+    where: str,
+    values: dict[str, str],
+) -> int:
+    base, delta = physical.base(generation_id), physical.delta(generation_id)
+    columns = ", ".join(entry.physical())
+    identity = ", ".join(entry.physical(entry.identity_positions))
+    changed = ", ".join(f"{column} = EXCLUDED.{column}" for column in entry.physical())
+    projected = ", ".join(entry.source_columns("s"))
+    if mode == capture.CAPTURE:
+        return execute(
+            connection,
+            f"INSERT INTO {delta} ({columns}, state) SELECT {projected}, 'regular' FROM {name} s WHERE {where} "
+            f"FOR SHARE ON CONFLICT ({identity}) DO UPDATE SET {changed}, state = EXCLUDED.state",
+            values,
+        ).rowcount
+    put = (
+        f"INSERT INTO {base} ({columns}) SELECT {projected} FROM {name} s WHERE {where} FOR SHARE "
+        f"ON CONFLICT ({identity}) DO UPDATE SET {changed}"
+    )
+    if mode == capture.ACTIVE:
+        return execute(connection, put, values).rowcount
+    counted = execute(
+        connection,
+        f"WITH put AS ({put} RETURNING {identity}), "
+        f"gone AS (DELETE FROM {delta} d USING put p WHERE {entry.equal('d.', 'p.')}) SELECT count(*) FROM put",
+        values,
+    )
+    return int(counted.scalar_one())

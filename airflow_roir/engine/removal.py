@@ -1,0 +1,120 @@
+"""Removes the entries of partitions that left the source: they are hidden at once, this deletes them in batches.
+
+An entry is removed where no row of the source projects to it. It is locked first and asked again under the lock, with
+a later snapshot: a writer that brought such a row has either committed, and is seen, or waits for the lock and writes
+the entry anew. So this needs no order with anybody, and what comes into the same bounds again is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from psycopg2 import errors as pg_errors
+from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.database import Database, Drain, execute, retry
+from airflow_roir.entry_state import EntryState
+from airflow_roir.errors import LockNotAcquired
+
+# Some ten thousand entries: a writer of one of them waits for that long (some 100 ms) at the most.
+BLOCKS_PER_STEP = 128
+LOCK_TIMEOUT_MS = 500
+
+LEAVING = """
+SELECT p.id, p.generation_id, p.relation, p.name, i.source_oid,
+       roir.entry_condition(g.entry, p.condition, 'x') AS within,
+       CASE WHEN EXISTS (SELECT FROM pg_class c WHERE c.oid = i.source_oid::oid)
+            THEN roir.has_row(g.entry, i.source_oid::oid, 'x') ELSE 'false' END AS has_row
+  FROM roir.source_partition p
+  JOIN roir.generation g ON g.id = p.generation_id
+  JOIN roir.index i ON i.id = g.index_id
+ WHERE p.status = 'leaving' AND g.status <> 'dropped'
+ ORDER BY p.id
+"""
+
+STORES = """
+SELECT to_regclass(%(delta)s)::text AS name, true AS delta WHERE to_regclass(%(delta)s) IS NOT NULL
+UNION ALL
+SELECT relation::regclass::text, false FROM roir.partition_tree(to_regclass(%(base)s)) WHERE leaf
+"""
+
+
+def leaving(connection: Connection) -> list[Row[Any]]:
+    """The partitions whose entries are still to be removed, one for each generation that held them."""
+    return list(execute(connection, LEAVING).all())
+
+
+def remove(database: Database, row: Row[Any], report: Callable[[str], None], patience_s: float) -> int:
+    """Remove the entries of one partition that left, in batches; then show the view without its condition.
+
+    Safe to repeat, to kill, and for several at once. Returns the number of entries. patience_s: how long to try for
+    each lock. Raises LockNotAcquired where that isn't enough: what is left stays hidden.
+    """
+    values = {"delta": physical.delta(row.generation_id), "base": physical.base(row.generation_id)}
+    with database.transaction() as connection:
+        stores = execute(connection, STORES, values).all()
+    removed = 0
+    for store in stores:
+        with database.transaction() as connection:
+            blocks = _blocks(connection, store.name)
+        for first in range(0, blocks, BLOCKS_PER_STEP):
+            try:
+                removed += retry(partial(step, database, row, store, first), patience_s)
+            except DBAPIError as error:
+                if not isinstance(error.orig, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected):
+                    raise
+                raise LockNotAcquired(
+                    f"entries of partition {row.name} are locked by a writer; roir clean-up goes on with them"
+                ) from error
+
+    def conclude(connection: Connection, lock: Callable[[], None]) -> None:
+        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
+        execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
+
+    with database.transaction() as connection:
+        view = execute(connection, VIEW, {"generation": row.generation_id}).scalar_one()
+    Drain(database, view, (), LOCK_TIMEOUT_MS, patience_s).run(conclude, report, [view])
+    return removed
+
+
+VIEW = """
+SELECT format('%%I.%%I', i.schema_name, i.name) FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ WHERE g.id = %(generation)s
+"""
+
+
+def step(database: Database, row: Row[Any], store: Row[Any], first: int) -> int:
+    """One batch, one transaction: the blocks from `first` on of one segment or delta. Returns how many entries went."""
+    # An antimatter must stay: it may be for a copy that a batch is about to commit.
+    only = f"AND x.state = '{EntryState.REGULAR.value}'" if store.delta else ""
+    end = first + BLOCKS_PER_STEP
+    with database.transaction() as connection:
+        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        if execute(connection, "SELECT to_regclass(%(name)s)", {"name": store.name}).scalar() is None:
+            return 0
+        # Nothing is bound here: the conditions may hold literals with a per cent sign.
+        taken = execute(
+            connection,
+            f"SELECT x.ctid::text FROM {store.name} x WHERE x.ctid >= '({first},0)' AND x.ctid < '({end},0)' "
+            f"AND {row.within} AND NOT {row.has_row} {only} FOR UPDATE",
+        ).scalars()
+        if not (tids := ", ".join(f"'{tid}'" for tid in taken)):
+            return 0
+        still = f"x.ctid = ANY (ARRAY[{tids}]::tid[]) AND NOT {row.has_row} {only}"
+        # In a delta it becomes antimatter, whatever the base holds.
+        change = (
+            f"UPDATE {store.name} x SET state = '{EntryState.ANTIMATTER.value}' WHERE {still}"
+            if store.delta
+            else f"DELETE FROM {store.name} x WHERE {still}"
+        )
+        return execute(connection, change).rowcount
+
+
+def _blocks(connection: Connection, name: str) -> int:
+    size = "SELECT pg_relation_size(to_regclass(%(name)s)) / current_setting('block_size')::int"
+    return int(execute(connection, size, {"name": name}).scalar() or 0)

@@ -1,0 +1,146 @@
+"""Puts indexes right after partitions came or went without roir: what a raw DROP, DETACH or ATTACH has done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.engine import catalog, control, joining, partitions, removal, view
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.database import Database, Drain, execute
+from airflow_roir.engine.detach import LOCK_TIMEOUT_MS, find_table
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.partitions import Change
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import NotFound
+
+GENERATIONS = """
+SELECT g.id, g.index_id, g.entry, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ WHERE i.source_oid = %(source)s AND g.status IN ('building', 'active', 'retired') ORDER BY g.id
+"""
+JOIN = """
+INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
+SELECT %(generation)s, t.relation, t.parent, t.leaf, t.relation::regclass::text,
+       coalesce(nullif(pg_get_partition_constraintdef(t.relation), ''), 'true'), 'joining'
+  FROM roir.partition_tree(%(source)s) t WHERE t.relation = %(relation)s
+    ON CONFLICT DO NOTHING
+"""
+JOINING = """
+SELECT id FROM roir.source_partition
+ WHERE generation_id = %(generation)s AND relation = %(relation)s AND status = 'joining'
+"""
+
+
+@dataclass
+class SyncReport:
+    """What was put right. gone, came: names of partitions; entries are summed over the generations of all indexes."""
+
+    gone: list[str]
+    came: list[str]
+    entries_removed: int = 0
+    entries_added: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def sync_partitions(
+    database: Database,
+    table: str,
+    actor: str,
+    report: Callable[[str], None] = lambda line: None,
+    patience_s: float = 60.0,
+) -> SyncReport:
+    """Remove the entries of partitions that are gone, bring in the rows of those that came with rows.
+
+    For every index of the table and in every phase of an operation, which can then be resumed. Safe to kill and to
+    repeat. Raises NotFound, LockNotAcquired.
+    """
+    with database.transaction() as connection:
+        check_schema(connection)
+        oid, name = find_table(connection, table)
+        source = catalog.read_source(connection, name)
+        generations = execute(connection, GENERATIONS, {"source": oid}).all()
+    if not generations:
+        raise NotFound(f"table {name} has no roir index")
+    result = SyncReport([], [])
+    for generation in generations:
+        # Again, until there are none: what came back as a whole level is seen when its going is dealt with.
+        while changes := _changes(database, source, generation.id):
+            for change in changes:
+                if change.gone:
+                    _forget(database, source, generation, change, actor, report, patience_s)
+                    _name(result.gone, change)
+                else:
+                    result.entries_added += _take_in(database, source, generation, change, actor, report, patience_s)
+                    _name(result.came, change)
+    with database.transaction() as connection:
+        leaving = [row for row in removal.leaving(connection) if row.source_oid == oid]
+    for row in leaving:
+        result.entries_removed += removal.remove(database, row, report, patience_s)
+    return result
+
+
+def _changes(database: Database, source: Source, generation_id: int) -> list[Change]:
+    with database.transaction() as connection:
+        return partitions.changes(connection, source, generation_id)
+
+
+def _name(names: list[str], change: Change) -> None:
+    if change.name not in names:
+        names.append(change.name)
+
+
+def _forget(
+    database: Database,
+    source: Source,
+    generation: Row[Any],
+    change: Change,
+    actor: str,
+    report: Callable[[str], None],
+    patience_s: float,
+) -> None:
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        values = {"generation": generation.id, "relation": change.relation}
+        execute(connection, "SELECT roir.forget_gone(%(generation)s, %(relation)s::oid)", values)
+        control.record_event(connection, generation.index_id, None, actor, "partition gone", change.name)
+
+    shown = control.index_name(generation).sql
+    Drain(database, shown, source.relations, LOCK_TIMEOUT_MS, patience_s).run(body, report, [shown])
+
+
+def _take_in(
+    database: Database,
+    source: Source,
+    generation: Row[Any],
+    change: Change,
+    actor: str,
+    report: Callable[[str], None],
+    patience_s: float,
+) -> int:
+    entry = Entry.from_json(generation.entry)
+    values = {"generation": generation.id, "source": source.oid, "relation": change.relation}
+    with database.transaction() as connection:
+        found = execute(connection, JOINING, values).scalar()
+        if found is None and partitions.brings_rows(connection, generation.id, entry, change.relation):
+            execute(connection, JOIN, values)
+            found = execute(connection, JOINING, values).scalar_one()
+    added = 0
+    if found is not None:
+        added = joining.bring_in(database, source, generation.id, entry, change.relation, found, patience_s)
+
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": found})
+        partitions.adopt(connection, source, generation.id, [change])
+        view.hide(connection, generation.id)
+        if found is not None:
+            control.record_event(connection, generation.index_id, None, actor, "partition came", change.name)
+
+    Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s).run(body, report)
+    return added

@@ -1,0 +1,54 @@
+"""Takes a partition out of an indexed table: retention, as a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_roir.engine import detach
+from airflow_roir.hooks.roir import RoirHook
+from airflow_roir.operators.base import failing_clearly, owner_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class DetachPartitionOperator(BaseOperator):
+    """Detaches a partition from its table and from all indexes of it; returns how many entries were removed.
+
+    The rows and their entries vanish in one short transaction; then the entries are removed in batches. A task that is
+    killed in between leaves that to the clean-up, and fails as NotFound when it is tried again: it is no partition
+    any more.
+
+    partition: as SQL writes it. reason: what the `event` table keeps. drop: drop it, once it is detached.
+    postgres_conn_id: the Airflow connection of the database. All but `drop` are templated.
+    """
+
+    template_fields: Sequence[str] = ("partition", "reason", "postgres_conn_id")
+    ui_color = "#dcebfa"
+
+    def __init__(
+        self,
+        *,
+        partition: str,
+        reason: str = "",
+        drop: bool = False,
+        postgres_conn_id: str = RoirHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.partition = partition
+        self.reason = reason
+        self.drop = drop
+        self.postgres_conn_id = postgres_conn_id
+
+    def execute(self, context: Context) -> int:
+        """Take it out."""
+        with failing_clearly():
+            database = RoirHook(self.postgres_conn_id).get_database(f"roir airflow {self.task_id}")
+            owner = owner_of(context["ti"])
+            return detach.detach_partition(
+                database, self.partition, owner, self.reason, self.drop, report=self.log.info
+            )

@@ -1,0 +1,235 @@
+"""Partitions that leave: taken out by roir, in every phase; their entries hidden at once, removed in batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg2.errors
+import pytest
+
+from airflow_roir.engine import cleanup, detach, fold, removal
+from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.errors import LockNotAcquired, NotFound
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.test_partitions import make, one, shapes
+
+SHOWN = "SELECT d, id, k, v FROM public.ix ORDER BY d, id"
+ROWS = "SELECT d, id, k, v FROM public.t ORDER BY d, id"
+
+
+def assert_shown(database: Database, *views: str) -> None:
+    """What readers see is exact, whatever the base still holds."""
+    with database.transaction() as connection:
+        rows = execute(connection, ROWS).all()
+        for view in views or ("public.ix",):
+            assert execute(connection, SHOWN.replace("public.ix", view)).all() == rows
+
+
+@shapes
+def test_a_partition_is_taken_out_in_each_mode(database: Database, dsn: str, shape: str) -> None:
+    make(dsn, shape)
+    leaves = iter(("t1", "t2", "t0"))
+    user = steps.session(dsn)
+
+    def write(mode: str) -> None:
+        steps.sql(user, "UPDATE t SET k = 'touched' WHERE id % 4 = 0; DELETE FROM t WHERE id % 9 = 0")
+        user.commit()
+        try:
+            steps.sql(user, "UPDATE t SET d = 29 - d WHERE id % 10 = 1")
+            user.commit()
+        except psycopg2.errors.CheckViolation:  # there is no partition for them any more
+            user.rollback()
+        leaf = next(leaves)
+        if mode == "direct":
+            # by SQL alone: the rest is for later
+            steps.sql(user, "SELECT roir.detach_partition(%s::regclass, 'old')", leaf)
+            user.commit()
+        else:
+            detach.detach_partition(database, leaf, "test", "old", drop=mode == "active")
+        if mode == "active":
+            assert_shown(database)
+            cleanup.clean_up(database)
+            assert not one(database, "SELECT count(*) FROM roir.source_partition WHERE status = 'leaving'")
+
+    through_modes_but_hidden(database, write)
+    assert_shown(database)
+    steps.assert_exact(database)
+    # the tables that left are ordinary ones again
+    run_sql(dsn, "INSERT INTO t1 SELECT * FROM t1 WHERE false", "TRUNCATE t1", "DELETE FROM t2", "TRUNCATE t2")
+    steps.assert_exact(database)
+
+
+def through_modes_but_hidden(database: Database, write: object) -> None:
+    """As `stages.through_modes`, where the base may hold hidden entries between publish and clean-up."""
+    _, run = steps.begin(database, include="v", ranges=3, segments=2, batch_rows=7)
+    worker = steps.worker(database, run)
+    assert callable(write)
+    with worker.connection:
+        claim = worker.claim()
+        assert isinstance(claim, Claim)
+        assert isinstance(worker.batch(claim), Batch)
+    write("capture")
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    fold.switch(database, run)
+    write("direct")
+    fold.finish(database, run, fold.work(database, run))
+    steps.publish_all(database, run)
+    assert_shown(database)
+    write("active")
+
+
+def published(database: Database, dsn: str, shape: str = "range") -> None:
+    make(dsn, shape)
+    _, run = steps.begin(database, include="v")
+    steps.finish_all(database, run)
+
+
+def hidden(dsn: str, partition: str) -> None:
+    """Out, but the entries are still there."""
+    run_sql(dsn, f"SELECT roir.detach_partition('{partition}')")
+
+
+def leave_on(database: Database) -> list[Any]:
+    with database.transaction() as connection:
+        return removal.leaving(connection)
+
+
+@pytest.mark.parametrize("shape", ["range", "range with default", "list", "two levels"])
+def test_what_comes_into_the_same_bounds_again_is_shown_and_kept(database: Database, dsn: str, shape: str) -> None:
+    """Seen to hide the new rows with bounds alone, and to remove their entries without the second look."""
+    published(database, dsn, shape)
+    hidden(dsn, "t0")
+    assert_shown(database)
+    if shape == "range":
+        run_sql(dsn, "CREATE TABLE n0 PARTITION OF t FOR VALUES FROM (0) TO (10)")
+    elif shape == "two levels":
+        run_sql(dsn, "CREATE TABLE n0 PARTITION OF t FOR VALUES FROM (0) TO (10) PARTITION BY HASH (id)")
+        run_sql(dsn, "CREATE TABLE n1 PARTITION OF n0 FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
+    run_sql(
+        dsn,
+        # another key than before, the same one, NULL, and one that goes again
+        "INSERT INTO t VALUES (0, 30, 'new', 1), (1, 31, '3', 1), (2, 32, NULL, 7), (5, 9000, 'x', 2), (5, 5, 'y', 0)",
+        "DELETE FROM t WHERE id = 5",
+        "UPDATE t SET k = 'newer' WHERE id = 32",
+    )
+    assert_shown(database)
+    cleanup.clean_up(database)
+    assert_shown(database)
+    steps.assert_exact(database)
+
+
+def test_a_row_that_comes_while_its_stale_entry_is_removed_keeps_the_new_one(database: Database, dsn: str) -> None:
+    published(database, dsn, "range with default")
+    hidden(dsn, "t0")
+    writer, late = steps.session(dsn), steps.session(dsn)
+    steps.sql(writer, "INSERT INTO t SELECT d, id, k, -1 FROM t0 WHERE id = 30")  # its very entry, uncommitted
+    (row,) = leave_on(database)
+    with pytest.raises(LockNotAcquired, match="locked by a writer"):  # it waits for that writer, and gives way
+        removal.remove(database, row, print, 0.1)
+    writer.commit()
+    removal.remove(database, row, print, 5)
+    steps.sql(late, "INSERT INTO t SELECT d, id, k, -1 FROM t0 WHERE id = 60")
+    late.commit()
+    assert steps.assert_exact(database).rows == 202
+
+
+def test_a_level_goes_with_what_left_it_before(database: Database, dsn: str) -> None:
+    """The conditions of hash partitions name their parent, which may be dropped."""
+    published(database, dsn, "two levels")
+    hidden(dsn, "t1")
+    run_sql(dsn, "SELECT roir.detach_partition('tx', and_drop => true)")
+    assert_shown(database)
+    assert one(database, "SELECT count(*) FROM roir.source_partition WHERE status = 'leaving'") == 1
+    assert cleanup.clean_up(database).partition_entries == 200
+    steps.assert_exact(database)
+
+
+def test_every_index_and_generation_of_the_source_is_followed(database: Database, dsn: str) -> None:
+    published(database, dsn)
+    _, run = steps.begin(database, "ix", None, None)  # a rebuild: one is retired then
+    steps.finish_all(database, run)
+    _, run = steps.begin(database, "iy", "t", "v", include="k")
+    steps.finish_all(database, run)
+    _, run = steps.begin(database, "iy", None, None)  # and one is being built
+    assert detach.detach_partition(database, "public.t1", "test") == 300
+    assert_shown(database, "public.ix", "public.iy")
+    steps.assert_exact(database, "ix")
+    steps.assert_exact(database, "iy")
+    steps.finish_all(database, run)
+    steps.assert_exact(database, "iy")
+    assert one(database, "SELECT count(*) FROM roir_data.g1") == 200
+
+
+def test_grants_options_and_the_views_of_users_survive(database: Database, dsn: str) -> None:
+    published(database, dsn)
+    run_sql(
+        dsn,
+        "DO $$ BEGIN CREATE ROLE detach_reader; EXCEPTION WHEN duplicate_object THEN NULL; END $$",
+        "GRANT SELECT ON ix TO detach_reader",
+        "ALTER VIEW ix SET (security_barrier = true)",
+        "CREATE VIEW mine AS SELECT * FROM ix",
+    )
+    detach.detach_partition(database, "t1", "test")
+    assert one(database, "SELECT has_table_privilege('detach_reader', 'public.ix', 'SELECT')")
+    assert one(database, "SELECT reloptions::text FROM pg_class WHERE relname = 'ix'") == "{security_barrier=true}"
+    assert one(database, "SELECT count(*) FROM public.mine") == 200
+    run_sql(dsn, "DROP VIEW mine", "DROP OWNED BY detach_reader", "DROP ROLE detach_reader")
+
+
+def test_the_plain_view_is_back_after_clean_up(database: Database, dsn: str) -> None:
+    published(database, dsn)
+    cleanup.clean_up(database)
+    before = one(database, "SELECT pg_get_viewdef('public.ix'::regclass)")
+    hidden(dsn, "t1")
+    assert "EXISTS" in str(one(database, "SELECT pg_get_viewdef('public.ix'::regclass)"))
+    assert cleanup.clean_up(database).partition_entries == 100
+    assert str(one(database, "SELECT pg_get_viewdef('public.ix'::regclass)")).replace(" b;", ";") == before
+
+
+def test_who_holds_it_up_is_named_and_nothing_is_changed(database: Database, dsn: str) -> None:
+    published(database, dsn)
+    reader = steps.session(dsn)
+    steps.sql(reader, "SET application_name = 'long report'; SELECT count(*) FROM ix")
+    with pytest.raises(LockNotAcquired, match="long report"):
+        detach.detach_partition(database, "t1", "test", patience_s=0.5)
+    reader.rollback()
+    steps.assert_exact(database)
+    assert leave_on(database) == []
+
+
+def test_what_is_no_partition_is_refused(database: Database, dsn: str) -> None:
+    published(database, dsn)
+    run_sql(dsn, "CREATE TABLE other (id int PRIMARY KEY)")
+    for name in ("other", "t", "missing"):
+        with pytest.raises(NotFound):
+            detach.detach_partition(database, name, "test")
+
+
+def test_a_claimed_range_of_a_partition_that_left_is_done(database: Database, dsn: str) -> None:
+    make(dsn)
+    _, run = steps.begin(database, ranges=3, batch_rows=20)
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    outcome = worker.batch(claim)
+    assert isinstance(outcome, Batch)
+    assert outcome.claim is not None
+    detach.detach_partition(database, "t0", "test", drop=True)
+    assert worker.batch(outcome.claim) == Batch(0, 0.0, None)
+    worker.connection.close()
+    steps.finish_all(database, run)
+    assert steps.assert_exact(database).rows == 200
+
+
+def test_nothing_is_left_of_a_dropped_index(database: Database, dsn: str) -> None:
+    from airflow_roir.engine import abort
+
+    published(database, dsn)
+    hidden(dsn, "t1")
+    abort.drop_index(database, "ix", "test")
+    assert one(database, "SELECT count(*) FROM roir.source_partition") == 0
+    assert one(database, "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'roir%'") == 0
+    cleanup.clean_up(database)

@@ -1,0 +1,143 @@
+"""Partitions that came or went without roir: detected, said, and put right, in every phase."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_roir.engine import cleanup, finalize, fold, run
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.sync import sync_partitions
+from airflow_roir.errors import NotFound, PartitionsChanged
+from airflow_roir.operation import Status
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.test_detach import assert_shown, published
+from tests.engine.test_partitions import make, one
+
+MODES = ("capture", "direct", "active")
+
+RAW = {
+    "dropped": ["DROP TABLE t1"],
+    "detached": ["ALTER TABLE t DETACH PARTITION t1"],
+    "detached concurrently": ["ALTER TABLE t DETACH PARTITION t1 CONCURRENTLY"],
+    "dropped and made anew": [
+        "DROP TABLE t1",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO t VALUES (10, 40, '5', 40), (11, 41, 'new', 41), (12, 9000, NULL, 1)",
+    ],
+    "attached with rows": [
+        "CREATE TABLE t3 (v int, id int NOT NULL, k text, d int NOT NULL)",
+        "INSERT INTO t3 SELECT i, i, nullif(i % 7, 3), 30 + i % 10 FROM generate_series(1, 100) i",
+        "ALTER TABLE t ATTACH PARTITION t3 FOR VALUES FROM (30) TO (40)",
+        "INSERT INTO t VALUES (31, 9000, 'captured', 1)",
+    ],
+    "detached and attached again": [
+        "ALTER TABLE t DETACH PARTITION t1",
+        "DELETE FROM t1 WHERE id % 2 = 0",
+        "UPDATE t1 SET k = 'changed' WHERE id % 3 = 0",
+        "INSERT INTO t1 VALUES (13, 9000, 'new', 1)",
+        "ALTER TABLE t ATTACH PARTITION t1 FOR VALUES FROM (10) TO (20)",
+    ],
+    "exchanged": [
+        "CREATE TABLE x (LIKE t INCLUDING ALL)",
+        "INSERT INTO x SELECT d, id, 'other', v FROM t1 WHERE id % 3 > 0",
+        "ALTER TABLE t DETACH PARTITION t1",
+        "ALTER TABLE t ATTACH PARTITION x FOR VALUES FROM (10) TO (20)",
+    ],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", RAW)
+def test_it_is_detected_and_put_right(database: Database, dsn: str, case: str, mode: str) -> None:
+    make(dsn)
+    user = steps.session(dsn)
+    _, drive = steps.begin(database, include="v", ranges=4, segments=2, batch_rows=30)
+    steps.sql(user, "UPDATE t SET k = 'touched' WHERE id % 4 = 0; DELETE FROM t WHERE id % 9 = 0")
+    user.commit()
+    if mode != "capture":
+        steps.build_all(database, drive)
+        steps.seal_all(database, drive)
+        fold.switch(database, drive)
+    if mode == "active":
+        fold.finish(database, drive, fold.work(database, drive))
+        steps.publish_all(database, drive)
+    else:
+        steps.worker(database, drive).connection.close()
+    run_sql(dsn, *RAW[case])
+    if mode == "active":
+        assert [line for line in cleanup.clean_up(database).waiting if "roir sync-partitions public.t" in line]
+    else:
+        with pytest.raises(PartitionsChanged), run.driving(database, drive):
+            finish(database, drive, mode)
+        assert one(database, "SELECT status FROM roir.operation") == Status.PAUSED
+    sync_partitions(database, "t", "test")
+    if mode != "active":
+        finish(database, run.start_run(database, "ix", "again"), mode)
+    steps.assert_exact(database)
+    assert_shown(database)
+    steps.sql(user, "UPDATE t SET k = k || 'z'; DELETE FROM t WHERE id % 5 = 0")
+    user.commit()
+    steps.assert_exact(database)
+    assert cleanup.clean_up(database).waiting == []
+    assert one(database, "SELECT count(*) FROM roir.source_partition WHERE status <> 'present'") == 0
+
+
+def finish(database: Database, drive: run.Run, mode: str) -> None:
+    if mode == "capture":
+        steps.finish_all(database, drive)
+    else:
+        finalize.finalize_run(database, drive)
+
+
+def test_a_level_that_was_dropped_with_all_below(database: Database, dsn: str) -> None:
+    """Its hash partitions' conditions can't be asked any more, its own can."""
+    published(database, dsn, "two levels")
+    run_sql(dsn, "DROP TABLE tx")
+    assert sync_partitions(database, "t", "test").as_dict() == {
+        "gone": ["public.tx"],
+        "came": [],
+        "entries_removed": 200,
+        "entries_added": 0,
+    }
+    steps.assert_exact(database)
+
+
+def test_a_level_that_was_out_for_a_while(database: Database, dsn: str) -> None:
+    published(database, dsn, "two levels")
+    run_sql(
+        dsn,
+        "ALTER TABLE t DETACH PARTITION tx",
+        "DELETE FROM tx WHERE id % 3 = 0",
+        "INSERT INTO tx VALUES (11, 9000, 'new', 1)",
+        "ALTER TABLE t ATTACH PARTITION tx FOR VALUES FROM (10) TO (30)",
+    )
+    report = sync_partitions(database, "t", "test")
+    assert (report.gone, report.came) == (["public.tx"], ["public.t1", "public.t2"])
+    steps.assert_exact(database)
+
+
+def test_a_partition_that_clean_up_takes_in_is_followed(database: Database, dsn: str) -> None:
+    """Also one that was truncated before: seen to leave its entries where only the catalog is compared."""
+    published(database, dsn)
+    run_sql(
+        dsn,
+        "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40)",
+        "INSERT INTO t VALUES (31, 1, 'a', 1), (32, 2, NULL, 1)",
+        "TRUNCATE t3",
+        "INSERT INTO t VALUES (32, 2, NULL, 2)",
+        "CREATE TABLE t4 PARTITION OF t FOR VALUES FROM (40) TO (50) PARTITION BY HASH (id)",
+        "CREATE TABLE t5 PARTITION OF t4 FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
+        "INSERT INTO t VALUES (41, 1, 'a', 1)",
+    )
+    report = cleanup.clean_up(database)
+    assert (report.waiting, report.partition_entries) == ([], 1)
+    steps.assert_exact(database)
+    run_sql(dsn, "TRUNCATE t3, t4")
+    steps.assert_exact(database)
+
+
+def test_a_table_without_index_is_said(database: Database, dsn: str) -> None:
+    make(dsn)
+    with pytest.raises(NotFound, match="no roir index"):
+        sync_partitions(database, "t", "test")
