@@ -73,7 +73,7 @@ def start_run(
     """Take an operation up, paused or left behind by a run that died, and fence everything older, at once.
 
     owner: names this run to others. take_over: also from a run that is alive. lift_pause: False where whoever wanted
-    this run has lifted the pause already, so that a pause found now is a newer wish, and is kept.
+    this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept.
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
     drive), InvalidInput (a bad option; nothing was changed), SchemaVersionMismatch (begun by other code),
     OperationPaused (and `lift_pause` is False; nothing was changed).
@@ -91,7 +91,8 @@ def start_run(
             raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; wait for roir clean-up")
         if row.status not in (Status.RUNNING, Status.PAUSED):
             raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
-        if row.status == Status.PAUSED and not lift_pause:
+        # A pause that the run before this one took upon itself, because something failed, is nobody's wish.
+        if row.status == Status.PAUSED and not lift_pause and row.paused_by != row.owner:
             raise OperationPaused(f"index {index}: paused by {row.paused_by}: {row.pause_reason}")
         if row.format_version != FORMAT_VERSION:
             raise SchemaVersionMismatch(

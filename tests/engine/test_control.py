@@ -7,9 +7,16 @@ import pytest
 from airflow_roir.engine import abort, build, control, prepare, seal
 from airflow_roir.engine.build import Batch, Claim, Stop
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.engine.run import end_run, settle, start_run
 from airflow_roir.engine.status import operation_status
-from airflow_roir.errors import Fenced, IllegalTransition, InvariantViolated, OperationRunning, SourceChanged
+from airflow_roir.errors import (
+    Fenced,
+    IllegalTransition,
+    InvariantViolated,
+    OperationPaused,
+    OperationRunning,
+    SourceChanged,
+)
 from tests.conftest import run_sql
 from tests.engine import steps
 
@@ -188,3 +195,14 @@ def test_progress_never_goes_backwards(database: Database) -> None:
     seen.append(operation_status(database, prepared.operation_id).percent_complete)
     assert seen == sorted(seen)
     assert seen[-1] == 100
+
+
+def test_what_an_older_run_pauses_for_is_not_kept_by_the_run_that_takes_over(database: Database) -> None:
+    """Its terminal is gone, say, and it hears of that between the user's resume and the new run's start."""
+    _, older = steps.begin(database)
+    settle(database, older, OSError("nobody listens"), fatal=False)
+    newer = start_run(database, "ix", "newer", take_over=True, lift_pause=False)
+    control.pause(database, "ix", "somebody")
+    with pytest.raises(OperationPaused, match="somebody"):
+        start_run(database, "ix", "newest", take_over=True, lift_pause=False)
+    assert newer.epoch > older.epoch
