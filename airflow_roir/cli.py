@@ -21,6 +21,7 @@ from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import abort as aborts
 from airflow_roir.engine import cleanup, control, finalize, prepare, schema, sync, verify, view
 from airflow_roir.engine import detach as detaching
+from airflow_roir.engine import revert as reverts
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.status import status as read_status
@@ -217,6 +218,13 @@ def abort(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Abort an unfinished operation: source and active generation stay as they are."""
     row = aborts.abort(_database(context), index, control.default_actor(), reason, _say)
     out.print(f"operation {row.id} is {row.status}", markup=False)
+
+
+@app.command()
+def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
+    """Show the generation again that the last rebuild replaced, within its revert window."""
+    done = reverts.revert(_database(context), index, control.default_actor(), reason, _say)
+    out.print(f"index {done.index} shows generation {done.shown}; {done.retired} is kept for a while", markup=False)
 
 
 @app.command()

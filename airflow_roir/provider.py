@@ -29,6 +29,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_roir.operators.finalize",
                     "airflow_roir.operators.abort",
                     "airflow_roir.operators.control",
+                    "airflow_roir.operators.revert",
                     "airflow_roir.operators.clean_up",
                     "airflow_roir.operators.detach_partition",
                 ],

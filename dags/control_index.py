@@ -1,7 +1,8 @@
-"""Pauses, resumes or aborts the build of one index, whoever runs it. Copy this file into your DAGs folder.
+"""Pauses, resumes or aborts the build of one index, whoever runs it, or reverts its last rebuild.
 
-Trigger it and fill in the form. Unlike the switch of `rebuild_index`, which pauses every build of that DAG, this
-acts on a single operation. A DAG run whose operation was paused here waits, and goes on once it is resumed.
+Copy this file into your DAGs folder. Trigger it and fill in the form. Unlike the switch of `rebuild_index`, which
+pauses every build of that DAG, this acts on a single operation. A DAG run whose operation was paused here waits, and
+goes on once it is resumed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from airflow.sdk import DAG, Param, task
 
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.control import PauseIndexBuildOperator, ResumeIndexBuildOperator
+from airflow_roir.operators.revert import RevertIndexOperator
 
 with DAG(
     dag_id="control_index",
-    description="Pause, resume or abort the build of one index",
+    description="Pause, resume or abort the build of one index, or revert its last rebuild",
     doc_md=__doc__,
     schedule=None,
     catchup=False,
@@ -28,15 +30,16 @@ with DAG(
         "action": Param(
             "pause",
             type="string",
-            enum=["pause", "resume", "abort"],
+            enum=["pause", "resume", "abort", "revert"],
             title="Action",
-            description="Abort removes what was built so far; the source and the published index stay as they are.",
+            description="Abort removes what was built so far; the source and the published index stay as they are. "
+            "Revert shows readers the generation again that the last rebuild replaced.",
         ),
         "reason": Param(
             None,
             type=["null", "string"],
             title="Reason",
-            description="Kept with the operation, for the others. For a pause or an abort.",
+            description="Kept with the operation, for the others. For all but a resume.",
         ),
         "parallelism": Param(
             None,
@@ -67,4 +70,5 @@ with DAG(
         PauseIndexBuildOperator(task_id="pause", reason="{{ params.reason or 'from the DAG control_index' }}"),
         ResumeIndexBuildOperator(task_id="resume", parallelism="{{ params.parallelism or '' }}"),
         AbortIndexBuildOperator(task_id="abort", reason="{{ params.reason or 'from the DAG control_index' }}"),
+        RevertIndexOperator(task_id="revert", reason="{{ params.reason or 'from the DAG control_index' }}"),
     ]

@@ -10,9 +10,14 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import AirflowFailException
 from test_operators import INDEX, WHAT, build, context, driver_code, prepare
 
+from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import control, status
+from airflow_roir.engine.prepare import prepare as prepare_index
+from airflow_roir.engine.run import start_run
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.control import PauseIndexBuildOperator, ResumeIndexBuildOperator
+from airflow_roir.operators.revert import RevertIndexOperator
+from tests.engine import steps
 
 __all__ = ["context", "driver_code"]  # fixtures
 
@@ -88,11 +93,26 @@ def test_a_refused_option_shows_in_the_status_until_one_is_accepted(
 def test_the_form_chooses_the_task(dags_folder: Path) -> None:
     dag = DagBag(dag_folder=str(dags_folder / "control_index.py"), load_op_links=False).dags["control_index"]
     choose = dag.get_task("choose")
-    assert choose.downstream_task_ids == {"pause", "resume", "abort"}
+    assert choose.downstream_task_ids == {"pause", "resume", "abort", "revert"}
     assert set(dag.params.get_param("action").schema["enum"]) == choose.downstream_task_ids
     kinds = {task_id: type(dag.get_task(task_id)) for task_id in sorted(choose.downstream_task_ids)}
     assert kinds == {
         "abort": AbortIndexBuildOperator,
         "pause": PauseIndexBuildOperator,
         "resume": ResumeIndexBuildOperator,
+        "revert": RevertIndexOperator,
     }
+
+
+def test_a_rebuild_is_reverted_by_a_task(context: dict[str, Any], shop: Any) -> None:
+    task = RevertIndexOperator(task_id="revert", reason="slower", **WHAT)
+    definition = IndexDefinition.parse(INDEX, "public.item", "kind", "price")
+    for _ in range(2):
+        prepared = prepare_index(shop.database, definition, BuildOptions(ranges=2, segments=2), "test")
+        steps.finish_all(shop.database, start_run(shop.database, INDEX, "test"))
+        if prepared.kind == "create":
+            with pytest.raises(AirflowFailException, match="no generation to go back to"):
+                task.execute(context)  # type: ignore[arg-type]
+    shop.run("UPDATE public.item SET kind = 'other' WHERE id % 10 = 0")
+    assert task.execute(context) == 1  # type: ignore[arg-type]
+    steps.assert_exact(shop.database, INDEX)

@@ -1,0 +1,115 @@
+"""Revert: readers see the generation that was replaced again, within its revert window (DESIGN section 3, phase 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Row, func, select, text, update
+
+from airflow_roir.definition import parse_name
+from airflow_roir.engine import abort, control, tables, view
+from airflow_roir.engine.database import Database, Drain
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import InvariantViolated, NotFound
+
+LOCK_TIMEOUT_MS = 500
+
+
+@dataclass(frozen=True)
+class Reverted:
+    """What a revert did. shown, retired: the ids of the generations that readers see now, and saw until now."""
+
+    index: str
+    shown: int
+    retired: int
+
+
+def revert(
+    database: Database,
+    index: str,
+    actor: str,
+    reason: str = "",
+    report: Callable[[str], None] = lambda line: None,
+    patience_s: float = 60.0,
+) -> Reverted:
+    """Flip an index back to the generation that its last rebuild replaced; a second revert flips forth again.
+
+    Both are maintained by every write, so nothing is lost and it takes one short lock, like a publish. The generation
+    that is taken out of view is kept for the revert window that it was built with. An operation that is under way
+    goes on, and its publish replaces what is shown then.
+    reason: what the `event` table keeps. patience_s: how long to try for the lock.
+    Raises NotFound (no such index, or nothing to go back to), LockNotAcquired. Does not look whether the generation
+    that is shown again is right: `roir verify` does.
+    """
+    with database.transaction() as connection:
+        check_schema(connection)
+        found = control.find_index(connection, parse_name(index, "index"))
+        source = abort.source_of(connection, found.id)
+    name = control.index_name(found)
+    if source is None:
+        raise NotFound(f"index {name}: its table was dropped; drop the index too: roir drop '{name}'")
+
+    def body(connection: Connection, lock: Callable[[], None]) -> Reverted:
+        lock()
+        shown, replaced = _active(connection, found.id), _replaced(connection, found.id)
+        if shown is None or replaced is None:
+            raise NotFound(
+                f"index {name} has no generation to go back to: a rebuild keeps the one that it replaces for its "
+                "revert window only"
+            )
+        view.show(connection, name, found.id, replaced.id, Entry.from_json(replaced.entry))
+        _retire(connection, shown)
+        _activate(connection, replaced)
+        view.hide(connection, replaced.id)
+        said = f"generation {replaced.id} is shown again, not {shown.id}" + (f": {reason}" if reason else "")
+        control.record_event(connection, found.id, None, actor, "revert", said)
+        return Reverted(str(name), replaced.id, shown.id)
+
+    drain = Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s)
+    return drain.run(body, report, [name.sql])
+
+
+def _active(connection: Connection, index_id: int) -> Row[tuple[object, ...]] | None:
+    generation, operation = tables.generation, tables.operation
+    return connection.execute(
+        select(generation.c.id, operation.c.options["revert_window_s"].as_integer().label("window"))
+        .join(operation, operation.c.generation_id == generation.c.id)
+        .where(generation.c.index_id == index_id, generation.c.status == "active")
+    ).first()
+
+
+def _replaced(connection: Connection, index_id: int) -> Row[tuple[object, ...]] | None:
+    generation = tables.generation
+    return connection.execute(
+        select(generation)
+        .where(generation.c.index_id == index_id, generation.c.status == "retired")
+        .order_by(generation.c.retired_at.desc())
+        .limit(1)
+    ).first()
+
+
+def _retire(connection: Connection, shown: Row[tuple[object, ...]]) -> None:
+    _change(
+        connection,
+        shown.id,
+        "active",
+        status="retired",
+        retired_at=func.clock_timestamp(),
+        drop_after=func.clock_timestamp() + text(f"interval '{int(shown.window)} seconds'"),
+    )
+
+
+def _activate(connection: Connection, replaced: Row[tuple[object, ...]]) -> None:
+    # Its publish stays what it was: every younger snapshot has seen each of its entries ever since.
+    _change(connection, replaced.id, "retired", status="active", retired_at=None, drop_after=None)
+
+
+def _change(connection: Connection, generation_id: int, expected: str, **values: object) -> None:
+    generation = tables.generation
+    changed = connection.execute(
+        update(generation).where(generation.c.id == generation_id, generation.c.status == expected).values(**values)
+    )
+    if changed.rowcount != 1:
+        raise InvariantViolated(f"generation {generation_id} is not {expected} any more; nothing was reverted")

@@ -1,0 +1,35 @@
+"""Goes back to the generation that a rebuild replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_roir.engine import revert
+from airflow_roir.operators.base import RoirOperator, failing_clearly, owner_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class RevertIndexOperator(RoirOperator):
+    """Shows readers the generation again that the last rebuild replaced (DESIGN section 3, phase 5); returns its id.
+
+    Nothing is lost: it was maintained all the time. Fails without a retry where its revert window is over.
+
+    reason: what the `event` table keeps (templated).
+    """
+
+    template_fields: Sequence[str] = (*RoirOperator.template_fields, "reason")
+
+    def __init__(self, *, reason: str = "reverted by an Airflow task", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.reason = reason
+
+    def execute(self, context: Context) -> int:
+        """Flip the view back."""
+        with failing_clearly():
+            actor = owner_of(context["ti"])
+            done = revert.revert(self.get_database(), self.index, actor, self.reason, self.log.info)
+        self.log.info("Index %s shows generation %s, not %s", done.index, done.shown, done.retired)
+        return done.shown
