@@ -96,7 +96,11 @@ def _database(context: typer.Context) -> Database:
 @app.command()
 def init(context: typer.Context) -> None:
     """Create or upgrade the control schema `roir` in the database."""
-    out.print(f"control schema roir is at {schema.init(_database(context))}")
+    database = _database(context)
+    out.print(f"control schema roir is at {schema.init(database)}")
+    with database.transaction() as connection:
+        if not schema.is_guarded(connection):
+            _say("no superuser: DDL that takes rows from an index is detected, not prevented (SELECT roir.guard())")
 
 
 @app.command()

@@ -151,22 +151,6 @@ SELECT coalesce(sum(bytes), 0)::bigint AS bytes,
 
 PARTITIONS = "SELECT relation::bigint, leaf FROM roir.partition_tree(%(oid)s) ORDER BY relation"
 
-# Everything of the source's shape that a build depends on. Names, since the capture's statements use them; the
-# capture triggers, since without them nothing is exact. Partitions come and go: `partitions.py` follows them.
-FINGERPRINT = """
-SELECT md5(concat_ws('|',
-    (SELECT concat_ws(',', c.oid, c.relkind, c.relrowsecurity, n.nspname, c.relname)
-       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s),
-    (SELECT string_agg(concat_ws(',', attnum, quote_ident(attname), atttypid, atttypmod, attcollation), ';'
-                       ORDER BY attnum)
-       FROM pg_attribute WHERE attrelid = %(oid)s AND attname = ANY (%(columns)s) AND NOT attisdropped),
-    (SELECT concat_ws(',', indexrelid, indkey, indclass, indisvalid, indimmediate)
-       FROM pg_index WHERE indrelid = %(oid)s AND indisprimary),
-    (SELECT string_agg(concat_ws(',', tgname, tgfoid, tgenabled, tgtype), ';' ORDER BY tgname)
-       FROM pg_trigger WHERE tgrelid = %(oid)s AND tgname = ANY (%(triggers)s))
-)) AS fingerprint
-"""
-
 
 def check_server(connection: Connection) -> None:
     """Raise InvalidInput where the server is older than PostgreSQL 15 (NULLS NOT DISTINCT, MERGE)."""
@@ -392,10 +376,5 @@ def identity_columns(source: Source, definition: IndexDefinition) -> tuple[str, 
 
 def fingerprint(connection: Connection, source_oid: int, columns: list[str]) -> str:
     """A digest of all of the source's shape that a build depends on, the capture triggers included."""
-    return str(
-        execute(
-            connection,
-            FINGERPRINT,
-            {"oid": source_oid, "columns": columns, "triggers": [TRIGGER, TRUNCATE_TRIGGER]},
-        ).scalar_one()
-    )
+    values = {"oid": source_oid, "columns": columns}
+    return str(execute(connection, "SELECT roir.fingerprint(%(oid)s, %(columns)s)", values).scalar_one())

@@ -19,19 +19,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.errors import PartitionsChanged
 
-CHANGES = """
-WITH tree AS MATERIALIZED (SELECT * FROM roir.partition_tree(%(source)s)),
-     held AS (SELECT * FROM roir.source_partition WHERE generation_id = %(generation)s AND status = 'present'),
-     gone AS (SELECT h.* FROM held h WHERE NOT EXISTS (
-                SELECT FROM tree t WHERE t.relation = h.relation AND t.link = h.link))
-SELECT g.relation, g.name, true AS gone FROM gone g
- -- only the uppermost of those that went together
- WHERE NOT EXISTS (SELECT FROM gone p WHERE p.relation = g.parent)
-UNION ALL
-SELECT t.relation::bigint, t.relation::regclass::text, false FROM tree t
- WHERE t.leaf AND NOT EXISTS (SELECT FROM held h WHERE h.relation = t.relation AND h.link = t.link)
- ORDER BY gone DESC, 2
-"""
+CHANGES = "SELECT * FROM roir.partition_changes(%(generation)s, %(source)s)"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 VERSION_TABLE = "schema_version"
 
+IS_GUARDED = "SELECT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl' AND evtenabled <> 'D')"
+
 
 def migrations_folder() -> Path:
     """Where the migrations are: inside the installed package, or beside it in a source checkout."""
@@ -75,7 +77,14 @@ def init(database: Database) -> str:
                 f'have its owner run: GRANT CREATE ON DATABASE "{may_create.database}" TO "{may_create.role}"'
             )
         command.upgrade(alembic_config(connection), "head")
+        # Where the role may: the rest is detected all the same.
+        execute(connection, "SELECT roir.guard()")
     return head()
+
+
+def is_guarded(connection: Connection) -> bool:
+    """True where event triggers refuse DDL that no capture sees; without them it is detected."""
+    return bool(execute(connection, IS_GUARDED).scalar_one())
 
 
 def current(connection: Connection) -> str | None:

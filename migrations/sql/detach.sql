@@ -140,12 +140,10 @@ BEGIN
         INSERT INTO roir.event (index_id, actor, action, detail)
         VALUES (g.index_id, actor, 'detach partition', concat_ws(': ', partition::text, reason));
     END LOOP;
-    PERFORM set_config('roir.supported', 'on', true);
     EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', parent, partition);
     IF and_drop THEN
         EXECUTE format('DROP TABLE %s', partition);
     END IF;
-    PERFORM set_config('roir.supported', 'off', true);
     RETURN format('%s; its entries are hidden, roir clean-up removes them',
                   CASE WHEN and_drop THEN 'detached and dropped' ELSE 'detached' END);
 END $$;

@@ -1,0 +1,158 @@
+"""Event triggers refuse DDL that no capture sees, name the supported way, and are in nobody else's."""
+
+from __future__ import annotations
+
+import psycopg2
+import pytest
+
+from airflow_roir.engine import cleanup, detach, schema
+from airflow_roir.engine.database import Database
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.test_detach import published
+from tests.engine.test_partitions import make, one
+
+TAKES_ROWS = [
+    "DROP TABLE t1",
+    "DROP TABLE t0, t1 CASCADE",
+    "ALTER TABLE t DETACH PARTITION t1",
+    "BEGIN; SAVEPOINT s; ALTER TABLE t DETACH PARTITION t1; COMMIT",
+    "ALTER TABLE t DETACH PARTITION t1 CONCURRENTLY",
+    'alter table public.t detach partition "public" . t1   concurrently',
+]
+
+
+@pytest.fixture
+def guarded(dsn: str) -> str:
+    run_sql(dsn, "SELECT roir.guard()")
+    return dsn
+
+
+@pytest.mark.parametrize("statement", TAKES_ROWS)
+@pytest.mark.parametrize("state", ["building", "active"])
+def test_what_takes_rows_is_refused_with_the_way_to_do_it(
+    database: Database, guarded: str, statement: str, state: str
+) -> None:
+    make(guarded)
+    _, run = steps.begin(database)
+    if state == "active":
+        steps.finish_all(database, run)
+    with pytest.raises(
+        psycopg2.errors.ObjectInUse, match=r"entries behind(.|\n)*roir\.detach_partition\('public\.t[01]'"
+    ):
+        run_sql(guarded, statement)
+    if state == "building":
+        steps.finish_all(database, run)
+    assert steps.assert_exact(database).rows == 300
+    detach.detach_partition(database, "t1", "test", drop=True)
+    run_sql(guarded, "SELECT roir.detach_partition('t2')", "DROP TABLE t2")
+    cleanup.clean_up(database)
+    assert steps.assert_exact(database).rows == 100
+
+
+@pytest.mark.parametrize("state", ["building", "active"])
+def test_an_attach_with_rows_is_refused_an_empty_one_is_followed(database: Database, guarded: str, state: str) -> None:
+    make(guarded)
+    _, run = steps.begin(database)
+    if state == "active":
+        steps.finish_all(database, run)
+    run_sql(guarded, "CREATE TABLE t3 (LIKE t INCLUDING ALL)", "INSERT INTO t3 VALUES (31, 1, 'a', 1)")
+    attach = "ALTER TABLE t ATTACH PARTITION t3 FOR VALUES FROM (30) TO (40)"
+    with pytest.raises(psycopg2.errors.ObjectInUse, match="would bring rows into"):
+        run_sql(guarded, attach)
+    run_sql(guarded, "DELETE FROM t3", attach, "INSERT INTO t VALUES (31, 1, 'a', 1)", "TRUNCATE t3")
+    run_sql(
+        guarded, "CREATE TABLE t4 PARTITION OF t FOR VALUES FROM (40) TO (50)", "INSERT INTO t4 VALUES (41, 1, 'a')"
+    )
+    run_sql(guarded, "TRUNCATE t4", "INSERT INTO t4 VALUES (42, 1, 'a')")
+    assert one(database, "SELECT count(*) FROM roir.source_partition WHERE name LIKE 'public.t_'") == 5
+    if state == "building":
+        steps.finish_all(database, run)
+    assert steps.assert_exact(database).rows == 301
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE t ALTER COLUMN k TYPE varchar(30)",
+        "ALTER TABLE t RENAME COLUMN k TO q",
+        "ALTER TABLE t DROP COLUMN k",
+        "ALTER TABLE t RENAME TO q",
+        "ALTER TABLE t DISABLE TRIGGER roir_capture",
+    ],
+)
+def test_an_alter_that_matters_to_a_build_is_refused(database: Database, guarded: str, statement: str) -> None:
+    make(guarded)
+    _, run = steps.begin(database)
+    with pytest.raises(psycopg2.errors.ObjectInUse, match=r"roir\.abort\('public\.ix'\)|roir drop public\.ix"):
+        run_sql(guarded, statement)
+    run_sql(
+        guarded, "ALTER TABLE t ADD COLUMN more int", "CREATE INDEX ON t (v)", "ALTER TABLE t ALTER v SET DEFAULT 1"
+    )
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_a_needed_column_stays(database: Database, guarded: str) -> None:
+    published(database, guarded)
+    with pytest.raises(psycopg2.errors.ObjectInUse, match=r"needs column k of public\.t"):
+        run_sql(guarded, "ALTER TABLE t DROP COLUMN k")
+
+
+def test_a_table_can_always_go_as_a_whole(database: Database, guarded: str) -> None:
+    published(database, guarded)
+    user = psycopg2.connect(guarded)
+    steps.sql(user, "DROP TABLE t")
+    assert "index public.ix has lost its table" in user.notices[-1]
+    assert "roir drop public.ix" in user.notices[-1]
+    user.rollback()
+    steps.sql(user, "CREATE SCHEMA other; ALTER TABLE t SET SCHEMA other; DROP SCHEMA other CASCADE")
+    user.commit()
+    user.close()
+
+
+def test_other_tables_are_left_alone_even_where_the_guard_fails(database: Database, guarded: str) -> None:
+    published(database, guarded)
+    other = [
+        "CREATE TABLE u (a int PRIMARY KEY) PARTITION BY RANGE (a)",
+        "CREATE TABLE u1 PARTITION OF u FOR VALUES FROM (0) TO (9)",
+        "CREATE TABLE u2 AS SELECT 10 AS a",
+        "ALTER TABLE u2 ALTER a SET NOT NULL",
+        "ALTER TABLE u ATTACH PARTITION u2 FOR VALUES FROM (10) TO (11)",
+        "ALTER TABLE u DETACH PARTITION u1",
+        "ALTER TABLE u DETACH PARTITION u2 CONCURRENTLY",
+        "DROP TABLE u, u1, u2",
+    ]
+    run_sql(guarded, *other)
+    user = psycopg2.connect(guarded)
+    user.autocommit = True
+    steps.sql(user, "ALTER TABLE roir.source_partition RENAME TO lost")
+    for statement in other:
+        steps.sql(user, statement)
+    assert "roir could not look at this statement" in user.notices[-1]
+    steps.sql(user, "ALTER TABLE roir.lost RENAME TO source_partition")
+    user.close()
+    steps.assert_exact(database)
+
+
+def test_what_was_wrong_before_stops_no_later_ddl(database: Database, guarded: str) -> None:
+    published(database, guarded)
+    run_sql(guarded, "SELECT roir.unguard()", "DROP TABLE t0", "ALTER TABLE t DETACH PARTITION t1")
+    run_sql(guarded, "SELECT roir.guard()", "ALTER TABLE t ADD COLUMN more int", "ALTER TABLE t1 ADD COLUMN more int")
+    run_sql(guarded, "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40)")
+
+
+def test_init_installs_it_where_it_may(database: Database, dsn: str) -> None:
+    with database.transaction() as connection:
+        assert not schema.is_guarded(connection)
+    schema.init(database)
+    schema.init(database)
+    with database.transaction() as connection:
+        assert schema.is_guarded(connection)
+    run_sql(
+        dsn,
+        "DO $$ BEGIN CREATE ROLE guard_modest; EXCEPTION WHEN duplicate_object THEN NULL; END $$",
+        "SELECT roir.unguard(); GRANT USAGE ON SCHEMA roir TO guard_modest",
+    )
+    assert one(database, "SET ROLE guard_modest; SELECT roir.guard()") is False
+    run_sql(dsn, "DROP OWNED BY guard_modest", "DROP ROLE guard_modest")
