@@ -84,6 +84,10 @@ bench-pause: $(STAMP)  ## How soon a pause takes effect; ARGS="--rows 500000 --p
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
 	  $(BIN)/python -m benchmarks.pause $(ARGS)
 
+.PHONY: bench-locks
+bench-locks: $(STAMP)  ## What the build's locks cost writers; ARGS="--rows 50000 --idle 5 --rebuilds 1" for less
+	$(BIN)/python -m benchmarks.locks $(ARGS)
+
 .PHONY: demo
 demo: $(STAMP)  ## Build a real index under a real Airflow; KEEP=1 leaves it running, SCALE=n takes TPC-H
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \

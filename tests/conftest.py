@@ -60,12 +60,33 @@ def run_sql(dsn: str, *statements: str) -> None:
 
 
 @pytest.fixture
-def dsn(server: str) -> Iterator[str]:
-    """The DSN of a fresh database with the control schema."""
+def dsn(server: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The DSN of a fresh database with the control schema. A deadlock in it fails the test that it was made for."""
     name = f"test_{next(_numbers)}"
     run_sql(server, f"CREATE DATABASE {name} TEMPLATE roir_template")
     yield database_dsn(server, name)
+    found = deadlocks(server, name)
     run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
+    if request.node.get_closest_marker("deadlocks") is None:
+        assert found == 0, f"{found} deadlocks (I6); a test that means them is marked `deadlocks`"
+
+
+def deadlocks(server: str, name: str) -> int:
+    """How many deadlocks a database's sessions met. Ends them, since they count them in the statistics as they go."""
+    connection = psycopg2.connect(server)
+    connection.autocommit = True
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity "
+                "WHERE datname = %s AND backend_type = 'client backend'",
+                (name,),
+            )
+            cursor.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = %s", (name,))
+            row = cursor.fetchone()
+            return int(row[0]) if row else 0
+    finally:
+        connection.close()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, parse_name, quote
 from airflow_roir.engine import tables
-from airflow_roir.engine.database import Database, execute, sqlstate
+from airflow_roir.engine.database import WAITING, Database, execute, sqlstate
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationRunning
 from airflow_roir.operation import TRANSITIONS, Status, Verb
@@ -281,6 +281,15 @@ def change_options(
     connection.execute(update(tables.operation).where(tables.operation.c.id == row.id).values(**changes, notice=None))
     for name, value in changes.items():
         record_event(connection, row.index_id, row.id, actor, f"change {name}", f"{getattr(row, name)} → {value}")
+
+
+def note_wait(connection: Connection, operation_id: int, epoch: int, line: str | None) -> None:
+    """Show in the status whom a run waits for; None: that is over. Another run's operation is left alone."""
+    operation = tables.operation
+    statement = update(operation).where(operation.c.id == operation_id, operation.c.epoch == epoch)
+    if line is None:
+        statement = statement.where(operation.c.notice.startswith(WAITING))
+    connection.execute(statement.values(notice=line))
 
 
 def refuse_option(database: Database, index: str, actor: str, refusal: str) -> None:

@@ -189,7 +189,12 @@ SELECT DISTINCT l.pid,
        coalesce(a.state, 'prepared') AS activity
   FROM pg_locks l
   LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-  LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND l.virtualtransaction LIKE '%%/' || p.transaction::text
+  LEFT JOIN pg_prepared_xacts p
+    ON l.pid IS NULL
+   -- It keeps the virtual transaction that it had in its session, and the lock on its own id.
+   AND p.transaction IN (SELECT x.transactionid FROM pg_locks x
+                          WHERE x.pid IS NULL AND x.locktype = 'transactionid'
+                            AND x.virtualtransaction = l.virtualtransaction)
  WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND (l.relation = ANY (%(relations)s) AND l.mode = ANY (%(modes)s)
@@ -216,6 +221,10 @@ def find_blockers(connection: Connection, relations: Sequence[int], exclusive: S
     values = {"relations": list(relations), "modes": DRAIN_CONFLICTS, "exclusive": list(exclusive)}
     rows = execute(connection, BLOCKERS, values)
     return [Blocker(row.pid, row.who or "unknown", row.age, row.activity) for row in rows]
+
+
+# How a drain's report begins.
+WAITING = "waiting for a lock"
 
 
 class Drain:
@@ -252,12 +261,14 @@ class Drain:
                 with self.database.transaction() as connection:
                     return body(connection, lambda c=connection: self._lock(c))  # type: ignore[misc]
             except DBAPIError as error:
-                if not isinstance(error.orig, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected):
+                # QueryCanceled: the LOCK statement's own limit, see `_lock`.
+                given_up = pg_errors.LockNotAvailable | pg_errors.QueryCanceled | pg_errors.DeadlockDetected
+                if not isinstance(error.orig, given_up):
                     raise
             with self.database.transaction() as connection:
                 blockers = find_blockers(connection, self.relations, exclusive)
             named = "; ".join(map(str, blockers)) or "a lock that is gone by now"
-            report(f"waiting for a lock on {self.sql}, blocked by {named}")
+            report(f"{WAITING} on {self.sql}, blocked by {named}")
             if time.monotonic() + wait_s > deadline:
                 raise LockNotAcquired(
                     f"no lock on {self.sql} within {self.patience_s:g} s, blocked by {named}. "
@@ -268,5 +279,12 @@ class Drain:
             wait_s = min(wait_s * 2, 2.0)
 
     def _lock(self, connection: Connection) -> None:
-        execute(connection, f"SET LOCAL lock_timeout = {int(self.timeout_ms)}")
+        """Writers queue behind us from the first relation's lock on: one limit for all that is waited for since."""
+        begun = time.monotonic()
+        limit = int(self.timeout_ms)
+        # lock_timeout begins anew with each lock, and a partitioned source has one per leaf.
+        execute(connection, f"SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}")
         execute(connection, f"LOCK TABLE {self.sql} IN SHARE ROW EXCLUSIVE MODE")
+        left = max(1, int(limit - (time.monotonic() - begun) * 1000))
+        # What else the body locks (the view) has what is left.
+        execute(connection, f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {left}")

@@ -6,9 +6,10 @@ The delta only shrinks (I5), so this ends, whatever the write rate. One call of 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sqlalchemy import Connection, update
 
@@ -18,8 +19,10 @@ from airflow_roir.engine.database import Database, Drain, execute
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import IllegalTransition, OperationPaused
+from airflow_roir.errors import IllegalTransition, LockNotAcquired, OperationPaused
 from airflow_roir.operation import Phase, Status, Verb
+
+T = TypeVar("T")
 
 # Blocks of the delta per transaction, one to two thousand rows: a writer of one of them waits for that long (some
 # 20 ms) at the most.
@@ -43,15 +46,38 @@ class Folded:
         return self.upserted + self.annihilated + self.ghosts
 
 
-def drain_of(database: Database, job: Job) -> Drain:
-    """The drain lock of an operation's source, with the operation's own time limits."""
-    return Drain(
-        database,
-        job.source.sql,
-        job.source.relations,
-        int(job.options["lock_timeout_ms"]),
-        float(job.options["lock_patience_s"]),
-    )
+def drain(
+    database: Database,
+    job: Job,
+    body: Callable[[Connection, Callable[[], None]], T],
+    report: Callable[[str], None],
+    exclusive: Sequence[str] = (),
+) -> T:
+    """Run `body` under the drain lock of an operation's source, with the operation's own time limits (`Drain.run`).
+
+    Whom it waits for is reported, and stands in the operation's `notice` for as long.
+    """
+    run = job.run
+
+    def note(line: str | None) -> None:
+        with database.transaction() as connection:
+            control.note_wait(connection, run.operation_id, run.epoch, line)
+
+    def tell(line: str) -> None:
+        report(line)
+        note(line)
+
+    def noted(connection: Connection, lock: Callable[[], None]) -> T:
+        result = body(connection, lock)
+        control.note_wait(connection, run.operation_id, run.epoch, None)
+        return result
+
+    timeout_ms, patience_s = int(job.options["lock_timeout_ms"]), float(job.options["lock_patience_s"])
+    try:
+        return Drain(database, job.source.sql, job.source.relations, timeout_ms, patience_s).run(noted, tell, exclusive)
+    except LockNotAcquired:
+        note(None)  # the pause that follows says it
+        raise
 
 
 def switch(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
@@ -77,7 +103,7 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
     with database.transaction() as connection:
         done = mode(connection, job.generation_id) != capture.CAPTURE
     if not done:
-        drain_of(database, job).run(body, report)
+        drain(database, job, body, report)
 
 
 def mode(connection: Connection, generation_id: int) -> str:

@@ -27,9 +27,9 @@ def publish(database: Database, run: Run, report: Callable[[str], None] = lambda
     """
     with database.transaction() as connection:
         job = load_job(connection, run)
-    drain = fold.drain_of(database, job)
     # The view is replaced under a lock that its readers hold up.
-    while not drain.run(lambda connection, lock: _publish(connection, lock, job), report, [_view(database, job)]):
+    exclusive = [_view(database, job)]
+    while not fold.drain(database, job, lambda connection, lock: _publish(connection, lock, job), report, exclusive):
         fold.work(database, run)
 
 

@@ -19,8 +19,8 @@ from airflow_roir.operation import Phase
 class OperationStatus:
     """One operation. Durations in seconds: total_execution_time counts neither pauses nor Spark's start-up.
 
-    seconds_left and rows_per_second are None where there is nothing yet to derive them from. notice: the last
-    option that was refused.
+    seconds_left and rows_per_second are None where there is nothing yet to derive them from. notice: whom it
+    waits for, or the last option that was refused.
     """
 
     index: str

@@ -182,7 +182,7 @@ operation = Table(
     Column("paused_by", Text),
     _moment("finished_at"),
     Column("error", Text),
-    # The last option that was refused, until one is accepted.
+    # Whom the run waits for, or the last option that was refused, until one is accepted.
     Column("notice", Text),
     CheckConstraint("kind IN ('create', 'rebuild')", name="kind"),
     CheckConstraint("status IN ('running', 'paused', 'completed', 'failed', 'aborting', 'aborted')", name="status"),
