@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import abort as aborts
+from airflow_roir.engine import attach as attaching
 from airflow_roir.engine import cleanup, control, finalize, prepare, schema, sync, verify, view
 from airflow_roir.engine import detach as detaching
 from airflow_roir.engine import revert as reverts
@@ -250,6 +251,18 @@ def detach_partition(
         _database(context), partition, control.default_actor(), reason, drop, report=_say
     )
     out.print(f"partition {partition} {'dropped' if drop else 'detached'}; {removed:,} entries removed", markup=False)
+
+
+@app.command(name="attach-partition")
+def attach_partition(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The source, or a level of its partitions.")],
+    partition: Annotated[str, typer.Argument(help="The loaded table that becomes a partition.")],
+    bounds: Annotated[str, typer.Argument(help="As in ATTACH PARTITION: FOR VALUES … or DEFAULT.")],
+) -> None:
+    """Make a loaded table a partition, with its entries in all indexes; both are seen from the same moment on."""
+    copied = attaching.attach_partition(_database(context), table, partition, bounds, control.default_actor(), _say)
+    out.print(f"{partition} attached to {table}; {copied:,} entries added", markup=False)
 
 
 @app.command(name="sync-partitions")

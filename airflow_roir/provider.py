@@ -32,6 +32,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_roir.operators.revert",
                     "airflow_roir.operators.clean_up",
                     "airflow_roir.operators.detach_partition",
+                    "airflow_roir.operators.attach_partition",
                 ],
             }
         ],

@@ -36,6 +36,11 @@ SELECT p.id, p.generation_id, p.relation, p.name, i.source_oid,
  ORDER BY p.id
 """
 
+GIVEN_UP = """
+UPDATE roir.source_partition p SET status = 'leaving'
+ WHERE p.status = 'joining' AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation::oid)
+"""
+
 STORES = """
 SELECT to_regclass(%(delta)s)::text AS name, true AS delta WHERE to_regclass(%(delta)s) IS NOT NULL
 UNION ALL
@@ -45,6 +50,8 @@ SELECT relation::regclass::text, false FROM roir.partition_tree(to_regclass(%(ba
 
 def leaving(connection: Connection) -> list[Row[Any]]:
     """The partitions whose entries are still to be removed, one for each generation that held them."""
+    # Dropped before it was attached.
+    execute(connection, GIVEN_UP)
     return list(execute(connection, LEAVING).all())
 
 

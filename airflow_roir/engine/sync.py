@@ -137,6 +137,8 @@ def _take_in(
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": found})
+        if found is not None:
+            execute(connection, "SELECT roir.release_table(%(relation)s::oid)", {"relation": change.relation})
         partitions.adopt(connection, source, generation.id, [change])
         view.hide(connection, generation.id)
         if found is not None:

@@ -1,0 +1,103 @@
+"""Brings a loaded table in as a partition of an indexed source: shown in the moment of its attach."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import catalog, joining
+from airflow_roir.engine.database import Database, Drain, execute, sqlstate
+from airflow_roir.engine.detach import LOCK_TIMEOUT_MS, find_table
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import InvalidInput, LockNotAcquired
+
+TARGETS = """
+SELECT p.id, p.generation_id, g.entry FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
+ WHERE p.relation = %(partition)s AND p.status = 'joining' AND g.status <> 'dropped' ORDER BY p.generation_id
+"""
+VIEWS = (
+    "SELECT format('%%I.%%I', schema_name, name) FROM roir.index WHERE source_oid = %(source)s AND dropped_at IS NULL"
+)
+
+# Whoever holds a snapshot shows its xmin, which is at most the id of a transaction that the snapshot doesn't see.
+OLDER = """
+SELECT format('pid %%s (%%s)', a.pid, coalesce(nullif(a.application_name, ''), a.usename)) FROM pg_stat_activity a
+ WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) > age(%(xid)s::xid) - 1
+   AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())
+ LIMIT 1
+"""
+
+
+def attach_partition(
+    database: Database,
+    table: str,
+    partition: str,
+    bounds: str,
+    actor: str,
+    report: Callable[[str], None] = lambda line: None,
+    patience_s: float = 60.0,
+) -> int:
+    """Make a loaded table a partition of `table`, or of a level below it; returns how many entries were copied.
+
+    bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. From the first step on nobody can write to
+    `partition`; its rows' entries are copied in batches, and stay hidden until the last step attaches it. Call it
+    again after a crash: it goes on. `roir.cancel_attach` gives it up. Works in every phase of an operation.
+    Raises NotFound, InvalidInput, LockNotAcquired (it goes on where it stood).
+    """
+    with database.transaction() as connection:
+        check_schema(connection)
+        parent_oid, parent = find_table(connection, table)
+        oid, name = find_table(connection, partition)
+        root = "SELECT coalesce(pg_partition_root(%(oid)s), %(oid)s)::oid::bigint"
+        source_oid = execute(connection, root, {"oid": parent_oid}).scalar_one()
+        source = catalog.read_source(connection, catalog.name_of(connection, source_oid))
+        views = list(execute(connection, VIEWS, {"source": source_oid}).scalars())
+    values = {"parent": parent_oid, "partition": oid, "bounds": bounds, "actor": actor}
+
+    def begin(connection: Connection, lock: Callable[[], None]) -> None:
+        call = "SELECT roir.begin_attach(%(parent)s::oid, %(partition)s::oid, %(bounds)s, %(actor)s)"
+        execute(connection, call, values)
+
+    def finish(connection: Connection, lock: Callable[[], None]) -> bool:
+        call = "SELECT roir.finish_attach(%(parent)s::oid, %(partition)s::oid, %(bounds)s)"
+        return bool(execute(connection, call, values).scalar_one())
+
+    drain = Drain(database, parent.sql, [*source.relations, oid], LOCK_TIMEOUT_MS, patience_s)
+    copied = 0
+    try:
+        while True:
+            drain.run(begin, report, [parent.sql, name.sql, *views])
+            with database.transaction() as connection:
+                execute(connection, f"ALTER TABLE {name.sql} VALIDATE CONSTRAINT roir_bounds")
+                targets = execute(connection, TARGETS, {"partition": oid}).all()
+            for target in targets:
+                entry = Entry.from_json(target.entry)
+                copied += joining.bring_in(database, source, target.generation_id, entry, oid, target.id, patience_s)
+            _wait_for_older_snapshots(database, report, patience_s)
+            if drain.run(finish, report, [parent.sql, name.sql, *views]):
+                return copied
+    except DBAPIError as error:
+        # What PostgreSQL says of bounds, columns and rows that don't fit, and what roir.begin_attach does.
+        if sqlstate(error)[:2] in ("42", "23", "22") or sqlstate(error) in ("P0002", "55006"):
+            raise InvalidInput(str(error.orig).split("\n", 1)[0]) from None
+        raise
+
+
+def _wait_for_older_snapshots(database: Database, report: Callable[[str], None], patience_s: float) -> None:
+    """A snapshot that is older than the copies would see the attached rows and not their entries."""
+    with database.transaction() as connection:
+        xid = execute(connection, "SELECT pg_current_xact_id()::xid::text").scalar_one()
+    deadline = time.monotonic() + patience_s
+    while True:
+        with database.transaction() as connection:
+            older = execute(connection, OLDER, {"xid": xid}).scalar()
+        if older is None:
+            return
+        report(f"waiting for {older}, whose snapshot is older than the copied entries")
+        if time.monotonic() > deadline:
+            raise LockNotAcquired(f"{older} holds a snapshot that is older than the copied entries. End it, and repeat")
+        time.sleep(0.5)

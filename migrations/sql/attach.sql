@@ -1,0 +1,118 @@
+-- A loaded table becomes a partition of an indexed source. begin_attach: nobody writes to it any more, and its bounds are
+-- joining, so that its entries stay hidden while they are copied (roir attach-partition does that, in batches).
+-- finish_attach: it becomes a partition; in the same instant its entries have rows, and are shown.
+
+CREATE FUNCTION roir.refuse_write() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE object_in_use USING
+        MESSAGE = format('%s is being attached to a table with a roir index; nobody may write to it', TG_RELID::regclass),
+        HINT = format('Wait for roir attach-partition, or give it up: SELECT roir.cancel_attach(%L).',
+                      TG_RELID::regclass);
+END $$;
+
+CREATE FUNCTION roir.release_table(partition regclass) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    EXECUTE format('DROP TRIGGER IF EXISTS roir_joining ON %s', partition);
+    EXECUTE format('DROP TRIGGER IF EXISTS roir_joining_truncate ON %s', partition);
+    EXECUTE format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS roir_bounds', partition);
+END $$;
+
+-- bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. It is run with the rights of the caller. To be
+-- repeated where an index has begun to be built meanwhile.
+CREATE FUNCTION roir.begin_attach(parent regclass, partition regclass, bounds text, actor text DEFAULT session_user)
+RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC' SET intervalstyle = 'postgres'
+SET extra_float_digits = 3 SET bytea_output = 'hex' SET lock_timeout = '500ms' AS $$
+DECLARE
+    source oid := coalesce(pg_partition_root(parent), parent);
+    condition text;
+    g record;
+BEGIN
+    IF NOT EXISTS (SELECT FROM roir.index i WHERE i.source_oid = source::bigint AND i.dropped_at IS NULL) THEN
+        RAISE no_data_found USING MESSAGE = format('%s has no roir index', parent),
+            HINT = 'Use ALTER TABLE … ATTACH PARTITION.';
+    ELSIF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = partition AND c.relkind = 'r' AND NOT c.relispartition) THEN
+        RAISE object_in_use USING MESSAGE = format('%s is a partition, or no plain table', partition);
+    ELSIF NOT EXISTS (SELECT FROM pg_index x WHERE x.indrelid = partition AND x.indisprimary) THEN
+        RAISE object_in_use USING MESSAGE = format('%s has no primary key; the attach would build it under its lock', partition),
+            HINT = 'Give it the primary key of the table that it is attached to.';
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
+        EXECUTE format('CREATE TRIGGER roir_joining BEFORE INSERT OR UPDATE OR DELETE ON %s '
+                       'FOR EACH STATEMENT EXECUTE FUNCTION roir.refuse_write()', partition);
+        EXECUTE format('CREATE TRIGGER roir_joining_truncate BEFORE TRUNCATE ON %s '
+                       'FOR EACH STATEMENT EXECUTE FUNCTION roir.refuse_write()', partition);
+        EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER roir_joining', partition);
+        EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER roir_joining_truncate', partition);
+    END IF;
+    -- What the bounds mean is told by an empty partition that has them, which is taken back at once.
+    BEGIN
+        EXECUTE format('CREATE TABLE roir_data.joining_%s PARTITION OF %s %s', partition::oid, parent, bounds);
+        condition := coalesce(nullif(pg_get_partition_constraintdef(
+            to_regclass(format('roir_data.joining_%s', partition::oid))), ''), 'true');
+        RAISE SQLSTATE 'RO001';
+    EXCEPTION WHEN SQLSTATE 'RO001' THEN
+        NULL;
+    END;
+    IF NOT EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = partition AND k.conname = 'roir_bounds') THEN
+        -- The attach needn't look at its rows then; NOT VALID, since to look at them is for a weaker lock.
+        EXECUTE format('ALTER TABLE %s ADD CONSTRAINT roir_bounds CHECK (%s) NOT VALID', partition, condition);
+    END IF;
+    FOR g IN
+        SELECT x.id, x.index_id FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
+         WHERE i.source_oid = source::bigint AND x.status IN ('building', 'active', 'retired') ORDER BY x.id
+    LOOP
+        INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
+        VALUES (g.id, partition::oid::bigint, parent::oid::bigint, true, partition::text, condition, 'joining')
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            INSERT INTO roir.event (index_id, actor, action, detail)
+            VALUES (g.index_id, actor, 'attach partition', concat_ws(' ', partition::text, bounds));
+            PERFORM roir.refresh_view(g.id);
+        END IF;
+    END LOOP;
+END $$;
+
+-- One short transaction. False where an index has begun to be built meanwhile: begin_attach, copy, and try again.
+CREATE FUNCTION roir.finish_attach(parent regclass, partition regclass, bounds text) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC' SET intervalstyle = 'postgres'
+SET extra_float_digits = 3 SET bytea_output = 'hex' SET lock_timeout = '500ms' AS $$
+DECLARE
+    source oid := coalesce(pg_partition_root(parent), parent);
+    g record;
+    joining bigint[];
+BEGIN
+    -- As a drain: no generation begins, is switched or published meanwhile.
+    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', source::regclass);
+    IF EXISTS (SELECT FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
+                WHERE i.source_oid = source::bigint AND x.status IN ('building', 'active', 'retired')
+                  AND NOT EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id = x.id
+                                     AND p.relation = partition::oid::bigint AND p.status = 'joining')) THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s %s', parent, partition, bounds);
+    PERFORM roir.release_table(partition);
+    SELECT array_agg(p.generation_id ORDER BY p.generation_id) INTO joining
+      FROM roir.source_partition p WHERE p.relation = partition::oid::bigint AND p.status = 'joining';
+    DELETE FROM roir.source_partition p WHERE p.relation = partition::oid::bigint AND p.status = 'joining';
+    FOR g IN SELECT unnest(joining) AS id LOOP
+        PERFORM roir.register_partitions(g.id, source, ARRAY[partition::oid]);
+        PERFORM roir.refresh_view(g.id);
+    END LOOP;
+    PERFORM roir.watch_truncate(source);
+    RETURN true;
+END $$;
+
+-- Gives it up: the table is its own again, and the entries that were copied are removed by the next clean-up.
+CREATE FUNCTION roir.cancel_attach(partition regclass) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
+BEGIN
+    UPDATE roir.source_partition p SET status = 'leaving'
+     WHERE p.relation = partition::oid::bigint AND p.status = 'joining';
+    IF NOT FOUND THEN
+        RAISE no_data_found USING MESSAGE = format('%s is not being attached', partition);
+    END IF;
+    PERFORM roir.release_table(partition);
+END $$;

@@ -1,0 +1,133 @@
+"""Loaded tables that become partitions: their entries are copied hidden, and shown in the moment of the attach."""
+
+from __future__ import annotations
+
+import psycopg2
+import pytest
+
+from airflow_roir.engine import attach, cleanup, fold, joining
+from airflow_roir.engine.database import Database
+from airflow_roir.errors import InvalidInput, LockNotAcquired
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.test_detach import assert_shown, published
+from tests.engine.test_partitions import make, one
+
+LOADED = [
+    "CREATE TABLE t3 (v int, id int, k text, d int, PRIMARY KEY (d, id))",
+    "INSERT INTO t3 SELECT i, i, nullif(i % 7, 3), 30 + i % 10 FROM generate_series(1, 100) i",
+]
+BOUNDS = "FOR VALUES FROM (30) TO (40)"
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("mode", ["capture", "direct", "active"])
+def test_a_loaded_table_is_attached_in_each_mode(database: Database, dsn: str, mode: str, guarded: bool) -> None:
+    make(dsn)
+    if guarded:
+        run_sql(dsn, "SELECT roir.guard()")
+    run_sql(dsn, *LOADED)
+    _, run = steps.begin(database, include="v", ranges=4, segments=2)
+    if mode != "capture":
+        steps.build_all(database, run)
+        steps.seal_all(database, run)
+        fold.switch(database, run)
+    if mode == "active":
+        fold.finish(database, run, fold.work(database, run))
+        steps.publish_all(database, run)
+    assert attach.attach_partition(database, "t", "t3", BOUNDS, "test") == 100
+    run_sql(dsn, "UPDATE t SET k = 'x' WHERE d = 33", "DELETE FROM t3 WHERE d = 34", "INSERT INTO t VALUES (35, 900)")
+    if mode == "capture":
+        steps.finish_all(database, run)
+    elif mode == "direct":
+        fold.finish(database, run, fold.work(database, run))
+        steps.publish_all(database, run)
+    assert steps.assert_exact(database).rows == 391
+    run_sql(dsn, "TRUNCATE t3")
+    assert steps.assert_exact(database).rows == 300
+    assert one(database, "SELECT count(*) FROM pg_constraint WHERE conname = 'roir_bounds'") == 0
+    assert cleanup.clean_up(database).waiting == []
+
+
+@pytest.mark.parametrize("shape", ["range", "range with default", "two levels", "hash"])
+def test_shapes(database: Database, dsn: str, shape: str) -> None:
+    published(database, dsn, shape)
+    parent, bounds = {
+        "range with default": ("t", "FOR VALUES FROM (40) TO (50)"),
+        "two levels": ("tx", "FOR VALUES WITH (MODULUS 2, REMAINDER 1)"),
+        "hash": ("t", "FOR VALUES WITH (MODULUS 3, REMAINDER 1)"),
+    }.get(shape, ("t", BOUNDS))
+    if shape in ("two levels", "hash"):
+        leaf = "t2" if shape == "two levels" else "t1"
+        run_sql(dsn, f"SELECT roir.detach_partition('{leaf}')", f"ALTER TABLE {leaf} RENAME TO n")
+        run_sql(dsn, "UPDATE n SET k = 'changed' WHERE id % 2 = 0")
+    else:
+        run_sql(dsn, "CREATE TABLE n (LIKE t INCLUDING ALL)", "INSERT INTO n VALUES (49, 1, 'a', 1), (49, 2, NULL, 1)")
+        run_sql(dsn, "UPDATE n SET d = 39 WHERE true" if shape == "range" else "SELECT 1")
+    attach.attach_partition(database, parent, "n", bounds, "test")
+    assert_shown(database)
+    cleanup.clean_up(database)
+    steps.assert_exact(database)
+
+
+def test_nothing_is_shown_before_and_nobody_writes_meanwhile(
+    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies after two batches; goes on after them; a rebuild that began meanwhile gets the rows too."""
+    published(database, dsn)
+    run_sql(dsn, *LOADED)
+    monkeypatch.setattr(joining, "BATCH_ROWS", 30)
+    monkeypatch.setattr(joining.bring_in, "__defaults__", (60.0, 30))
+    batch, left = joining.batch, iter(range(2))
+
+    def dies(*arguments: object) -> int | None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return batch(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(joining, "batch", dies)
+    with pytest.raises(KeyboardInterrupt):
+        attach.attach_partition(database, "t", "t3", BOUNDS, "test")
+    monkeypatch.setattr(joining, "batch", batch)
+    assert one(database, "SELECT count(*) FROM roir_data.g1") == 360
+    assert_shown(database)
+    steps.assert_exact(database)
+    for statement in ("INSERT INTO t3 VALUES (1, 900, 'a', 31)", "DELETE FROM t3", "TRUNCATE t3"):
+        with pytest.raises(psycopg2.errors.ObjectInUse, match="is being attached"):
+            run_sql(dsn, statement)
+    _, run = steps.begin(database, "ix", None, None)
+    assert attach.attach_partition(database, "t", "t3", BOUNDS, "test") == 140
+    assert_shown(database)
+    steps.finish_all(database, run)
+    assert steps.assert_exact(database).rows == 400
+
+
+def test_given_up_it_leaves_nothing(database: Database, dsn: str) -> None:
+    published(database, dsn)
+    run_sql(dsn, *LOADED, f"SELECT roir.begin_attach('t', 't3', '{BOUNDS}')")
+    old = steps.session(dsn, "REPEATABLE READ")
+    steps.sql(old, "SET application_name = 'old report'; SELECT 1 FROM t3 LIMIT 1")
+    with pytest.raises(LockNotAcquired, match="old report"):
+        attach.attach_partition(database, "t", "t3", BOUNDS, "test", patience_s=0.1)
+    old.rollback()
+    run_sql(dsn, "SELECT roir.cancel_attach('t3')", "INSERT INTO t3 VALUES (1, 900, 'a', 31)")
+    assert_shown(database)
+    assert cleanup.clean_up(database).partition_entries == 100
+    steps.assert_exact(database)
+
+
+@pytest.mark.parametrize(
+    ("load", "bounds", "said"),
+    [
+        ([], "FOR VALUES FROM (20) TO (40)", "would overlap"),
+        ([], "FOR VALUES FROM (30) TO (35)", "roir_bounds|violated by some row"),
+        ([], "nonsense", "syntax error"),
+        (["ALTER TABLE t3 DROP CONSTRAINT t3_pkey"], BOUNDS, "has no primary key"),
+        (["ALTER TABLE t ATTACH PARTITION t3 FOR VALUES FROM (30) TO (40)"], BOUNDS, "is a partition"),
+    ],
+)
+def test_what_does_not_fit_is_refused(database: Database, dsn: str, load: list[str], bounds: str, said: str) -> None:
+    published(database, dsn)
+    run_sql(dsn, *LOADED, *load)
+    with pytest.raises(InvalidInput, match=said):
+        attach.attach_partition(database, "t", "t3", bounds, "test")
