@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Tasks wait for PostgreSQL nearly all of their time: local mode gives them more slots than there are cores, so
-# that the parallelism can be raised while running.
-LOCAL_MASTER = "local[16]"
+from airflow_roir.definition import MAX_PARALLELISM
+
+# Tasks wait for PostgreSQL nearly all of their time: local mode gives them a slot each, however many are asked for
+# while running. A slot that isn't used costs nothing.
+LOCAL_MASTER = f"local[{MAX_PARALLELISM}]"
 # As many tries as a cluster gives a task by default.
 TASK_FAILURES = 4
 
