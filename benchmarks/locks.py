@@ -87,7 +87,8 @@ class Bench:
         with connection, connection.cursor() as cursor:
             cursor.execute("CREATE TABLE t (id bigint PRIMARY KEY, k int, v text)")
             cursor.execute(
-                "INSERT INTO t SELECT i, (i * 7919) %% 1000, md5(i::text) FROM generate_series(0, %s) i", (rows,)
+                "INSERT INTO t SELECT i, (i::bigint * 7919) %% 1000, md5(i::text) FROM generate_series(0, %s) i",
+                (rows,),
             )
             cursor.execute("ANALYZE t")
         connection.close()

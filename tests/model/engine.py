@@ -52,6 +52,12 @@ def _phases(state: State, bounds: Bounds, variant: Variant) -> Iterator[Step]:
             yield f"prepare g{len(prepared.generations)}", prepared
     else:
         yield from _operation(state, bounds, variant, live[0], writers)
+    shown = {g.status: n for n, g in enumerate(state.generations) if g.status in ("active", "retired")}
+    if len(shown) == 2 and not writers:
+        generations = list(state.generations)
+        for status, other in (("active", "retired"), ("retired", "active")):
+            generations[shown[status]] = state.generations[shown[status]]._replace(status=other)
+        yield f"revert to g{shown['retired'] + 1}", state._replace(generations=tuple(generations))
     for number, generation in enumerate(state.generations):
         if generation.status == "retired" and not writers and not _tables_in_use(state, number):
             yield f"clean up drops g{number + 1}", _with(state, number, DROPPED)

@@ -31,7 +31,7 @@ LARGE = {
     ),
     "zombies of workers and folds": Bounds(BOTH, TWO_ROWS, claims=2, takeovers=1, workers=2, folds=2),
     "an abort with zombies, then a create": Bounds(
-        BOTH, primary_keys=(1,), claims=2, takeovers=1, workers=2, operations=2, aborts=1
+        BOTH, primary_keys=(1,), claims=2, workers=2, operations=2, aborts=1
     ),
     "a create, then a rebuild, two writes": Bounds(
         (("RC", 2), REPEATABLE_READ), primary_keys=(1,), values=WITH_INCLUDED, operations=2
