@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import psycopg2.errors
@@ -134,6 +135,22 @@ def test_a_row_that_comes_while_its_stale_entry_is_removed_keeps_the_new_one(dat
     steps.sql(late, "INSERT INTO t SELECT d, id, k, -1 FROM t0 WHERE id = 60")
     late.commit()
     assert steps.assert_exact(database).rows == 202
+
+
+def test_a_row_that_is_committed_while_the_removal_waits_keeps_its_entry(database: Database, dsn: str) -> None:
+    """Seen to lose it without the second look: the first one's snapshot doesn't see that row."""
+    published(database, dsn, "range with default")
+    hidden(dsn, "t0")
+    writer = steps.session(dsn)
+    steps.sql(writer, "INSERT INTO t SELECT d, id, k, -1 FROM t0 WHERE id % 60 = 0")
+    (row,) = leave_on(database)
+    removing = threading.Thread(target=removal.remove, args=(database, row, print, 30))
+    removing.start()
+    while not one(database, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+        assert removing.is_alive()
+    writer.commit()
+    removing.join()
+    assert steps.assert_exact(database).rows == 205
 
 
 def test_a_level_goes_with_what_left_it_before(database: Database, dsn: str) -> None:
