@@ -18,6 +18,8 @@ KEEP ?=
 SCALE ?=
 # How long `make soak` goes on.
 SECONDS ?= 3600
+# How many examples `make test-stateful` draws.
+EXAMPLES ?= 300
 # 1 takes the newest versions instead of keeping those that still fit.
 UPGRADE ?=
 
@@ -73,6 +75,10 @@ test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its er
 .PHONY: model
 model: $(STAMP)  ## The algorithm in a model, every order of steps, within larger bounds than `make test` has
 	ROIR_MODEL=large $(BIN)/python -m pytest tests/model -rP $(ARGS)
+
+.PHONY: test-stateful
+test-stateful: $(STAMP)  ## Random interleavings of writes and steps, EXAMPLES of them, by printed seeds; ARGS="--pg 16"
+	ROIR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine/test_stateful.py $(ARGS)
 
 .PHONY: soak
 soak: $(STAMP)  ## Kill everything in every phase, at random moments, for SECONDS (an hour)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, update
 
-from airflow_roir.engine import capture, control, tables
+from airflow_roir.engine import build, capture, control, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, Drain, execute
 from airflow_roir.engine.entry import Entry, is_null
@@ -141,6 +141,7 @@ class FoldWorker:
     def step(self, first: int, end: int) -> Folded:
         """Fold the delta's blocks [first, end), in one transaction. Rows that a writer holds are left alone."""
         with self.connection.begin():
+            _wait_little(self.connection)
             return self.fold("d.ctid >= %(first)s::tid AND d.ctid < %(end)s::tid", {"first": first, "end": end})
 
     def fold(self, where: str = "true", blocks: dict[str, int] | None = None) -> Folded:
@@ -225,6 +226,7 @@ def work(database: Database, run: Run) -> Folded:
     while True:
         with database.transaction() as connection:
             workers = _read_running(connection, run).parallelism
+            _wait_little(connection)
             blocks = execute(
                 connection,
                 "SELECT pg_relation_size(%(delta)s) / current_setting('block_size')::int",
@@ -250,6 +252,7 @@ def work(database: Database, run: Run) -> Folded:
             passed = sum((share.result() for share in [pool.submit(fold_share) for _ in range(workers)]), Folded())
         total += passed
         with database.transaction() as connection:
+            _wait_little(connection)
             left = left_in_delta(connection, job.generation_id)
         if left == 0 or passed.rows == 0:
             return total
@@ -265,6 +268,11 @@ def finish(database: Database, run: Run, folded: Folded) -> None:
         control.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
         detail = f"publish; folded {folded.upserted} regular, {folded.annihilated} antimatter, {folded.ghosts} ghosts"
         control.record_event(connection, row.index_id, row.id, run.owner, "phase", detail)
+
+
+def _wait_little(connection: Connection) -> None:
+    """An open TRUNCATE holds base and delta: give up soon, to look for a pause."""
+    execute(connection, f"SET LOCAL lock_timeout = '{build.TABLE_LOCK_WAIT}'")
 
 
 def _read_running(connection: Connection, run: Run) -> control.OperationRow:

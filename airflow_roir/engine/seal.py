@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import control
+from airflow_roir.engine import build, control
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Stop
 from airflow_roir.engine.database import Database, execute, is_transient
@@ -101,7 +101,7 @@ class SealWorker:
         """Build and attach the segment's unique index. Raises Fenced, with nothing changed."""
         try:
             with self.connection.begin():
-                self._sort_in_memory()
+                self._set_up()
                 physical.seal_segment(self.connection, self.job.generation_id, claim.ordinal, self.job.entry)
                 self._commit(claim, "loading", "indexed")
         except DBAPIError as error:
@@ -115,18 +115,21 @@ class SealWorker:
         """Make index-only scans work at once, and give the planner its statistics."""
         with self.database.autocommit() as connection:
             name = physical.segment(self.job.generation_id, claim.ordinal)
+            execute(connection, f"SET lock_timeout = '{build.TABLE_LOCK_WAIT}'")
             execute(connection, f"VACUUM (ANALYZE) {name}")
         with self.connection.begin():
             self._commit(claim, "indexed", "sealed")
 
-    def _sort_in_memory(self) -> None:
+    def _set_up(self) -> None:
         # Our own workers are the parallelism that was asked for; the server shall add none of its own.
         execute(
             self.connection,
             "SELECT set_config('max_parallel_maintenance_workers', '0', true), "
+            # An open TRUNCATE holds the segment: give up soon, to look for a pause.
+            "set_config('lock_timeout', %(wait)s, true), "
             "set_config('maintenance_work_mem', greatest(setting::int, %(kb)s)::text || 'kB', true) "
             "FROM pg_settings WHERE name = 'maintenance_work_mem'",
-            {"kb": SORT_MEMORY_KB},
+            {"kb": SORT_MEMORY_KB, "wait": build.TABLE_LOCK_WAIT},
         )
 
     def _commit(self, claim: SegmentClaim, from_status: str, to_status: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psycopg2.errors
 import psycopg2.extensions
+from sqlalchemy import Connection, Row
 
 from airflow_roir.engine import control, fold
 from airflow_roir.engine import generation as physical
@@ -108,18 +109,18 @@ class Stage:
             return
         entry = self.job.entry
         columns = ", ".join(entry.physical())
-        identity = self._id()
+        identity = f"c{[column.source for column in entry.columns].index('id') + 1}"
         spare = [f"c{i + 1}" for i in entry.included_positions]
         connection = self.connection
         with connection.begin():
-            everything = f"SELECT {columns} FROM ({self._overlay()}) o"
+            everything = f"SELECT {columns} FROM ({overlay(self.job)}) o"
             execute(connection, f"CREATE TEMP TABLE mixed ON COMMIT DROP AS {everything}")
             execute(connection, f"DELETE FROM {self.base}; DELETE FROM {self.delta}")
             third = f"{identity} % 3"
             execute(
                 connection,
                 f"INSERT INTO {self.base} ({columns}) SELECT {columns} FROM mixed "
-                f"WHERE {third} > 0 AND {self._scanned(identity)}",
+                f"WHERE {third} > 0 AND {scanned(self.job, identity)}",
             )
             execute(connection, f"INSERT INTO {self.delta} SELECT {columns}, 'regular' FROM mixed WHERE {third} < 2")
             if spare:  # the base's copy is stale
@@ -129,16 +130,8 @@ class Stage:
         """Base, and source where it is still to be scanned, overridden by delta = source (I3, I1)."""
         if self.older is not None:
             self.older.assert_exact(what)
-        entry = self.job.entry
-        source = f"SELECT {', '.join(entry.source_columns('s'))} FROM {self.job.source.sql} s"
-        published = self.phase == "published"
-        ours = f"SELECT {', '.join(entry.physical())} FROM {self.base}" if published else self._overlay()
-        # As text, since equal values may differ.
-        source, ours = (f"SELECT o::text FROM ({side}) o" for side in (source, ours))
         with self.connection.begin():
-            sides = f"WITH ours AS ({ours}), source AS ({source}) SELECT 'extra' AS what, x.* FROM "
-            sides += "(TABLE ours EXCEPT ALL TABLE source) x UNION ALL SELECT 'missing', x.* FROM "
-            different = execute(self.connection, f"{sides}(TABLE source EXCEPT ALL TABLE ours) x").all()
+            different = differences(self.connection, self.job, self.phase == "published")
         assert not different, f"{what}, in phase {self.phase}"
 
     def finish(self) -> None:
@@ -158,29 +151,45 @@ class Stage:
             self.older.connection.close()
         steps.assert_exact(self.database)
 
-    def _id(self) -> str:
-        names = [column.source for column in self.job.entry.columns]
-        return f"c{names.index('id') + 1}"
 
-    def _scanned(self, identity: str) -> str:
-        """SQL: the row with that id lies in a range that is done, or up to its watermark."""
-        return (
-            f"EXISTS (SELECT FROM roir.scan_range r WHERE r.operation_id = {self.run.operation_id} "
-            f"AND coalesce((r.lower ->> 0)::int <= {identity}, true) "
-            f"AND coalesce({identity} < (r.upper ->> 0)::int, true) "
-            f"AND (r.done OR {identity} <= (r.watermark ->> 0)::int))"
-        )
+def differences(connection: Connection, job: Job, published: bool) -> Sequence[Row[Any]]:
+    """Base, and source where it is still to be scanned, overridden by delta = source (I3); published: base alone (I1).
 
-    def _overlay(self) -> str:
-        entry = self.job.entry
-        columns = ", ".join(entry.physical(prefix="b."))
-        named = (f"{sql} AS {name}" for sql, name in zip(entry.source_columns("s"), entry.physical(), strict=True))
-        return (
-            f"(SELECT {columns} FROM (SELECT {', '.join(entry.physical())} FROM {self.base} "
-            f"UNION ALL SELECT {', '.join(named)} FROM {self.job.source.sql} s WHERE NOT {self._scanned('s.id')}) b "
-            f"WHERE NOT EXISTS (SELECT FROM {self.delta} d WHERE {entry.equal('b.', 'd.')}) "
-            f"UNION ALL SELECT {', '.join(entry.physical())} FROM {self.delta} WHERE state = 'regular')"
-        )
+    In the caller's snapshot. The source's primary key is `id int`.
+    """
+    entry = job.entry
+    source = f"SELECT {', '.join(entry.source_columns('s'))} FROM {job.source.sql} s"
+    ours = (
+        f"SELECT {', '.join(entry.physical())} FROM {physical.base(job.generation_id)}" if published else overlay(job)
+    )
+    # As text, since equal values may differ.
+    source, ours = (f"SELECT o::text FROM ({side}) o" for side in (source, ours))
+    sides = f"WITH ours AS ({ours}), source AS ({source}) SELECT 'extra' AS what, x.* FROM "
+    sides += "(TABLE ours EXCEPT ALL TABLE source) x UNION ALL SELECT 'missing', x.* FROM "
+    return execute(connection, f"{sides}(TABLE source EXCEPT ALL TABLE ours) x").all()
+
+
+def overlay(job: Job) -> str:
+    """SQL for what the index would be, were the rest copied now and the delta folded."""
+    entry, base, delta = job.entry, physical.base(job.generation_id), physical.delta(job.generation_id)
+    columns = ", ".join(entry.physical(prefix="b."))
+    named = (f"{sql} AS {name}" for sql, name in zip(entry.source_columns("s"), entry.physical(), strict=True))
+    return (
+        f"(SELECT {columns} FROM (SELECT {', '.join(entry.physical())} FROM {base} "
+        f"UNION ALL SELECT {', '.join(named)} FROM {job.source.sql} s WHERE NOT {scanned(job, 's.id')}) b "
+        f"WHERE NOT EXISTS (SELECT FROM {delta} d WHERE d.state <> 'ghost' AND {entry.equal('b.', 'd.')}) "
+        f"UNION ALL SELECT {', '.join(entry.physical())} FROM {delta} WHERE state = 'regular')"
+    )
+
+
+def scanned(job: Job, identity: str) -> str:
+    """SQL: the row with that id lies in a range that is done, or up to its watermark."""
+    return (
+        f"EXISTS (SELECT FROM roir.scan_range r WHERE r.operation_id = {job.run.operation_id} "
+        f"AND coalesce((r.lower ->> 0)::int <= {identity}, true) "
+        f"AND coalesce({identity} < (r.upper ->> 0)::int, true) "
+        f"AND (r.done OR {identity} <= (r.watermark ->> 0)::int))"
+    )
 
 
 Write = str | Callable[[psycopg2.extensions.connection], object]

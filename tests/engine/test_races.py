@@ -6,9 +6,9 @@ import psycopg2
 import psycopg2.errors
 import psycopg2.extensions
 import pytest
+from sqlalchemy.exc import OperationalError
 
-from airflow_roir.engine import fold
-from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine import build, fold
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.verify import verify
@@ -115,69 +115,6 @@ def test_a_removal_that_misses_an_entry_younger_than_its_snapshot_gets_40001(
     steps.assert_exact(database)
 
 
-def test_row_deleted_between_scan_and_copy_stays_gone(database: Database, dsn: str) -> None:
-    """A batch copies a row, a delete of it commits before the batch: touched wins (yugabyte #25250)."""
-    _, run = steps.begin(database)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
-    user = steps.session(dsn)
-    with worker.connection.begin():
-        rows = worker._copy("public.t", claim.scan, None)
-        assert rows > 0
-        sql(user, "DELETE FROM t WHERE id = 1")
-        user.commit()
-    run_sql(dsn, "DELETE FROM roir_data.g1")  # that batch's watermark wasn't written: take its rows back
-    worker.batch(claim)
-    sql(user, "INSERT INTO t VALUES (1, 'again', 1)")
-    sql(user, "DELETE FROM t WHERE id = 2")
-    user.commit()
-    worker.connection.close()
-    steps.finish_all(database, run)
-    steps.assert_exact(database)
-
-
-def test_delete_then_reinsert_while_building(database: Database, dsn: str) -> None:
-    """cockroach #75658: the merge erased the live row."""
-    _, run = steps.begin(database, include="v")
-    user = steps.session(dsn)
-    for where in ("id <= 10", "id > 90"):
-        sql(user, f"DELETE FROM t WHERE {where}")
-        user.commit()
-    steps.build_all(database, run)
-    sql(user, "INSERT INTO t SELECT i, (i % 5)::text, 7 FROM generate_series(1, 5) i")
-    sql(user, "DELETE FROM t WHERE id = 50")
-    sql(user, "INSERT INTO t VALUES (50, '0', -50)")
-    user.commit()
-    steps.seal_all(database, run)
-    folded = steps.fold_all(database, run)
-    assert folded.upserted == 6
-    assert folded.ghosts == 15, "deleted before they were scanned: antimatter without a base entry"
-    steps.publish_all(database, run)
-    steps.assert_exact(database)
-
-
-def test_writer_in_flight_at_prepare_is_drained(database: Database, dsn: str) -> None:
-    """cockroach #18533, yugabyte #7376: a writer that began before the capture must end before the first batch."""
-    user = steps.session(dsn)
-    sql(user, "DELETE FROM t WHERE id = 1")
-    reported: list[str] = []
-    with pytest.raises(LockNotAcquired, match=r"pid \d+"):
-        steps.prepare.prepare(
-            database,
-            steps.IndexDefinition.parse("ix", "t", "k"),
-            steps.BuildOptions(lock_timeout_ms=50, lock_patience_s=0),
-            "test",
-            reported.append,
-        )
-    assert reported
-    assert "idle in transaction" in reported[0]
-    user.commit()
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
-    steps.assert_exact(database)
-
-
 def test_fold_leaves_rows_that_a_writer_holds(database: Database, dsn: str) -> None:
     """SKIP LOCKED: the fold goes around an open transaction, publish's drain waits for it."""
     _, run = steps.begin(database, include="v", lock_timeout_ms=50, lock_patience_s=0)
@@ -198,6 +135,28 @@ def test_fold_leaves_rows_that_a_writer_holds(database: Database, dsn: str) -> N
     steps.assert_exact(database)
 
 
+def test_seal_and_fold_give_up_soon_behind_an_open_truncate(
+    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds base and delta; whoever waited for it without end would see no pause."""
+    monkeypatch.setattr(build, "TABLE_LOCK_WAIT", "20ms")
+    _, run = steps.begin(database)
+    user = steps.session(dsn)
+    steps.build_all(database, run)
+    sql(user, "TRUNCATE t")
+    with pytest.raises(OperationalError, match="lock timeout"):
+        steps.seal_all(database, run)
+    user.rollback()
+    steps.seal_all(database, run)
+    fold.switch(database, run)
+    sql(user, "TRUNCATE t")
+    with pytest.raises(OperationalError, match="lock timeout"):
+        fold.work(database, run)
+    user.rollback()
+    finish_from(database, run, "switch")
+    steps.assert_exact(database)
+
+
 def test_a_reader_of_the_view_who_holds_up_publish_is_named(database: Database, dsn: str) -> None:
     _, first = steps.begin(database)
     steps.finish_all(database, first)
@@ -211,34 +170,6 @@ def test_a_reader_of_the_view_who_holds_up_publish_is_named(database: Database, 
     reader.rollback()
     steps.publish_all(database, run)
     steps.assert_exact(database)
-
-
-def test_truncate_in_every_phase(database: Database, dsn: str) -> None:
-    _, run = steps.begin(database, batch_rows=30)
-    user = steps.session(dsn)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    assert isinstance(claim, Claim)
-    assert isinstance(worker.batch(claim), Batch)
-    worker.connection.close()
-    refill = "INSERT INTO t SELECT i, (i % 3)::text, i FROM generate_series(1, 60) i"
-    sql(user, "TRUNCATE t")
-    sql(user, refill)
-    user.commit()
-    steps.build_all(database, run)
-    sql(user, "TRUNCATE t")
-    user.rollback()
-    steps.seal_all(database, run)
-    fold.switch(database, run)
-    sql(user, "TRUNCATE t")
-    sql(user, refill)
-    user.commit()
-    fold.finish(database, run, fold.work(database, run))
-    steps.publish_all(database, run)
-    assert steps.assert_exact(database).rows == 60
-    sql(user, "TRUNCATE t")
-    user.commit()
-    assert steps.assert_exact(database).rows == 0
 
 
 def reach(database: Database, run: Run, stage: str) -> None:

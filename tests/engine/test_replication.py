@@ -18,6 +18,7 @@ from airflow_roir.engine.database import Database
 from tests.conftest import database_dsn, run_sql, with_template
 from tests.crash.server import Server, running_server
 from tests.engine import steps
+from tests.engine.stages import through_modes
 from tests.engine.steps import sql
 
 PATIENCE_S = 60.0
@@ -128,3 +129,54 @@ def walsenders(dsn: str, condition: str = "true") -> bool:
     found = sql(user, f"SELECT pid FROM pg_stat_replication WHERE state = 'streaming' AND {condition}")
     user.close()
     return bool(found)
+
+
+def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server, dsn: str) -> None:
+    """The apply worker writes as a replica (session_replication_role), row by row, and truncates."""
+    database = Database(dsn)
+    here = dsn.rsplit("/", 1)[1]
+    there = f"{here}_publisher"
+    primary.execute(f"CREATE DATABASE {there}")
+    publisher = steps.session(primary.dsn(there))
+    sql(publisher, "CREATE TABLE t (id int PRIMARY KEY, k text, v int)")
+    sql(publisher, "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1, 60) i")
+    sql(publisher, "CREATE PUBLICATION p FOR TABLE t")
+    publisher.commit()
+    # In one server the slot must be there before: to make it would wait for the subscription's own transaction.
+    sql(publisher, "SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    publisher.commit()
+    run_sql(
+        dsn,
+        f"CREATE SUBSCRIPTION s CONNECTION '{primary.dsn(there)}' PUBLICATION p "
+        "WITH (create_slot = false, slot_name = 's', copy_data = false)",
+    )
+
+    def applied() -> bool:
+        rows = "SELECT id, k, v FROM t ORDER BY id"
+        return sql(publisher, rows) == sql(subscriber, rows)
+
+    subscriber = steps.session(dsn)
+    subscriber.autocommit = publisher.autocommit = True
+
+    def write(phase: str) -> None:
+        for statement in (
+            "UPDATE t SET k = k || 'x', v = v + 1 WHERE id % 2 = 0",
+            "UPDATE t SET id = id + 1000 WHERE id % 7 = 0",
+            "DELETE FROM t WHERE id % 5 = 0",
+            "BEGIN; DELETE FROM t WHERE id < 9; INSERT INTO t SELECT i, 'again', 0 FROM generate_series(5, 12) i "
+            "ON CONFLICT (id) DO UPDATE SET k = 'conflict'; COMMIT",
+            "TRUNCATE t",
+            "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1, 60) i",
+        ):
+            sql(publisher, statement)
+        wait_until(applied, "applying")
+
+    try:
+        through_modes(database, write, include="v")
+        publisher_side = sql(publisher, "SELECT k, id, v FROM t ORDER BY id")
+        assert sql(subscriber, "SELECT k, id, v FROM ix ORDER BY id") == publisher_side
+    finally:
+        run_sql(dsn, "DROP SUBSCRIPTION s")
+        publisher.close()
+        subscriber.close()
+        primary.execute(f"DROP DATABASE {there} WITH (FORCE)")

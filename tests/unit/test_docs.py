@@ -21,7 +21,14 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 OPERATIONS = ROOT / "docs" / "operations.md"
-DOCS = (README, ARCHITECTURE, OPERATIONS, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")
+DOCS = (
+    README,
+    ARCHITECTURE,
+    OPERATIONS,
+    ROOT / "docs" / "regressions.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+)
 COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
 FOLDERS = ("airflow_roir", "dags", "demo", "docs", "migrations", "scripts", "tests")
 

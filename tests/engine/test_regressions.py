@@ -1,0 +1,324 @@
+"""The mistakes that the best have made, each by its own name there: docs/regressions.md lists them all."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_roir.engine import build, cleanup, control, fold, publish
+from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import Run, start_run
+from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired
+from airflow_roir.operation import Status
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+
+ROWS = 100
+
+
+@pytest.fixture(autouse=True)
+def table(dsn: str) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        f"INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, {ROWS}) i",
+        "ANALYZE t",
+    )
+
+
+def copied(dsn: str, operation_id: int) -> int:
+    """Rows that all committed batches of an operation have copied."""
+    return int(
+        sql(steps.session(dsn), "SELECT sum(rows) FROM roir.scan_range WHERE operation_id = %s", operation_id)[0][0]
+    )
+
+
+def one_batch(database: Database, run: Run) -> bool:
+    """A worker of its own claims a range and copies one batch; False where none is left."""
+    worker = steps.worker(database, run)
+    with worker.connection:
+        claim = worker.claim()
+        if not isinstance(claim, Claim):
+            return False
+        assert isinstance(worker.batch(claim), Batch)
+    return True
+
+
+def test_cockroach_75658_delete_then_reinsert_while_building(database: Database, dsn: str) -> None:
+    """The merge erased the live row there."""
+    _, run = steps.begin(database, include="v")
+    user = steps.session(dsn)
+    for where in ("id <= 10", "id > 90"):
+        sql(user, f"DELETE FROM t WHERE {where}")
+        user.commit()
+    steps.build_all(database, run)
+    sql(user, "INSERT INTO t SELECT i, (i % 5)::text, 7 FROM generate_series(1, 5) i")
+    sql(user, "DELETE FROM t WHERE id = 50")
+    sql(user, "INSERT INTO t VALUES (50, '0', -50)")
+    user.commit()
+    steps.seal_all(database, run)
+    folded = steps.fold_all(database, run)
+    assert folded.upserted == 6
+    assert folded.ghosts == 15, "deleted before they were scanned: antimatter without a base entry"
+    steps.publish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_cockroach_pr_76959_pairs_of_delete_and_put_that_seem_equal(database: Database, dsn: str) -> None:
+    """Cancelling them left stale entries there. Here equal values that differ are one entry, with the last image."""
+    run_sql(
+        dsn,
+        "CREATE TABLE n (id int PRIMARY KEY, k numeric)",
+        "INSERT INTO n SELECT i, 1.0 FROM generate_series(1, 9) i",
+    )
+    _, run = steps.begin(database, table="n", include=None)
+    user = steps.session(dsn)
+    writes = (
+        "UPDATE n SET k = 2 WHERE id < 4", "UPDATE n SET k = 1.00 WHERE id < 3", "DELETE FROM n WHERE id = 1",
+        "INSERT INTO n VALUES (1, 1.000)", "UPDATE n SET k = 1 WHERE id = 9", "UPDATE n SET k = 1.0 WHERE id = 9",
+    )  # fmt: skip
+    for write in writes:
+        sql(user, write)
+        user.commit()
+    steps.build_all(database, run)
+    for write in writes:
+        sql(user, write)
+        user.commit()
+    steps.seal_all(database, run)
+    steps.fold_all(database, run)
+    steps.publish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_cockroach_18533_yugabyte_7376_writer_in_flight_at_the_start(database: Database, dsn: str) -> None:
+    """A writer that began before the capture was missed there; here he is waited for, and named."""
+    user = steps.session(dsn)
+    sql(user, "DELETE FROM t WHERE id = 1")
+    reported: list[str] = []
+    with pytest.raises(LockNotAcquired, match=r"pid \d+"):
+        steps.prepare.prepare(
+            database,
+            steps.IndexDefinition.parse("ix", "t", "k"),
+            steps.BuildOptions(lock_timeout_ms=50, lock_patience_s=0),
+            "test",
+            reported.append,
+        )
+    assert reported
+    assert "idle in transaction" in reported[0]
+    user.commit()
+    _, run = steps.begin(database)
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_yugabyte_25250_row_deleted_between_read_and_write(database: Database, dsn: str) -> None:
+    """A batch copies a row, a delete of it commits before the batch: it came back to life there; here touched wins."""
+    _, run = steps.begin(database)
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    user = steps.session(dsn)
+    with worker.connection.begin():
+        rows = worker._copy("public.t", claim.scan, None)
+        assert rows > 0
+        sql(user, "DELETE FROM t WHERE id = 1")
+        user.commit()
+    run_sql(dsn, "DELETE FROM roir_data.g1")  # that batch's watermark wasn't written: take its rows back
+    worker.batch(claim)
+    sql(user, "INSERT INTO t VALUES (1, 'again', 1)")
+    sql(user, "DELETE FROM t WHERE id = 2")
+    user.commit()
+    worker.connection.close()
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_tidb_49233_57670_resume_after_a_lost_answer(database: Database) -> None:
+    """A batch was committed and its answer lost; the next try copied it again and found false duplicates there."""
+    _, run = steps.begin(database, batch_rows=10)
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    worker.batch(claim)
+    with pytest.raises(Fenced):
+        worker.batch(claim)  # as if it had never heard that it was committed
+    worker.connection.close()
+    run = start_run(database, "ix", "the next", take_over=True)
+    steps.finish_all(database, run)  # the unique indexes are built
+    steps.assert_exact(database)
+
+
+def test_tidb_69776_cockroach_159930_incomplete_index_is_not_published(database: Database, dsn: str) -> None:
+    """A worker's error was dropped, or a resume saw a part of the rows, and what there was got published there."""
+    _, run = steps.begin(database, batch_rows=10, ranges=4)
+    assert one_batch(database, run)
+    with pytest.raises(InvariantViolated, match="ranges are not done"):
+        build.finish(database, run)
+    run_sql(dsn, "UPDATE roir.operation SET phase = 'publish'")
+    with pytest.raises(InvariantViolated, match="unfinished"):
+        publish.publish(database, run)
+    assert sql(steps.session(dsn), "SELECT to_regclass('ix')") == [(None,)]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 7, ROWS, ROWS + 1])
+def test_tidb_pr_55506_watermark_is_what_was_done_not_what_comes_next(
+    database: Database, dsn: str, batch_rows: int
+) -> None:
+    """Each batch by a run of its own: a row more or less at any boundary would show."""
+    run_sql(dsn, f"DELETE FROM t WHERE id > {ROWS} - 60 AND id % 2 = 0")
+    prepared, run = steps.begin(database, batch_rows=batch_rows, ranges=3)
+    while one_batch(database, run):
+        run = start_run(database, "ix", "the next", take_over=True)
+    assert copied(dsn, prepared.operation_id) == sql(steps.session(dsn), "SELECT count(*) FROM t")[0][0]
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_tidb_47981_39308_56733_worker_cut_off_comes_back(database: Database, dsn: str) -> None:
+    """Too many or too few rows there. Here the one that comes back changes nothing."""
+    prepared, run = steps.begin(database, batch_rows=10, ranges=2)
+    cut_off = steps.worker(database, run)
+    claim = cut_off.claim()
+    assert isinstance(claim, Claim)
+    later = start_run(database, "ix", "the next", take_over=True)
+    assert one_batch(database, later)
+    with pytest.raises(Fenced):
+        cut_off.batch(claim)
+    steps.build_all(database, later)
+    with pytest.raises(Fenced):
+        cut_off.batch(claim)
+    cut_off.connection.close()
+    assert copied(dsn, prepared.operation_id) == ROWS
+    steps.finish_all(database, later)
+    steps.assert_exact(database)
+
+
+def test_spirit_151_row_above_the_watermark_was_copied_then_deleted(database: Database, dsn: str) -> None:
+    """A phantom stayed there after the resume. Here a batch's rows and its watermark commit together."""
+    _, run = steps.begin(database, batch_rows=10)
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    with worker.connection.begin() as transaction:
+        assert worker._copy("public.t", claim.scan, None) > 0
+        transaction.rollback()  # killed before the watermark was written
+    worker.connection.close()
+    run_sql(dsn, "DELETE FROM t WHERE id < 20")
+    steps.finish_all(database, start_run(database, "ix", "the next", take_over=True))
+    steps.assert_exact(database)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bytea", "decode(repeat(to_hex(i + 128), 3) || '00', 'hex')"),
+        ('text COLLATE "C"', "chr(i + 127) || E'\\\\\\'\"\\n' || chr(128512 + i)"),
+        ("float8", "CASE i % 3 WHEN 0 THEN 'NaN' WHEN 1 THEN i / 3.0 ELSE -i * 1e300 END::float8 + i / 7.0"),
+    ],
+)
+def test_spirit_binary_keys_round_trip_through_the_checkpoint(
+    database: Database, dsn: str, name: str, value: str
+) -> None:
+    run_sql(
+        dsn,
+        f"CREATE TABLE b (id {name} PRIMARY KEY, k int)",
+        f"INSERT INTO b SELECT {value}, i % 3 FROM generate_series(1, 60) i ON CONFLICT DO NOTHING",
+        "ANALYZE b",
+    )
+    prepared, run = steps.begin(database, table="b", batch_rows=3)
+    while one_batch(database, run):
+        run = start_run(database, "ix", "the next", take_over=True)
+    assert copied(dsn, prepared.operation_id) == sql(steps.session(dsn), "SELECT count(*) FROM b")[0][0]
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_cockroach_140358_second_pause_loses_nothing(database: Database, dsn: str) -> None:
+    prepared, run = steps.begin(database, batch_rows=10, ranges=2)
+    seen = 0
+    for _ in range(4):
+        assert one_batch(database, run)
+        control.pause(database, "ix", "test", "again")
+        assert copied(dsn, prepared.operation_id) == seen + 10
+        seen += 10
+        run = start_run(database, "ix", "test", take_over=True)
+    steps.finish_all(database, run)
+    assert copied(dsn, prepared.operation_id) == ROWS, "nothing was copied twice"
+    steps.assert_exact(database)
+
+
+def test_cockroach_pr_141714_failed_checkpoint_fails_its_batch(database: Database, dsn: str) -> None:
+    """It silently ended all checkpoints there. Here the rows go with it."""
+    _, run = steps.begin(database, batch_rows=10)
+    run_sql(dsn, "ALTER TABLE roir.scan_range ADD CONSTRAINT no_room CHECK (watermark IS NULL)")
+    with pytest.raises(Exception, match="violates check constraint"):
+        one_batch(database, run)
+    assert sql(steps.session(dsn), "SELECT count(*) FROM roir_data.g1") == [(0,)]
+    run_sql(dsn, "ALTER TABLE roir.scan_range DROP CONSTRAINT no_room")
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_gh_ost_444_connection_error_is_not_the_end_of_the_copy(database: Database, dsn: str) -> None:
+    _, run = steps.begin(database, batch_rows=10)
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    with worker.connection.begin():
+        pid = execute(worker.connection, "SELECT pg_backend_pid()").scalar_one()
+    run_sql(dsn, f"SELECT pg_terminate_backend({pid}, 5000)")
+    with pytest.raises(Exception, match=r"terminat|closed|connection"):
+        worker.batch(claim)
+    with pytest.raises(InvariantViolated, match="not done"):
+        build.finish(database, run)
+    steps.finish_all(database, start_run(database, "ix", "the next", take_over=True))
+    steps.assert_exact(database)
+
+
+def test_spirit_pr_156_last_rows_before_the_cut_over(database: Database, dsn: str) -> None:
+    """They were lost there. Here publish waits for the writer, and folds what he held."""
+    _, run = steps.begin(database, include="v", lock_timeout_ms=50, lock_patience_s=0)
+    run_sql(dsn, "UPDATE t SET k = 'before'")
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    fold.switch(database, run)
+    user = steps.session(dsn)
+    sql(user, "UPDATE t SET k = 'last', v = 0 WHERE id = 1; INSERT INTO t VALUES (1000, 'last', 0)")
+    fold.finish(database, run, fold.work(database, run))
+    with pytest.raises(LockNotAcquired):
+        publish.publish(database, run)
+    user.commit()
+    publish.publish(database, run)
+    steps.assert_exact(database)
+
+
+def test_pg_repack_399_postgresql_14_vacuum_and_hot_updates_beside_the_build(database: Database, dsn: str) -> None:
+    """VACUUM raced the swap there, and concurrent builds missed rows that were updated in place."""
+    run_sql(dsn, "ALTER TABLE t SET (fillfactor = 50)", "VACUUM FULL t")
+    _, run = steps.begin(database, include="v", batch_rows=10, ranges=3)
+    while True:
+        run_sql(dsn, "UPDATE t SET v = v + 1 WHERE id % 7 = 0", "VACUUM t")
+        if not one_batch(database, run):
+            break
+    steps.build_all(database, run)
+    run_sql(dsn, "UPDATE t SET v = v + 1 WHERE id % 3 = 0", "VACUUM (FREEZE) t", "VACUUM roir_data.g1_delta")
+    steps.seal_all(database, run)
+    fold.switch(database, run)
+    run_sql(dsn, "UPDATE t SET v = v + 1 WHERE id % 2 = 0", "VACUUM t", "VACUUM (FREEZE) roir_data.g1")
+    steps.fold_all(database, run)
+    run_sql(dsn, "UPDATE t SET v = v + 1", "VACUUM (FREEZE) roir_data.g1")
+    steps.publish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_sp_blitzindex_3620_paused_work_is_never_aborted(database: Database, dsn: str) -> None:
+    """After a day, without a warning, there. Here a pause lasts."""
+    _, run = steps.begin(database, batch_rows=10)
+    assert one_batch(database, run)
+    control.pause(database, "ix", "test", "for long")
+    run_sql(dsn, "UPDATE roir.operation SET paused_at = paused_at - interval '400 days', heartbeat_at = NULL")
+    cleanup.clean_up(database)
+    assert control.find_operation(database, "ix").status == Status.PAUSED
+    steps.finish_all(database, start_run(database, "ix", "at last"))
+    steps.assert_exact(database)
