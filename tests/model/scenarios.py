@@ -10,7 +10,7 @@ ONE_ROW, TWO_ROWS = ((1, "a0"),), ((1, "a0"), (2, "b0"))
 WITH_INCLUDED = ("a0", "a1", "b0")
 
 DEFAULT = {
-    "a create": Bounds((("RC", 2), REPEATABLE_READ), TWO_ROWS),
+    "a create": Bounds(BOTH, TWO_ROWS),
     "an old snapshot with two writes": Bounds((READ_COMMITTED, ("RR", 2))),
     "an included column": Bounds((("RC", 2), REPEATABLE_READ), primary_keys=(1,), values=WITH_INCLUDED),
     "three writers": Bounds((READ_COMMITTED, READ_COMMITTED, REPEATABLE_READ), primary_keys=(1,)),
@@ -31,7 +31,7 @@ LARGE = {
     ),
     "zombies of workers and folds": Bounds(BOTH, TWO_ROWS, claims=2, takeovers=1, workers=2, folds=2),
     "an abort with zombies, then a create": Bounds(
-        BOTH, primary_keys=(1,), claims=2, workers=2, operations=2, aborts=1
+        (READ_COMMITTED,), primary_keys=(1,), claims=2, workers=2, operations=2, aborts=1
     ),
     "a create, then a rebuild, two writes": Bounds(
         (("RC", 2), REPEATABLE_READ), primary_keys=(1,), values=WITH_INCLUDED, operations=2

@@ -36,7 +36,7 @@ MISTAKES = {
 HARMLESS = {Variant.NO_PROBE: "three writers"}
 # What must be reached, so that an exploration can't become empty: states, and the statuses of the generations.
 LEAST = {
-    "a create": (30_000, "active"),
+    "a create": (7_000, "active"),
     "an old snapshot with two writes": (20_000, "active"),
     "an included column": (5_000, "active"),
     "three writers": (8_000, "active"),
