@@ -21,6 +21,7 @@ import pytest
 
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import verify
+from tests.conftest import deadlocks
 from tests.crash import gate
 from tests.crash.gate import PATIENCE_S, Gate
 from tests.crash.server import Server
@@ -182,8 +183,11 @@ class Scene:
                     process.kill()
         self._watcher.join()
         self.application.join()
+        found = 0
         with suppress(psycopg2.Error):
+            found = deadlocks(self.server.dsn(), self.name)
             self.server.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
+        assert found == 0, f"{found} deadlocks since the server last recovered (I6)"
 
     def _started(self, process: psutil.Process) -> bool:
         return re.search(rf"\b{self.name}\b", process.environ().get("ROIR_DSN", "")) is not None
