@@ -304,6 +304,11 @@ def status(
             _print_json(found[0].as_dict() if index else [one.as_dict() for one in found])
         else:
             out.print(_status_table(found))
+            for one in found:
+                for name in one.partitions_gone:
+                    _say(
+                        f"index {one.index}: partition {name} was dropped or detached without roir; see sync-partitions"
+                    )
         if not watch or all(one.status != Status.RUNNING for one in found):
             return
         time.sleep(1.0)

@@ -50,6 +50,7 @@ class OperationStatus:
     paused_by: str | None
     error: str | None
     notice: str | None
+    partitions_gone: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: moments in ISO 8601."""
@@ -85,7 +86,19 @@ def operation_status(database: Database, operation_id: int) -> OperationStatus:
         return _read(connection, [operation_id])[0]
 
 
+# Partitions whose entries the readers of the index still see.
+GONE = """
+SELECT o.id, array_agg(c.name ORDER BY c.name)::text[] AS names
+  FROM roir.operation o
+  JOIN roir.generation g ON g.index_id = o.index_id AND g.status = 'active'
+  JOIN roir.index i ON i.id = g.index_id
+ CROSS JOIN LATERAL roir.partition_changes(g.id, i.source_oid::oid) c
+ WHERE o.id = ANY (%(ids)s) AND c.gone GROUP BY o.id
+"""
+
+
 def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
+    gone = {row.id: tuple(row.names) for row in execute(connection, GONE, {"ids": ids})}
     return [
         OperationStatus(
             index=row.name,
@@ -115,6 +128,7 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             paused_by=row.paused_by,
             error=row.error,
             notice=row.notice,
+            partitions_gone=gone.get(row.operation_id, ()),
         )
         for row in execute(connection, QUERY, {"ids": ids})
     ]

@@ -6,6 +6,7 @@ import pytest
 
 from airflow_roir.engine import cleanup, finalize, fold, run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.status import status
 from airflow_roir.engine.sync import sync_partitions
 from airflow_roir.errors import NotFound, PartitionsChanged
 from airflow_roir.operation import Status
@@ -94,6 +95,7 @@ def test_a_level_that_was_dropped_with_all_below(database: Database, dsn: str) -
     """Its hash partitions' conditions can't be asked any more, its own can."""
     published(database, dsn, "two levels")
     run_sql(dsn, "DROP TABLE tx")
+    assert status(database, "ix")[0].partitions_gone == ("public.tx",)
     assert sync_partitions(database, "t", "test").as_dict() == {
         "gone": ["public.tx"],
         "came": [],
@@ -101,6 +103,7 @@ def test_a_level_that_was_dropped_with_all_below(database: Database, dsn: str) -
         "entries_added": 0,
     }
     steps.assert_exact(database)
+    assert status(database, "ix")[0].partitions_gone == ()
 
 
 def test_a_level_that_was_out_for_a_while(database: Database, dsn: str) -> None:
