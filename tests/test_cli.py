@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.test_partitions import make
 
 ROIR = Path(sys.executable).parent / "roir"
 
@@ -71,6 +74,21 @@ def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:
     assert [event["action"] for event in as_json(dsn, "status", "ix", "--history")].count("publish") == 2
     roir(dsn, "drop", "ix")
     assert as_json(dsn, "status") == []
+
+
+def test_partitions_go_and_come(dsn: str) -> None:
+    database = Database(dsn)
+    make(dsn)
+    _, run = steps.begin(database)
+    steps.finish_all(database, run)
+    assert "dropped; 100 entries removed" in roir(dsn, "detach-partition", "t1", "--drop", "--reason", "old").stdout
+    run_sql(dsn, "CREATE TABLE n (LIKE t INCLUDING ALL)", "INSERT INTO n VALUES (15, 1, 'a', 1)", "DROP TABLE t2")
+    attached = roir(dsn, "attach-partition", "t", "n", "FOR VALUES FROM (10) TO (20)")
+    assert "n attached to t; 1 entries added" in attached.stdout
+    assert "partition public.t2 was dropped" in roir(dsn, "status", "ix").stderr
+    assert as_json(dsn, "sync-partitions", "t")["gone"] == ["public.t2"]
+    assert as_json(dsn, "verify", "ix")["rows"] == 101
+    assert "is no partition" in roir(dsn, "detach-partition", "t", code=2).stderr
 
 
 def test_pause_resume_and_abort_from_other_processes(dsn: str) -> None:
