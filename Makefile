@@ -90,6 +90,10 @@ bench-pause: $(STAMP)  ## How soon a pause takes effect; ARGS="--rows 500000 --p
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
 	  $(BIN)/python -m benchmarks.pause $(ARGS)
 
+.PHONY: bench-partitions
+bench-partitions: $(STAMP)  ## Lookups over 1 to 1,000 partitions; ARGS="--rows 50000 --partitions 1 100" for less
+	$(BIN)/python -m benchmarks.partitions $(ARGS)
+
 .PHONY: bench-locks
 bench-locks: $(STAMP)  ## What the build's locks cost writers; ARGS="--rows 50000 --idle 5 --rebuilds 1" for less
 	$(BIN)/python -m benchmarks.locks $(ARGS)
