@@ -1,0 +1,27 @@
+"""The command `roir`, for those without Airflow at hand and for scripts."""
+
+from __future__ import annotations
+
+import sys
+
+from sqlalchemy.exc import DBAPIError
+
+# Each module adds its commands to the application, in the order of the help text.
+from airflow_roir.cli import build, control, show  # noqa: F401
+from airflow_roir.cli.app import EXIT_CODES, app, say
+from airflow_roir.errors import RoirError
+
+__all__ = ["EXIT_CODES", "app", "main"]
+
+
+def main() -> None:
+    """The entry point: turns the errors of this package and of the database into a line and an exit code."""
+    try:
+        app()
+    except RoirError as error:
+        say(str(error))
+        sys.exit(error.exit_code)
+    except DBAPIError as error:
+        # The statement and its values stay out of it: only what the server said.
+        say(str(error.orig).strip())
+        sys.exit(1)

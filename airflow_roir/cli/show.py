@@ -1,0 +1,81 @@
+"""Commands that only read: status, verify."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from airflow_roir.cli.app import AsJson, Index, app, database_of, out, print_json, say, status_table
+from airflow_roir.engine import control, verify
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.status import status as read_status
+from airflow_roir.operation import Status
+
+
+@app.command()
+def status(
+    context: typer.Context,
+    index: Annotated[str | None, typer.Argument(help="One index; all of them by default.")] = None,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until nothing runs.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Who did what, when and why, to one index.")] = False,
+) -> None:
+    """Show how operations stand."""
+    database = database_of(context)
+    if history:
+        if index is None:
+            raise typer.BadParameter("--history needs an index")
+        print_history(database, index, as_json)
+        return
+    while True:
+        found = read_status(database, index)
+        if as_json:
+            print_json(found[0].as_dict() if index else [one.as_dict() for one in found])
+        else:
+            out.print(status_table(found))
+            for one in found:
+                for name in one.partitions_gone:
+                    say(
+                        f"index {one.index}: partition {name} was dropped or detached without roir; see sync-partitions"
+                    )
+        if not watch or all(one.status != Status.RUNNING for one in found):
+            return
+        time.sleep(1.0)
+
+
+@app.command(name="verify")
+def verify_command(context: typer.Context, index: Index, as_json: AsJson = False) -> None:
+    """Compare an index with its source, in one snapshot. Exit code 1 on a difference."""
+    report = verify.verify(database_of(context), index)
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        out.print(
+            f"{report.index}: {report.rows} rows; missing {report.missing}, extra {report.extra}, "
+            f"different {report.different}",
+            markup=False,
+        )
+    if not report.is_exact:
+        raise typer.Exit(1)
+
+
+def print_history(database: Database, index: str, as_json: bool) -> None:
+    events = control.events(database, index)
+    if as_json:
+        print_json(
+            [
+                {
+                    "at": e.at.isoformat(),
+                    "operation_id": e.operation_id,
+                    "actor": e.actor,
+                    "action": e.action,
+                    "detail": e.detail,
+                }
+                for e in events
+            ]
+        )
+        return
+    for e in events:
+        out.print(f"{e.at:%Y-%m-%d %H:%M:%S}  {e.action:20} {e.actor}  {e.detail or ''}", markup=False)
