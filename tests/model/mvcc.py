@@ -77,7 +77,7 @@ def put(table: Table, ident: Any, value: Any, snapshot: int, me: int, repeatable
 
 def insert(table: Table, ident: Any, value: Any, me: int, unique: bool = True) -> Table:
     """INSERT. Raises Wait and UniqueViolation where there is a unique index."""
-    if unique and _conflict(table, ident, me) is not None:
+    if unique and _conflict(table, ident, me, past_locks=True) is not None:
         raise UniqueViolation
     return _sorted([*table, (ident, value, me, NEVER, DELETED)])
 
@@ -140,15 +140,15 @@ def _reach(table: Table, ident: Any, snapshot: int, me: int, repeatable: bool) -
     return table, found
 
 
-def _conflict(table: Table, ident: Any, me: int) -> Version | None:
-    """What a unique index holds against an insert, whoever sees it."""
+def _conflict(table: Table, ident: Any, me: int, past_locks: bool = False) -> Version | None:
+    """What a unique index holds against an insert, whoever sees it. past_locks: a row that is only locked is there."""
     for version in table:
         ident_, _, created, ended, how = version
         if ident_ != ident or (ended == me and how != LOCKED) or (0 <= ended < NEVER):
             continue
         if created < 0 and created != me:
             raise Wait(created)
-        if ended < 0 and ended != me:
+        if ended < 0 and ended != me and not (past_locks and how == LOCKED):
             raise Wait(ended)
         return version
     return None
