@@ -88,6 +88,7 @@ def plan(
         "primary_key": list(rehearsal.source.primary_key),
         "include": list(rehearsal.definition.include),
         "not_covered": uncovered,
+        "entry_size": str(rehearsal.entry_size),
         "rows_estimate": rehearsal.plan.rows,
         "source_bytes": rehearsal.plan.source_bytes,
         "ranges": rehearsal.plan.ranges,

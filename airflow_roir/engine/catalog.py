@@ -43,6 +43,7 @@ class Column:
     virtual: bool
     max_bytes: int | None
     oid_alias: bool
+    domain: bool
 
     @property
     def comparand(self) -> str:
@@ -92,7 +93,7 @@ SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::t
 """
 
 COLUMNS = """
-SELECT a.attname AS name, a.attgenerated::text = 'v' AS virtual,
+SELECT a.attname AS name, a.attgenerated::text = 'v' AS virtual, t.typtype::text = 'd' AS domain,
        format_type(b.oid, b.typmod) AS type, format_type(b.oid, -1) AS cast,
        a.attnotnull AS not_null,
        CASE WHEN a.attcollation <> 0
@@ -207,6 +208,7 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
             virtual=c.virtual,
             max_bytes=_max_bytes(c.typlen, c.base_name, c.typmod),
             oid_alias=c.oid_alias,
+            domain=c.domain,
         )
         for c in execute(connection, COLUMNS, {"oid": row.oid})
     }

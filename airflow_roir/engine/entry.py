@@ -31,10 +31,19 @@ class EntryColumn:
     covered: bool
     oid_alias: bool
     equals: str = ""
+    domain: bool = True
+
+    @property
+    def to_base_type(self) -> str:
+        """SQL: the cast that a value needs to be compared: a domain over an enum isn't equal to the enum.
+
+        None else, since it names the type: `ALTER TYPE … RENAME` would fail every write.
+        """
+        return f"::{self.cast}" if self.domain else ""
 
     def of(self, record: str) -> str:
-        """SQL for this column of a source's row, as its base type: a domain over an enum isn't equal to the enum."""
-        return f"{record}.{quote(self.source)}::{self.cast}"
+        """SQL for this column of a source's row, as its base type."""
+        return f"{record}.{quote(self.source)}{self.to_base_type}"
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,7 @@ class Entry:
                     primary_key=name in source.primary_key,
                     covered=covered,
                     oid_alias=column.oid_alias,
+                    domain=column.domain,
                 )
             )
         return cls(tuple(columns), len(definition.key), len(identity), partition)

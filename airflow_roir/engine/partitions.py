@@ -88,7 +88,7 @@ def brings_rows(connection: Connection, generation_id: int, entry: Entry, leaf: 
     stores = {"capture": [written], "direct": [written, base]}.get(mode, [base])
     name = execute(connection, "SELECT %(leaf)s::oid::regclass::text", {"leaf": leaf}).scalar_one()
     projected = ", ".join(
-        f"{quote(entry.columns[i].source)}::{entry.columns[i].cast} AS c{i + 1}" for i in entry.identity_positions
+        f"{quote(entry.columns[i].source)}{entry.columns[i].to_base_type} AS c{i + 1}" for i in entry.identity_positions
     )
     nullable = [f"s.c{i + 1}" for i in entry.identity_positions if not entry.columns[i].primary_key]
     any_null = " OR ".join(map(is_null, nullable)) or "false"

@@ -13,11 +13,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, update
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
-from airflow_roir.engine import capture, catalog, control, partitions, tables
+from airflow_roir.engine import capture, catalog, control, entry_size, partitions, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, Drain, execute, retry
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.entry_size import EntrySize
 from airflow_roir.engine.plan import Bound, Piece, Plan, make_plan
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound, OperationFailed
@@ -48,6 +49,7 @@ class Rehearsal:
     entry: Entry
     plan: Plan
     kind: str
+    entry_size: EntrySize
 
 
 def rehearse(database: Database, definition: IndexDefinition, options: BuildOptions) -> Rehearsal:
@@ -76,7 +78,8 @@ def rehearse(database: Database, definition: IndexDefinition, options: BuildOpti
             _check_name_is_free(connection, name)
         plan = make_plan(connection, source, definition, options)
         entry = Entry.of(source, definition, options.covering, plan.partition)
-        return Rehearsal(name, source, definition, entry, plan, "rebuild" if existing else "create")
+        size = entry_size.measure(connection, name, source, entry, plan.rows)
+        return Rehearsal(name, source, definition, entry, plan, "rebuild" if existing else "create", size)
 
 
 def prepare(

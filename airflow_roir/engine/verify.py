@@ -70,8 +70,8 @@ def _comparison(source: str, generation_id: int, entry: Entry, shown: str) -> st
     key = [i for i in entry.identity_positions if columns[i].primary_key]
     join = " AND ".join(f"s.c{i + 1} {columns[i].equals} b.c{i + 1}" for i in key)
     group = ", ".join(f"coalesce(s.c{i + 1}, b.c{i + 1})" for i in key)
-    projected = ", ".join(f"{quote(c.source)}::{c.cast} AS c{i + 1}" for i, c in enumerate(columns))
-    entries = ", ".join(f"c{i + 1}::{c.cast} AS c{i + 1}" for i, c in enumerate(columns))
+    projected = ", ".join(f"{quote(c.source)}{c.to_base_type} AS c{i + 1}" for i, c in enumerate(columns))
+    entries = ", ".join(f"c{i + 1}{c.to_base_type} AS c{i + 1}" for i, c in enumerate(columns))
     ours, theirs = (f"ROW({', '.join(entry.physical(prefix=prefix))})::record" for prefix in ("s.", "b."))
     return f"""
 SELECT count(*) FILTER (WHERE present) AS rows,
