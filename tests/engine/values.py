@@ -30,6 +30,8 @@ _NETS = _texts("10.0.0.0/8", "10.0.0.0/9", "::1/128", "2001:db8::/32", "0.0.0.0/
 _WORDS = _texts(
     "", " ", "a", "A", "a ", "é", "e\u0301", "ß", "🦀", "%s", "it's", 'say "x"', "\\", "a\nb", "\u10ffff", "~"
 )
+# A character of each plane of Unicode, alone and together.
+_PLANES = _texts("".join(chr(plane * 0x10000 + 0xFFFD) for plane in range(17)), chr(0x20000), chr(0x10FFFD))
 _NAMES = _texts("pg_class", "pg_type", "pg_proc", "pg_index")
 
 ORDERED: dict[str, list[str]] = {
@@ -44,14 +46,14 @@ ORDERED: dict[str, list[str]] = {
     "real": _texts("NaN", "-Infinity", "Infinity", "-0", "1e-45", "0.1", "3.4028235e38"),
     "double precision": _texts("NaN", "-Infinity", "Infinity", "-0", "5e-324", "0.1", "1.7976931348623157e308"),
     "money": _texts("-92233720368547758.08", "0", "1,234.56", "92233720368547758.07"),
-    "text": [*_WORDS, "repeat('long ', 300)"],
+    "text": [*_WORDS, *_PLANES, "repeat('long ', 300)"],
     "character varying": _WORDS,
     "character varying(7)": _texts("", "a", "a ", "1234567", "ééééééé"),
     "character": _texts("", "a", "b", "é"),
     "character(5)": _texts("", "a", "a b", "ab\n", "é%s"),
     '"char"': _texts("", "a", "\\377", " ", "%", '"', "\\"),
     "name": _texts("", "a", "A", "é", "%s", "x" * 63),
-    'text COLLATE "C"': _WORDS,
+    'text COLLATE "C"': [*_WORDS, *_PLANES],
     'text COLLATE "ignore_case"': _texts("", "a", "Å", "b", "%s", "zz"),
     'name COLLATE "POSIX"': _texts("", "a", "B", "é"),
     'character varying(9) COLLATE "ucs_basic"': _texts("", "a", "B", "é", "🦀"),
