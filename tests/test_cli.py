@@ -52,6 +52,10 @@ def as_json(dsn: str, *arguments: str, code: int = 0) -> Any:
 def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:
     planned = as_json(dsn, "plan", *BUILD[1:])
     assert (planned["kind"], planned["rows_estimate"]) == ("create", 5000)
+    assert planned["uncaptured_ddl"].startswith("detected")
+    run_sql(dsn, "SELECT roir.guard()")
+    assert as_json(dsn, "plan", *BUILD[1:])["uncaptured_ddl"] == "refused"
+    run_sql(dsn, "SELECT roir.unguard()")
     built = as_json(dsn, *BUILD, "--parallelism", "3", "--batch-rows", "500", "--master", "local[3]")
     assert (built["status"], built["phase"], built["rows"], built["parallelism"]) == ("completed", "done", 5000, 3)
     assert roir(dsn, "build", "ix", "--revert-window", "0").stdout.count("completed") == 1

@@ -77,7 +77,10 @@ def plan(
         covering=covering,
         ignore_row_security=ignore_row_security,
     )
-    rehearsal = prepare.rehearse(database_of(context), IndexDefinition.parse(index, table, keys, include), options)
+    database = database_of(context)
+    rehearsal = prepare.rehearse(database, IndexDefinition.parse(index, table, keys, include), options)
+    with database.transaction() as connection:
+        guarded = schema.is_guarded(connection)
     entry = rehearsal.entry
     uncovered = [entry.columns[i].source for i in entry.included_positions if not entry.columns[i].covered]
     facts: dict[str, Any] = {
@@ -94,6 +97,8 @@ def plan(
         "ranges": rehearsal.plan.ranges,
         "segments": rehearsal.plan.segments,
         "parallelism": options.parallelism,
+        # Of DDL that takes rows from an index, or brings rows that it hasn't got, past every trigger.
+        "uncaptured_ddl": "refused" if guarded else "detected; a superuser can have it refused: SELECT roir.guard()",
         "view": view.statement(rehearsal.index, 0, entry, rehearsal.kind == "rebuild").replace("g0", "g<id>"),
     }
     if as_json:
