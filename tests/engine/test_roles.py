@@ -5,11 +5,12 @@ from __future__ import annotations
 import psycopg2
 import psycopg2.errors
 import pytest
+from psycopg2.extensions import make_dsn
 
-from airflow_roir.engine import abort, cleanup
+from airflow_roir.engine import abort, attach, cleanup, detach, revert, schema, sync
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput, SourceChanged
-from tests.conftest import run_sql
+from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
@@ -282,3 +283,38 @@ def test_forced_row_level_security_hides_no_rows_from_the_build(
 
 def _capture_function(dsn: str) -> str:
     return str(sql(steps.session(dsn), "SELECT proname FROM pg_proc WHERE proname LIKE 'capture_%'")[0][0])
+
+
+def test_an_owner_who_is_no_superuser_can_do_everything(server: str) -> None:
+    """The control schema, builds, partitions out and in, plain DDL put right, revert, clean-up, drop."""
+    run_sql(server, "CREATE ROLE keeper LOGIN", "CREATE DATABASE kept OWNER keeper")
+    kept = make_dsn(database_dsn(server, "kept"), user="keeper")
+    database = Database(kept, "roir tests")
+    try:
+        run_sql(database_dsn(server, "kept"), "GRANT CREATE ON SCHEMA public TO keeper")
+        schema.init(database)
+        with database.transaction() as connection:
+            assert not schema.is_guarded(connection)
+        run_sql(
+            kept,
+            "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",
+            "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (500)",
+            "CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (500) TO (5000)",
+            "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 1000) i",
+        )
+        for new in ({}, {"table": None, "keys": None}):
+            _, run = steps.begin(database, **new)
+            steps.finish_all(database, run)
+        twice = 2  # once for each generation
+        assert detach.detach_partition(database, "t1", "me") == 499 * twice
+        run_sql(kept, "UPDATE t1 SET k = 'old' WHERE id < 50")
+        assert attach.attach_partition(database, "t", "t1", "FOR VALUES FROM (0) TO (500)", "me") == 499 * twice
+        steps.assert_exact(database)
+        run_sql(kept, "TRUNCATE t1", "INSERT INTO t SELECT i, 'new', i FROM generate_series(1, 10) i", "DROP TABLE t1")
+        assert sync.sync_partitions(database, "t", "me").entries_removed == 10 * twice
+        revert.revert(database, "ix", "me")
+        assert not cleanup.clean_up(database).warnings
+        assert steps.assert_exact(database).rows == 501
+        abort.drop_index(database, "ix", "me")
+    finally:
+        run_sql(server, "DROP DATABASE kept", "DROP ROLE keeper")
