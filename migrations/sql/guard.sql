@@ -15,7 +15,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         (SELECT concat_ws(',', indexrelid, indkey, indclass, indisvalid, indimmediate)
            FROM pg_index WHERE indrelid = source AND indisprimary),
         (SELECT string_agg(concat_ws(',', tgname, tgfoid, tgenabled, tgtype), ';' ORDER BY tgname)
-           FROM pg_trigger WHERE tgrelid = source AND tgname IN ('roir_capture', 'roir_capture_truncate'))))
+           FROM pg_trigger WHERE tgrelid = source AND tgname IN ('roir_capture', 'roir_capture_truncate')),
+        -- 'A' is ENABLE ALWAYS: a partition's own capture triggers can be disabled one by one.
+        (SELECT count(*) FROM pg_trigger
+          WHERE tgfoid = to_regprocedure(format('roir_data.capture_%s()', source)) AND tgenabled <> 'A')))
 $$;
 
 -- What came or went since a generation's partitions were written down: partitions that are gone, the uppermost of those

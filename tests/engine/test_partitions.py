@@ -8,7 +8,7 @@ from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.errors import InvalidInput, PartitionsChanged
+from airflow_roir.errors import InvalidInput, PartitionsChanged, SourceChanged
 from airflow_roir.operation import Status
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -254,6 +254,19 @@ def test_a_partition_that_goes_while_building_stops_the_batch(database: Database
     with pytest.raises(PartitionsChanged, match="roir sync-partitions"):
         steps.build_all(database, run)
     assert one(database, "SELECT status FROM roir.operation") == Status.RUNNING
+
+
+@pytest.mark.parametrize("name", ["roir_capture", "roir_capture_truncate", "ALL"])
+def test_a_partition_whose_capture_is_disabled_ends_the_build(database: Database, dsn: str, name: str) -> None:
+    make(dsn)
+    _, run = steps.begin(database, ranges=3, batch_rows=20)
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    run_sql(dsn, f"ALTER TABLE t1 DISABLE TRIGGER {name}")
+    with pytest.raises(SourceChanged, match="capture triggers"):
+        worker.batch(claim)
+    worker.connection.close()
 
 
 def test_a_partition_that_is_attached_with_rows_stops_the_batch(database: Database, dsn: str) -> None:
