@@ -53,7 +53,12 @@ SELECT coalesce(sum(pg_stat_get_tuples_inserted(s.inhrelid)), 0),
 
 
 class Application(Writer):
-    """A writer that opens a new session when the server has dropped its own."""
+    """A writer that opens a new session when the server has dropped its own.
+
+    It leaves a core to whoever comes up again: a whole Airflow, for one.
+    """
+
+    rest_s = 0.01
 
     def run(self) -> None:
         while not self.halt.is_set():
@@ -195,7 +200,7 @@ class Scene:
     # --- the account
 
     def _watch(self) -> None:
-        while not self._over.wait(0.05):
+        while not self._over.wait(0.1):
             # The server may be the one that was killed.
             with suppress(psycopg2.Error):
                 self._count_redone()

@@ -16,7 +16,12 @@ ISOLATIONS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 
 
 class Writer(threading.Thread):
-    """Writes to table `t (id, k, v)` until told to stop. Serialization failures are retried, as clients do."""
+    """Writes to table `t (id, k, v)` until told to stop. Serialization failures are retried, as clients do.
+
+    rest_s: seconds between two transactions.
+    """
+
+    rest_s = 0.0
 
     def __init__(self, dsn: str, seed: int, number: int, ids: int) -> None:
         super().__init__(daemon=True)
@@ -40,6 +45,8 @@ class Writer(threading.Thread):
                 except psycopg2.errors.SerializationFailure:
                     connection.rollback()
                     self.retried += 1
+                if self.rest_s:
+                    self.halt.wait(self.rest_s)
         except BaseException as error:
             self.error = error
         finally:
