@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import tempfile
 import time
@@ -158,6 +159,9 @@ def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server,
     subscriber = steps.session(dsn)
     subscriber.autocommit = publisher.autocommit = True
 
+    # It ends otherwise each time: or what was applied the last time would be taken for this one's end.
+    times = itertools.count()
+
     def write(phase: str) -> None:
         for statement in (
             "UPDATE t SET k = k || 'x', v = v + 1 WHERE id % 2 = 0",
@@ -166,7 +170,7 @@ def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server,
             "BEGIN; DELETE FROM t WHERE id < 9; INSERT INTO t SELECT i, 'again', 0 FROM generate_series(5, 12) i "
             "ON CONFLICT (id) DO UPDATE SET k = 'conflict'; COMMIT",
             "TRUNCATE t",
-            "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1, 60) i",
+            f"INSERT INTO t SELECT i, nullif(i % 5, 3)::text, {next(times)} FROM generate_series(1, 60) i",
         ):
             sql(publisher, statement)
         wait_until(applied, "applying")
