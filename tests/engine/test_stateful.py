@@ -20,11 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import abort, build, capture, control, fold, prepare, publish
+from airflow_roir.engine import abort, build, capture, control, fold, prepare, publish, revert
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import load_job, start_run
-from airflow_roir.errors import Fenced, LockNotAcquired
+from airflow_roir.errors import Fenced, LockNotAcquired, NotFound
 from airflow_roir.operation import Phase as OperationPhase
 from airflow_roir.operation import Status
 from tests.conftest import run_sql
@@ -267,6 +267,18 @@ class Machine(RuleBasedStateMachine):
         self._leave()
         self._look()
 
+    @precondition(lambda self: self.row.kind == "rebuild" and self.row.status != Status.ABORTING)
+    @rule()
+    def go_back(self) -> None:
+        """Readers see the generation again that was replaced, right at once; or forth to what they saw before."""
+        try:
+            if self._locked(lambda: revert.revert(self.database, self.index, "test", patience_s=0)):
+                steps.assert_exact(self.database, self.index)
+        except NotFound:
+            pass  # nothing was replaced yet
+        except DBAPIError as error:
+            self._expect_truncate(error)
+
     @precondition(lambda self: self.row.status == Status.ABORTED)
     @rule()
     def begin_again(self) -> None:
@@ -312,6 +324,7 @@ class Machine(RuleBasedStateMachine):
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that finds the table locked by a TRUNCATE gives up at once."""
     monkeypatch.setattr(build, "TABLE_LOCK_WAIT", "20ms")
+    monkeypatch.setattr(revert, "LOCK_TIMEOUT_MS", 20)
 
 
 def run_machine(dsn: str, examples: int, steps_each: int, shrink: bool = True) -> None:
