@@ -92,10 +92,10 @@ class Machine(RuleBasedStateMachine):
         self.zombies: list[tuple[BuildWorker, Claim]] = []
         self._begin()
 
-    @initialize(published=st.booleans())
-    def start(self, published: bool) -> None:
-        """At the beginning of a create, or of a rebuild."""
-        if published:
+    @initialize(published=st.integers(0, 2))
+    def start(self, published: int) -> None:
+        """At the beginning of a create, of a rebuild, or of a second one, when there is a generation to go back to."""
+        for _ in range(published):
             steps.finish_all(self.database, self.run)
             self._begin(created=False)
 
