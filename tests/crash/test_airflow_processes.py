@@ -33,6 +33,10 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneAirf
     # A task whose process has vanished is declared dead soon, as a user may want who kills often.
     sooner = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20"}
     sooner |= {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3"}
+    # So are the tasks of a scheduler that was killed. By default the next one looks for them when it starts, where the
+    # dead one counts as alive for 30 s more, and then only after five minutes.
+    sooner |= {"AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10"}
+    sooner |= {"AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5"}
     home = tmp_path_factory.mktemp("airflow")
     with embedded_postgres() as metadata, StandaloneAirflow(home, dags, metadata, environment=sooner) as running:
         running.wait_until_ready([DAG])
@@ -65,8 +69,13 @@ def task_process(scene: Scene, airflow: StandaloneAirflow) -> psutil.Process:
 
 
 def finished(airflow: StandaloneAirflow, scene: Scene, run: str) -> None:
-    wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), "the run's end")
-    assert airflow.run_state(DAG, run) == "success"
+    try:
+        wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), "the run's end")
+    except AssertionError:
+        print(scene.read("SELECT status, phase, heartbeat_at, pause_reason, error FROM roir.operation"))
+        print(airflow.log_tail())
+        raise
+    assert airflow.run_state(DAG, run) == "success", airflow.log_tail()
     scene.finished()
 
 
