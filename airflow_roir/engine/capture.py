@@ -195,7 +195,7 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
         return [
             f"INSERT INTO {delta} ({_columns(entry)}, state)",
             f"VALUES ({', '.join(values)}, '{state.value}')",
-            f"{_on_conflict(entry, state=True)};",
+            f"{entry.on_conflict(state=True)};",
         ]
 
     def settle(record: str) -> list[str]:
@@ -203,7 +203,7 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
             f"INSERT INTO {delta} ({_columns(entry)}, state)",
             f"SELECT {', '.join(entry.source_columns('s'))}, '{EntryState.REGULAR.value}'",
             f"  FROM {source.sql} s WHERE {_row_of(source, entry, record)} LIMIT 1",
-            f"{_on_conflict(entry, state=True)};",
+            f"{entry.on_conflict(state=True)};",
             "IF NOT FOUND THEN",
             *_indent(write(record, EntryState.ANTIMATTER)),
             "END IF;",
@@ -239,7 +239,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
             *forget(record),
             f"INSERT INTO {base} ({_columns(entry)})",
             f"VALUES ({', '.join(values)})",
-            f"{_on_conflict(entry)};",
+            f"{entry.on_conflict()};",
         ]
 
     def take_out(record: str) -> list[str]:
@@ -265,7 +265,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
             f"INSERT INTO {base} ({_columns(entry)})",
             f"SELECT {', '.join(entry.source_columns('s'))}",
             f"  FROM {source.sql} s WHERE {_row_of(source, entry, record)} LIMIT 1",
-            f"{_on_conflict(entry)};",
+            f"{entry.on_conflict()};",
             "IF NOT FOUND THEN",
             *_indent(take_out(record)),
             "END IF;",
@@ -351,13 +351,6 @@ def _row_of(source: Source, entry: Entry, record: str) -> str:
         same = f"{ours} {column.equals} {theirs}"
         terms.append(same if column.primary_key else f"({same} OR {is_null(ours)} AND {is_null(theirs)})")
     return " AND ".join(terms)
-
-
-def _on_conflict(entry: Entry, state: bool = False) -> str:
-    """Upsert of every column, the key's included: equal values may still differ (DESIGN section 4, equality)."""
-    names = entry.physical() + (["state"] if state else [])
-    assignments = ", ".join(f"{name} = EXCLUDED.{name}" for name in names)
-    return f"ON CONFLICT ({', '.join(entry.physical(entry.identity_positions))}) DO UPDATE SET {assignments}"
 
 
 def _image(record: str, columns: list[str] | tuple[str, ...]) -> str:

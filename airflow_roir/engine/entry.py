@@ -127,6 +127,14 @@ class Entry:
             terms.append(f"({same} OR {is_null(a)} AND {is_null(b)})" if may_be_null else same)
         return " AND ".join(terms)
 
+    def on_conflict(self, state: bool = False) -> str:
+        """SQL: an upsert's clause. It writes every column, the key's too: equal values may differ (DESIGN section 4).
+
+        state: that of a delta's row too.
+        """
+        assignments = ", ".join(f"{name} = EXCLUDED.{name}" for name in self.physical() + (["state"] if state else []))
+        return f"ON CONFLICT ({', '.join(self.physical(self.identity_positions))}) DO UPDATE SET {assignments}"
+
 
 def is_null(expression: str) -> str:
     """SQL that a value is NULL as an index sees it: `IS NULL` would also be true of ROW(NULL, NULL)."""

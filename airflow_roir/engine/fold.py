@@ -170,14 +170,11 @@ class FoldWorker:
         return " || ".join(f"({is_null(f'd.c{i + 1}')})::int::text" for i in self.entry.identity_positions)
 
     def _upsert(self, tids: list[str]) -> int:
-        entry = self.entry
-        columns = ", ".join(entry.physical())
-        assignments = ", ".join(f"{name} = EXCLUDED.{name}" for name in entry.physical())
+        columns = ", ".join(self.entry.physical())
         return execute(
             self.connection,
             f"WITH gone AS (DELETE FROM {self.delta} WHERE ctid = ANY (%(tids)s::tid[]) RETURNING {columns}) "
-            f"INSERT INTO {self.base} ({columns}) SELECT {columns} FROM gone "
-            f"ON CONFLICT ({', '.join(entry.physical(entry.identity_positions))}) DO UPDATE SET {assignments}",
+            f"INSERT INTO {self.base} ({columns}) SELECT {columns} FROM gone {self.entry.on_conflict()}",
             {"tids": tids},
         ).rowcount
 

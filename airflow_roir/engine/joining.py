@@ -16,6 +16,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute, retry
 from airflow_roir.engine.entry import Entry
+from airflow_roir.entry_state import EntryState
 from airflow_roir.scan_range import ScanRange
 
 BATCH_ROWS = 10_000
@@ -109,25 +110,22 @@ def _write(
 ) -> int:
     base, delta = physical.base(generation_id), physical.delta(generation_id)
     columns = ", ".join(entry.physical())
-    identity = ", ".join(entry.physical(entry.identity_positions))
-    changed = ", ".join(f"{column} = EXCLUDED.{column}" for column in entry.physical())
     projected = ", ".join(entry.source_columns("s"))
     if mode == capture.CAPTURE:
         return execute(
             connection,
-            f"INSERT INTO {delta} ({columns}, state) SELECT {projected}, 'regular' FROM {name} s WHERE {where} "
-            f"FOR SHARE ON CONFLICT ({identity}) DO UPDATE SET {changed}, state = EXCLUDED.state",
+            f"INSERT INTO {delta} ({columns}, state) SELECT {projected}, '{EntryState.REGULAR.value}' "
+            f"FROM {name} s WHERE {where} FOR SHARE {entry.on_conflict(state=True)}",
             values,
         ).rowcount
     put = (
-        f"INSERT INTO {base} ({columns}) SELECT {projected} FROM {name} s WHERE {where} FOR SHARE "
-        f"ON CONFLICT ({identity}) DO UPDATE SET {changed}"
+        f"INSERT INTO {base} ({columns}) SELECT {projected} FROM {name} s WHERE {where} FOR SHARE {entry.on_conflict()}"
     )
     if mode == capture.ACTIVE:
         return execute(connection, put, values).rowcount
     counted = execute(
         connection,
-        f"WITH put AS ({put} RETURNING {identity}), "
+        f"WITH put AS ({put} RETURNING {', '.join(entry.physical(entry.identity_positions))}), "
         f"gone AS (DELETE FROM {delta} d USING put p WHERE {entry.equal('d.', 'p.')}) SELECT count(*) FROM put",
         values,
     )
