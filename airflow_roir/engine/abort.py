@@ -125,7 +125,6 @@ def _remove_generations(
         source = source_of(connection, index_id)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
-        execute(connection, f"SET LOCAL lock_timeout = {DROP_LOCK_TIMEOUT_MS}")
         if source is not None:
             lock()
         remove(connection)
@@ -148,7 +147,6 @@ def _release_source(
         oid = connection.execute(select(tables.index.c.source_oid).where(tables.index.c.id == index_id)).scalar_one()
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
-        execute(connection, f"SET LOCAL lock_timeout = {DROP_LOCK_TIMEOUT_MS}")
         if source is None:
             capture.drop_function(connection, oid)
         else:

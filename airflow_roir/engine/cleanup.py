@@ -138,7 +138,6 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
             return
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
-        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
         partitions.adopt(connection, source, row.id, came)
         view.hide(connection, row.id)
 
@@ -161,7 +160,6 @@ def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: C
         return bool(found)
 
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
-        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
         with connection.begin_nested() as attempt:
             view.show(connection, name, row.index_id, row.id, Entry.from_json(row.entry), guarded=False)
             view.hide(connection, row.id)
@@ -184,7 +182,6 @@ def _drop_delta(database: Database, generation_id: int, result: CleanUpReport, r
     name = physical.delta(generation_id)
 
     def body(connection: Connection, lock: Callable[[], None]) -> int | None:
-        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
         if execute(connection, "SELECT to_regclass(%(name)s)", {"name": name}).scalar() is None:
             return None
         execute(connection, f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE")
@@ -215,7 +212,6 @@ def _drop_generation(
         source = abort.source_of(connection, row.index_id)
 
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
-        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
         if source is not None:
             lock()
         changed = execute(

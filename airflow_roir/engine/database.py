@@ -250,8 +250,8 @@ class Drain:
     ) -> T:
         """Run `body(connection, lock)` in one transaction; it calls `lock()` when all that needs no lock is done.
 
-        A lock time-out anywhere in the body rolls it back, tells `report` who blocks, and tries again with
-        back-off until the patience ends; then raises LockNotAcquired. Nothing of a failed attempt stays.
+        A lock time-out anywhere in the body, before `lock()` too, rolls it back, tells `report` who blocks, and tries
+        again with back-off until the patience ends; then raises LockNotAcquired. Nothing of a failed attempt stays.
         exclusive: names of the relations that the body locks in ACCESS EXCLUSIVE mode, which readers block too.
         """
         deadline = time.monotonic() + self.patience_s
@@ -259,6 +259,7 @@ class Drain:
         while True:
             try:
                 with self.database.transaction() as connection:
+                    execute(connection, f"SET LOCAL lock_timeout = {int(self.timeout_ms)}")
                     return body(connection, lambda c=connection: self._lock(c))  # type: ignore[misc]
             except DBAPIError as error:
                 # QueryCanceled: the LOCK statement's own limit, see `_lock`.

@@ -79,7 +79,6 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
                 ) from error
 
     def conclude(connection: Connection, lock: Callable[[], None]) -> None:
-        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
         execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
 

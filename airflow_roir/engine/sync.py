@@ -105,7 +105,6 @@ def _forget(
     patience_s: float,
 ) -> None:
     def body(connection: Connection, lock: Callable[[], None]) -> None:
-        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
         values = {"generation": generation.id, "relation": change.relation}
         execute(connection, "SELECT roir.forget_gone(%(generation)s, %(relation)s::oid)", values)
         control.record_event(connection, generation.index_id, None, actor, "partition gone", change.name)
@@ -135,7 +134,6 @@ def _take_in(
         added = joining.bring_in(database, source, generation.id, entry, change.relation, found, patience_s)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
-        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": found})
         if found is not None:
             execute(connection, "SELECT roir.release_table(%(relation)s::oid)", {"relation": change.relation})

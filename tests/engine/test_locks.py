@@ -230,6 +230,17 @@ def test_a_deadlock_would_be_counted(dsn: str, server: str) -> None:
     assert deadlocks(server, watch.info.dbname) == 1
 
 
+def test_a_body_that_takes_no_drain_lock_has_the_limit_too(database: Database, dsn: str) -> None:
+    reader = steps.session(dsn)
+    sql(reader, "SELECT FROM t")
+    # Without the limit this would wait until the reader ends.
+    with pytest.raises(LockNotAcquired, match=f"pid {pid_of(reader)} "):
+        Drain(database, "public.t", [], 50, 0).run(
+            lambda connection, lock: execute(connection, "LOCK TABLE public.t"), lambda line: None, ["public.t"]
+        )
+    reader.rollback()
+
+
 def test_what_is_locked_after_the_drain_has_what_is_left_of_the_limit(database: Database, dsn: str) -> None:
     """A rebuild's publish waits for the view's readers while writers wait for it."""
     seen: list[Any] = []
