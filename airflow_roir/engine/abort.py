@@ -10,13 +10,12 @@ from airflow_roir.definition import parse_name
 from airflow_roir.engine import capture, catalog, control, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import Database, Drain, execute
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import LockNotAcquired, NotFound, OperationRunning
 from airflow_roir.operation import Status, Verb
 
 Report = Callable[[str], None]
-DROP_LOCK_TIMEOUT_MS = 500
 
 
 def abort(
@@ -162,8 +161,8 @@ def _release_source(
 
 def _drain(database: Database, source: Source | None, index_id: int, patience_s: float) -> Drain:
     if source is None:
-        return Drain(database, f"index {index_id}", (), DROP_LOCK_TIMEOUT_MS, patience_s)
-    return Drain(database, source.sql, source.relations, DROP_LOCK_TIMEOUT_MS, patience_s)
+        return Drain(database, f"index {index_id}", (), LOCK_TIMEOUT_MS, patience_s)
+    return Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s)
 
 
 def source_of(connection: Connection, index_id: int) -> Source | None:

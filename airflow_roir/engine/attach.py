@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import catalog, joining
-from airflow_roir.engine.database import Database, Drain, execute, sqlstate
-from airflow_roir.engine.detach import LOCK_TIMEOUT_MS, find_table
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, sqlstate
+from airflow_roir.engine.detach import find_table
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, LockNotAcquired

@@ -14,13 +14,12 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine import abort, capture, control, partitions, removal, view
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.database import Database, Drain, execute
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated, LockNotAcquired, PartitionsChanged
 
-LOCK_TIMEOUT_MS = 500
 # A clean-up comes again by its schedule, so it doesn't insist.
 PATIENCE_S = 5.0
 

@@ -49,6 +49,9 @@ NOTICE_DEAD_CLIENTS = (
 # A server that restarts or fails over is back within this; a longer outage pauses the operation.
 OUTAGE_PATIENCE_S = 60.0
 LONGEST_WAIT_S = 5.0
+# For an attempt at a lock outside an operation, which has its own `lock_timeout_ms`. Below the default
+# deadlock_timeout of a second, so that it is always we who give way.
+LOCK_TIMEOUT_MS = 500
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 

@@ -10,11 +10,9 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine import removal
 from airflow_roir.engine.catalog import default_schemas
-from airflow_roir.engine.database import Database, Drain, execute, sqlstate
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, sqlstate
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound
-
-LOCK_TIMEOUT_MS = 500
 
 FIND = """
 SELECT c.oid::bigint AS oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

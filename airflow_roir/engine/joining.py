@@ -14,13 +14,12 @@ from airflow_roir.definition import quote
 from airflow_roir.engine import capture
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import Database, execute, retry
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, execute, retry
 from airflow_roir.engine.entry import Entry
 from airflow_roir.entry_state import EntryState
 from airflow_roir.scan_range import ScanRange
 
 BATCH_ROWS = 10_000
-LOCK_TIMEOUT_MS = 500
 
 POSITION = "SELECT watermark FROM roir.source_partition WHERE id = %(id)s AND status = 'joining'"
 ADVANCE = """

@@ -16,13 +16,12 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.database import Database, Drain, execute, retry
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, retry
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired
 
 # Some ten thousand entries: a writer of one of them waits for that long (some 100 ms) at the most.
 BLOCKS_PER_STEP = 128
-LOCK_TIMEOUT_MS = 500
 
 LEAVING = """
 SELECT p.id, p.generation_id, p.relation, p.name, i.source_oid,

@@ -9,12 +9,10 @@ from sqlalchemy import Connection, Row, func, select, text, update
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import abort, control, tables, view
-from airflow_roir.engine.database import Database, Drain
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvariantViolated, NotFound
-
-LOCK_TIMEOUT_MS = 500
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.engine import catalog, control, joining, partitions, removal, view
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import Database, Drain, execute
-from airflow_roir.engine.detach import LOCK_TIMEOUT_MS, find_table
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute
+from airflow_roir.engine.detach import find_table
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.partitions import Change
 from airflow_roir.engine.schema import check_schema
