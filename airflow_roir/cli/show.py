@@ -36,6 +36,8 @@ def status(
         else:
             out.print(status_table(found))
             for one in found:
+                for line in one.warnings:
+                    say(f"warning: {line}")
                 for name in one.partitions_gone:
                     say(
                         f"index {one.index}: partition {name} was dropped or detached without roir; see sync-partitions"

@@ -127,8 +127,8 @@ def _remove_generations(
         if source is not None:
             lock()
         remove(connection)
-        if source is not None and capture.is_installed(connection, source):
-            capture.install(connection, source)
+        if source is not None:
+            capture.refresh(connection, source)
         for generation_id in generation_ids:
             physical.drop(connection, generation_id)
 

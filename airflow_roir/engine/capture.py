@@ -65,14 +65,19 @@ def targets(connection: Connection, source_oid: int) -> list[Target]:
     return [Target(row.id, Entry.from_json(row.entry), row.capture_mode) for row in rows]
 
 
-def install(connection: Connection, source: Source) -> None:
-    """Make the source's writes maintain exactly the generations that the control tables name.
+def refresh(connection: Connection, source: Source) -> None:
+    """Make the source's writes maintain exactly the generations that the control tables name. Needs the drain lock.
 
-    Needs the drain lock. Creates the capture triggers where they are missing.
+    Leaves the triggers as they are: where one is missing writes were lost, and a warning must stay until a rebuild.
     """
-    name = function_name(source.oid)
     execute(connection, render(source, targets(connection, source.oid)))
-    execute(connection, f"REVOKE ALL ON FUNCTION {name}() FROM PUBLIC")
+    execute(connection, f"REVOKE ALL ON FUNCTION {function_name(source.oid)}() FROM PUBLIC")
+
+
+def install(connection: Connection, source: Source) -> None:
+    """As `refresh`, and see to it that every write fires the capture triggers, from now on. Needs the drain lock."""
+    name = function_name(source.oid)
+    refresh(connection, source)
     present = set(
         execute(
             connection,
@@ -96,12 +101,57 @@ def install(connection: Connection, source: Source) -> None:
         )
         execute(connection, f"ALTER TABLE {source.sql} ENABLE ALWAYS TRIGGER {TRUNCATE_TRIGGER}")
     execute(connection, "SELECT roir.watch_truncate(%(oid)s)", {"oid": source.oid})
+    for gap in gaps(connection, source.oid):
+        execute(connection, f"ALTER TABLE {gap.relation} ENABLE ALWAYS TRIGGER {gap.trigger}")
 
 
-def is_installed(connection: Connection, source: Source) -> bool:
-    """True where the source has the capture triggers."""
-    query = "SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = %(oid)s AND tgname = %(name)s)"
-    return bool(execute(connection, query, {"oid": source.oid, "name": TRIGGER}).scalar_one())
+@dataclass(frozen=True)
+class Gap:
+    """A capture trigger that doesn't fire for every write. relation: its quoted name."""
+
+    relation: str
+    trigger: str
+    state: str
+
+    @property
+    def missing(self) -> bool:
+        """True where there is no such trigger at all."""
+        return self.state == "missing"
+
+    def __str__(self) -> str:
+        return f"{self.trigger} on {self.relation} is {self.state}"
+
+
+# A leaf that no generation holds yet may lack the trigger for TRUNCATE: it gets that when it is taken in.
+GAPS = """
+WITH relation AS (
+    SELECT %(source)s::oid AS oid, true AS followed
+    UNION ALL
+    SELECT t.relation, t.leaf AND EXISTS (
+             SELECT FROM roir.source_partition p
+              WHERE p.relation = t.relation AND p.link = t.link AND p.status = 'present')
+      FROM roir.partition_tree(%(source)s) t)
+SELECT r.oid::regclass::text AS relation, wanted.name AS trigger,
+       CASE coalesce(t.tgenabled, ' ') WHEN ' ' THEN 'missing' WHEN 'D' THEN 'disabled' ELSE 'not ENABLE ALWAYS' END
+       AS state
+  FROM relation r
+ CROSS JOIN LATERAL (VALUES (%(row)s, true), (%(truncate)s, r.followed)) AS wanted (name, here)
+  LEFT JOIN pg_trigger t
+    ON t.tgrelid = r.oid AND t.tgname = wanted.name AND t.tgfoid = to_regprocedure(%(function)s)
+ WHERE wanted.here AND t.tgenabled IS DISTINCT FROM 'A'
+ ORDER BY r.oid <> %(source)s::oid, 1, 2
+"""
+
+
+def gaps(connection: Connection, source_oid: int) -> list[Gap]:
+    """The capture triggers of a source and its partitions that are missing or disabled. Waits for no lock."""
+    values = {
+        "source": source_oid,
+        "row": TRIGGER,
+        "truncate": TRUNCATE_TRIGGER,
+        "function": f"{function_name(source_oid)}()",
+    }
+    return [Gap(row.relation, row.trigger, row.state) for row in execute(connection, GAPS, values)]
 
 
 def uninstall(connection: Connection, source: Source) -> None:
@@ -122,16 +172,18 @@ def drop_function(connection: Connection, source_oid: int) -> None:
 _IS_TOUCHED_AGAIN = "NEW.xmax <> '0'::xid"
 
 
+def is_stale(connection: Connection, source: Source) -> bool:
+    """True where the capture function isn't the one that `refresh` would make: the source has another name or primary
+    key now, or other code made it.
+    """
+    query = "SELECT prosrc FROM pg_proc WHERE oid = to_regprocedure(%(name)s)"
+    made = execute(connection, query, {"name": f"{function_name(source.oid)}()"}).scalar()
+    return made is not None and made.strip() != _body(source, targets(connection, source.oid))
+
+
 def render(source: Source, generations: list[Target]) -> str:
     """The whole CREATE FUNCTION statement, pure text of its arguments."""
-    declarations = [
-        "DECLARE",
-        "  careful boolean := true;",
-        "  one_snapshot boolean := current_setting('transaction_isolation') IN ('repeatable read', 'serializable');",
-        "  found_entries bigint;",
-    ]
-    statements = _indent(_statements(source, generations))
-    body = "\n".join([*declarations, "BEGIN", *statements, "  RETURN NULL;", "END"])
+    body = _body(source, generations)
     tag = "roir"
     while f"${tag}$" in body:  # a column may be called anything, `$roir$` too
         tag += "_"
@@ -141,6 +193,17 @@ def render(source: Source, generations: list[Target]) -> str:
         "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off\n"
         f"AS ${tag}$\n{body}\n${tag}$"
     )
+
+
+def _body(source: Source, generations: list[Target]) -> str:
+    declarations = [
+        "DECLARE",
+        "  careful boolean := true;",
+        "  one_snapshot boolean := current_setting('transaction_isolation') IN ('repeatable read', 'serializable');",
+        "  found_entries bigint;",
+    ]
+    statements = _indent(_statements(source, generations))
+    return "\n".join([*declarations, "BEGIN", *statements, "  RETURN NULL;", "END"])
 
 
 def _statements(source: Source, generations: list[Target]) -> list[str]:

@@ -198,20 +198,6 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
         raise NotFound(f"table {name} doesn't exist in {where}; check the name, and quote it if it has capitals")
     full = QualifiedName(row.nspname, row.relname)
     _refuse_relation(full, row)
-    columns = {
-        c.name: Column(
-            name=c.name,
-            type=c.type,
-            cast=c.cast,
-            collation=c.collation,
-            not_null=c.not_null,
-            virtual=c.virtual,
-            max_bytes=_max_bytes(c.typlen, c.base_name, c.typmod),
-            oid_alias=c.oid_alias,
-            domain=c.domain,
-        )
-        for c in execute(connection, COLUMNS, {"oid": row.oid})
-    }
     key = execute(connection, PRIMARY_KEY, {"oid": row.oid}).all()
     if not key:
         raise InvalidInput(
@@ -225,7 +211,7 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
         oid=row.oid,
         name=full,
         partitioned=row.kind == "p",
-        columns=columns,
+        columns=columns_of(connection, row.oid),
         primary_key=tuple(k.name for k in key),
         pk_deferrable=not key[0].indimmediate,
         operator_schemas=tuple(
@@ -234,6 +220,24 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
         relations=(row.oid, *(p.relation for p in partitions)),
         leaves=tuple(p.relation for p in partitions if p.leaf) if row.kind == "p" else (row.oid,),
     )
+
+
+def columns_of(connection: Connection, oid: int) -> dict[str, Column]:
+    """The columns of a relation by name, in their order."""
+    return {
+        c.name: Column(
+            name=c.name,
+            type=c.type,
+            cast=c.cast,
+            collation=c.collation,
+            not_null=c.not_null,
+            virtual=c.virtual,
+            max_bytes=_max_bytes(c.typlen, c.base_name, c.typmod),
+            oid_alias=c.oid_alias,
+            domain=c.domain,
+        )
+        for c in execute(connection, COLUMNS, {"oid": oid})
+    }
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import abort, capture, control, partitions, removal, view
+from airflow_roir.engine import abort, capture, control, health, partitions, removal, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import InvariantViolated, LockNotAcquired, PartitionsChanged
+from airflow_roir.errors import InvalidInput, InvariantViolated, LockNotAcquired, PartitionsChanged
 
 # A clean-up comes again by its schedule, so it doesn't insist.
 PATIENCE_S = 5.0
@@ -51,15 +51,6 @@ ACTIVE = """
 SELECT g.id, g.index_id, g.entry, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE g.status = 'active' ORDER BY g.id
 """
-# Row-level security that came after the publish: nobody has said that the view may show every row.
-LEAKING = """
-SELECT i.schema_name, i.name, c.oid::regclass::text AS source
-  FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
-  JOIN roir.operation o ON o.generation_id = g.id
-  JOIN pg_class c ON c.oid = i.source_oid::oid
- WHERE g.status = 'active' AND c.relrowsecurity
-   AND NOT coalesce((o.options ->> 'ignore_row_security')::boolean, false)
-"""
 MAINTAINED = """
 SELECT g.id, g.index_id, g.entry, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE g.status IN ('active', 'retired') ORDER BY g.id
@@ -85,16 +76,15 @@ def clean_up(
         published = execute(connection, PUBLISHED).all()
         expired = execute(connection, EXPIRED).all()
         aborting = list(execute(connection, ABORTING).scalars())
-        for row in execute(connection, LEAKING):
-            result.warnings.append(
-                f"index {control.index_name(row)}: {row.source} has row-level security now; the view shows the rows "
-                "that its policies hide to all who may read the view. Revoke SELECT on the view, or drop the index"
-            )
         maintained = execute(connection, MAINTAINED).all()
     for operation_id in aborting:
         _attempt(result, partial(_finish_abort, database, operation_id, actor, result, report))
     for row in maintained:
         _attempt(result, partial(_follow_partitions, database, row, result, report))
+    for index_id in dict.fromkeys(row.index_id for row in active):
+        _attempt(result, partial(_refresh_capture, database, index_id, result, report))
+    with database.transaction() as connection:
+        result.warnings += health.warnings(connection)
     with database.transaction() as connection:
         leaving = removal.leaving(connection)
     for row in leaving:
@@ -111,7 +101,8 @@ def clean_up(
 def _attempt(result: CleanUpReport, work: Callable[[], None]) -> None:
     try:
         work()
-    except LockNotAcquired as error:
+    except (LockNotAcquired, InvalidInput) as error:
+        # InvalidInput: the source is no table any more that could be indexed; the other indexes are cleaned up.
         result.waiting.append(str(error))
 
 
@@ -142,6 +133,27 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
 
     if came:
         Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report)
+
+
+def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
+    """Make the capture function anew where it is one for another name or primary key of the table, or of older code."""
+    with database.transaction() as connection:
+        source = abort.source_of(connection, index_id)
+        if source is None or not capture.is_stale(connection, source):
+            return
+
+    def body(connection: Connection, lock: Callable[[], None]) -> bool:
+        lock()
+        stale = capture.is_stale(connection, source)
+        if stale:
+            capture.refresh(connection, source)
+        return stale
+
+    if Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report):
+        result.warnings.append(
+            f"table {source.sql}: its capture was made for another name or primary key of it, or by another version "
+            "of roir, and is made anew; run roir verify for its indexes"
+        )
 
 
 def _remove_entries(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
@@ -222,7 +234,7 @@ def _drop_generation(
         if not changed:
             return False
         if source is not None:
-            capture.install(connection, source)
+            capture.refresh(connection, source)
         physical.drop(connection, row.id)
         control.record_event(connection, row.index_id, None, actor, "clean up", f"dropped generation {row.id}")
         return True

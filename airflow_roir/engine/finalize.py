@@ -23,7 +23,8 @@ def finalize(
 
     Returns the operation's status: `completed`, or `paused` where somebody paused it. Raises OperationRunning,
     IllegalTransition (still in build or seal), LockNotAcquired (paused with the blockers' names, resumable),
-    SourceChanged and InvariantViolated (failed).
+    InvariantViolated (paused: a step of a fenced run may have come between; a resume folds what it left), and
+    SourceChanged (failed).
     """
     run = start_run(database, index, owner, take_over=take_over)
     with driving(database, run), heartbeat(database, run):

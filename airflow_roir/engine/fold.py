@@ -97,7 +97,7 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
         check_fingerprint(connection, job)
         check_partitions(connection, job, known, adopt=True)
         set_mode(connection, job.generation_id, capture.CAPTURE, capture.DIRECT)
-        capture.install(connection, job.source)
+        capture.refresh(connection, job.source)
         control.record_event(connection, row.index_id, row.id, run.owner, "switch", "capture to direct mode")
 
     with database.transaction() as connection:
@@ -116,7 +116,7 @@ def mode(connection: Connection, generation_id: int) -> str:
 
 
 def set_mode(connection: Connection, generation_id: int, old: str, new: str) -> None:
-    """Record a generation's capture mode, which `capture.install` then renders. Raises where it isn't `old`."""
+    """Record a generation's capture mode, which `capture.refresh` then renders. Raises where it isn't `old`."""
     changed = connection.execute(
         update(tables.generation)
         .where(tables.generation.c.id == generation_id, tables.generation.c.capture_mode == old)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, update
+from sqlalchemy import Connection, Row, insert, select, update
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
-from airflow_roir.engine import capture, catalog, control, entry_size, partitions, tables
+from airflow_roir.engine import capture, catalog, control, entry_size, health, partitions, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, Drain, execute, retry
@@ -21,11 +21,16 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import EntrySize
 from airflow_roir.engine.plan import Bound, Piece, Plan, make_plan
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import InvalidInput, NotFound, OperationFailed
+from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, SourceChanged
 from airflow_roir.operation import Phase, Status
 
 # The format of watermarks and bounds in the control tables; another version of the code must know it to go on.
 FORMAT_VERSION = 2
+
+OTHER_BUILD = """
+SELECT o.id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+ WHERE i.source_oid = %(source)s AND o.status IN ('running', 'paused') LIMIT 1
+"""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,8 @@ def rehearse(database: Database, definition: IndexDefinition, options: BuildOpti
         assert definition.source is not None
         source = catalog.read_source(connection, definition.source)
         catalog.check_row_security(connection, source, options.ignore_row_security)
+        if existing is not None:
+            _check_shape(connection, existing, source)
         catalog.check_definition(connection, source, definition)
         name = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
         if existing is None:
@@ -93,7 +100,7 @@ def prepare(
 
     An unfinished operation of the index is adopted as it is: `options` then change nothing but parallelism and
     batch rows. Raises InvalidInput, NotFound, LockNotAcquired (nothing stays behind), OperationFailed where an
-    operation of the index failed and must be aborted first.
+    operation of the index failed and must be aborted first, SourceChanged where one of another index should be.
     """
     who = actor or control.default_actor()
     # Not tried again, as all that follows is: a DSN that leads nowhere is to be said at once.
@@ -157,6 +164,7 @@ def _prepare(
     )
     lock()
     # From here to the commit writers wait: install the capture, look once more, write the operation.
+    _check_other_builds(connection, source)
     capture.install(connection, source)
     columns = [column.source for column in entry.columns] + list(source.primary_key)
     operation_id = int(
@@ -191,6 +199,18 @@ def _prepare(
     )
     control.record_event(connection, index_id, operation_id, actor, "prepare", f"{rehearsal.kind} over {source.sql}")
     return PreparedOperation(operation_id, generation_id, str(name), rehearsal.kind, adopted=False)
+
+
+def _check_other_builds(connection: Connection, source: Source) -> None:
+    """Another build over the source, during which its capture was disabled, would not see that once it is enabled."""
+    gaps = capture.gaps(connection, source.oid)
+    other = execute(connection, OTHER_BUILD, {"source": source.oid}).first() if gaps else None
+    if other is not None:
+        name = control.index_name(other)
+        raise SourceChanged(
+            f"{gaps[0]} while operation {other.id} builds index {name}, which may lack writes by that; abort it "
+            f"first: roir abort '{name}'"
+        )
 
 
 def _pieces(connection: Connection, source: Source, plan: Plan) -> list[Piece]:
@@ -271,6 +291,19 @@ def _index_row(connection: Connection, rehearsal: Rehearsal) -> int:
             .returning(tables.index.c.id)
         ).scalar_one()
     )
+
+
+def _check_shape(connection: Connection, existing: Row[Any], source: Source) -> None:
+    """What readers see keeps its columns and their types: PostgreSQL replaces no view by another kind of one."""
+    generation = tables.generation
+    active = connection.execute(
+        select(generation).where(generation.c.index_id == existing.id, generation.c.status == "active")
+    ).first()
+    if active is not None:
+        name = str(control.index_name(existing))
+        problems = health.shape_problems(connection, name, source, active.id, Entry.from_json(active.entry))
+        if problems:
+            raise InvalidInput(problems[0])
 
 
 def _check_name_is_free(connection: Connection, name: QualifiedName) -> None:

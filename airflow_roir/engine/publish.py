@@ -80,7 +80,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     if activated.rowcount != 1:
         raise InvariantViolated(f"index {run.index}: generation {job.generation_id} is not being built any more")
     view.hide(connection, job.generation_id)
-    capture.install(connection, job.source)
+    capture.refresh(connection, job.source)
     control.tick(connection, run.operation_id, run.epoch)
     control.move(
         connection,

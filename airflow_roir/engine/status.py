@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import control
+from airflow_roir.engine import control, health
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.operation import Phase
@@ -20,7 +20,7 @@ class OperationStatus:
     """One operation. Durations in seconds: total_execution_time counts neither pauses nor Spark's start-up.
 
     seconds_left and rows_per_second are None where there is nothing yet to derive them from. notice: whom it
-    waits for, or the last option that was refused.
+    waits for, or the last option that was refused. warnings: of the published index (`health`), by `status` only.
     """
 
     index: str
@@ -51,6 +51,7 @@ class OperationStatus:
     error: str | None
     notice: str | None
     partitions_gone: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: moments in ISO 8601."""
@@ -63,7 +64,10 @@ QUERY = "SELECT * FROM roir.resumable_operations WHERE operation_id = ANY (%(ids
 
 
 def status(database: Database, index: str | None = None) -> list[OperationStatus]:
-    """The latest operation of one index, or of every live index. Raises NotFound, SchemaVersionMismatch."""
+    """The latest operation of one index, or of every live index, with what is wrong with the published indexes.
+
+    Raises NotFound, SchemaVersionMismatch.
+    """
     with database.transaction() as connection:
         check_schema(connection)
         if index is not None:
@@ -76,7 +80,10 @@ def status(database: Database, index: str | None = None) -> list[OperationStatus
                     "WHERE i.dropped_at IS NULL GROUP BY i.id",
                 ).scalars()
             )
-        return _read(connection, ids)
+        return [
+            replace(one, warnings=tuple(health.warnings(connection, one.operation_id)))
+            for one in _read(connection, ids)
+        ]
 
 
 def operation_status(database: Database, operation_id: int) -> OperationStatus:

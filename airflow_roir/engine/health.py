@@ -1,0 +1,108 @@
+"""What is wrong with published indexes though no operation runs: changes of a source that its capture can't follow.
+
+While an operation runs the fingerprint stops it. Afterwards nothing does: clean-up and status tell.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.definition import quote
+from airflow_roir.engine import capture, catalog, control
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.catalog import Column, Source
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.errors import InvalidInput, NotFound
+
+# Gaps that are named in one warning: a thousand leaves can be disabled by one statement.
+MOST_NAMED = 3
+
+ACTIVE = """
+SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, i.source_oid,
+       coalesce((o.options ->> 'ignore_row_security')::boolean, false) AS ignore_row_security
+  FROM roir.generation g
+  JOIN roir.index i ON i.id = g.index_id
+  JOIN roir.operation o ON o.generation_id = g.id
+ WHERE g.status = 'active'
+   AND (%(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)) ORDER BY g.id
+"""
+IS_ROW_SECURE = "SELECT relrowsecurity FROM pg_class WHERE oid = %(oid)s"
+
+
+def warnings(connection: Connection, operation_id: int | None = None) -> list[str]:
+    """What is wrong with an operation's index, where that is published, or with all that are: lines with the remedy.
+
+    It tells how things stand: triggers that were disabled for a while and are enabled again leave no trace but in
+    `verify`.
+    """
+    return [
+        line for row in execute(connection, ACTIVE, {"operation": operation_id}) for line in _of_index(connection, row)
+    ]
+
+
+def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]:
+    name = str(control.index_name(row))
+    try:
+        source = catalog.read_source(connection, catalog.name_of(connection, row.source_oid))
+    except (NotFound, InvalidInput) as error:
+        return [f"index {name}: {error}"]
+    found = [
+        *_capture(connection, name, source),
+        *shape_problems(connection, name, source, row.id, Entry.from_json(row.entry)),
+    ]
+    if execute(connection, IS_ROW_SECURE, {"oid": source.oid}).scalar_one() and not row.ignore_row_security:
+        # It came after the publish: nobody has said that the view may show every row.
+        found.append(
+            f"index {name}: {source.sql} has row-level security now; the view shows the rows that its policies hide "
+            "to all who may read the view. Revoke SELECT on the view, or drop the index"
+        )
+    return found
+
+
+def _capture(connection: Connection, name: str, source: Source) -> list[str]:
+    gaps = capture.gaps(connection, source.oid)
+    if not gaps:
+        return []
+    missing = any(gap.missing for gap in gaps)
+    named = ", ".join(map(str, gaps[:MOST_NAMED])) + (f" and {len(gaps) - MOST_NAMED} more" * (len(gaps) > MOST_NAMED))
+    first = gaps[0]
+    remedy = (
+        f"a rebuild makes it anew: roir build '{name}'"
+        if missing
+        else f"ALTER TABLE {first.relation} ENABLE ALWAYS TRIGGER {first.trigger}; then roir verify '{name}', and, "
+        f"where it finds a difference, roir build '{name}'"
+    )
+    return [f"index {name}: not every write to {source.sql} is captured: {named}. Remedy: {remedy}"]
+
+
+def shape_problems(connection: Connection, index: str, source: Source, generation_id: int, entry: Entry) -> list[str]:
+    """How the source's columns differ from a published generation's. A rebuild can't show others by the same view."""
+    base = execute(connection, "SELECT %(name)s::regclass::oid", {"name": physical.base(generation_id)}).scalar_one()
+    stored = catalog.columns_of(connection, base)
+    anew = f"Drop the index and build it anew: roir drop '{index}'"
+    found = []
+    for number, column in enumerate(entry.columns, start=1):
+        now, then = source.columns.get(column.source), stored[f"c{number}"]
+        if now is None:
+            found.append(
+                f"index {index}: {source.sql} has no column {quote(column.source)} any more, so writes to it fail. "
+                f"Give it its name again. {anew}"
+            )
+        elif (now.type, now.collation) != (then.type, then.collation):
+            found.append(
+                f"index {index}: column {quote(column.source)} of {source.sql} is {_type(now)} now and {_type(then)} "
+                f"in its entries, which may be wrong by that. {anew}"
+            )
+    key = [column.source for column in entry.columns[: entry.key]]
+    identity = [column.source for column in entry.columns[: entry.identity]]
+    if [*key, *(name for name in source.primary_key if name not in key)] != identity:
+        found.append(
+            f"index {index}: the primary key of {source.sql} is another one now, and its rows can't be told apart by "
+            f"the old one. {anew}"
+        )
+    return found
+
+
+def _type(column: Column) -> str:
+    return column.type if column.collation is None else f"{column.type} COLLATE {column.collation}"

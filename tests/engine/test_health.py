@@ -1,0 +1,216 @@
+"""What is wrong with a published index though no operation runs: told by clean-up and status, mended by a rebuild."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_roir.definition import parse_name
+from airflow_roir.engine import abort, capture, catalog, cleanup, fold
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.status import status
+from airflow_roir.errors import InvalidInput, SourceChanged
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.test_partitions import make
+
+PLAIN = (
+    "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+    "INSERT INTO t SELECT i, i % 7, i FROM generate_series(1, 40) i",
+)
+
+
+def published(database: Database, dsn: str, partitioned: bool = True) -> None:
+    make(dsn) if partitioned else run_sql(dsn, *PLAIN)
+    _, run = steps.begin(database, include="v")
+    steps.finish_all(database, run)
+    assert told(database) == []
+
+
+def told(database: Database) -> list[str]:
+    """What a clean-up warns of, which the status does too."""
+    found = cleanup.clean_up(database).warnings
+    (operation,) = status(database)
+    assert list(operation.warnings) == found
+    return found
+
+
+def rebuild(database: Database) -> None:
+    _, run = steps.begin(database, table=None, keys=None)
+    steps.finish_all(database, run)
+
+
+@pytest.mark.parametrize(
+    ("relation", "trigger", "state"),
+    [
+        ("t", "roir_capture", "DISABLE"),
+        ("t1", "roir_capture", "DISABLE"),
+        ("t1", "roir_capture", "ENABLE"),
+        ("t1", "roir_capture", "ENABLE REPLICA"),
+        ("t", "roir_capture_truncate", "DISABLE"),
+        ("t1", "roir_capture_truncate", "ENABLE"),
+    ],
+)
+def test_a_capture_trigger_that_does_not_fire_is_told(
+    database: Database, dsn: str, relation: str, trigger: str, state: str
+) -> None:
+    published(database, dsn)
+    run_sql(dsn, f"ALTER TABLE {relation} {state} TRIGGER {trigger}")
+    (warning,) = told(database)
+    assert warning.startswith("index public.ix: ")
+    remedy = f"ALTER TABLE public.{relation} ENABLE ALWAYS TRIGGER {trigger}"
+    assert f"{trigger} on public.{relation} is " in warning
+    assert remedy in warning
+    assert told(database) == [warning], "a clean-up doesn't hide it"
+    run_sql(dsn, remedy)
+    assert told(database) == []
+
+
+@pytest.mark.parametrize("name", ["roir_capture ON t", "roir_capture_truncate ON t", "roir_capture_truncate ON t1"])
+def test_a_capture_trigger_that_is_gone_is_told_until_a_rebuild(database: Database, dsn: str, name: str) -> None:
+    published(database, dsn)
+    rebuild(database)
+    run_sql(dsn, f"DROP TRIGGER {name}", "UPDATE roir.generation SET drop_after = now() WHERE status = 'retired'")
+    (warning,) = told(database)
+    assert "is missing" in warning
+    assert "roir build 'public.ix'" in warning
+    assert told(database) == [warning], "the clean-up dropped a generation and left the triggers as they were"
+    run_sql(dsn, "UPDATE t SET v = -1 WHERE d = 11", "TRUNCATE t1")
+    rebuild(database)
+    assert told(database) == []
+    run_sql(dsn, "UPDATE t SET v = -2 WHERE d = 5", "INSERT INTO t VALUES (11, 900, 'new', 1)")
+    steps.assert_exact(database)
+    run_sql(dsn, "TRUNCATE t1")
+    steps.assert_exact(database)
+    run_sql(dsn, "TRUNCATE t")
+    assert steps.assert_exact(database).rows == 0
+
+
+@pytest.mark.parametrize("relation", ["t", "t1"])
+def test_a_rebuild_enables_capture_triggers_again(database: Database, dsn: str, relation: str) -> None:
+    published(database, dsn)
+    run_sql(dsn, f"ALTER TABLE {relation} DISABLE TRIGGER ALL", "UPDATE t SET v = -1 WHERE d = 11")
+    _, run = steps.begin(database, table=None, keys=None)
+    run_sql(dsn, "UPDATE t SET v = -2 WHERE d = 12")
+    steps.finish_all(database, run)
+    run_sql(dsn, "UPDATE t SET v = -3 WHERE d = 13")
+    steps.assert_exact(database)
+    run_sql(dsn, "TRUNCATE t1")
+    steps.assert_exact(database)
+
+
+def test_a_build_that_missed_writes_is_not_forgotten_by_another_one(database: Database, dsn: str) -> None:
+    """To begin another enables the capture again, and with that the first one's fingerprint would be right again."""
+    make(dsn)
+    _, first = steps.begin(database)
+    run_sql(dsn, "ALTER TABLE t1 DISABLE TRIGGER roir_capture", "UPDATE t SET k = 'lost' WHERE d = 11")
+    with pytest.raises(SourceChanged, match=r"roir_capture on public\.t1 is disabled.*roir abort 'public\.ix'"):
+        steps.begin(database, "other", keys="v")
+    with pytest.raises(SourceChanged):
+        steps.build_all(database, first)
+    abort.abort(database, "ix", "test")
+    _, run = steps.begin(database, "other", keys="v")
+    steps.finish_all(database, run)
+    steps.assert_exact(database, "other")
+
+
+def test_many_gaps_are_one_warning(database: Database, dsn: str) -> None:
+    published(database, dsn)
+    run_sql(dsn, "ALTER TABLE t DISABLE TRIGGER ALL")
+    (warning,) = told(database)
+    assert warning.count(" is disabled") == 3
+    assert " and 2 more" in warning
+
+
+def test_a_partition_that_is_not_taken_in_yet_is_no_gap(database: Database, dsn: str) -> None:
+    published(database, dsn)
+    run_sql(dsn, "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40)")
+    assert status(database)[0].warnings == ()
+    assert told(database) == []
+
+
+def test_a_column_of_another_type_is_told_and_not_rebuilt(database: Database, dsn: str) -> None:
+    """An integer in the entries holds 1.5 as 2, and the view's column can't become numeric."""
+    published(database, dsn, partitioned=False)
+    run_sql(dsn, "ALTER TABLE t ALTER v TYPE numeric", "UPDATE t SET v = 1.5 WHERE id = 3")
+    (warning,) = told(database)
+    assert "is numeric now and integer in its entries" in warning
+    with pytest.raises(InvalidInput, match=r"numeric now.*roir drop 'public\.ix'"):
+        steps.begin(database, table=None, keys=None)
+    abort.drop_index(database, "ix", "test")
+    _, run = steps.begin(database, include="v")
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+    assert told(database) == []
+
+
+def test_a_renamed_column_is_told_and_a_renamed_type_is_not(database: Database, dsn: str) -> None:
+    run_sql(dsn, "CREATE TYPE mood AS ENUM ('sad', 'ok')", "CREATE DOMAIN state AS mood")
+    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k mood, v state)", "INSERT INTO t VALUES (1, 'sad', 'ok')")
+    _, run = steps.begin(database, include="v")
+    steps.finish_all(database, run)
+    run_sql(dsn, "ALTER TYPE mood RENAME TO feeling")
+    assert told(database) == []
+    run_sql(dsn, "ALTER TABLE t RENAME v TO w")
+    (warning,) = told(database)
+    assert 'has no column "v" any more' in warning
+
+
+def test_a_renamed_table_is_followed(database: Database, dsn: str) -> None:
+    """The capture function looks rows up by the table's name, which another table may have by now."""
+    published(database, dsn, partitioned=False)
+    run_sql(
+        dsn,
+        "ALTER TABLE t RENAME TO old",
+        "CREATE TABLE t (LIKE old INCLUDING ALL)",
+        "DELETE FROM old WHERE id = 1",
+        "INSERT INTO t SELECT * FROM old",
+        "DELETE FROM old WHERE id = 2",
+    )
+    (warning,) = cleanup.clean_up(database).warnings
+    assert '"public"."old"' in warning
+    assert "roir verify" in warning
+    assert cleanup.clean_up(database).warnings == []
+    run_sql(dsn, "DELETE FROM old WHERE id = 3", "UPDATE old SET id = 100 WHERE id = 4")
+    with database.transaction() as connection:
+        left = execute(connection, "SELECT id FROM public.ix WHERE id IN (3, 4, 100)").scalars().all()
+    assert left == [100]
+
+
+def test_a_primary_key_that_becomes_deferrable_is_followed(database: Database, dsn: str) -> None:
+    published(database, dsn, partitioned=False)
+    run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED")
+    (warning,) = cleanup.clean_up(database).warnings
+    assert "is made anew" in warning
+    user = steps.session(dsn)
+    steps.sql(user, "UPDATE t SET id = 2, k = 'x' WHERE id = 1")
+    steps.sql(user, "DELETE FROM t WHERE id = 2 AND k = 'x'")
+    steps.sql(user, "UPDATE t SET id = 1 WHERE id = 2")
+    user.commit()
+    steps.assert_exact(database)
+
+
+def test_another_primary_key_is_told(database: Database, dsn: str) -> None:
+    published(database, dsn, partitioned=False)
+    run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id, v)")
+    found = cleanup.clean_up(database).warnings
+    assert any("primary key of" in line and "roir drop 'public.ix'" in line for line in found), found
+    with pytest.raises(InvalidInput, match="is another one now"):
+        steps.begin(database, table=None, keys=None)
+    run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey")
+    assert any("has no primary key" in line for line in cleanup.clean_up(database).warnings)
+
+
+def test_the_capture_is_not_stale_in_any_mode(database: Database, dsn: str) -> None:
+    published(database, dsn)
+
+    def stale() -> bool:
+        with database.transaction() as connection:
+            return capture.is_stale(connection, catalog.read_source(connection, parse_name("t", "table")))
+
+    assert not stale()
+    _, run = steps.begin(database, table=None, keys=None)
+    assert not stale()
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    fold.switch(database, run)
+    assert not stale()
