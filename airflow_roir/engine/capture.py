@@ -65,6 +65,12 @@ def targets(connection: Connection, source_oid: int) -> list[Target]:
     return [Target(row.id, Entry.from_json(row.entry), row.capture_mode) for row in rows]
 
 
+def mode(connection: Connection, generation_id: int) -> str:
+    """A generation's capture mode."""
+    query = "SELECT capture_mode FROM roir.generation WHERE id = %(id)s"
+    return str(execute(connection, query, {"id": generation_id}).scalar_one())
+
+
 def refresh(connection: Connection, source: Source) -> None:
     """Make the source's writes maintain exactly the generations that the control tables name. Needs the drain lock.
 

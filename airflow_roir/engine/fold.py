@@ -15,6 +15,7 @@ from sqlalchemy import Connection, update
 
 from airflow_roir.engine import build, capture, control, tables
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture import mode
 from airflow_roir.engine.database import Database, Drain, execute
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
@@ -104,15 +105,6 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
         done = mode(connection, job.generation_id) != capture.CAPTURE
     if not done:
         drain(database, job, body, report)
-
-
-def mode(connection: Connection, generation_id: int) -> str:
-    """A generation's capture mode."""
-    return str(
-        execute(
-            connection, "SELECT capture_mode FROM roir.generation WHERE id = %(id)s", {"id": generation_id}
-        ).scalar_one()
-    )
 
 
 def set_mode(connection: Connection, generation_id: int, old: str, new: str) -> None:

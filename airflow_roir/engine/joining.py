@@ -67,9 +67,7 @@ def batch(
         execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}; SET LOCAL search_path = {path}")
         # As a writer does: a switch or a publish waits for this, so the capture mode stays what it is.
         execute(connection, f"LOCK TABLE ONLY {source.sql} IN ROW EXCLUSIVE MODE")
-        mode = execute(
-            connection, "SELECT capture_mode FROM roir.generation WHERE id = %(id)s", {"id": generation_id}
-        ).scalar_one()
+        mode = capture.mode(connection, generation_id)
         before = execute(connection, POSITION, {"id": joining_id}).scalar_one()
         name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
         casts = [source.columns[column].comparand for column in source.primary_key]

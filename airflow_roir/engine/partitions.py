@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
+from airflow_roir.engine import capture
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import PartitionsChanged
 
 CHANGES = "SELECT * FROM roir.partition_changes(%(generation)s, %(source)s)"
@@ -80,12 +82,9 @@ def brings_rows(connection: Connection, generation_id: int, entry: Entry, leaf: 
 
     Before the switch only the delta counts, since the build doesn't copy from a leaf that it doesn't know.
     """
-    mode = execute(
-        connection, "SELECT capture_mode FROM roir.generation WHERE id = %(id)s", {"id": generation_id}
-    ).scalar_one()
-    base = physical.base(generation_id)
-    written = f"{physical.delta(generation_id)} WHERE state = 'regular'"
-    stores = {"capture": [written], "direct": [written, base]}.get(mode, [base])
+    mode, base = capture.mode(connection, generation_id), physical.base(generation_id)
+    written = f"{physical.delta(generation_id)} WHERE state = '{EntryState.REGULAR.value}'"
+    stores = {capture.CAPTURE: [written], capture.DIRECT: [written, base]}.get(mode, [base])
     name = execute(connection, "SELECT %(leaf)s::oid::regclass::text", {"leaf": leaf}).scalar_one()
     projected = ", ".join(
         f"{quote(entry.columns[i].source)}{entry.columns[i].to_base_type} AS c{i + 1}" for i in entry.identity_positions

@@ -114,7 +114,7 @@ def _check_complete(connection: Connection, job: Job) -> None:
         raise InvariantViolated(
             f"index {job.run.index}: {row.ranges} ranges and {row.segments} segments are unfinished; not published"
         )
-    if fold.mode(connection, job.generation_id) != capture.DIRECT:
+    if capture.mode(connection, job.generation_id) != capture.DIRECT:
         raise InvariantViolated(f"index {job.run.index}: the capture is not in direct mode; not published")
 
 

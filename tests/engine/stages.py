@@ -9,7 +9,7 @@ import psycopg2.errors
 import psycopg2.extensions
 from sqlalchemy import Connection, Row
 
-from airflow_roir.engine import control, fold
+from airflow_roir.engine import capture, control, fold
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
@@ -139,7 +139,7 @@ class Stage:
         if self.phase != "published":
             database = self.database
             self.run = start_run(database, "ix", "test", take_over=True, parallelism=1)
-            finalize = fold.mode(self.connection, self.job.generation_id) == "direct"
+            finalize = capture.mode(self.connection, self.job.generation_id) == "direct"
             self.connection.rollback()
             if not finalize:
                 steps.build_all(database, self.run)
