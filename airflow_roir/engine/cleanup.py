@@ -43,23 +43,13 @@ class CleanUpReport:
 
 
 PUBLISHED = """
-SELECT g.id, g.index_id FROM roir.generation g
- WHERE g.status IN ('active', 'retired') AND to_regclass('roir_data.g' || g.id || '_delta') IS NOT NULL
- ORDER BY g.id
-"""
-ACTIVE = """
-SELECT g.id, g.index_id, g.entry, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
- WHERE g.status = 'active' ORDER BY g.id
-"""
-MAINTAINED = """
-SELECT g.id, g.index_id, g.entry, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, g.status = 'active' AS active,
+       g.status = 'retired' AND g.drop_after <= clock_timestamp() AS expired,
+       to_regclass('roir_data.g' || g.id || '_delta') IS NOT NULL AS has_delta
+  FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE g.status IN ('active', 'retired') ORDER BY g.id
 """
 ABORTING = "SELECT id FROM roir.operation WHERE status = 'aborting' ORDER BY id"
-EXPIRED = """
-SELECT g.id, g.index_id FROM roir.generation g
- WHERE g.status = 'retired' AND g.drop_after <= clock_timestamp() ORDER BY g.id
-"""
 
 
 def clean_up(
@@ -72,16 +62,13 @@ def clean_up(
     result = CleanUpReport()
     with database.transaction() as connection:
         check_schema(connection)
-        active = execute(connection, ACTIVE).all()
         published = execute(connection, PUBLISHED).all()
-        expired = execute(connection, EXPIRED).all()
         aborting = list(execute(connection, ABORTING).scalars())
-        maintained = execute(connection, MAINTAINED).all()
     for operation_id in aborting:
         _attempt(result, partial(_finish_abort, database, operation_id, actor, result, report))
-    for row in maintained:
+    for row in published:
         _attempt(result, partial(_follow_partitions, database, row, result, report))
-    for index_id in dict.fromkeys(row.index_id for row in active):
+    for index_id in dict.fromkeys(row.index_id for row in published if row.active):
         _attempt(result, partial(_refresh_capture, database, index_id, result, report))
     with database.transaction() as connection:
         result.warnings += health.warnings(connection)
@@ -89,11 +76,11 @@ def clean_up(
         leaving = removal.leaving(connection)
     for row in leaving:
         _attempt(result, partial(_remove_entries, database, row, result, report))
-    for row in active:
+    for row in [row for row in published if row.active]:
         _attempt(result, partial(_remove_guard, database, row, result, report))
-    for row in published:
+    for row in [row for row in published if row.has_delta]:
         _attempt(result, partial(_drop_delta, database, row.id, result, report))
-    for row in expired:
+    for row in [row for row in published if row.expired]:
         _attempt(result, partial(_drop_generation, database, row, actor, result, report))
     return result
 
