@@ -24,7 +24,7 @@ from airflow_roir.errors import LockNotAcquired
 BLOCKS_PER_STEP = 128
 
 LEAVING = """
-SELECT p.id, p.generation_id, p.relation, p.name, i.source_oid,
+SELECT p.id, p.generation_id, p.relation, p.name, i.source_oid, format('%I.%I', i.schema_name, i.name) AS view,
        roir.entry_condition(g.entry, p.condition, 'x') AS within,
        CASE WHEN EXISTS (SELECT FROM pg_class c WHERE c.oid = i.source_oid::oid)
             THEN roir.has_row(g.entry, i.source_oid::oid, 'x') ELSE 'false' END AS has_row
@@ -81,16 +81,8 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
         execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
 
-    with database.transaction() as connection:
-        view = execute(connection, VIEW, {"generation": row.generation_id}).scalar_one()
-    Drain(database, view, (), LOCK_TIMEOUT_MS, patience_s).run(conclude, report, [view])
+    Drain(database, row.view, (), LOCK_TIMEOUT_MS, patience_s).run(conclude, report, [row.view])
     return removed
-
-
-VIEW = """
-SELECT format('%%I.%%I', i.schema_name, i.name) FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
- WHERE g.id = %(generation)s
-"""
 
 
 def step(database: Database, row: Row[Any], store: Row[Any], first: int) -> int:
