@@ -132,20 +132,16 @@ def test_terminate_reaches_the_whole_group_and_waits_for_nothing(start: Callable
     assert not child.is_running()
 
 
-def test_kill_ends_a_driver_that_does_not_listen(start: Callable[[str], Driver], log: Log) -> None:
-    driver = start(FAMILY.format(handler="signal.SIG_IGN", child="signal.SIG_IGN"))
+@pytest.mark.parametrize(
+    ("handler", "ended_by"), [("signal.SIG_IGN", signal.SIGKILL), ("signal.SIG_DFL", signal.SIGTERM)]
+)
+def test_kill_ends_a_driver_that_does_not_listen_and_what_one_leaves_behind(
+    start: Callable[[str], Driver], log: Log, handler: str, ended_by: int
+) -> None:
+    driver = start(FAMILY.format(handler=handler, child="signal.SIG_IGN"))
     child = child_of(log)
     driver.kill()
-    assert driver.wait(0) == -signal.SIGKILL
-    psutil.wait_procs([child], timeout=30)
-    assert not child.is_running()
-
-
-def test_kill_ends_what_a_driver_leaves_behind(start: Callable[[str], Driver], log: Log) -> None:
-    driver = start(FAMILY.format(handler="signal.SIG_DFL", child="signal.SIG_IGN"))
-    child = child_of(log)
-    driver.kill()
-    assert driver.wait(0) == -signal.SIGTERM
+    assert driver.wait(0) == -ended_by
     psutil.wait_procs([child], timeout=30)
     assert not child.is_running()
 
