@@ -8,24 +8,25 @@ from typing import Any
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import cleanup, detach, fold, removal
+from airflow_roir.engine import cleanup, detach, removal
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import LockNotAcquired, NotFound
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.stages import through_modes
 from tests.engine.test_partitions import make, one, shapes
 
 SHOWN = "SELECT d, id, k, v FROM public.ix ORDER BY d, id"
 ROWS = "SELECT d, id, k, v FROM public.t ORDER BY d, id"
 
 
-def assert_shown(database: Database, *views: str) -> None:
+def assert_shown(database: Database, *indexes: str) -> None:
     """What readers see is exact, whatever the base still holds."""
     with database.transaction() as connection:
         rows = execute(connection, ROWS).all()
-        for view in views or ("public.ix",):
-            assert execute(connection, SHOWN.replace("public.ix", view)).all() == rows
+        for index in indexes or ("ix",):
+            assert execute(connection, SHOWN.replace("public.ix", f"public.{index}")).all() == rows
 
 
 @shapes
@@ -54,32 +55,12 @@ def test_a_partition_is_taken_out_in_each_mode(database: Database, dsn: str, sha
             cleanup.clean_up(database)
             assert not one(database, "SELECT count(*) FROM roir.source_partition WHERE status = 'leaving'")
 
-    through_modes_but_hidden(database, write)
-    assert_shown(database)
+    # The base may hold hidden entries between publish and clean-up.
+    through_modes(database, write, compare=assert_shown, include="v")
     steps.assert_exact(database)
     # the tables that left are ordinary ones again
     run_sql(dsn, "INSERT INTO t1 SELECT * FROM t1 WHERE false", "TRUNCATE t1", "DELETE FROM t2", "TRUNCATE t2")
     steps.assert_exact(database)
-
-
-def through_modes_but_hidden(database: Database, write: object) -> None:
-    """As `stages.through_modes`, where the base may hold hidden entries between publish and clean-up."""
-    _, run = steps.begin(database, include="v", ranges=3, segments=2, batch_rows=7)
-    worker = steps.worker(database, run)
-    assert callable(write)
-    with worker.connection:
-        claim = worker.claim()
-        assert isinstance(claim, Claim)
-        assert isinstance(worker.batch(claim), Batch)
-    write("capture")
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    fold.switch(database, run)
-    write("direct")
-    fold.finish(database, run, fold.work(database, run))
-    steps.publish_all(database, run)
-    assert_shown(database)
-    write("active")
 
 
 def published(database: Database, dsn: str, shape: str = "range") -> None:
@@ -172,7 +153,7 @@ def test_every_index_and_generation_of_the_source_is_followed(database: Database
     steps.finish_all(database, run)
     _, run = steps.begin(database, "iy", None, None)  # and one is being built
     assert detach.detach_partition(database, "public.t1", "test") == 300
-    assert_shown(database, "public.ix", "public.iy")
+    assert_shown(database, "ix", "iy")
     steps.assert_exact(database, "ix")
     steps.assert_exact(database, "iy")
     steps.finish_all(database, run)
