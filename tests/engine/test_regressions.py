@@ -45,6 +45,16 @@ def one_batch(database: Database, run: Run) -> bool:
     return True
 
 
+def run_per_batch(database: Database, dsn: str, table: str = "t", **options: int) -> None:
+    """Each batch by a run of its own; every row is copied, once."""
+    prepared, run = steps.begin(database, table=table, **options)
+    while one_batch(database, run):
+        run = start_run(database, "ix", "the next", take_over=True)
+    assert copied(dsn, prepared.operation_id) == sql(steps.session(dsn), f"SELECT count(*) FROM {table}")[0][0]
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
 def test_cockroach_75658_delete_then_reinsert_while_building(database: Database, dsn: str) -> None:
     """The merge erased the live row there."""
     _, run = steps.begin(database, include="v")
@@ -165,14 +175,9 @@ def test_tidb_69776_cockroach_159930_incomplete_index_is_not_published(database:
 def test_tidb_pr_55506_watermark_is_what_was_done_not_what_comes_next(
     database: Database, dsn: str, batch_rows: int
 ) -> None:
-    """Each batch by a run of its own: a row more or less at any boundary would show."""
+    """A row more or less at any boundary would show."""
     run_sql(dsn, f"DELETE FROM t WHERE id > {ROWS} - 60 AND id % 2 = 0")
-    prepared, run = steps.begin(database, batch_rows=batch_rows, ranges=3)
-    while one_batch(database, run):
-        run = start_run(database, "ix", "the next", take_over=True)
-    assert copied(dsn, prepared.operation_id) == sql(steps.session(dsn), "SELECT count(*) FROM t")[0][0]
-    steps.finish_all(database, run)
-    steps.assert_exact(database)
+    run_per_batch(database, dsn, batch_rows=batch_rows, ranges=3)
 
 
 def test_tidb_47981_39308_56733_worker_cut_off_comes_back(database: Database, dsn: str) -> None:
@@ -226,12 +231,7 @@ def test_spirit_binary_keys_round_trip_through_the_checkpoint(
         f"INSERT INTO b SELECT {value}, i % 3 FROM generate_series(1, 60) i ON CONFLICT DO NOTHING",
         "ANALYZE b",
     )
-    prepared, run = steps.begin(database, table="b", batch_rows=3)
-    while one_batch(database, run):
-        run = start_run(database, "ix", "the next", take_over=True)
-    assert copied(dsn, prepared.operation_id) == sql(steps.session(dsn), "SELECT count(*) FROM b")[0][0]
-    steps.finish_all(database, run)
-    steps.assert_exact(database)
+    run_per_batch(database, dsn, "b", batch_rows=3)
 
 
 def test_cockroach_140358_second_pause_loses_nothing(database: Database, dsn: str) -> None:
