@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import psycopg2
@@ -48,6 +50,31 @@ def build_all(database: Database, run: Run) -> None:
     """Every range, by one worker."""
     for _ in build.work(database, run, 0):
         pass
+    build.finish(database, run)
+
+
+def build_by_chance(
+    database: Database, run: Run, chance: random.Random, between: Callable[[], object] = lambda: None
+) -> None:
+    """Every range, by two workers whose turns come by chance. between: what happens before each turn."""
+    workers = [worker(database, run, number) for number in range(2)]
+    held: dict[int, build.Claim] = {}
+    while True:
+        between()
+        number = chance.randrange(2)
+        if number in held:
+            outcome = workers[number].batch(held.pop(number))
+            assert isinstance(outcome, build.Batch)
+            if outcome.claim is not None:
+                held[number] = outcome.claim
+            continue
+        claim = workers[number].claim()
+        if isinstance(claim, build.Claim):
+            held[number] = claim
+        elif not held:
+            break
+    for one in workers:
+        one.connection.close()
     build.finish(database, run)
 
 

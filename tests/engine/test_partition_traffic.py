@@ -10,15 +10,12 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.engine import attach, cleanup, detach, finalize, seal, sync
-from airflow_roir.engine import build as building
-from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import Run
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_detach import assert_shown
-from tests.engine.writers import Writer
+from tests.engine.writers import Writer, at_work
 
 SLOTS = 6  # partitions p0 to p5 of ten days each, where they are there; the default one takes all else
 
@@ -76,7 +73,6 @@ class Traffic:
         self.database = database
         self.dsn = dsn
         self.chance = chance
-        self.done: list[str] = []
 
     def step(self) -> None:
         """One of them."""
@@ -96,9 +92,9 @@ class Traffic:
         )
         try:
             act(n)
-            self.done.append(f"{act.__name__} {n}")
+            print(f"{act.__name__} {n}")
         except unlucky as error:
-            self.done.append(f"no {act.__name__} {n}: {type(error).__name__}")
+            print(f"no {act.__name__} {n}: {type(error).__name__}")
 
     def sql(self, *statements: str) -> None:
         run_sql(self.dsn, *(f"SET lock_timeout = '300ms'; {statement}" for statement in statements))
@@ -150,12 +146,15 @@ def test_the_index_is_exact_whatever_partitions_do(database: Database, dsn: str,
     chance = random.Random(seed)
     traffic = Traffic(database, dsn, chance)
     writers = [Mover(dsn, seed, number, 400) for number in range(3)]
-    for writer in writers:
-        writer.start()
-    try:
+
+    def now_and_then() -> None:
+        if chance.random() < 0.15:
+            traffic.step()
+
+    with at_work(writers):
         for _ in range(2):  # a create and a rebuild
             _, run = steps.begin(database, include="v", table="t", batch_rows=25, ranges=9, segments=3)
-            build(database, run, traffic, chance)
+            steps.build_by_chance(database, run, chance, now_and_then)
             for _ in seal.work(database, run, 0):
                 traffic.step()
             seal.finish(database, run)
@@ -164,39 +163,11 @@ def test_the_index_is_exact_whatever_partitions_do(database: Database, dsn: str,
                 traffic.step()
                 assert_shown_now(database)
                 steps.assert_exact(database)
-    finally:
-        print(traffic.done)
-        for writer in writers:
-            writer.finish()
     assert sum(writer.commits for writer in writers) > 0
     assert_shown(database)
     cleanup.clean_up(database)
     assert_shown(database)
     steps.assert_exact(database)
-
-
-def build(database: Database, run: Run, traffic: Traffic, chance: random.Random) -> None:
-    """Two workers, stepped, and now and then a partition that comes or goes between their batches."""
-    workers = [steps.worker(database, run, number) for number in range(2)]
-    held: dict[int, Claim] = {}
-    while True:
-        if chance.random() < 0.15:
-            traffic.step()
-        number = chance.randrange(2)
-        if number in held:
-            outcome = workers[number].batch(held.pop(number))
-            assert isinstance(outcome, Batch)
-            if outcome.claim is not None:
-                held[number] = outcome.claim
-            continue
-        claim = workers[number].claim()
-        if isinstance(claim, Claim):
-            held[number] = claim
-        elif not held:
-            break
-    for worker in workers:
-        worker.connection.close()
-    building.finish(database, run)
 
 
 def assert_shown_now(database: Database) -> None:

@@ -19,7 +19,7 @@ from airflow_roir.errors import Fenced, OperationPaused
 from airflow_roir.operation import Phase, Status
 from tests.conftest import run_sql
 from tests.engine import steps
-from tests.engine.writers import Writer
+from tests.engine.writers import Writer, at_work
 
 ROWS = 600
 MOST_WORKERS = 8
@@ -192,18 +192,13 @@ def test_the_index_is_identical_to_an_undisturbed_builds(database: Database, dsn
         "ANALYZE t",
     )
     writers = [Writer(dsn, seed, number, ROWS * 2) for number in range(3)]
-    for writer in writers:
-        writer.start()
-    try:
+    with at_work(writers):
         schedule = Schedule(database, seed)
         schedule.build()
         assert schedule.row().phase == Phase.SEAL
         schedule.seal()
         schedule.finalize()
         steps.assert_exact(database)
-    finally:
-        for writer in writers:
-            writer.finish()
     steps.assert_exact(database)
     _, undisturbed = steps.begin(database, "calm", "t", "k", "v")
     steps.finish_all(database, undisturbed)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg2
@@ -89,3 +91,15 @@ class Writer(threading.Thread):
                     "INSERT INTO t VALUES (%s, %s, 1) ON CONFLICT (id) DO UPDATE SET k = excluded.k, v = t.v + 1",
                     (identity, key),
                 )
+
+
+@contextmanager
+def at_work(writers: Sequence[Writer]) -> Iterator[None]:
+    """They write while the block runs; raises what they met."""
+    for writer in writers:
+        writer.start()
+    try:
+        yield
+    finally:
+        for writer in writers:
+            writer.finish()
