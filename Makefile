@@ -20,6 +20,8 @@ SCALE ?=
 SECONDS ?= 3600
 # How many examples `make test-stateful` draws.
 EXAMPLES ?= 300
+# The major version of PostgreSQL that `make test-pg` runs on.
+PG ?= 15
 # 1 takes the newest versions instead of keeping those that still fit.
 UPGRADE ?=
 
@@ -79,6 +81,10 @@ model: $(STAMP)  ## The algorithm in a model, every order of steps, within large
 .PHONY: test-stateful
 test-stateful: $(STAMP)  ## Random interleavings of writes and steps, EXAMPLES of them, by printed seeds; ARGS="--pg 16"
 	ROIR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine/test_stateful.py $(ARGS)
+
+.PHONY: test-pg
+test-pg: $(STAMP)  ## The engine's tests on PostgreSQL PG: 16 is embedded, others (15, with ICU) must be installed
+	$(BIN)/python -m pytest --pg $(PG) -rs tests/engine $(ARGS)
 
 .PHONY: soak
 soak: $(STAMP)  ## Kill everything in every phase, at random moments, for SECONDS (an hour)

@@ -32,13 +32,15 @@ class Column:
     """A column of the source, as far as an entry needs it.
 
     type: what the entry stores, in full: a domain's base type with its modifier. cast: the same without the
-    modifier, to read a value back from text. max_bytes: None where the type sets no bound.
+    modifier, to read a value back from text. collation_version: the library's, as it is now, if it tells one.
+    max_bytes: None where the type sets no bound.
     """
 
     name: str
     type: str
     cast: str
     collation: str | None
+    collation_version: str | None
     not_null: bool
     virtual: bool
     max_bytes: int | None
@@ -98,6 +100,9 @@ SELECT a.attname AS name, a.attgenerated::text = 'v' AS virtual, t.typtype::text
        a.attnotnull AS not_null,
        CASE WHEN a.attcollation <> 0
             THEN quote_ident(cn.nspname) || '.' || quote_ident(co.collname) END AS collation,
+       CASE WHEN co.oid = 'pg_catalog."default"'::regcollation
+            THEN (SELECT pg_database_collation_actual_version(oid) FROM pg_database WHERE datname = current_database())
+            ELSE pg_collation_actual_version(co.oid) END AS collation_version,
        bt.typlen, bt.typname AS base_name, b.typmod,
        bt.oid IN ('regclass'::regtype, 'regproc'::regtype, 'regprocedure'::regtype, 'regoper'::regtype,
                   'regoperator'::regtype, 'regtype'::regtype, 'regrole'::regtype, 'regnamespace'::regtype,
@@ -230,6 +235,7 @@ def columns_of(connection: Connection, oid: int) -> dict[str, Column]:
             type=c.type,
             cast=c.cast,
             collation=c.collation,
+            collation_version=c.collation_version,
             not_null=c.not_null,
             virtual=c.virtual,
             max_bytes=_max_bytes(c.typlen, c.base_name, c.typmod),
@@ -319,6 +325,41 @@ def check_row_security(connection: Connection, source: Source, ignore: bool) -> 
         raise InvalidInput(
             f"row-level security of {row.hidden} applies to role {quote(row.role)} too, which would not see all rows. "
             f"Use ALTER TABLE … NO FORCE ROW LEVEL SECURITY, or ALTER ROLE {quote(row.role)} BYPASSRLS"
+        )
+
+
+COLLATIONS = """
+SELECT a.attname AS name, x.sql, x.recorded, x.actual, x.refresh
+  FROM pg_index i
+ CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1], i.indcollation[0:i.indnkeyatts - 1])
+       AS k (attnum, coll)
+  JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+ CROSS JOIN LATERAL (
+       SELECT c.oid::regcollation::text AS sql, c.collversion AS recorded, pg_collation_actual_version(c.oid) AS actual,
+              format('ALTER COLLATION %%s REFRESH VERSION', c.oid::regcollation) AS refresh
+         FROM pg_collation c WHERE c.oid = k.coll AND c.oid <> 'pg_catalog."default"'::regcollation
+       UNION ALL
+       SELECT 'of the database', d.datcollversion, pg_database_collation_actual_version(d.oid),
+              format('ALTER DATABASE %%I REFRESH COLLATION VERSION', d.datname)
+         FROM pg_database d
+        WHERE d.datname = current_database() AND k.coll = 'pg_catalog."default"'::regcollation) x
+ WHERE i.indrelid = %(oid)s AND i.indisprimary AND x.recorded IS DISTINCT FROM x.actual AND x.recorded IS NOT NULL
+"""
+
+
+def check_collations(connection: Connection, source: Source) -> None:
+    """Raise InvalidInput where a collation's library was exchanged under the primary key, whose index scans go by.
+
+    Its order may be another one now, and then the index doesn't find all rows. Types that have a collation inside
+    (ranges, composites) aren't looked into.
+    """
+    row = execute(connection, COLLATIONS, {"oid": source.oid}).first()
+    if row is not None:
+        raise InvalidInput(
+            f"table {source.name}: collation {row.sql} of primary key column {quote(row.name)} is of version "
+            f"{row.actual} and recorded as {row.recorded}: its library was exchanged, so the primary key's index may "
+            f"be in another order, and a scan of it incomplete. Run REINDEX TABLE {source.name}, for all other "
+            f"indexes of that collation too, then {row.refresh}"
         )
 
 

@@ -21,7 +21,10 @@ COVERED_BYTES = 1024
 
 @dataclass(frozen=True)
 class EntryColumn:
-    """One column of an entry. equals: the operator of its own B-tree operator class, '' where it is only included."""
+    """One column of an entry. equals: the operator of its own B-tree operator class, '' where it is only included.
+
+    collation_version: that of the library which the entries were sorted by; None where it tells none.
+    """
 
     source: str
     type: str
@@ -32,6 +35,7 @@ class EntryColumn:
     oid_alias: bool
     equals: str = ""
     domain: bool = True
+    collation_version: str | None = None
 
     @property
     def to_base_type(self) -> str:
@@ -78,6 +82,7 @@ class Entry:
                     covered=covered,
                     oid_alias=column.oid_alias,
                     domain=column.domain,
+                    collation_version=column.collation_version,
                 )
             )
         return cls(tuple(columns), len(definition.key), len(identity), partition)
@@ -109,6 +114,16 @@ class Entry:
     def included_positions(self) -> range:
         """Positions of the included columns."""
         return range(self.identity, len(self.columns))
+
+    def resorted(self, source: Source) -> list[str]:
+        """Columns of `(key, pk)` whose collation's library is another one now than the entries were sorted by."""
+        return [
+            f"{column.collation} of column {quote(column.source)} ({column.collation_version}, now {now})"
+            for column in self.columns[: self.identity]
+            if column.source in source.columns
+            and (now := source.columns[column.source].collation_version) != column.collation_version
+            and column.collation_version is not None
+        ]
 
     def source_columns(self, alias: str) -> list[str]:
         """The source's columns in entry order, as `alias."name"`."""

@@ -47,9 +47,14 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         source = catalog.read_source(connection, catalog.name_of(connection, row.source_oid))
     except (NotFound, InvalidInput) as error:
         return [f"index {name}: {error}"]
-    found = [
-        *_capture(connection, name, source),
-        *shape_problems(connection, name, source, row.id, Entry.from_json(row.entry)),
+    entry = Entry.from_json(row.entry)
+    found = _capture(connection, name, source)
+    found += shape_problems(connection, name, source, row.id, entry)
+    # REINDEX would not do: entries may belong into other segments.
+    found += [
+        f"index {name}: the library of collation {one} was exchanged since it was built, so lookups may miss entries. "
+        f"Rebuild it: roir build '{name}'"
+        for one in entry.resorted(source)
     ]
     if execute(connection, IS_ROW_SECURE, {"oid": source.oid}).scalar_one() and not row.ignore_row_security:
         # It came after the publish: nobody has said that the view may show every row.

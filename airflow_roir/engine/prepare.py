@@ -77,6 +77,7 @@ def rehearse(database: Database, definition: IndexDefinition, options: BuildOpti
         assert definition.source is not None
         source = catalog.read_source(connection, definition.source)
         catalog.check_row_security(connection, source, options.ignore_row_security)
+        catalog.check_collations(connection, source)
         if existing is not None:
             _check_shape(connection, existing, source)
         catalog.check_definition(connection, source, definition)

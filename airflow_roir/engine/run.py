@@ -158,6 +158,13 @@ def load_job(connection: Connection, run: Run) -> Job:
     source = catalog.read_source(connection, catalog.name_of(connection, generation.source_oid))
     job = Job(run, row.index_id, row.generation_id, source, entry, dict(row.options), row.fingerprint)
     check_fingerprint(connection, job)
+    # Here only, not in each batch: a library is exchanged by a restart of the server, which ends this session.
+    resorted = entry.resorted(source)
+    if resorted:
+        raise SourceChanged(
+            f"index {run.index}: the library of collation {resorted[0]} was exchanged since the operation was "
+            "prepared, so ranges and entries may be in another order by now; abort the operation and begin anew"
+        )
     check_partitions(connection, job)
     return job
 
