@@ -170,6 +170,7 @@ class IndexDefinition:
 
 
 COVERING = ("auto", "all", "none")
+VERIFY = ("after", "before", "both", "none")
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,8 @@ class BuildOptions:
     revert_window_s: how long a replaced generation is kept and maintained.
     ignore_row_security: index a table with row-level security all the same. The view then shows every row to whoever
         may read it, also those that the table's policies hide from him.
+    verify: `after` compares the new generation with the source, and doesn't publish it where they differ. `before`
+        compares the index that a rebuild replaces, to know what it mended. `both`, or `none`.
     """
 
     parallelism: int = 2
@@ -202,6 +205,7 @@ class BuildOptions:
     lock_patience_s: int = 600
     revert_window_s: int = 3600
     ignore_row_security: bool = False
+    verify: str = "after"
 
     def __post_init__(self) -> None:
         _in_range("parallelism", self.parallelism, 1, MAX_PARALLELISM)
@@ -217,8 +221,55 @@ class BuildOptions:
             _in_range("max_rows_per_second", self.max_rows_per_second, 1, 1_000_000_000)
         if not isinstance(self.ignore_row_security, bool):
             raise InvalidInput(f"ignore_row_security is {self.ignore_row_security!r}; it must be true or false")
+        if self.verify not in VERIFY:
+            raise InvalidInput(f"verify is {self.verify!r}; it must be one of {', '.join(VERIFY)}")
         if self.covering not in COVERING:
             raise InvalidInput(f"covering is {self.covering!r}; it must be one of {', '.join(COVERING)}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """All options, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """The options of one verification.
+
+    parallelism: workers that compare at the same time.
+    sample: a share of the index in per cent, chosen at random; None is all of it.
+    max_seconds: stop after so many seconds of work; what is left is not looked at. None is no limit.
+    slices: walk the index in so many verifications: each one goes on where the last one stopped. None is one.
+    repair: mend what is found, one short transaction each.
+    amcheck: also check the structure of the index's B-trees; needs the extension of that name.
+    """
+
+    parallelism: int = 2
+    sample: float | None = None
+    max_seconds: int | None = None
+    slices: int | None = None
+    repair: bool = False
+    amcheck: bool = False
+
+    def __post_init__(self) -> None:
+        _in_range("parallelism", self.parallelism, 1, MAX_PARALLELISM)
+        if self.sample is not None and not (isinstance(self.sample, int | float) and 0 < self.sample <= 100):
+            raise InvalidInput(f"sample is {self.sample!r}; it must be more than 0 and at most 100, in per cent")
+        if self.max_seconds is not None:
+            _in_range("max_seconds", self.max_seconds, 1, 365 * 86_400)
+        if self.slices is not None:
+            _in_range("slices", self.slices, 1, 10_000)
+        if self.slices is not None and self.sample is not None:
+            raise InvalidInput("give either sample or slices: a walk in slices looks at everything")
+
+    @property
+    def is_partial(self) -> bool:
+        """True where not all is looked at, so that sums of both sides can't be compared."""
+        return self.sample is not None or self.max_seconds is not None or self.slices is not None
+
+    @property
+    def in_parts(self) -> bool:
+        """True where units must be small, to be chosen among."""
+        return self.sample is not None or self.slices is not None
 
     def as_dict(self) -> dict[str, Any]:
         """All options, for JSON."""

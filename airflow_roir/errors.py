@@ -81,3 +81,7 @@ class OperationFailed(RoirError):
 
 class InvariantViolated(RoirError):
     """A check before publish found that the new generation isn't complete. Nothing was published."""
+
+
+class VerificationFailed(RoirError):
+    """The new generation differs from its source. Nothing was published; the operation is paused."""

@@ -18,12 +18,17 @@ class Status(str, Enum):
 
 
 class Phase(str, Enum):
-    """Where an operation stands. `prepare` is one transaction: an operation is born in `build`."""
+    """Where an operation stands. `prepare` is one transaction: an operation is born in `build`.
+
+    A verification has phases of its own: `sum` compares sums of both sides, `check` compares rows.
+    """
 
     BUILD = "build"
     SEAL = "seal"
     FOLD = "fold"
     PUBLISH = "publish"
+    SUM = "sum"
+    CHECK = "check"
     DONE = "done"
 
 
@@ -52,7 +57,7 @@ class Transition:
     reason: str
 
 
-_WORKING = (Phase.BUILD, Phase.SEAL, Phase.FOLD, Phase.PUBLISH)
+_WORKING = (Phase.BUILD, Phase.SEAL, Phase.FOLD, Phase.PUBLISH, Phase.SUM, Phase.CHECK)
 
 TRANSITIONS: tuple[Transition, ...] = (
     *(
@@ -81,6 +86,10 @@ TRANSITIONS: tuple[Transition, ...] = (
         Phase.PUBLISH,
         "nothing but ghosts and what writers hold is left in the delta",
     ),
+    Transition(Verb.ADVANCE, Status.RUNNING, Phase.SUM, Status.RUNNING, Phase.CHECK, "every side is summed"),
+    Transition(
+        Verb.COMPLETE, Status.RUNNING, Phase.CHECK, Status.COMPLETED, Phase.DONE, "every suspicious row is compared"
+    ),
     Transition(
         Verb.COMPLETE,
         Status.RUNNING,
@@ -90,7 +99,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "the view shows the generation",
     ),
     *(
-        Transition(Verb.FAIL, status, phase, Status.FAILED, phase, "going on would give a wrong index")
+        Transition(Verb.FAIL, status, phase, Status.FAILED, phase, "going on would give a wrong result")
         for status in (Status.RUNNING, Status.PAUSED)
         for phase in _WORKING
     ),
@@ -100,7 +109,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         for phase in _WORKING
     ),
     *(
-        Transition(Verb.REMOVE, Status.ABORTING, phase, Status.ABORTED, phase, "its generation is gone")
+        Transition(Verb.REMOVE, Status.ABORTING, phase, Status.ABORTED, phase, "what it made is gone")
         for phase in _WORKING
     ),
 )

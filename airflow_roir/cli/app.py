@@ -52,6 +52,9 @@ IgnoreRowSecurity = Annotated[
     bool,
     typer.Option("--ignore-row-security", help="The view may show rows that the table's policies hide."),
 ]
+Verify = Annotated[
+    str, typer.Option(help="Compare index and table: after the build, before a rebuild, both, none.", show_default=True)
+]
 RevertWindow = Annotated[
     int, typer.Option("--revert-window", help="Seconds for which a replaced generation is kept and maintained.")
 ]

@@ -1,4 +1,4 @@
-"""Commands that only read: status, verify."""
+"""The command that only reads: status."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from airflow_roir.cli.app import AsJson, Index, app, database_of, out, print_json, say, status_table
-from airflow_roir.engine import control, verify
+from airflow_roir.cli.app import AsJson, app, database_of, out, print_json, say, status_table
+from airflow_roir.engine import control
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import status as read_status
 from airflow_roir.operation import Status
@@ -45,22 +45,6 @@ def status(
         if not watch or all(one.status != Status.RUNNING for one in found):
             return
         time.sleep(1.0)
-
-
-@app.command(name="verify")
-def verify_command(context: typer.Context, index: Index, as_json: AsJson = False) -> None:
-    """Compare an index with its source, in one snapshot. Exit code 1 on a difference."""
-    report = verify.verify(database_of(context), index)
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        out.print(
-            f"{report.index}: {report.rows} rows; missing {report.missing}, extra {report.extra}, "
-            f"different {report.different}",
-            markup=False,
-        )
-    if not report.is_exact:
-        raise typer.Exit(1)
 
 
 def print_history(database: Database, index: str, as_json: bool) -> None:

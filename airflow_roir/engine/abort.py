@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection, func, select, update
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import capture, catalog, control, tables
+from airflow_roir.engine import capture, catalog, control, tables, verification
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute
@@ -50,6 +50,9 @@ def finish_abort(
     """
     with database.transaction() as connection:
         row = control.read_operation(connection, operation_id)
+        if row.kind == "verify":
+            _conclude(connection, row, actor)
+            return
 
     def remove(connection: Connection) -> None:
         _retire_for_good(connection, [row.generation_id])
@@ -57,12 +60,8 @@ def finish_abort(
     _remove_generations(database, row.index_id, [row.generation_id], remove, report, patience_s)
 
     def conclude(connection: Connection) -> None:
-        now = connection.execute(
-            select(tables.operation).where(tables.operation.c.id == operation_id).with_for_update()
-        ).one()
-        if now.status != Status.ABORTING:
+        if not _conclude(connection, row, actor):
             return
-        control.move(connection, now, Verb.REMOVE, finished_at=func.clock_timestamp())
         generation = tables.generation
         others = connection.execute(
             select(generation.c.id).where(
@@ -71,9 +70,20 @@ def finish_abort(
         ).first()
         if others is None:
             _forget_index(connection, row.index_id)
-        control.record_event(connection, row.index_id, row.id, actor, "aborted")
 
     _release_source(database, row.index_id, conclude, report, patience_s)
+
+
+def _conclude(connection: Connection, row: control.OperationRow, actor: str) -> bool:
+    """From aborting to aborted, once what the operation made is gone. False where somebody else was faster."""
+    operation = tables.operation
+    now = connection.execute(select(operation).where(operation.c.id == row.id).with_for_update()).one()
+    if now.status != Status.ABORTING:
+        return False
+    verification.give_up(connection, row.id)
+    control.move(connection, now, Verb.REMOVE, finished_at=func.clock_timestamp())
+    control.record_event(connection, row.index_id, row.id, actor, "aborted")
+    return True
 
 
 def drop_index(

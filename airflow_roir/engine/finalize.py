@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from airflow_roir.engine import fold, publish
+from airflow_roir.engine import fold, publish, verify
 from airflow_roir.engine.database import Database, retry
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
-from airflow_roir.errors import IllegalTransition
+from airflow_roir.errors import IllegalTransition, VerificationFailed
 from airflow_roir.operation import Phase
 
 
@@ -35,16 +36,24 @@ def finalize(
 
 def finalize_run(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
     """As `finalize`, inside a run that the caller has started."""
-    phase = retry(lambda: _phase(database, run))
+    phase = retry(lambda: _read(database, run)).phase
     if phase in (Phase.BUILD, Phase.SEAL):
         raise IllegalTransition(f"index {run.index} is still in {phase}; finish that first (roir resume)")
     retry(lambda: fold.switch(database, run, report))
     if phase == Phase.FOLD:
         folded = retry(lambda: fold.work(database, run))
         retry(lambda: fold.finish(database, run, folded))
+    if retry(lambda: _read(database, run)).options.get("verify", "after") in ("after", "both"):
+        found = verify.verify_build(database, run)
+        report(f"compared with the table: {found}")
+        if not found.is_exact:
+            raise VerificationFailed(
+                f"index {run.index}: the new generation differs from its table ({found}); not published. "
+                f"See roir.discrepancy, verification {found.verification_id}; resume to compare again, or abort"
+            )
     retry(lambda: publish.publish(database, run, report))
 
 
-def _phase(database: Database, run: Run) -> str:
+def _read(database: Database, run: Run) -> Any:
     with database.transaction() as connection:
-        return str(read_control(connection, run).phase)
+        return read_control(connection, run)

@@ -69,16 +69,34 @@ def make_plan(connection: Connection, source: Source, definition: IndexDefinitio
     sample, share = _sample_clause(connection, size)
     rows = size.rows
     if rows is None:
-        counted = execute(connection, f"SELECT count(*) FROM {source.sql} {sample}").scalar_one()
-        rows = round(counted / share)
+        rows = _count(connection, source, sample, share)
     ranges = options.ranges or min(MOST_RANGES, max(options.parallelism * 4, rows // ROWS_PER_RANGE))
     segments = options.segments or min(MOST_SEGMENTS, max(options.parallelism, rows // ROWS_PER_SEGMENT))
-    bounds = _range_bounds(connection, source, sample, ranges)
-    pieces = [
-        Piece(leaf, lower, upper) for leaf in source.leaves for lower, upper in pairwise([None, *bounds[leaf], None])
-    ]
+    pieces = _pieces(connection, source, sample, ranges)
     partition, segment_bounds = _segment_bounds(connection, source, definition, sample, segments)
     return Plan(rows, size.bytes, tuple(pieces), tuple(segment_bounds), partition)
+
+
+def cut_source(connection: Connection, source: Source, rows_per_piece: int) -> tuple[int, list[Piece]]:
+    """The source's estimated rows, and pieces of about so many, at least one for each leaf. As `make_plan`."""
+    size = size_of(connection, source)
+    sample, share = _sample_clause(connection, size)
+    rows = size.rows
+    if rows is None:
+        rows = _count(connection, source, sample, share)
+    return rows, _pieces(connection, source, sample, max(1, rows // rows_per_piece))
+
+
+def _count(connection: Connection, source: Source, sample: str, share: float) -> int:
+    counted = execute(connection, f"SELECT count(*) FROM {source.sql} {sample}").scalar_one()
+    return round(int(counted) / share)
+
+
+def _pieces(connection: Connection, source: Source, sample: str, ranges: int) -> list[Piece]:
+    bounds = _range_bounds(connection, source, sample, ranges)
+    return [
+        Piece(leaf, lower, upper) for leaf in source.leaves for lower, upper in pairwise([None, *bounds[leaf], None])
+    ]
 
 
 def _sample_clause(connection: Connection, size: SourceSize) -> tuple[str, float]:

@@ -21,7 +21,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import EntrySize
 from airflow_roir.engine.plan import Bound, Piece, Plan, make_plan
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, SourceChanged
+from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning, SourceChanged
 from airflow_roir.operation import Phase, Status
 
 # The format of watermarks and bounds in the control tables; another version of the code must know it to go on.
@@ -130,6 +130,17 @@ def _begin(
     return drain.run(lambda connection, lock: _prepare(connection, lock, rehearsal, options, actor, begun), report)
 
 
+def is_rebuild(database: Database, definition: IndexDefinition) -> bool:
+    """True where the index has a published generation, and no unfinished operation."""
+    with database.transaction() as connection:
+        check_schema(connection)
+        existing = _existing_index(connection, definition)
+        if existing is None:
+            return False
+        row = control.newest_operation(connection, existing.id)
+        return row is not None and row.status not in control.LIVE
+
+
 def _prepare(
     connection: Connection,
     lock: Callable[[], None],
@@ -234,6 +245,11 @@ def _adopt(
     if row is None or row.status not in control.LIVE:
         return None
     name = control.index_name(existing)
+    if row.kind == "verify":
+        raise OperationRunning(
+            f"index {name}: operation {row.id} verifies it and is {row.status}; wait for it, finish it "
+            f"(roir resume '{name}'), or abort it"
+        )
     if row.status == Status.FAILED:
         raise OperationFailed(
             f"index {name}: operation {row.id} failed ({row.error}); abort it first: roir abort '{name}'"

@@ -74,7 +74,7 @@ def _active(connection: Connection, index_id: int) -> Row[tuple[object, ...]] | 
     return connection.execute(
         select(generation.c.id, operation.c.options["revert_window_s"].as_integer().label("window"))
         .join(operation, operation.c.generation_id == generation.c.id)
-        .where(generation.c.index_id == index_id, generation.c.status == "active")
+        .where(generation.c.index_id == index_id, generation.c.status == "active", operation.c.kind != "verify")
     ).first()
 
 

@@ -23,7 +23,7 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 SCHEMA = "roir"
 DATA_SCHEMA = "roir_data"
@@ -184,9 +184,9 @@ operation = Table(
     Column("error", Text),
     # Whom the run waits for, or the last option that was refused, until one is accepted.
     Column("notice", Text),
-    CheckConstraint("kind IN ('create', 'rebuild')", name="kind"),
+    CheckConstraint("kind IN ('create', 'rebuild', 'verify')", name="kind"),
     CheckConstraint("status IN ('running', 'paused', 'completed', 'failed', 'aborting', 'aborted')", name="status"),
-    CheckConstraint("phase IN ('build', 'seal', 'fold', 'publish', 'done')", name="phase"),
+    CheckConstraint("phase IN ('build', 'seal', 'fold', 'publish', 'sum', 'check', 'done')", name="phase"),
     CheckConstraint("(status = 'completed') = (phase = 'done')", name="completed_is_done"),
     CheckConstraint("(status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)", name="finished"),
     CheckConstraint("parallelism > 0 AND batch_rows > 0", name="positive"),
@@ -236,3 +236,82 @@ event = Table(
     Column("action", Text, nullable=False),
     Column("detail", Text),
 )
+
+verification = Table(
+    "verification",
+    metadata,
+    _id(),
+    Column("index_id", BigInteger, ForeignKey(index.c.id), nullable=False, index=True),
+    # The operation that it is, or, where it is a part of a build, that build.
+    Column("operation_id", BigInteger, ForeignKey(operation.c.id), nullable=False, index=True),
+    Column("generation_id", BigInteger, ForeignKey(generation.c.id), nullable=False),
+    Column("mode", Text, nullable=False),
+    Column("options", JSONB, nullable=False),
+    # Into how many buckets of primary keys both sides are summed; those whose sums differ, null: all, or not yet known.
+    Column("buckets", Integer, nullable=False),
+    Column("suspicious", ARRAY(Integer)),
+    # How many units it does at the most; the rest is for the next one of a walk in slices.
+    Column("quota", Integer),
+    # Source rows and entries that were looked at, and what was found, of the verifications that have ended.
+    Column("rows", BigInteger, nullable=False, server_default="0"),
+    Column("entries", BigInteger, nullable=False, server_default="0"),
+    Column("missing", BigInteger, nullable=False, server_default="0"),
+    Column("extra", BigInteger, nullable=False, server_default="0"),
+    Column("different", BigInteger, nullable=False, server_default="0"),
+    Column("corrupt", BigInteger, nullable=False, server_default="0"),
+    Column("mended", BigInteger, nullable=False, server_default="0"),
+    # False where a sample, a slice or a time limit left something out.
+    Column("complete", Boolean),
+    _now("started_at"),
+    _moment("finished_at"),
+    CheckConstraint("mode IN ('only', 'before', 'after')", name="mode"),
+    CheckConstraint("(complete IS NULL) = (finished_at IS NULL)", name="complete"),
+)
+
+verification_unit = Table(
+    "verification_unit",
+    metadata,
+    _id(),
+    Column("verification_id", BigInteger, ForeignKey(verification.c.id), nullable=False),
+    Column("ordinal", Integer, nullable=False),
+    Column("stage", Text, nullable=False),
+    Column("side", Text, nullable=False),
+    # A leaf of the source, cut by primary key; a segment or the delta, cut by blocks: half-open, null is unbounded.
+    Column("relation", BigInteger, nullable=False),
+    Column("lower", JSONB(none_as_null=True)),
+    Column("upper", JSONB(none_as_null=True)),
+    Column("done", Boolean, nullable=False, server_default=text("false")),
+    Column("rows", BigInteger, nullable=False, server_default="0"),
+    Column("seconds", Numeric(14, 3), nullable=False, server_default="0"),
+    # The sums of stage sum, by bucket.
+    Column("buckets", ARRAY(Integer)),
+    Column("counts", ARRAY(BigInteger)),
+    Column("sums", ARRAY(Numeric)),
+    Column("claim_epoch", BigInteger),
+    Column("claim_worker", Integer),
+    Column("claim_token", BigInteger, nullable=False, server_default="0"),
+    UniqueConstraint("verification_id", "stage", "ordinal"),
+    CheckConstraint("stage IN ('sum', 'check')", name="stage"),
+    CheckConstraint("side IN ('source', 'entry', 'delta', 'tree')", name="side"),
+)
+
+discrepancy = Table(
+    "discrepancy",
+    metadata,
+    _id(),
+    Column("verification_id", BigInteger, ForeignKey(verification.c.id), nullable=False),
+    Column("unit_id", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    # Lossless texts, by column name: the key, the primary key, and all columns on either side, null where it has none.
+    Column("key", JSONB, nullable=False),
+    Column("primary_key", JSONB, nullable=False),
+    Column("source_values", JSONB(none_as_null=True)),
+    Column("entry_values", JSONB(none_as_null=True)),
+    _now("found_at"),
+    # mended: put right. gone: right by itself when it was looked at again, under a lock. Null: as it was.
+    Column("outcome", Text),
+    _moment("mended_at"),
+    CheckConstraint("kind IN ('missing', 'extra', 'different', 'corrupt')", name="kind"),
+    CheckConstraint("outcome IN ('mended', 'gone')", name="outcome"),
+)
+Index("discrepancy_unit", discrepancy.c.verification_id, discrepancy.c.unit_id)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from airflow_roir.engine import build, seal
+from airflow_roir.engine import build, seal, verify
 from airflow_roir.engine.database import OUTAGE_PATIENCE_S, Database, retry
 from airflow_roir.engine.run import Run, WorkLeft, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
@@ -26,8 +26,8 @@ LOST_WORKERS = 5
 LOST_WINDOW_S = 600.0
 # A worker should be at work so soon after it was submitted; later it waits for a slot.
 SLOT_S = 10.0
-ENGINE = {Phase.BUILD: build, Phase.SEAL: seal}
-UNITS = {Phase.BUILD: "ranges", Phase.SEAL: "segments"}
+ENGINE = {Phase.BUILD: build, Phase.SEAL: seal, Phase.SUM: verify, Phase.CHECK: verify}
+UNITS = {Phase.BUILD: "ranges", Phase.SEAL: "segments", Phase.SUM: "units", Phase.CHECK: "units"}
 
 
 def drive(
@@ -41,10 +41,10 @@ def drive(
     report: Callable[[str], None] = lambda line: None,
     lift_pause: bool = True,
 ) -> OperationStatus:
-    """Build and seal the index's live operation on Spark, in a run of its own, from wherever it stands.
+    """Build and seal the index's live operation on Spark, or verify it, in a run of its own, from wherever it stands.
 
-    Returns its status: phase `fold` when sealed, or `paused`. Raises what `start_run` raises, SparkFailed, and
-    WorkerFailed for what workers reported; the operation then holds the reason.
+    Returns its status: phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises,
+    SparkFailed, and WorkerFailed for what workers reported; the operation then holds the reason.
     """
     run = start_run(database, index, owner, parallelism, batch_rows, take_over, lift_pause)
     with driving(database, run), heartbeat(database, run):
@@ -137,8 +137,8 @@ class _PhaseOnSpark:
         phase = self._phase.value
         for row in ended.rows:
             if row.error is None:
-                build_phase = self._phase == Phase.BUILD
-                what = f"range {row.ordinal}: {row.rows} rows" if build_phase else f"segment {row.ordinal}"
+                what = f"{UNITS[self._phase].removesuffix('s')} {row.ordinal}"
+                what += "" if self._phase == Phase.SEAL else f": {row.rows} rows"
                 self._report(f"{phase}: worker {row.worker}, {what} in {row.seconds:.2f} s")
             elif row.error.startswith("fenced: "):
                 self._report(f"{phase}: worker {row.worker} was fenced by a newer one")

@@ -14,7 +14,7 @@ import pyarrow as pa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import build, seal
+from airflow_roir.engine import build, seal, verify
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.run import Run, settle
 from airflow_roir.errors import Fenced, OperationPaused, RoirError, SourceChanged, WorkerFailed
@@ -101,9 +101,12 @@ def _steps(
     if phase == "build":
         for m in build.work(database, run, number, wait):
             yield _row(number, phase, m.ordinal, m.rows, m.batches, m.seconds, m.done)
-    else:
+    elif phase == "seal":
         for s in seal.work(database, run, number):
             yield _row(number, phase, s.ordinal, seconds=s.seconds, done=True)
+    else:
+        for v in verify.work(database, run, number):
+            yield _row(number, phase, v.ordinal, v.rows, seconds=v.seconds, done=True)
 
 
 def _row(

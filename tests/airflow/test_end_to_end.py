@@ -17,7 +17,7 @@ import pytest
 from standalone import StandaloneAirflow, wait_until
 
 from airflow_roir.engine import control, status
-from airflow_roir.engine.verify import verify
+from tests.comparison import compare
 from tests.servers import embedded_postgres
 
 DAG = "rebuild_index"
@@ -180,7 +180,7 @@ def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirf
 
     assert airflow.run_state(DAG, run) == "success"
     assert standing().status == "completed"
-    report = verify(shop.database, index)
+    report = compare(shop.database, index)
     assert (report.missing, report.extra, report.different) == (0, 0, 0)
     assert shop.run(f"(TABLE {index}) EXCEPT ALL SELECT kind, id, price FROM item") == []
     assert shop.run(f"SELECT kind, id, price FROM item EXCEPT ALL (TABLE {index})") == []
@@ -238,7 +238,7 @@ def test_a_task_marked_failed_takes_its_driver_along_and_goes_on_when_it_is_clea
     wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end")
     assert airflow.run_state(DAG, run) == "success", airflow.task_log(DAG, run, "build", 2)
     assert 0 < before < ROWS
-    report = verify(shop.database, "item_by_price")
+    report = compare(shop.database, "item_by_price")
     assert (report.missing, report.extra, report.different) == (0, 0, 0)
 
     # Whoever follows that index was told.

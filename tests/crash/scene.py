@@ -20,7 +20,7 @@ import psycopg2
 import pytest
 
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import verify
+from tests.comparison import compare
 from tests.conftest import deadlocks
 from tests.crash import gate
 from tests.crash.gate import PATIENCE_S, Gate
@@ -139,9 +139,9 @@ class Scene:
         wait_until(
             lambda: self.application.commits > written + 5 or self.application.error, "writes to the published index"
         )
-        compared = [verify(self.database, "ix")]
+        compared = [compare(self.database, "ix")]
         self.application.finish()
-        compared.append(verify(self.database, "ix"))
+        compared.append(compare(self.database, "ix"))
         self._over.set()
         self._watcher.join()
         wrong = sum(report.missing + report.extra + report.different for report in compared)

@@ -14,7 +14,7 @@ from airflow_roir.engine import build, finalize, fold, prepare, publish, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.engine.run import Run, load_job, start_run
-from airflow_roir.engine.verify import VerifyReport, verify
+from tests.comparison import Comparison, compare
 
 
 def session(dsn: str, isolation: str = "READ COMMITTED") -> psycopg2.extensions.connection:
@@ -113,8 +113,8 @@ def worker(database: Database, run: Run, number: int = 0) -> build.BuildWorker:
     return build.BuildWorker(connection, job, number)
 
 
-def assert_exact(database: Database, index: str = "ix") -> VerifyReport:
+def assert_exact(database: Database, index: str = "ix") -> Comparison:
     """I1: index = source, exactly one entry per row."""
-    report = verify(database, index)
+    report = compare(database, index)
     assert (report.missing, report.extra, report.different) == (0, 0, 0), report
     return report

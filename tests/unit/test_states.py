@@ -29,8 +29,9 @@ def test_an_ended_operation_has_no_arrow_and_a_failed_one_can_only_be_aborted() 
 
 
 def test_phases_only_go_forward_and_one_at_a_time() -> None:
-    order = list(Phase)
+    lives = ([Phase.BUILD, Phase.SEAL, Phase.FOLD, Phase.PUBLISH, Phase.DONE], [Phase.SUM, Phase.CHECK, Phase.DONE])
     for arrow in TRANSITIONS:
+        order = next(life for life in lives if arrow.phase in life)
         step = order.index(arrow.to_phase) - order.index(arrow.phase)
         assert step == (1 if arrow.verb in (Verb.ADVANCE, Verb.COMPLETE) else 0)
 

@@ -1,0 +1,171 @@
+"""How a command carries an operation on to its end: Spark's driver as a process, the rest in this one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_roir.cli.app import err, out, print_json, say, status_table
+from airflow_roir.engine import control, finalize, verification
+from airflow_roir.engine.control import OperationRow
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.status import OperationStatus, operation_status
+from airflow_roir.engine.verification import VerifyReport
+from airflow_roir.errors import OperationPaused, RoirError
+from airflow_roir.operation import Phase, Status
+
+
+def carry_on(
+    database: Database, index: str, master: str | None, conf: list[str] | None, take_over: bool, as_json: bool
+) -> None:
+    """From whatever phase the operation is in to the end; exits with 3 where it was paused on the way."""
+    row = control.find_operation(database, index)
+    if row.kind == "verify":
+        print_report(carry_on_verification(database, index, master, conf, take_over, as_json), as_json)
+        return
+    owner = _owner()
+    with _progress(database, row.id, quiet=as_json):
+        if row.phase in (Phase.BUILD, Phase.SEAL):
+            _on_spark(database, index, row, owner, master, conf, take_over)
+        now = operation_status(database, row.id)
+        paused = now.status == Status.PAUSED and row.phase in (Phase.BUILD, Phase.SEAL)
+        if now.phase in (Phase.FOLD, Phase.PUBLISH) and not paused:
+            finalize.finalize(database, index, owner, say, take_over=take_over)
+    ended = operation_status(database, row.id)
+    if as_json:
+        print_json(ended.as_dict())
+    else:
+        out.print(status_table([ended]))
+    if ended.notice:
+        say(ended.notice)
+    _exit_if_paused(ended, index)
+
+
+def carry_on_verification(
+    database: Database,
+    index: str,
+    master: str | None,
+    conf: list[str] | None,
+    take_over: bool = False,
+    quiet: bool = False,
+) -> VerifyReport:
+    """A verification from wherever it stands to its end, on Spark; exits with 3 where it was paused on the way."""
+    row = control.find_operation(database, index)
+    with _progress(database, row.id, quiet):
+        _on_spark(database, index, row, _owner(), master, conf, take_over)
+    _exit_if_paused(operation_status(database, row.id), index)
+    return verification.report_of(database, row.id)
+
+
+def print_report(report: VerifyReport, as_json: bool) -> None:
+    """Exits with 1 where something is wrong still."""
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        out.print(f"{report.index}: {report}", markup=False)
+        for one in report.first:
+            out.print(f"  {verification.described(one)}", markup=False)
+        if report.found > len(report.first):
+            out.print(f"  … see roir.discrepancy, verification {report.verification_id}", markup=False)
+    if not report.is_exact:
+        raise typer.Exit(1)
+
+
+def _owner() -> str:
+    return f"{control.default_actor()} pid {os.getpid()}"
+
+
+def _on_spark(
+    database: Database,
+    index: str,
+    row: OperationRow,
+    owner: str,
+    master: str | None,
+    conf: list[str] | None,
+    take_over: bool,
+) -> None:
+    from airflow_roir.spark.launch import Driver, driver_command, driver_environment
+    from airflow_roir.spark.options import SparkOptions
+
+    if wrong := [setting for setting in conf or [] if "=" not in setting]:
+        raise typer.BadParameter(f"--conf takes key=value, not {wrong[0]!r}")
+    spark = SparkOptions(master, dict(setting.split("=", 1) for setting in conf or []))
+    if row.status == Status.PAUSED:
+        # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
+        control.resume(database, index, control.default_actor())
+    command = driver_command(index, owner, spark, take_over=take_over, keep_pause=True)
+    driver = Driver(command, driver_environment(database.dsn), _relay)
+    code = _follow(driver, lambda: _pause_quietly(database, index))
+    if code not in (0, OperationPaused.exit_code):
+        raise typer.Exit(code)
+
+
+def _exit_if_paused(ended: OperationStatus, index: str) -> None:
+    if ended.status == Status.PAUSED:
+        say(f"paused by {ended.paused_by}: {ended.pause_reason}; go on with: roir resume {index}")
+        raise typer.Exit(OperationPaused.exit_code)
+
+
+def _follow(driver: Any, on_interrupt: Callable[[], None]) -> int:
+    """Wait for the driver; what it says goes to stderr. Ctrl-C pauses first, and waits for the open batches."""
+    try:
+        return int(driver.wait())
+    except KeyboardInterrupt:
+        say("pausing; interrupt again to stop at once")
+        try:
+            on_interrupt()
+            return int(driver.wait())
+        except KeyboardInterrupt:
+            return OperationPaused.exit_code
+    finally:
+        driver.kill()
+
+
+def _relay(line: str) -> None:
+    if line.startswith("roir: "):
+        say(line.removeprefix("roir: "))
+
+
+def _pause_quietly(database: Database, index: str) -> None:
+    try:
+        control.pause(database, index, control.default_actor(), "interrupted")
+    except RoirError as error:
+        say(str(error))
+
+
+@contextmanager
+def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[None]:
+    """A progress bar from the committed state, where a person watches."""
+    if quiet or not err.is_terminal:
+        yield
+        return
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=err
+    )
+    stop = threading.Event()
+
+    def show() -> None:
+        task = bar.add_task("build", total=100)
+        while not stop.wait(0.5):
+            try:
+                now = operation_status(database, operation_id)
+            except SQLAlchemyError:
+                continue
+            rate = f", {now.rows_per_second:,.0f} rows/s" if now.rows_per_second else ""
+            bar.update(task, completed=now.percent_complete, description=f"{now.phase}: {now.rows:,} rows{rate}")
+
+    thread = threading.Thread(target=show, daemon=True)
+    with bar:
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()

@@ -1,0 +1,49 @@
+"""The command that compares an index with its source: verify."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from airflow_roir.cli.app import AsJson, Conf, Index, Master, Parallelism, app, database_of, say
+from airflow_roir.cli.carry import carry_on_verification, print_report
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import control, verification, verify
+
+
+@app.command(name="verify")
+def verify_command(
+    context: typer.Context,
+    index: Index,
+    parallelism: Parallelism = None,
+    sample: Annotated[float | None, typer.Option(help="Look at so many per cent of it only, chosen at random.")] = None,
+    max_duration: Annotated[int | None, typer.Option(help="Stop after so many seconds of work.")] = None,
+    slices: Annotated[
+        int | None, typer.Option(help="Walk the index in so many verifications; each goes on where the last stopped.")
+    ] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what is found.")] = False,
+    amcheck: Annotated[bool, typer.Option("--amcheck", help="Check the structure of the B-trees, too.")] = False,
+    without_spark: Annotated[bool, typer.Option("--without-spark", help="Compare by threads of this process.")] = False,
+    master: Master = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare an index with its source, exactly, under writers. Exit code 1 where they differ, unless all is mended."""
+    database = database_of(context)
+    options = VerifyOptions(
+        parallelism=VerifyOptions.parallelism if parallelism is None else parallelism,
+        sample=sample,
+        max_seconds=max_duration,
+        slices=slices,
+        repair=repair,
+        amcheck=amcheck,
+    )
+    if without_spark:
+        report = verify.verify(database, index, options)
+    else:
+        begun = verification.begin(database, index, options, control.default_actor())
+        if begun.adopted:
+            say(f"going on with unfinished verification {begun.operation_id}")
+        report = carry_on_verification(database, begun.index, master, conf, quiet=as_json)
+    print_report(report, as_json)

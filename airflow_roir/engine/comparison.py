@@ -1,0 +1,231 @@
+"""The SQL that compares source and entries: sums of row hashes by bucket, and row by row.
+
+The sides share no order, so no range of one is a range of the other. Sums by a bucket of the primary key's hash need no
+order: both sides are read once, each piece in a snapshot of its own, and only buckets whose sums differ are looked at
+again, row by row. A row and its entry are compared in one statement, so in one snapshot: a writer at the same time
+makes a bucket suspicious at the most, never a discrepancy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.entry import Entry, EntryColumn, is_null
+from airflow_roir.entry_state import EntryState
+
+# Types of which two values are equal only where they are the same value, and which have a hash function; every other
+# type is compared by its text, as 1.0 and 1.00 differ.
+EXACT = frozenset(
+    (
+        "smallint",
+        "integer",
+        "bigint",
+        "oid",
+        "boolean",
+        "uuid",
+        "date",
+        "time without time zone",
+        "timestamp without time zone",
+        "timestamp with time zone",
+        "bytea",
+        "macaddr",
+        "pg_lsn",
+    )
+)
+TEXTUAL = frozenset(("text", "character varying", "name"))
+PADDED = frozenset(("character", "bpchar"))
+# A lookup has an arm for each pattern of NULLs in the key, since only that can use the index; more would be too long.
+MOST_NULLABLE = 4
+
+
+def image(column: EntryColumn, value: str) -> str:
+    """SQL for something that is equal for two values only where they are the same, down to trailing zeros."""
+    if column.cast in EXACT:
+        return value
+    if column.oid_alias:
+        return f"{value}::oid"
+    if column.cast in PADDED:
+        # Its text has lost the blanks at the end.
+        return f"bpcharsend({value})"
+    return f'{value}::text COLLATE "C"' if column.cast not in TEXTUAL else f'{value} COLLATE "C"'
+
+
+def text(column: EntryColumn, value: str) -> str:
+    """SQL for a value's lossless text, under pinned settings."""
+    return f"{value}::oid::text" if column.oid_alias else f"{value}::text"
+
+
+def row_hash(entry: Entry, values: Sequence[str]) -> str:
+    """SQL for the 64-bit hash of all columns."""
+    images = ", ".join(image(column, value) for column, value in zip(entry.columns, values, strict=True))
+    return f"hash_record_extended(ROW({images}), 0)"
+
+
+def bucket(entry: Entry, values: Sequence[str], buckets: int) -> str:
+    """SQL for the bucket of a row by its primary key. buckets: a power of two."""
+    images = ", ".join(
+        image(column, value) for column, value in zip(entry.columns, values, strict=True) if column.primary_key
+    )
+    return f"(hash_record_extended(ROW({images}), 0) & {buckets - 1})::int"
+
+
+def of_source(entry: Entry, alias: str) -> list[str]:
+    """The entry's columns, read from a row of the source."""
+    return [column.of(alias) for column in entry.columns]
+
+
+def sums(entry: Entry, values: Sequence[str], relation: str, where: str, buckets: int) -> str:
+    """SELECT of one row: for each bucket the count and the sum of its rows' hashes, and the count of all.
+
+    The sum of 64-bit hashes is exact: it has 128 bits, and doesn't depend on any order.
+    """
+    return f"""
+    SELECT coalesce(array_agg(bucket), '{{}}') AS buckets, coalesce(array_agg(rows), '{{}}') AS counts,
+           coalesce(array_agg(total), '{{}}') AS sums, coalesce(sum(rows), 0)::bigint AS rows
+      FROM (SELECT {bucket(entry, values, buckets)} AS bucket, count(*) AS rows,
+                   sum({row_hash(entry, values)}) AS total
+              FROM {relation} WHERE {where} GROUP BY 1) summed"""
+
+
+SUSPICIOUS = """
+SELECT bucket FROM (
+    SELECT s.bucket, CASE WHEN u.side = 'source' THEN s.rows ELSE -s.rows END AS rows,
+           CASE WHEN u.side = 'source' THEN s.total ELSE -s.total END AS total
+      FROM roir.verification_unit u CROSS JOIN LATERAL unnest(u.buckets, u.counts, u.sums) AS s (bucket, rows, total)
+     WHERE u.verification_id = %(verification)s AND u.stage = 'sum') sides
+ GROUP BY bucket HAVING sum(rows) <> 0 OR sum(total) <> 0
+ ORDER BY bucket
+"""
+
+
+def missing_or_different(
+    source: Source, entry: Entry, generation_id: int, leaf: str, where: str, with_delta: bool
+) -> str:
+    """Source rows without their entry, or with another one; see `_recorded`. where: over the leaf, alias `r`."""
+    values = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(of_source(entry, "r")))
+    base = lookup(entry, physical.base(generation_id), "true AS present")
+    if with_delta:
+        # The base, overridden by the delta (I3). A ghost says nothing.
+        delta = lookup(
+            entry,
+            f"(SELECT * FROM {physical.delta(generation_id)} WHERE state <> '{EntryState.GHOST.value}')",
+            f"b.state = '{EntryState.REGULAR.value}' AS present",
+        )
+        base = (
+            f"SELECT * FROM (SELECT 1 AS place, d.* FROM ({delta}) d UNION ALL SELECT 2, e.* FROM ({base}) e) x "
+            "ORDER BY place LIMIT 1"
+        )
+    ours, theirs = (f"ROW({', '.join(entry.physical(prefix=prefix))})::record" for prefix in ("s.", "e."))
+    return _recorded(
+        entry,
+        f"""
+        SELECT {", ".join(entry.physical(prefix="s."))}, {_texts(entry, "e.")} AS other,
+               CASE WHEN e.present IS NOT TRUE THEN 'missing' WHEN {ours} *<> {theirs} THEN 'different' END AS kind
+          FROM (SELECT {values} FROM {leaf} r WHERE {where}) s
+          LEFT JOIN LATERAL ({base}) e ON true""",
+        ours="source_values",
+        theirs="CASE WHEN kind = 'different' THEN other END",
+    )
+
+
+def extra(source: Source, entry: Entry, generation_id: int, relation: str, where: str, with_delta: bool) -> str:
+    """Entries that no source row projects to; see `_recorded`. where: over the relation, alias `s`.
+
+    One with the key of another version of the row is extra too; the version itself is looked for from the source's
+    side. An entry that the delta overrides is judged there.
+    """
+    overridden = ""
+    if with_delta:
+        delta = lookup(
+            entry,
+            f"(SELECT * FROM {physical.delta(generation_id)} WHERE state <> '{EntryState.GHOST.value}')",
+            "true AS present",
+        )
+        overridden = f"LEFT JOIN LATERAL ({delta}) o ON true"
+    return _recorded(
+        entry,
+        f"""
+        SELECT {", ".join(entry.physical(prefix="s."))}, NULL::jsonb AS other,
+               CASE WHEN e.present IS NULL {"AND o.present IS NULL" if with_delta else ""} THEN 'extra' END AS kind
+          FROM (SELECT * FROM {relation} s WHERE {where}) s
+          LEFT JOIN LATERAL (SELECT true AS present FROM {source.sql} r WHERE {row_of(entry, "r", "s.")} LIMIT 1) e
+            ON true {overridden}""",
+        ours="entry_values",
+        theirs="",
+    )
+
+
+def _recorded(entry: Entry, compared: str, ours: str, theirs: str) -> str:
+    """One statement, so one snapshot, that compares and writes down what differs; returns how many rows it looked at.
+
+    `compared` has the columns of the looked-at side, `other` (the other side's, as JSON), and the kind of difference.
+    """
+    primary_key = [i for i in entry.identity_positions if entry.columns[i].primary_key]
+    columns = f"kind, key, primary_key, {ours}" + (
+        ", " + ("entry_values" if ours == "source_values" else "source_values") if theirs else ""
+    )
+    return f"""
+    WITH compared AS MATERIALIZED (
+        SELECT kind, CASE WHEN kind IS NOT NULL THEN {_texts(entry, "c.", range(entry.key))} END AS key,
+               CASE WHEN kind IS NOT NULL THEN {_texts(entry, "c.", primary_key)} END AS primary_key,
+               CASE WHEN kind IS NOT NULL THEN {_texts(entry, "c.")} END AS looked_at,
+               CASE WHEN kind IS NOT NULL THEN other END AS other
+          FROM ({compared}) c
+    ), written AS (
+        INSERT INTO roir.discrepancy (verification_id, unit_id, {columns})
+        SELECT %(verification)s, %(unit)s, kind, key, primary_key, looked_at{", " + theirs if theirs else ""}
+          FROM compared WHERE kind IS NOT NULL
+    )
+    SELECT count(*) FROM compared"""
+
+
+def _texts(entry: Entry, prefix: str, positions: Sequence[int] | None = None) -> str:
+    """SQL for a JSON array of lossless texts: unlike the function for it, an array takes any number of columns."""
+    chosen = range(len(entry.columns)) if positions is None else positions
+    listed = ", ".join(text(entry.columns[i], f"{prefix}c{i + 1}") for i in chosen)
+    return f"to_jsonb(ARRAY[{listed}]::text[])"
+
+
+def lookup(entry: Entry, table: str, first: str) -> str:
+    """SELECT of the entry, by index, whose identity is that of the outer row `s`: `first`, then all its columns."""
+    nullable = [i for i in entry.identity_positions if not entry.columns[i].primary_key]
+    head = f"SELECT {first}, {', '.join(entry.physical(prefix='b.'))} FROM {table} b WHERE "
+    if len(nullable) > MOST_NULLABLE:
+        return head + entry.equal("b.", "s.") + " LIMIT 1"
+    arms = []
+    for pattern in product((False, True), repeat=len(nullable)):
+        nulls = {i for i, null in zip(nullable, pattern, strict=True) if null}
+        terms = [
+            # IS NULL can use the index, and is true of ROW(NULL, NULL) too; the other is not, and can't.
+            f"b.c{i + 1} IS NULL AND {is_null(f'b.c{i + 1}')} AND {is_null(f's.c{i + 1}')}"
+            if i in nulls
+            else f"b.c{i + 1} {entry.columns[i].equals} s.c{i + 1}"
+            for i in entry.identity_positions
+        ]
+        arms.append(head + " AND ".join(terms))
+    return " UNION ALL ".join(arms) + " LIMIT 1"
+
+
+def row_of(entry: Entry, row: str, prefix: str) -> str:
+    """SQL that a row of the source projects to an entry, by the columns' own equality. prefix: of the entry."""
+    terms = []
+    for i in entry.identity_positions:
+        ours, theirs = entry.columns[i].of(row), f"{prefix}c{i + 1}"
+        same = f"{ours} {entry.columns[i].equals} {theirs}"
+        terms.append(same if entry.columns[i].primary_key else f"({same} OR {is_null(ours)} AND {is_null(theirs)})")
+    return " AND ".join(terms)
+
+
+def recorded_identity(entry: Entry, alias: str) -> list[str]:
+    """SQL for the identity of a discrepancy, as values of the entry's columns."""
+    primary_key = [i for i in entry.identity_positions if entry.columns[i].primary_key]
+    values = []
+    for i in entry.identity_positions:
+        part = f"{alias}.key ->> {i}" if i < entry.key else f"{alias}.primary_key ->> {primary_key.index(i)}"
+        cast = entry.columns[i].cast
+        collation = entry.columns[i].collation
+        values.append(f"({part})::{cast}" + (f" COLLATE {collation}" if collation else ""))
+    return values

@@ -1,0 +1,462 @@
+"""The life of a verification: what it compares, in which units, what it found.
+
+Alone it is an operation of kind `verify`, with its runs, pauses and events; after a build it is a part of that.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from airflow_roir.definition import VerifyOptions, parse_name
+from airflow_roir.engine import catalog, control, tables
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.plan import Piece, cut_source
+from airflow_roir.engine.prepare import FORMAT_VERSION
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning
+from airflow_roir.operation import Phase, Status
+
+# A unit is one transaction; so many rows are read and summed in a tenth of a second.
+ROWS_PER_UNIT = 200_000
+BLOCKS_PER_UNIT = 4_096
+# Of each side: every unit has its sums of every bucket.
+MOST_UNITS = 256
+# Of a verification in parts, so that a part can be chosen finely.
+UNITS_OF_PARTS = 1_000
+# Few enough rows to compare one by one where a single one differs, and few enough buckets to keep.
+ROWS_PER_BUCKET = 256
+FEWEST_BUCKETS, MOST_BUCKETS = 64, 65_536
+# How many discrepancies the reports and the log name.
+FIRST = 10
+
+
+@dataclass(frozen=True)
+class BegunVerification:
+    """adopted: an unfinished verification of the index was found, and is gone on with as it was begun."""
+
+    operation_id: int
+    verification_id: int
+    index: str
+    adopted: bool
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What a verification found. rows, entries: of source and index, that were looked at.
+
+    different: the entry is there, but its included or equal-yet-distinct values differ. corrupt: B-trees that amcheck
+    refused. mended: those of all these that a repair put right, or that were right when it looked again. complete:
+    False where a sample, a slice or a time limit left something out.
+    """
+
+    index: str
+    verification_id: int
+    mode: str
+    rows: int
+    entries: int
+    missing: int
+    extra: int
+    different: int
+    corrupt: int
+    mended: int
+    complete: bool
+    first: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def found(self) -> int:
+        """All discrepancies."""
+        return self.missing + self.extra + self.different + self.corrupt
+
+    @property
+    def is_exact(self) -> bool:
+        """True where nothing that was looked at is wrong now."""
+        return self.found == self.mended
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, with the counts first."""
+        counts = ("missing", "extra", "different", "corrupt", "mended")
+        facts = asdict(self)
+        return {name: facts.pop(name) for name in counts} | facts
+
+    def __str__(self) -> str:
+        """One line."""
+        found = f"missing {self.missing}, extra {self.extra}, different {self.different}"
+        found += f", corrupt {self.corrupt}" if self.corrupt else ""
+        found += f"; mended {self.mended}" if self.mended else ""
+        return f"{self.rows} rows{'' if self.complete else ' of a part'}; {found}"
+
+
+def begin(database: Database, index: str, options: VerifyOptions, actor: str, mode: str = "only") -> BegunVerification:
+    """Begin to verify the active generation of an index; start a run of the operation to do it.
+
+    An unfinished verification of the index is adopted with the options that it has, but for the parallelism.
+    mode: `only`, or `before` where a rebuild follows. Raises NotFound, InvalidInput, OperationRunning (a build of the
+    index is unfinished), OperationFailed (an earlier verification must be aborted first).
+    """
+    with database.transaction() as connection:
+        check_schema(connection)
+        found = control.find_index(connection, parse_name(index, "index"))
+        name = str(control.index_name(found))
+        last = control.newest_operation(connection, found.id)
+        if last is not None and last.status in control.LIVE:
+            return _adopt(connection, last, name, options, actor)
+        generation = _active(connection, found.id, name)
+        source = catalog.read_source(connection, catalog.name_of(connection, found.source_oid))
+        entry = Entry.from_json(generation.entry)
+        if options.amcheck:
+            _check_amcheck(connection)
+        try:
+            operation_id = int(
+                connection.execute(
+                    insert(tables.operation)
+                    .values(
+                        index_id=found.id,
+                        generation_id=generation.id,
+                        kind="verify",
+                        status=Status.RUNNING.value,
+                        phase=(Phase.CHECK if options.is_partial else Phase.SUM).value,
+                        parallelism=options.parallelism,
+                        batch_rows=ROWS_PER_UNIT,
+                        options=options.as_dict(),
+                        rows_estimate=0,
+                        fingerprint=catalog.fingerprint(connection, source.oid, fingerprinted(source, entry)),
+                        format_version=FORMAT_VERSION,
+                        created_by=actor,
+                    )
+                    .returning(tables.operation.c.id)
+                ).scalar_one()
+            )
+        except IntegrityError:
+            raise OperationRunning(f"index {name}: another operation has begun in this moment; try again") from None
+        verification_id, rows = plan(
+            connection, found.id, operation_id, generation.id, source, entry, options, mode, with_delta=False
+        )
+        connection.execute(
+            update(tables.operation).where(tables.operation.c.id == operation_id).values(rows_estimate=rows)
+        )
+        control.record_event(connection, found.id, operation_id, actor, "verify", f"generation {generation.id}, {mode}")
+        return BegunVerification(operation_id, verification_id, name, adopted=False)
+
+
+def _adopt(
+    connection: Connection, row: control.OperationRow, name: str, options: VerifyOptions, actor: str
+) -> BegunVerification:
+    if row.kind != "verify":
+        raise OperationRunning(
+            f"index {name}: operation {row.id} ({row.kind}) is {row.status}, and compares what it publishes itself; "
+            "verify when it has ended"
+        )
+    if row.status in (Status.FAILED, Status.ABORTING):
+        raise OperationFailed(f"index {name}: verification {row.id} is {row.status}: {row.error}; roir abort '{name}'")
+    if control.heart_beats(row, connection):
+        raise control.running_elsewhere(row, name)
+    control.change_options(connection, row, actor, options.parallelism, None)
+    control.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
+    return BegunVerification(row.id, unfinished(connection, row.id).id, name, adopted=True)
+
+
+def _active(connection: Connection, index_id: int, name: str) -> Row[Any]:
+    generation = tables.generation
+    row = connection.execute(
+        select(generation).where(generation.c.index_id == index_id, generation.c.status == "active")
+    ).first()
+    if row is None:
+        raise NotFound(f"index {name} has no active generation yet; finish its operation first: roir resume")
+    return row
+
+
+def _check_amcheck(connection: Connection) -> None:
+    if not execute(connection, "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'amcheck')").scalar_one():
+        raise InvalidInput("the database has no extension amcheck; a superuser makes it: CREATE EXTENSION amcheck")
+
+
+def fingerprinted(source: Source, entry: Entry) -> list[str]:
+    """The source's columns that a fingerprint covers."""
+    return [column.source for column in entry.columns] + list(source.primary_key)
+
+
+# --- the plan
+
+
+def plan(
+    connection: Connection,
+    index_id: int,
+    operation_id: int,
+    generation_id: int,
+    source: Source,
+    entry: Entry,
+    options: VerifyOptions,
+    mode: str,
+    with_delta: bool,
+) -> tuple[int, int]:
+    """Write a verification and its units down; returns its id and the source's estimated rows.
+
+    with_delta: the generation isn't published yet. A walk in slices takes over what the last one left.
+    """
+    size = catalog.size_of(connection, source)
+    estimate = size.rows if size.rows is not None else 0
+    per_unit = max(ROWS_PER_UNIT, estimate // MOST_UNITS)
+    if options.in_parts:
+        per_unit = max(1, min(per_unit, estimate // UNITS_OF_PARTS))
+    rows, pieces = cut_source(connection, source, per_unit)
+    buckets = 1 << max(rows // ROWS_PER_BUCKET, 1).bit_length()
+    verification = tables.verification
+    verification_id = int(
+        connection.execute(
+            insert(verification)
+            .values(
+                index_id=index_id,
+                operation_id=operation_id,
+                generation_id=generation_id,
+                mode=mode,
+                options=options.as_dict(),
+                buckets=min(max(buckets, FEWEST_BUCKETS), MOST_BUCKETS),
+            )
+            .returning(verification.c.id)
+        ).scalar_one()
+    )
+    walking = 0
+    if options.slices is not None:
+        walking = _walk_on(connection, verification_id, index_id, generation_id)
+    if not walking:
+        units = _units(connection, generation_id, pieces, options, with_delta)
+        write_units(connection, verification_id, "check" if options.is_partial else "sum", units)
+        walking = len(units)
+    if options.slices is not None:
+        connection.execute(
+            update(verification)
+            .where(verification.c.id == verification_id)
+            .values(quota=math.ceil(walking / options.slices))
+        )
+    return verification_id, rows
+
+
+def _units(
+    connection: Connection, generation_id: int, pieces: list[Piece], options: VerifyOptions, with_delta: bool
+) -> list[dict[str, Any]]:
+    units: list[dict[str, Any]] = [
+        {"side": "source", "relation": piece.relation, "lower": piece.lower, "upper": piece.upper} for piece in pieces
+    ]
+    units += _entry_units(connection, generation_id, with_delta, options.in_parts)
+    if options.sample is not None:
+        units = random.sample(units, max(1, math.ceil(len(units) * options.sample / 100)))
+    if options.amcheck:
+        units += [unit | {"side": "tree"} for unit in _segments(connection, generation_id)]
+    return units
+
+
+SEGMENTS = """
+SELECT relation::bigint AS relation, pg_relation_size(relation) / current_setting('block_size')::int AS blocks
+  FROM roir.partition_tree(to_regclass(%(base)s)) WHERE leaf ORDER BY relation
+"""
+
+
+def _segments(connection: Connection, generation_id: int) -> list[dict[str, Any]]:
+    rows = execute(connection, SEGMENTS, {"base": physical.base(generation_id)})
+    return [{"relation": row.relation, "lower": None, "upper": None} for row in rows]
+
+
+def _entry_units(connection: Connection, generation_id: int, with_delta: bool, fine: bool) -> Iterator[dict[str, Any]]:
+    """The segments, cut by blocks. An entry that moves meanwhile is one that a write has just made right."""
+    segments = execute(connection, SEGMENTS, {"base": physical.base(generation_id)}).all()
+    total = sum(row.blocks for row in segments)
+    step = max(1, total // UNITS_OF_PARTS) if fine else max(BLOCKS_PER_UNIT, total // MOST_UNITS)
+    for row in segments:
+        starts = list(range(0, max(row.blocks, 1), step))
+        for first, end in zip(starts, [*starts[1:], None], strict=True):
+            upper = None if end is None else [end]
+            yield {"side": "entry", "relation": row.relation, "lower": [first], "upper": upper}
+    if with_delta:
+        delta = execute(
+            connection, "SELECT to_regclass(%(name)s)::oid::bigint", {"name": physical.delta(generation_id)}
+        )
+        yield {"side": "delta", "relation": delta.scalar_one(), "lower": None, "upper": None}
+
+
+def write_units(connection: Connection, verification_id: int, stage: str, units: list[dict[str, Any]]) -> None:
+    """Units of one stage, to be claimed."""
+    rows = [{"verification_id": verification_id, "stage": stage, "ordinal": n, **unit} for n, unit in enumerate(units)]
+    if rows:
+        connection.execute(insert(tables.verification_unit), rows)
+
+
+# What walks before this one left of the same generation.
+LEFT_OVER = """
+UPDATE roir.verification_unit u SET verification_id = %(to)s, claim_epoch = NULL, claim_worker = NULL
+  FROM roir.verification v
+ WHERE v.id = u.verification_id AND v.index_id = %(index)s AND v.generation_id = %(generation)s
+   AND v.finished_at IS NOT NULL AND v.options ->> 'slices' IS NOT NULL AND NOT u.done
+"""
+
+
+def _walk_on(connection: Connection, verification_id: int, index_id: int, generation_id: int) -> int:
+    """Take over the units that the walk has left; returns of how many it is, 0 where none are left: begin anew."""
+    values = {"to": verification_id, "index": index_id, "generation": generation_id}
+    execute(connection, LEFT_OVER, values)
+    # Ordinals are the whole walk's, and the last unit is done last.
+    of_walk = "SELECT coalesce(max(ordinal) + 1, 0) FROM roir.verification_unit WHERE verification_id = %(id)s"
+    return int(execute(connection, of_walk, {"id": verification_id}).scalar_one())
+
+
+def unfinished(connection: Connection, operation_id: int) -> Row[Any]:
+    """The verification of an operation that is under way. Raises NotFound."""
+    verification = tables.verification
+    row = connection.execute(
+        select(verification)
+        .where(verification.c.operation_id == operation_id, verification.c.finished_at.is_(None))
+        .order_by(verification.c.id.desc())
+        .limit(1)
+    ).first()
+    if row is None:
+        raise NotFound(f"operation {operation_id} has no unfinished verification")
+    return row
+
+
+def last(connection: Connection, operation_id: int) -> Row[Any] | None:
+    """The newest verification of an operation; its discrepancies, of all kinds, are `found`."""
+    verification = tables.verification
+    counted = verification.c.missing + verification.c.extra + verification.c.different + verification.c.corrupt
+    return connection.execute(
+        select(verification, counted.label("found"))
+        .where(verification.c.operation_id == operation_id)
+        .order_by(verification.c.id.desc())
+        .limit(1)
+    ).first()
+
+
+# --- what came out
+
+
+COUNTS = """
+SELECT count(*) FILTER (WHERE kind = 'missing') AS missing, count(*) FILTER (WHERE kind = 'extra') AS extra,
+       count(*) FILTER (WHERE kind = 'different') AS different, count(*) FILTER (WHERE kind = 'corrupt') AS corrupt,
+       count(*) FILTER (WHERE outcome IS NOT NULL) AS mended
+  FROM roir.discrepancy WHERE verification_id = %(id)s
+"""
+LOOKED_AT = """
+SELECT coalesce(sum(rows) FILTER (WHERE side = 'source'), 0) AS rows,
+       coalesce(sum(rows) FILTER (WHERE side IN ('entry', 'delta')), 0) AS entries, bool_and(done) AS done
+  FROM roir.verification_unit WHERE verification_id = %(id)s AND (stage = 'sum' OR %(parts)s)
+"""
+
+
+def close(connection: Connection, row: Row[Any]) -> None:
+    """End a verification: keep its counts, forget its units but those that a walk in slices goes on with."""
+    options = VerifyOptions(**row.options)
+    counts = execute(connection, COUNTS, {"id": row.id}).one()
+    looked_at = execute(connection, LOOKED_AT, {"id": row.id, "parts": options.is_partial}).one()
+    verification = tables.verification
+    connection.execute(
+        update(verification)
+        .where(verification.c.id == row.id, verification.c.finished_at.is_(None))
+        .values(
+            **dict(counts._mapping),
+            rows=looked_at.rows,
+            entries=looked_at.entries,
+            complete=bool(looked_at.done) and options.sample is None and options.slices is None,
+            finished_at=func.clock_timestamp(),
+        )
+    )
+    forget_units(connection, row.id, left=options.slices is not None)
+
+
+def forget_units(connection: Connection, verification_id: int, left: bool = False) -> None:
+    """Delete the units of a verification that has ended. left: keep those that are still to do."""
+    unit = tables.verification_unit
+    which = delete(unit).where(unit.c.verification_id == verification_id)
+    connection.execute(which.where(unit.c.done) if left else which)
+
+
+def give_up(connection: Connection, operation_id: int) -> None:
+    """What is left of the verifications of an operation that was aborted: their counts so far."""
+    verification = tables.verification
+    rows = connection.execute(
+        select(verification).where(verification.c.operation_id == operation_id, verification.c.finished_at.is_(None))
+    ).all()
+    for row in rows:
+        close(connection, row)
+        connection.execute(update(verification).where(verification.c.id == row.id).values(complete=False))
+        forget_units(connection, row.id)
+
+
+def report(database: Database, verification_id: int) -> VerifyReport:
+    """What a verification that has ended found. Raises NotFound."""
+    verification, index, generation = tables.verification, tables.index, tables.generation
+    with database.transaction() as connection:
+        row = connection.execute(
+            select(verification, index.c.schema_name, index.c.name, generation.c.entry)
+            .join(index, index.c.id == verification.c.index_id)
+            .join(generation, generation.c.id == verification.c.generation_id)
+            .where(verification.c.id == verification_id)
+        ).first()
+        if row is None:
+            raise NotFound(f"there is no verification {verification_id}")
+        discrepancy = tables.discrepancy
+        first = connection.execute(
+            select(discrepancy)
+            .where(discrepancy.c.verification_id == verification_id)
+            .order_by(discrepancy.c.id)
+            .limit(FIRST)
+        ).all()
+        return VerifyReport(
+            index=str(control.index_name(row)),
+            verification_id=row.id,
+            mode=row.mode,
+            rows=row.rows,
+            entries=row.entries,
+            missing=row.missing,
+            extra=row.extra,
+            different=row.different,
+            corrupt=row.corrupt,
+            mended=row.mended,
+            complete=bool(row.complete),
+            first=tuple(_named(one, Entry.from_json(row.entry)) for one in first),
+        )
+
+
+def report_of(database: Database, operation_id: int) -> VerifyReport:
+    """What the newest verification of an operation found. Raises NotFound."""
+    with database.transaction() as connection:
+        found = last(connection, operation_id)
+    if found is None:
+        raise NotFound(f"operation {operation_id} has no verification")
+    return report(database, found.id)
+
+
+def described(one: dict[str, Any]) -> str:
+    """A discrepancy of a report in one line."""
+    if one["kind"] == "corrupt":
+        return f"corrupt: {one['entry']}"
+    where = ", ".join(f"{name} {value}" for name, value in {**one["key"], **one["primary_key"]}.items())
+    outcome = f" ({one['outcome']})" if one["outcome"] else ""
+    return f"{one['kind']}: {where}{outcome}"
+
+
+def _named(row: Row[Any], entry: Entry) -> dict[str, Any]:
+    """A discrepancy with the source's names for its columns."""
+    columns = entry.columns
+    key = [column.source for column in columns[: entry.key]]
+    primary_key = [columns[i].source for i in entry.identity_positions if columns[i].primary_key]
+    everything = [column.source for column in columns]
+    # Of a B-tree that is corrupt there are no columns.
+    named = row.kind != "corrupt"
+    return {
+        "kind": row.kind,
+        "key": dict(zip(key, row.key, strict=True)) if named else row.key,
+        "primary_key": dict(zip(primary_key, row.primary_key, strict=True)) if named else row.primary_key,
+        "source": row.source_values and dict(zip(everything, row.source_values, strict=True)),
+        "entry": row.entry_values and dict(zip(everything, row.entry_values, strict=True))
+        if named
+        else row.entry_values,
+        "outcome": row.outcome,
+    }
