@@ -98,6 +98,13 @@ class Stop:
     reason: str
 
 
+def why_stop(row: Row[Any], worker: int) -> Stop | None:
+    """Why a worker takes no more work, by the operation's row; None where it goes on."""
+    if row.status != Status.RUNNING:
+        return Stop("paused")
+    return Stop("leave") if worker >= row.parallelism else None
+
+
 @dataclass(frozen=True)
 class RangeMetrics:
     """What a worker did on one claim of a range."""
@@ -125,10 +132,8 @@ class BuildWorker:
         run = self.job.run
         with self.connection.begin():
             row = read_control(self.connection, run)
-            if row.status != Status.RUNNING:
-                return Stop("paused")
-            if self.worker >= row.parallelism:
-                return Stop("leave")
+            if stop := why_stop(row, self.worker):
+                return stop
             found = execute(
                 self.connection,
                 CLAIM_RANGE,
@@ -167,12 +172,7 @@ class BuildWorker:
         run = self.job.run
         with self.connection.begin():
             row = read_control(self.connection, run)
-            stop = None
-            if row.status != Status.RUNNING:
-                stop = Stop("paused")
-            elif self.worker >= row.parallelism:
-                stop = Stop("leave")
-            if stop is not None:
+            if stop := why_stop(row, self.worker):
                 self._release(claim)
                 return stop
             limit = row.batch_rows

@@ -18,7 +18,7 @@ from airflow_roir.engine.build import Stop
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.run import Job, Run, WorkLeft, load_job, read_control
 from airflow_roir.errors import Fenced, InvariantViolated
-from airflow_roir.operation import Phase, Status, Verb
+from airflow_roir.operation import Phase, Verb
 
 # A sort in memory is what makes a bulk B-tree build fast; half a million entries fit into this.
 SORT_MEMORY_KB = 262_144
@@ -84,10 +84,8 @@ class SealWorker:
         run = self.job.run
         with self.connection.begin():
             row = read_control(self.connection, run)
-            if row.status != Status.RUNNING:
-                return Stop("paused")
-            if self.worker >= row.parallelism:
-                return Stop("leave")
+            if stop := build.why_stop(row, self.worker):
+                return stop
             found = execute(
                 self.connection,
                 CLAIM_SEGMENT,
