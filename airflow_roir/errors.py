@@ -28,7 +28,7 @@ class NotFound(RoirError):
 
 
 class SchemaVersionMismatch(RoirError):
-    """The control schema `roir` is missing, or of another version than this code."""
+    """The control schema `roir` is missing, of another version than this code, or restored from a dump."""
 
     exit_code = 2
 

@@ -246,6 +246,7 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
 def _truncated_leaf(source: Source) -> list[str]:
     return [
         f"IF TG_RELID <> {source.oid} THEN",
+        f"  PERFORM roir.refuse_restored({source.oid});",
         f"  PERFORM roir.forget_partition({source.oid}, TG_RELID);",
         "  RETURN NULL;",
         "END IF;",

@@ -51,11 +51,14 @@ def head() -> str:
 def init(database: Database) -> str:
     """Create or upgrade the control schema to this code's version; returns it. Safe to call again.
 
+    Where the database was restored from a dump its indexes are made to know their tables again (`restore`).
+
     Raises InvalidInput where the role may not create schemas in the database, or the server is too old,
     SchemaVersionMismatch where the schema is newer than the code.
     """
     from alembic import command
 
+    from airflow_roir.engine import restore
     from airflow_roir.engine.catalog import check_server
 
     with database.transaction() as connection:
@@ -77,6 +80,7 @@ def init(database: Database) -> str:
                 f'have its owner run: GRANT CREATE ON DATABASE "{may_create.database}" TO "{may_create.role}"'
             )
         command.upgrade(alembic_config(connection), "head")
+        restore.adopt(connection)
         # Where the role may: the rest is detected all the same.
         execute(connection, "SELECT roir.guard()")
     return head()
@@ -96,11 +100,17 @@ def current(connection: Connection) -> str | None:
 
 
 def check_schema(connection: Connection) -> None:
-    """Raise SchemaVersionMismatch where the control schema is missing, older or newer than this code."""
+    """Raise SchemaVersionMismatch where the control schema is missing, older or newer than this code, or restored."""
     present = current(connection)
     if present is None:
         raise SchemaVersionMismatch("this database has no control schema yet; create it with: roir init")
     if present == head():
+        restored = execute(connection, "SELECT present::regclass::text FROM roir.restored_sources() LIMIT 1").scalar()
+        if restored is not None:
+            raise SchemaVersionMismatch(
+                f"this database was restored from a dump: table {restored} has another oid now than its indexes know; "
+                "run: roir init"
+            )
         return
     _check_known(present)
     raise SchemaVersionMismatch(

@@ -1,0 +1,23 @@
+"""A database that was restored from a dump: its tables have other oids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+SQL = Path(__file__).parents[1] / "sql"
+
+
+def upgrade() -> None:
+    op.get_bind().exec_driver_sql((SQL / "restore.sql").read_text(), execution_options={"no_parameters": True})
+
+
+def downgrade() -> None:
+    for function in ("adopt_restored", "refuse_restored", "restored_sources"):
+        op.execute(f"DROP FUNCTION roir.{function}")

@@ -1,0 +1,220 @@
+"""A dump of a database with indexes, restored: entries and capture are right at once, the rest after `roir init`."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg2.errors
+import pytest
+
+from airflow_roir.engine import abort, capture, cleanup, schema
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.health import warnings
+from airflow_roir.engine.status import status
+from airflow_roir.engine.sync import sync_partitions
+from airflow_roir.errors import NotFound, OperationFailed, SchemaVersionMismatch
+from airflow_roir.operation import Status
+from tests.conftest import database_dsn, run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+from tests.engine.test_detach import assert_shown
+from tests.engine.test_partitions import SHAPES, make
+from tests.servers import programs
+
+_numbers = itertools.count(1)
+Restore = Callable[[], Database]
+
+
+@pytest.fixture
+def restore(dsn: str, server: str, pg: int, tmp_path: Path) -> Iterator[Restore]:
+    """Dumps the test's database, restores it into a fresh one, twice: by pg_restore, whose order is another."""
+    made = []
+
+    def dump_and_restore() -> Database:
+        name = f"restored_{next(_numbers)}"
+        run_sql(server, f"CREATE DATABASE {name}")
+        made.append(name)
+        restored, dump = database_dsn(server, name), tmp_path / name
+        subprocess.run([programs(pg) / "pg_dump", "-Fc", "-f", dump, dsn], check=True)
+        # So that no table gets the oid that it had by chance.
+        run_sql(restored, "CREATE TABLE padding (); DROP TABLE padding")
+        subprocess.run([programs(pg) / "pg_restore", "--exit-on-error", "-d", restored, dump], check=True)
+        return Database(restored, "roir tests")
+
+    yield dump_and_restore
+    for name in made:
+        run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def publish(database: Database, index: str = "ix", keys: str = "k", **options: object) -> None:
+    _, run = steps.begin(database, index, keys=keys, **options)  # type: ignore[arg-type]
+    steps.finish_all(database, run)
+
+
+def gaps(database: Database, table: str = "t") -> list[capture.Gap]:
+    with database.transaction() as connection:
+        oid = execute(connection, f"SELECT 'public.{table}'::regclass::oid").scalar_one()
+        return capture.gaps(connection, oid)
+
+
+WRITES = (
+    "UPDATE t SET k = 'new' WHERE id % 4 = 0",
+    "UPDATE t SET d = (d + 10) % 30 WHERE id % 9 = 1",
+    "DELETE FROM t WHERE id % 5 = 0",
+    "INSERT INTO t VALUES (3, 7000, 'in', 1), (25, 7001, NULL, 2)",
+)
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["detected", "guarded"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_restored_index_is_exact_and_captures_after_init(
+    database: Database, dsn: str, restore: Restore, shape: str, guarded: bool
+) -> None:
+    make(dsn, shape)
+    publish(database, include="v")
+    publish(database, "other", "v")
+    if guarded:
+        run_sql(dsn, "SELECT roir.guard()")
+    there = restore()
+    user = steps.session(there.dsn)
+    run_sql(there.dsn, *WRITES)
+    looked_up = "SELECT k, d, id, v FROM {} ORDER BY 2, 3"
+    assert sql(user, looked_up.format("ix")) == sql(user, looked_up.format("t")), "captured from the first write on"
+    user.rollback()
+    for command in (lambda: status(there), lambda: cleanup.clean_up(there), lambda: steps.begin(there, keys="d")):
+        with pytest.raises(SchemaVersionMismatch, match=r"restored from a dump: table (public\.)?t has.*roir init"):
+            command()
+    with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState, match="restored from a dump"):
+        run_sql(there.dsn, "TRUNCATE t")
+    schema.init(there)
+    schema.init(there)
+    assert gaps(there) == []
+    report = cleanup.clean_up(there)
+    assert (report.warnings, [line for line in report.waiting if "partition" in line]) == ([], [])
+    for index in ("ix", "other"):
+        steps.assert_exact(there, index)
+    run_sql(there.dsn, *(w.replace("7", "8") for w in WRITES), "TRUNCATE t1")
+    for index in ("ix", "other"):
+        steps.assert_exact(there, index)
+    if guarded:
+        with pytest.raises(psycopg2.errors.ObjectInUse):
+            run_sql(there.dsn, "ALTER TABLE t DETACH PARTITION t0")
+        run_sql(there.dsn, "SELECT roir.detach_partition('t0')")
+    else:
+        run_sql(there.dsn, "SELECT roir.unguard()", "ALTER TABLE t DETACH PARTITION t0")
+        sync_partitions(there, "t", "test")
+    cleanup.clean_up(there)
+    assert_shown(there)
+    _, run = steps.begin(there, table=None, keys=None)
+    steps.finish_all(there, run)
+    run_sql(there.dsn, "UPDATE t SET k = 'last' WHERE id % 2 = 0", "TRUNCATE t")
+    assert steps.assert_exact(there).rows == 0
+    user.close()
+
+
+def test_an_ordinary_table_needs_nothing_for_its_writes(database: Database, dsn: str, restore: Restore) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text)",
+        "INSERT INTO t SELECT i, i % 7 FROM generate_series(1, 50) i",
+    )
+    publish(database)
+    there = restore()
+    run_sql(there.dsn, "UPDATE t SET id = id + 1000, k = 'x' WHERE id < 9", "DELETE FROM t WHERE id = 20")
+    schema.init(there)
+    assert steps.assert_exact(there).rows == 49
+    run_sql(there.dsn, "TRUNCATE t", "INSERT INTO t VALUES (1, 'a')")
+    assert steps.assert_exact(there).rows == 1
+    assert "restored" in [row[0] for row in sql(steps.session(there.dsn), "SELECT action FROM roir.event")]
+    abort.drop_index(there, "ix", "test")
+    assert sql(steps.session(there.dsn), "SELECT proname FROM pg_proc WHERE proname LIKE 'capture%'") == []
+
+
+def test_an_unfinished_operation_ends_with_a_restore(database: Database, dsn: str, restore: Restore) -> None:
+    make(dsn)
+    publish(database)
+    _, run = steps.begin(database, table=None, keys=None, ranges=6)
+    steps.build_all(database, run)
+    there = restore()
+    schema.init(there)
+    (operation,) = status(there)
+    assert operation.status == Status.FAILED
+    assert "restored from a dump" in str(operation.error)
+    with pytest.raises(OperationFailed, match="roir abort"):
+        steps.begin(there, table=None, keys=None)
+    run_sql(there.dsn, *WRITES)
+    abort.abort(there, "ix", "test")
+    steps.assert_exact(there)
+    publish(there, keys=None, table=None)  # type: ignore[arg-type]
+    steps.assert_exact(there)
+
+
+def test_an_oid_that_another_source_had(database: Database, dsn: str, restore: Restore) -> None:
+    """Where `a` has the oid now that `b` had: neither is taken for the other."""
+    for table in ("a", "b"):
+        run_sql(
+            dsn,
+            f"CREATE TABLE {table} (id int PRIMARY KEY, k text)",
+            f"INSERT INTO {table} SELECT i, '{table}' || i FROM generate_series(1, 20) i",
+        )
+        _, run = steps.begin(database, f"ix_{table}", table)
+        steps.finish_all(database, run)
+    there = restore()
+    [(recorded, other)] = sql(
+        steps.session(there.dsn),
+        "SELECT source_oid, 'a'::regclass::oid::bigint FROM roir.index WHERE name = 'ix_b'",
+    )
+    run_sql(
+        there.dsn,
+        f"UPDATE roir.index SET source_oid = {other} WHERE name = 'ix_b'",
+        f"ALTER FUNCTION roir_data.capture_{recorded}() RENAME TO capture_{other}",
+    )
+    schema.init(there)
+    run_sql(there.dsn, "UPDATE a SET k = 'new' WHERE id < 5", "TRUNCATE b", "INSERT INTO b VALUES (1, 'only')")
+    assert steps.assert_exact(there, "ix_a").rows == 20
+    assert steps.assert_exact(there, "ix_b").rows == 1
+    with there.transaction() as connection:
+        assert warnings(connection) == []
+
+
+@pytest.mark.parametrize("shape", ["range", "hash"])
+def test_entries_that_were_leaving_stay_hidden(database: Database, dsn: str, restore: Restore, shape: str) -> None:
+    make(dsn, shape)
+    publish(database, include="v")
+    run_sql(dsn, "SELECT roir.detach_partition('t1', and_drop => true)")
+    there = restore()
+    schema.init(there)
+    assert_shown(there)
+    assert cleanup.clean_up(there).partition_entries > 0
+    assert_shown(there)
+    steps.assert_exact(there)
+
+
+def test_a_dump_without_the_triggers_is_not_taken_for_the_source(
+    database: Database, dsn: str, restore: Restore
+) -> None:
+    make(dsn)
+    publish(database)
+    run_sql(dsn, "DROP TRIGGER roir_capture ON t")
+    there = restore()
+    schema.init(there)
+    with pytest.raises(NotFound, match="was dropped"):
+        steps.begin(there, table=None, keys=None)
+
+
+@pytest.mark.parametrize("shape", ["range", "two levels"])
+def test_sync_partitions_after_a_pg_upgrade(database: Database, dsn: str, shape: str) -> None:
+    """It keeps oids, and attaches all partitions anew: by the catalog they went and came, with their rows."""
+    make(dsn, shape)
+    publish(database, include="v")
+    run_sql(dsn, "UPDATE roir.source_partition SET link = '1'", *WRITES)
+    assert any("roir sync-partitions" in line for line in cleanup.clean_up(database).waiting)
+    report = sync_partitions(database, "t", "test")
+    assert (report.entries_removed, report.entries_added) == (0, 0)
+    run_sql(dsn, "UPDATE t SET k = 'later' WHERE id % 3 = 0", "TRUNCATE t1")
+    assert cleanup.clean_up(database).waiting == []
+    steps.assert_exact(database)
+    assert_shown(database)
