@@ -104,6 +104,10 @@ bench-partitions: $(STAMP)  ## Lookups over 1 to 1,000 partitions; ARGS="--rows 
 bench-locks: $(STAMP)  ## What the build's locks cost writers; ARGS="--rows 50000 --idle 5 --rebuilds 1" for less
 	$(BIN)/python -m benchmarks.locks $(ARGS)
 
+.PHONY: bench-verify
+bench-verify: $(STAMP)  ## What a verification costs beside a build; ARGS="--rows 500000 --rounds 1" for less
+	$(BIN)/python -m benchmarks.verify $(ARGS)
+
 .PHONY: demo
 demo: $(STAMP)  ## Build a real index under a real Airflow; KEEP=1 leaves it running, SCALE=n takes TPC-H
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \

@@ -15,11 +15,11 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, cleanup, finalize, prepare, schema, seal
+from airflow_roir.definition import IndexDefinition
+from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import verify
+from benchmarks.engine import build_index
 from benchmarks.histogram import quantile
 from benchmarks.lines import lines
 from tests.servers import embedded_postgres
@@ -83,24 +83,6 @@ def measure(connection: Any, query: str, prepared: bool, customers: list[int]) -
     return taken
 
 
-def build_index(database: Database) -> float:
-    """Build the index without Spark, by one worker; returns the seconds."""
-    begun = time.perf_counter()
-    definition = IndexDefinition.parse("orders_by_customer", "orders", "customer")
-    prepared = prepare.prepare(database, definition, BuildOptions(parallelism=1))
-    run = start_run(database, prepared.index, "bench", take_over=True)
-    for _ in build.work(database, run, 0):
-        pass
-    build.finish(database, run)
-    for _ in seal.work(database, run, 0):
-        pass
-    seal.finish(database, run)
-    finalize.finalize_run(database, run)
-    taken = time.perf_counter() - begun
-    cleanup.clean_up(database)
-    return taken
-
-
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -121,7 +103,8 @@ def main() -> None:
                 cursor.execute("SET plan_cache_mode = auto")
                 cursor.execute(TABLE.format(last=count - 1, days=DAYS // count, rows=options.rows, customers=customers))
                 cursor.execute("VACUUM (ANALYZE) orders")
-            built = build_index(database)
+            definition = IndexDefinition.parse("orders_by_customer", "orders", "customer")
+            built = build_index(database, definition, parallelism=1)["all"]
             report = verify(database, "orders_by_customer")
             if not report.is_exact:
                 raise SystemExit(f"not exact: {report}")

@@ -1,9 +1,9 @@
 """The SQL that compares source and entries: sums of row hashes by bucket, and row by row.
 
-The sides share no order, so no range of one is a range of the other. Sums by a bucket of the primary key's hash need no
-order: both sides are read once, each piece in a snapshot of its own, and only buckets whose sums differ are looked at
-again, row by row. A row and its entry are compared in one statement, so in one snapshot: a writer at the same time
-makes a bucket suspicious at the most, never a discrepancy.
+The sides share no order, so no range of one is a range of the other. Sums need no order: both sides are read once, each
+piece in a snapshot of its own. Where the totals differ, both are summed by buckets of the primary key, and only buckets
+whose sums differ are looked at again, row by row. A row and its entry are compared in one statement, so in one
+snapshot: a writer at the same time makes a bucket suspicious at the most, never a discrepancy.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ EXACT = frozenset(
         "pg_lsn",
     )
 )
+INTEGERS = frozenset(("smallint", "integer", "bigint"))
 TEXTUAL = frozenset(("text", "character varying", "name"))
 PADDED = frozenset(("character", "bpchar"))
 # A lookup has an arm for each pattern of NULLs in the key, since only that can use the index; more would be too long.
@@ -43,7 +44,8 @@ MOST_NULLABLE = 4
 
 def image(column: EntryColumn, value: str) -> str:
     """SQL for something that is equal for two values only where they are the same, down to trailing zeros."""
-    if column.cast in EXACT:
+    if column.cast in EXACT or column.type.startswith("numeric("):
+        # A numeric of a declared scale has always that scale.
         return value
     if column.oid_alias:
         return f"{value}::oid"
@@ -66,15 +68,25 @@ def row_hash(entry: Entry, values: Sequence[str]) -> str:
 
 def bucket(entry: Entry, values: Sequence[str], buckets: int) -> str:
     """SQL for the bucket of a row by its primary key. buckets: a power of two."""
-    images = ", ".join(
-        image(column, value) for column, value in zip(entry.columns, values, strict=True) if column.primary_key
-    )
+    key = [(column, value) for column, value in zip(entry.columns, values, strict=True) if column.primary_key]
+    if len(key) == 1 and key[0][0].cast in INTEGERS:
+        # Hashing would take longer than all else here.
+        return f"({key[0][1]} & {buckets - 1})::int"
+    images = ", ".join(image(column, value) for column, value in key)
     return f"(hash_record_extended(ROW({images}), 0) & {buckets - 1})::int"
 
 
 def of_source(entry: Entry, alias: str) -> list[str]:
     """The entry's columns, read from a row of the source."""
     return [column.of(alias) for column in entry.columns]
+
+
+def total(entry: Entry, values: Sequence[str], relation: str, where: str) -> str:
+    """As `sums` of a single bucket: several times as fast."""
+    return f"""
+    SELECT ARRAY[0] AS buckets, ARRAY[count(*)] AS counts,
+           ARRAY[coalesce(sum({row_hash(entry, values)}), 0)] AS sums, count(*) AS rows
+      FROM {relation} WHERE {where}"""
 
 
 def sums(entry: Entry, values: Sequence[str], relation: str, where: str, buckets: int) -> str:
@@ -95,7 +107,7 @@ SELECT bucket FROM (
     SELECT s.bucket, CASE WHEN u.side = 'source' THEN s.rows ELSE -s.rows END AS rows,
            CASE WHEN u.side = 'source' THEN s.total ELSE -s.total END AS total
       FROM roir.verification_unit u CROSS JOIN LATERAL unnest(u.buckets, u.counts, u.sums) AS s (bucket, rows, total)
-     WHERE u.verification_id = %(verification)s AND u.stage = 'sum') sides
+     WHERE u.verification_id = %(verification)s AND u.stage = %(stage)s) sides
  GROUP BY bucket HAVING sum(rows) <> 0 OR sum(total) <> 0
  ORDER BY bucket
 """

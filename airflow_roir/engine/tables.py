@@ -283,7 +283,7 @@ verification_unit = Table(
     Column("done", Boolean, nullable=False, server_default=text("false")),
     Column("rows", BigInteger, nullable=False, server_default="0"),
     Column("seconds", Numeric(14, 3), nullable=False, server_default="0"),
-    # The sums of stage sum, by bucket.
+    # The sums of both sides: in stage total of all, in stage sum by bucket.
     Column("buckets", ARRAY(Integer)),
     Column("counts", ARRAY(BigInteger)),
     Column("sums", ARRAY(Numeric)),
@@ -291,7 +291,7 @@ verification_unit = Table(
     Column("claim_worker", Integer),
     Column("claim_token", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("verification_id", "stage", "ordinal"),
-    CheckConstraint("stage IN ('sum', 'check')", name="stage"),
+    CheckConstraint("stage IN ('total', 'sum', 'check')", name="stage"),
     CheckConstraint("side IN ('source', 'entry', 'delta', 'tree')", name="side"),
 )
 

@@ -230,7 +230,7 @@ def plan(
         walking = _walk_on(connection, verification_id, index_id, generation_id)
     if not walking:
         units = _units(connection, generation_id, pieces, options, with_delta)
-        write_units(connection, verification_id, "check" if options.is_partial else "sum", units)
+        write_units(connection, verification_id, "check" if options.is_partial else "total", units)
         walking = len(units)
     if options.slices is not None:
         connection.execute(
@@ -322,6 +322,23 @@ def unfinished(connection: Connection, operation_id: int) -> Row[Any]:
     return row
 
 
+def stage(connection: Connection, verification_id: int) -> str:
+    """`total`, `sum` or `check`: the last one that has units; also `check` where nothing is suspicious."""
+    query = (
+        "SELECT CASE WHEN v.suspicious IS NOT NULL THEN 'check' ELSE coalesce((SELECT u.stage "
+        "FROM roir.verification_unit u WHERE u.verification_id = v.id ORDER BY u.id DESC LIMIT 1), 'check') END "
+        "FROM roir.verification v WHERE v.id = %(id)s"
+    )
+    return str(execute(connection, query, {"id": verification_id}).scalar_one())
+
+
+def is_open(connection: Connection, verification_id: int) -> bool:
+    """True until it has ended."""
+    verification = tables.verification
+    query = select(verification.c.finished_at).where(verification.c.id == verification_id)
+    return connection.execute(query).scalar_one() is None
+
+
 def last(connection: Connection, operation_id: int) -> Row[Any] | None:
     """The newest verification of an operation; its discrepancies, of all kinds, are `found`."""
     verification = tables.verification
@@ -346,7 +363,7 @@ SELECT count(*) FILTER (WHERE kind = 'missing') AS missing, count(*) FILTER (WHE
 LOOKED_AT = """
 SELECT coalesce(sum(rows) FILTER (WHERE side = 'source'), 0) AS rows,
        coalesce(sum(rows) FILTER (WHERE side IN ('entry', 'delta')), 0) AS entries, bool_and(done) AS done
-  FROM roir.verification_unit WHERE verification_id = %(id)s AND (stage = 'sum' OR %(parts)s)
+  FROM roir.verification_unit WHERE verification_id = %(id)s AND (stage = 'total' OR %(parts)s)
 """
 
 

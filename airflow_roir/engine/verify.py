@@ -1,8 +1,8 @@
 """Verify: workers claim units of a verification and compare source and index in them, inside PostgreSQL.
 
-Stage `sum`: both sides are summed, by buckets of the primary key's hash. Stage `check`: the rows of the buckets whose
-sums differ are compared one by one; where only a part is verified, all rows of that part. One unit is one transaction,
-claimed like a range of a build.
+Stage `total`: both sides are summed. Where they differ, stage `sum`: the same by buckets of the primary key. Stage
+`check`: the rows of the buckets whose sums differ are compared one by one; where only a part is verified, all rows of
+that part. One unit is one transaction, claimed like a range of a build.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class VerifyWorker:
                 rows = self._commit(claim, ONLY_ROWS, {"rows": 0}, begun)
             elif claim.side == "tree":
                 rows = self._commit(claim, ONLY_ROWS, {"rows": self._check_tree(claim, name)}, begun)
-            elif claim.stage == "sum":
+            elif claim.stage != "check":
                 values: dict[str, Any] = {}
                 rows = self._commit(claim, self._sums(claim, name, values), values, begun)
             else:
@@ -194,8 +194,8 @@ class VerifyWorker:
         execute(
             self.connection,
             f"SET LOCAL lock_timeout = '{build.TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}; "
-            # Workers are the parallelism that was asked for; a compiled expression takes longer than such a unit.
-            "SET LOCAL max_parallel_workers_per_gather = 0; SET LOCAL jit = off",
+            # Workers are the parallelism that was asked for.
+            "SET LOCAL max_parallel_workers_per_gather = 0",
         )
         for level in execute(
             self.connection,
@@ -243,7 +243,10 @@ class VerifyWorker:
     def _sums(self, claim: UnitClaim, name: str, values: dict[str, Any]) -> str:
         entry = self.job.entry
         read = of_source(entry, "r") if claim.side == "source" else entry.physical(prefix="r.")
-        return comparison.sums(entry, read, f"{name} r", self._where(claim, values, "r"), self.verify_job.buckets)
+        where = self._where(claim, values, "r")
+        if claim.stage == "total":
+            return comparison.total(entry, read, f"{name} r", where)
+        return comparison.sums(entry, read, f"{name} r", where, self.verify_job.buckets)
 
     def _check(self, claim: UnitClaim, name: str) -> int:
         job, with_delta = self.job, self.verify_job.with_delta
@@ -347,7 +350,7 @@ def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLe
 
 
 def finish(database: Database, run: Run) -> None:
-    """End a stage: find the suspicious buckets, or close the verification. Raises InvariantViolated, Fenced."""
+    """End a stage: begin the next one, or close the verification. Raises InvariantViolated, Fenced."""
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.kind == "verify" and row.phase not in (Phase.SUM, Phase.CHECK):
@@ -359,46 +362,38 @@ def finish(database: Database, run: Run) -> None:
                 f"index {run.index}: {left.undone} units are not compared yet; resume the operation"
             )
         control.tick(connection, run.operation_id, run.epoch)
-        if stage(connection, found.id) == Phase.SUM:
-            _suspect(connection, found)
-            if row.kind == "verify":
-                control.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
-        else:
+        stage = verification.stage(connection, found.id)
+        if stage == "check":
             verification.close(connection, found)
             if row.kind == "verify":
                 _complete(connection, row, run)
-
-
-def stage(connection: Connection, verification_id: int) -> Phase:
-    """`check` once there are units of it, or nothing was suspicious."""
-    query = (
-        "SELECT suspicious IS NOT NULL OR NOT EXISTS (SELECT FROM roir.verification_unit u "
-        "WHERE u.verification_id = v.id AND u.stage = 'sum') FROM roir.verification v WHERE id = %(id)s"
-    )
-    return Phase.CHECK if execute(connection, query, {"id": verification_id}).scalar_one() else Phase.SUM
+            return
+        values = {"verification": found.id, "stage": stage}
+        differ = list(execute(connection, comparison.SUSPICIOUS, values).scalars())
+        execute(connection, FORGET_SUMS, values)
+        if stage == "total" and differ:
+            # Wrong, or written to between the two readings.
+            execute(connection, NEXT_UNITS, {**values, "next": "sum"})
+            return
+        connection.execute(
+            update(tables.verification).where(tables.verification.c.id == found.id).values(suspicious=differ)
+        )
+        if differ:
+            execute(connection, NEXT_UNITS, {**values, "next": "check"})
+        if row.kind == "verify":
+            control.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
 
 
 # The same units once more, but for those that are about themselves alone.
-CHECK_UNITS = """
+NEXT_UNITS = """
 INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lower, upper)
-SELECT verification_id, 'check', ordinal, side, relation, lower, upper FROM roir.verification_unit
- WHERE verification_id = %(verification)s AND stage = 'sum' AND side <> 'tree'
+SELECT verification_id, %(next)s, ordinal, side, relation, lower, upper FROM roir.verification_unit
+ WHERE verification_id = %(verification)s AND stage = %(stage)s AND side <> 'tree'
 """
-
-
-def _suspect(connection: Connection, found: Row[Any]) -> None:
-    """Compare the sums; where some differ, all units are to be checked for the rows of those buckets."""
-    suspicious = list(execute(connection, comparison.SUSPICIOUS, {"verification": found.id}).scalars())
-    connection.execute(
-        update(tables.verification).where(tables.verification.c.id == found.id).values(suspicious=suspicious)
-    )
-    if suspicious:
-        execute(connection, CHECK_UNITS, {"verification": found.id})
-    execute(
-        connection,
-        "UPDATE roir.verification_unit SET buckets = NULL, counts = NULL, sums = NULL WHERE verification_id = %(id)s",
-        {"id": found.id},
-    )
+FORGET_SUMS = """
+UPDATE roir.verification_unit SET buckets = NULL, counts = NULL, sums = NULL
+ WHERE verification_id = %(verification)s AND stage = %(stage)s
+"""
 
 
 def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
@@ -437,8 +432,7 @@ def verify(
     begun = verification.begin(database, index, options, owner, mode)
     run = start_run(database, index, owner)
     with driving(database, run), heartbeat(database, run):
-        for phase in (Phase.SUM, Phase.CHECK):
-            run_stage(database, run, phase)
+        _by_threads(database, run, begun.verification_id)
     return verification.report(database, begun.verification_id)
 
 
@@ -467,38 +461,37 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
             return verification_id
 
     verification_id = retry(begin)
-    for phase in (Phase.SUM, Phase.CHECK):
-        run_stage(database, run, phase)
+    _by_threads(database, run, verification_id)
     return verification.report(database, verification_id)
 
 
-def run_stage(database: Database, run: Run, phase: Phase) -> None:
-    """Compare all units of a stage by threads, as many as the operation's parallelism. Raises OperationPaused."""
+def _by_threads(database: Database, run: Run, verification_id: int) -> None:
+    """Go through all stages by threads, as many as the operation's parallelism. Raises OperationPaused."""
 
-    def begin() -> tuple[bool, int]:
-        with database.transaction() as connection:
-            row = _read_running(connection, run)
-            last = verification.last(connection, row.id)
-            due = last is not None and last.finished_at is None and stage(connection, last.id) == phase
-            return due, row.parallelism
-
-    def share(worker: int) -> None:
-        for _ in retry(lambda: list(work(database, run, worker))):
-            pass
-
-    due, workers = retry(begin)
-    if not due:
-        return
-    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="roir-verify") as pool:
-        for done in [pool.submit(share, number) for number in range(workers)]:
-            done.result()
-
-    def end() -> None:
+    def is_open() -> bool:
         with database.transaction() as connection:
             _read_running(connection, run)
-        finish(database, run)
+            return verification.is_open(connection, verification_id)
 
-    retry(end)
+    def workers() -> int:
+        with database.transaction() as connection:
+            return int(_read_running(connection, run).parallelism)
+
+    def left() -> WorkLeft:
+        with database.transaction() as connection:
+            return work_left(connection, run, ())
+
+    def share(worker: int) -> None:
+        retry(lambda: list(work(database, run, worker)))
+
+    while retry(is_open):
+        number = retry(workers)
+        with ThreadPoolExecutor(max_workers=number, thread_name_prefix="roir-verify") as pool:
+            for done in [pool.submit(share, worker) for worker in range(number)]:
+                done.result()
+        # Paused: what is left stays. A parallelism that was lowered leaves units, too.
+        if retry(is_open) and not retry(left).undone:
+            retry(lambda: finish(database, run))
 
 
 def _read_running(connection: Connection, run: Run) -> Row[Any]:

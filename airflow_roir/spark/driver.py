@@ -51,7 +51,8 @@ def drive(
         if _control(database, run).phase in ENGINE:
             report(f"operation {run.operation_id}: starting Spark")
             with spark_session(options, f"roir {run.index} operation {run.operation_id}") as spark:
-                for phase in ENGINE:
+                # A stage of a verification may have to be followed by another one in the same phase.
+                while (phase := Phase(_control(database, run).phase)) in ENGINE:
                     _PhaseOnSpark(spark, database, run, phase, report).run()
     return operation_status(database, run.operation_id)
 

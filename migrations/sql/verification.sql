@@ -34,7 +34,7 @@ CREATE TABLE roir.verification_unit (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     verification_id bigint NOT NULL REFERENCES roir.verification (id),
     ordinal integer NOT NULL,
-    stage text NOT NULL CONSTRAINT verification_unit_stage CHECK (stage IN ('sum', 'check')),
+    stage text NOT NULL CONSTRAINT verification_unit_stage CHECK (stage IN ('total', 'sum', 'check')),
     side text NOT NULL CONSTRAINT verification_unit_side CHECK (side IN ('source', 'entry', 'delta', 'tree')),
     relation bigint NOT NULL,
     lower jsonb,
@@ -114,10 +114,12 @@ SELECT o.id AS operation_id,
   LEFT JOIN LATERAL (
        SELECT x.suspicious,
               CASE WHEN x.finished_at IS NULL
-                   THEN coalesce(sum(u.rows) FILTER (WHERE u.side = 'source' AND (u.stage = 'sum' OR x.suspicious IS NULL)),
+                   THEN coalesce(sum(u.rows) FILTER (WHERE u.side = 'source' AND (u.stage = 'total' OR x.suspicious IS NULL AND u.stage = 'check')),
                                  0)
                    ELSE x.rows END AS rows,
-              coalesce(avg(u.done::int) FILTER (WHERE u.stage = o.phase), 0) AS fraction
+              coalesce(avg(u.done::int) FILTER (WHERE u.stage = 'total'), 0) AS totals,
+              coalesce(avg(u.done::int) FILTER (WHERE u.stage = 'sum'), 0) AS sums,
+              coalesce(avg(u.done::int) FILTER (WHERE u.stage = 'check'), 0) AS checks
          FROM roir.verification x LEFT JOIN roir.verification_unit u ON u.verification_id = x.id
         WHERE x.operation_id = o.id AND o.kind = 'verify'
         GROUP BY x.id) v ON true
@@ -131,9 +133,9 @@ SELECT o.id AS operation_id,
               WHEN 'seal' THEN trunc(80 + 15 * s.segments_sealed::numeric / greatest(s.segments, 1), 1)
               WHEN 'fold' THEN 95.0
               WHEN 'publish' THEN 99.0
-              WHEN 'sum' THEN trunc(80 * v.fraction, 1)
-              WHEN 'check' THEN CASE WHEN v.suspicious IS NULL THEN trunc(99 * v.fraction, 1)
-                                     ELSE trunc(80 + 19 * v.fraction, 1) END
+              WHEN 'sum' THEN trunc(50 * v.totals + 30 * v.sums, 1)
+              WHEN 'check' THEN CASE WHEN v.suspicious IS NULL THEN trunc(99 * v.checks, 1)
+                                     ELSE trunc(80 + 19 * v.checks, 1) END
               ELSE 100.0 END AS percent) p
  CROSS JOIN LATERAL (
        SELECT coalesce(sum(value::numeric), 0) AS seconds FROM jsonb_each_text(o.phase_seconds)) t;

@@ -1,0 +1,129 @@
+"""What a verification costs: beside the build of the same index, quiet and under a writer, by the same two workers.
+
+make bench-verify
+make bench-verify ARGS="--rows 500000 --rounds 1"    # a quick look
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+
+from airflow_roir.definition import IndexDefinition, VerifyOptions
+from airflow_roir.engine import schema, verify
+from airflow_roir.engine.database import Database
+from benchmarks.engine import build_index
+from tests.servers import embedded_postgres
+
+RESULTS = Path(__file__).parent / "results" / "verify.json"
+TABLE = """
+CREATE TABLE item (id bigint PRIMARY KEY, part int NOT NULL, supplier int, quantity numeric(12, 2),
+                   price numeric(12, 2), shipped date, mode varchar(10), comment text);
+INSERT INTO item SELECT i, i * 7919 % 200003, i % 10007, i % 50, (i % 100000) / 7.0,
+                        date '2020-01-01' + (i % 2000)::int, 'mode ' || i % 7, 'the comment of item number ' || i
+  FROM generate_series(1, {rows}::bigint) i
+"""
+DEFINITION = IndexDefinition.parse("item_by_part", "item", "part", "quantity, price, shipped, mode")
+
+
+class Writer(threading.Thread):
+    """Updates, inserts and deletes all over the table, some rows in each transaction, at a steady rate."""
+
+    def __init__(self, dsn: str, rows: int, per_second: int) -> None:
+        super().__init__(daemon=True)
+        self.dsn, self.rows, self.per_second = dsn, rows, per_second
+        self.halt = threading.Event()
+        self.written = 0
+
+    def run(self) -> None:
+        connection = psycopg2.connect(self.dsn)
+        connection.autocommit = True
+        begun = time.monotonic()
+        with connection.cursor() as cursor:
+            while not self.halt.is_set():
+                row = self.written * 104_729 % self.rows + 1
+                cursor.execute("UPDATE item SET price = price + 1, part = part + %s WHERE id = %s", (row % 2, row))
+                self.written += 1
+                self.halt.wait(max(0.0, begun + self.written / self.per_second - time.monotonic()))
+        connection.close()
+
+
+def main() -> None:
+    """Measure, print, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=5_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--writes", type=int, default=500, help="per second, beside the last verification of a round")
+    options = parser.parse_args()
+    rounds: list[dict[str, Any]] = []
+    with embedded_postgres() as dsn:
+        database = Database(dsn, "roir bench")
+        schema.init(database)
+        connection = psycopg2.connect(dsn)
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(TABLE.format(rows=options.rows))
+            cursor.execute("VACUUM (ANALYZE) item")
+            cursor.execute("SHOW server_version")
+            version = cursor.fetchone()[0]
+            for _ in range(options.rounds):
+                built = build_index(database, DEFINITION, parallelism=options.workers, verify="none")
+                cursor.execute("CHECKPOINT")
+                quiet, _report = timed(database, options.workers)
+                writer = Writer(dsn, options.rows, options.writes)
+                writer.start()
+                busy, found = timed(database, options.workers)
+                writer.halt.set()
+                writer.join()
+                if not found.is_exact:
+                    raise SystemExit(f"a false alarm: {found}")
+                rounds.append(
+                    {
+                        "build_s": built["all"],
+                        "verify_s": quiet,
+                        "share": quiet / built["all"],
+                        "verify_under_writer_s": busy,
+                        "share_under_writer": busy / built["all"],
+                        "writes": writer.written,
+                    }
+                )
+                print({name: round(value, 3) for name, value in rounds[-1].items()}, file=sys.stderr)
+    medians = {name: round(statistics.median(one[name] for one in rounds), 3) for name in rounds[0]}
+    RESULTS.write_text(
+        json.dumps(
+            {
+                "rows": options.rows,
+                "workers": options.workers,
+                "server": version,
+                "machine": platform.machine(),
+                "medians": medians,
+                "rounds": rounds,
+            },
+            indent=2,
+        )
+        + "\n"
+    )
+    print(f"{options.rows:,} rows, {options.workers} workers, medians of {options.rounds} rounds")
+    for name, value in medians.items():
+        print(f"{name:24} {value:g}")
+
+
+def timed(database: Database, workers: int) -> tuple[float, Any]:
+    """The seconds of one whole verification, and what it found."""
+    begun = time.perf_counter()
+    report = verify.verify(database, "item_by_part", VerifyOptions(parallelism=workers), "bench")
+    return time.perf_counter() - begun, report
+
+
+if __name__ == "__main__":
+    main()
