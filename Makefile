@@ -80,7 +80,7 @@ model: $(STAMP)  ## The algorithm in a model, every order of steps, within large
 
 .PHONY: test-stateful
 test-stateful: $(STAMP)  ## Random interleavings of writes and steps, EXAMPLES of them, by printed seeds; ARGS="--pg 16"
-	ROIR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine/test_stateful.py $(ARGS)
+	ROIR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine/test_stateful.py -rP $(ARGS)
 
 .PHONY: test-pg
 test-pg: $(STAMP)  ## The engine's tests on PostgreSQL PG: 16 is embedded, others (15, with ICU) must be installed

@@ -1,0 +1,343 @@
+"""The state machine: one table with its index, its users, and all that an operation can do or suffer, step by step."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import psycopg2.errors
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sqlalchemy import create_engine, event
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import abort, build, capture, control, fold, prepare, publish, revert, seal
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.build import Batch, BuildWorker, Claim
+from airflow_roir.engine.database import Database, _pin_settings, execute
+from airflow_roir.engine.run import load_job, start_run
+from airflow_roir.errors import Fenced, LockNotAcquired
+from airflow_roir.operation import Phase, Status
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.disturbance import Disturbance, Disturber, disturbances
+from tests.engine.stages import differences
+from tests.engine.users import ROWS, Users, Write, sessions, writes
+
+WORKERS = 3
+# From one beginning to the next: build, seal, switch, fold, publish, prepare.
+PHASES = 6
+# An operation that is aborted again and again comes to nothing.
+ABORTS = 2
+ZOMBIES = 3
+_numbers = itertools.count(1)
+
+meanwhile_of_a_batch = disturbances(12)
+meanwhile = disturbances(30)
+
+
+class KeptSessions(Database):
+    """A database whose sessions are used again, for twice as many steps in a second. None waits for a lock for long."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(dsn, "roir tests")
+        self._engine = create_engine(
+            "postgresql+psycopg2://", creator=self._open, use_native_hstore=False, max_overflow=-1
+        )
+        event.listen(self._engine, "connect", _pin_settings)
+        event.listen(self._engine, "checkout", _wait_little)
+
+
+def _wait_little(session: Any, *_: Any) -> None:
+    with session.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '100ms'")
+    session.commit()
+
+
+class Machine(RuleBasedStateMachine):
+    """The database is set by the test. reached: how often each phase was, and how operations and reverts ended."""
+
+    database: KeptSessions
+    reached: Counter[str] = Counter()
+
+    def __init__(self) -> None:
+        super().__init__()
+        number = next(_numbers)
+        self.table, self.index = f"t{number}", f"ix{number}"
+        dsn = self.database.dsn
+        run_sql(
+            dsn,
+            f"CREATE TABLE {self.table} (id int PRIMARY KEY, k text, v int)",
+            f"INSERT INTO {self.table} SELECT i, (i % 3)::text, i FROM generate_series(1, {ROWS}) i",
+        )
+        self.users = Users(dsn, self.table, self.index)
+        self.disturber = Disturber(self.database, self.users)
+        # What the machine itself looks at: never disturbed.
+        self.connection = Database(dsn, "roir machine")._engine.connect()
+        self.workers: dict[int, tuple[BuildWorker, Claim]] = {}
+        self.zombies: list[tuple[BuildWorker, Claim]] = []
+        self.aborts = 0
+        self._begin(created=True)
+        self._take_up()
+        self._look()
+
+    @initialize(published=st.integers(0, 2), phases=st.integers(0, 4))
+    def start(self, published: int, phases: int) -> None:
+        """In any phase of a create, of a rebuild, or of a second one, when there is a generation to go back to."""
+        self.go_on(published * PHASES + phases, alone=True)
+
+    # -- users
+
+    @rule(write=writes)
+    def write(self, write: Write) -> None:
+        self.users.write(write)
+
+    @rule(session=sessions, commit=st.booleans())
+    def end(self, session: int, commit: bool) -> None:
+        if commit:
+            self.users.commit(session)
+        else:
+            self.users.sessions[session].rollback()
+
+    @rule(session=sessions, index=st.booleans())
+    def read(self, session: int, index: bool) -> None:
+        """index: it is the index that is read, else nothing but a snapshot is taken."""
+        if index:
+            self.users.read(session)
+        else:
+            steps.sql(self.users.sessions[session], "SELECT 1")
+
+    # -- workers of the build
+
+    @precondition(lambda self: self.row.status == Status.RUNNING and self.row.phase == Phase.BUILD)
+    @rule(number=st.integers(0, WORKERS - 1), meanwhile=meanwhile_of_a_batch)
+    def work(self, number: int, meanwhile: list[Disturbance]) -> None:
+        """A claim and a batch, or a batch of what is claimed."""
+        if number not in self.workers:
+            worker = steps.worker(self.database, self.run, number)
+            found = worker.claim()
+            if not isinstance(found, Claim):
+                worker.connection.close()
+                return
+            self.workers[number] = worker, found
+        worker, claim = self.workers[number]
+        with self._disturbed(meanwhile):
+            outcome = worker.batch(claim)
+            del self.workers[number]
+            if isinstance(outcome, Batch) and outcome.claim is not None:
+                self.workers[number] = worker, outcome.claim
+            else:
+                worker.connection.close()
+
+    @precondition(lambda self: self.workers)
+    @rule(number=st.integers(0, WORKERS - 1))
+    def lose(self, number: int) -> None:
+        """A worker is taken for dead, and what it had claimed is given back. It may come back."""
+        if number in self.workers:
+            self.zombies.append(self.workers.pop(number))
+        with self.connection.begin():
+            build.work_left(self.connection, self.run, busy=list(self.workers))
+
+    @precondition(lambda self: self.zombies)
+    @rule(meanwhile=meanwhile_of_a_batch)
+    def come_back(self, meanwhile: list[Disturbance]) -> None:
+        worker, claim = self.zombies.pop(0)
+        with self._disturbed(meanwhile):
+            try:
+                worker.batch(claim)
+            except Fenced:
+                self.reached["zombie fenced"] += 1
+        worker.connection.close()
+
+    # -- the operation
+
+    @precondition(lambda self: self.row.status == Status.RUNNING)
+    @rule()
+    def pause(self) -> None:
+        control.pause(self.database, self.index, "test", "by chance")
+        self._look()
+
+    @precondition(lambda self: self.row.status in (Status.RUNNING, Status.PAUSED))
+    @rule(parallelism=st.integers(1, WORKERS))
+    def resume(self, parallelism: int) -> None:
+        """By another run, from the one that paused or from one that is alive."""
+        self.run = start_run(self.database, self.index, "test", take_over=True, parallelism=parallelism)
+        self._leave()
+        self._look()
+
+    @rule(meanwhile=meanwhile)
+    def step(self, meanwhile: list[Disturbance]) -> None:
+        """A range, a segment, a part of the delta, or whatever comes next, if open transactions don't hold it up."""
+        with self._disturbed(meanwhile):
+            self._advance(whole=False)
+
+    @rule(meanwhile=meanwhile)
+    def advance(self, meanwhile: list[Disturbance]) -> None:
+        """All that is left of a phase."""
+        with self._disturbed(meanwhile):
+            self._advance(whole=True)
+
+    @rule(phases=st.integers(1, 4), alone=st.booleans())
+    def go_on(self, phases: int, alone: bool) -> None:
+        """Undisturbed, through so many phases. alone: all users commit before, so that no drain waits for them."""
+        if alone:
+            self.users.commit_all()
+        for _ in range(phases):
+            self.advance(meanwhile=[])
+
+    @precondition(lambda self: self.aborts < ABORTS and self.row.status in (Status.RUNNING, Status.PAUSED))
+    @rule(meanwhile=meanwhile)
+    def abort(self, meanwhile: list[Disturbance]) -> None:
+        self.aborts += 1
+        self._leave()
+        with self._disturbed(meanwhile):
+            abort.abort(self.database, self.index, "test", patience_s=0)
+
+    @precondition(lambda self: "retired" in self.generations.values())
+    @rule(alone=st.booleans(), meanwhile=meanwhile)
+    def go_back(self, alone: bool, meanwhile: list[Disturbance]) -> None:
+        """Readers see the generation again that was replaced; or forth to what they saw before."""
+        if alone:
+            self.users.commit_all()
+        with self._disturbed(meanwhile):
+            revert.revert(self.database, self.index, "test", patience_s=0)
+            self.reached["revert"] += 1
+
+    def _advance(self, whole: bool) -> None:
+        database, run = self.database, self.run
+        match self.row.status, self.row.phase:
+            case ((Status.COMPLETED | Status.ABORTED), _):
+                self._begin(created="active" not in self.generations.values())
+            case Status.ABORTING, _:
+                abort.finish_abort(database, self.row.id, "test", patience_s=0)
+            case Status.PAUSED, _:
+                self.resume(parallelism=2)
+            case _, Phase.BUILD:
+                self._leave()
+                with self.connection.begin():
+                    build.work_left(self.connection, run, busy=[])
+                for _ in build.work(database, run, 0):
+                    if not whole:
+                        return
+                build.finish(database, run)
+            case _, Phase.SEAL:
+                for _ in seal.work(database, run, 0):
+                    if not whole:
+                        return
+                seal.finish(database, run)
+            case _, Phase.FOLD if self.mode == "capture":
+                fold.switch(database, run)
+            case _, Phase.FOLD if whole:
+                fold.finish(database, run, fold.work(database, run))
+            case _, Phase.FOLD:
+                with database.connect() as connection:
+                    fold.FoldWorker(connection, self.job.generation_id, self.job.entry).step(0, 1)
+            case _, Phase.PUBLISH:
+                publish.publish(database, run)
+
+    def _begin(self, created: bool) -> None:
+        table, key, included = (self.table, "k", "v") if created else (None, None, None)
+        options = BuildOptions(ranges=3, segments=2, batch_rows=2, lock_timeout_ms=20, lock_patience_s=0)
+        prepare.prepare(self.database, IndexDefinition.parse(self.index, table, key, included), options)
+
+    def _take_up(self) -> None:
+        self._leave()
+        self.run = start_run(self.database, self.index, "test", take_over=True, parallelism=WORKERS)
+        with self.connection.begin():
+            self.job = load_job(self.connection, self.run)
+        self.delta: set[str] | None = None
+
+    def _leave(self) -> None:
+        """Whoever works for the run is fenced, or will be, and doesn't know it."""
+        self.zombies += self.workers.values()
+        self.workers.clear()
+        for worker, _ in self.zombies[ZOMBIES:]:
+            worker.connection.close()
+        del self.zombies[ZOMBIES:]
+
+    @contextmanager
+    def _disturbed(self, meanwhile: list[Disturbance]) -> Iterator[None]:
+        """A step of the engine's. What holds it up or kills it fails nothing; the next step goes on from there."""
+        self.disturber.arm(meanwhile)
+        try:
+            yield
+        except LockNotAcquired:
+            pass  # open transactions
+        except DBAPIError as error:
+            waited = isinstance(error.orig, psycopg2.errors.LockNotAvailable)
+            if not self.disturber.died and not (waited and self._is_truncated()):
+                raise
+        died = self.disturber.died
+        self.disturber.arm([])
+        self._look()
+        self.reached["death"] += died
+
+    def _is_truncated(self) -> bool:
+        """An open TRUNCATE holds the whole table: only for that one the build may wait (I6)."""
+        pids = [session.info.backend_pid for session in self.users.sessions]
+        held = "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted AND pid = ANY (%(pids)s)"
+        with self.connection.begin():
+            return bool(execute(self.connection, held + " AND locktype = 'relation'", {"pids": pids}).scalar_one())
+
+    def _look(self) -> None:
+        """Only the machine changes the operation: looked at after each of its steps, not before each rule."""
+        with self.connection.begin():
+            newest = (
+                "SELECT max(o.id) FROM roir.operation o JOIN roir.index i ON i.id = o.index_id "
+                "WHERE i.name = %(i)s AND o.kind <> 'verify'"
+            )
+            number = execute(self.connection, newest, {"i": self.index}).scalar_one()
+        if number != self.run.operation_id:
+            self._take_up()
+        with self.connection.begin():
+            self.row = row = control.read_operation(self.connection, number)
+            self.mode = capture.mode(self.connection, row.generation_id)
+            rows = "SELECT id, status FROM roir.generation WHERE index_id = %(index)s AND status <> 'dropped'"
+            self.generations = {r.id: r.status for r in execute(self.connection, rows, {"index": row.index_id})}
+        ended = row.status in (Status.PAUSED, Status.ABORTING, Status.ABORTED)
+        here = f"{row.kind}, {row.status if ended else self.mode if row.phase == Phase.FOLD else row.phase}"
+        if here != getattr(self, "here", ""):
+            self.here = here
+            self.reached[here] += 1
+
+    @invariant()
+    def is_right(self) -> None:
+        """I1 of what readers see, and would see by a revert; I3 and I5 of what is being built."""
+        try:
+            with self.connection.begin():
+                execute(self.connection, "SET LOCAL lock_timeout = '20ms'")
+                for number, status in self.generations.items():
+                    job = replace(self.job, generation_id=number)
+                    published = status != "building"
+                    assert differences(self.connection, job, published) == [], f"generation {number}, {status}"
+                if self.mode == "direct":
+                    delta = physical.delta(self.job.generation_id)
+                    rows = set(execute(self.connection, f"SELECT (c1, c2)::text FROM {delta}").scalars())
+                    grown = rows - self.delta if self.delta is not None else set()
+                    assert not grown, "the delta has grown after the switch (I5)"
+                    self.delta = rows
+        except DBAPIError as error:
+            if not isinstance(error.orig, psycopg2.errors.LockNotAvailable) or not self._is_truncated():
+                raise
+
+    def teardown(self) -> None:
+        """Everything comes to its end, and the index is exact."""
+        self.reached["examples"] += 1
+        self.users.commit_all()
+        for session in self.users.sessions:
+            session.close()
+        for worker, _ in [*self.workers.values(), *self.zombies]:
+            worker.connection.close()
+        try:
+            while self.row.status not in (Status.COMPLETED, Status.ABORTED):
+                self._advance(whole=True)
+                self._look()
+            self.is_right()
+        finally:
+            self.connection.close()
+            self.disturber.close()

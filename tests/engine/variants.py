@@ -1,0 +1,262 @@
+"""Broken variants of the engine, each with one mistake that the state machine must find. The words of its docstring
+are the mistake; those that the model knows too are in `tests/model/state.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from airflow_roir.engine import build, capture, fold, prepare, publish, view
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.build import BuildWorker
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.fold import Folded, FoldWorker
+
+Variant = Callable[[pytest.MonkeyPatch], None]
+VARIANTS: list[Variant] = []
+# What the machine says of one: rows differ, an invariant is broken, an entry is there twice, or the build waits.
+FOUND = r"generation \d|\(I\d\)|duplicate|lock timeout"
+
+
+def variant(broken: Variant) -> Variant:
+    """List a variant. It patches the engine."""
+    VARIANTS.append(broken)
+    return broken
+
+
+def _undrained(body: Callable[..., Any]) -> Callable[..., Any]:
+    """A step under the drain lock, without that lock; whatever else it waits for, it gives up soon."""
+
+    def broken(connection: Connection, lock: Callable[[], None], *rest: Any) -> Any:
+        return body(connection, lambda: execute(connection, "SET LOCAL lock_timeout = '20ms'"), *rest)
+
+    return broken
+
+
+def _render(patch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    """The capture function, with another text in it."""
+    render = capture.render
+
+    def broken(source: Source, generations: list[capture.Target]) -> str:
+        return render(source, generations).replace(old, new)
+
+    patch.setattr(capture, "render", broken)
+
+
+# -- the drains
+
+
+@variant
+def prepares_without_a_drain(patch: pytest.MonkeyPatch) -> None:
+    """Prepare installs the capture without waiting for the writers in flight."""
+    patch.setattr(prepare, "_prepare", _undrained(prepare._prepare))
+
+
+@variant
+def switches_without_a_drain(patch: pytest.MonkeyPatch) -> None:
+    """The switch renders direct mode without waiting for the writers in flight."""
+    switch, drain = fold.switch, fold.drain
+
+    def broken(*arguments: Any) -> None:
+        with patch.context() as inner:
+            inner.setattr(
+                fold, "drain", lambda database, job, body, *rest: drain(database, job, _undrained(body), *rest)
+            )
+            switch(*arguments)
+
+    patch.setattr(fold, "switch", broken)
+
+
+@variant
+def publishes_without_a_drain(patch: pytest.MonkeyPatch) -> None:
+    """Publish neither waits for the writers in flight nor looks at what is left in the delta."""
+    patch.setattr(publish, "_publish", _undrained(publish._publish))
+    patch.setattr(publish, "_only_ghosts", lambda connection, job: 0)
+
+
+# -- the batch
+
+
+@variant
+def commits_the_watermark_first(patch: pytest.MonkeyPatch) -> None:
+    """A batch commits its watermark, and then its rows."""
+    batch, copy = BuildWorker._batch, BuildWorker._copy
+
+    def broken(self: BuildWorker, claim: build.Claim) -> build.Batch | build.Stop:
+        late: list[Any] = []
+        with patch.context() as inner:
+            inner.setattr(BuildWorker, "_copy", lambda self, *arguments: late.append(arguments) or 0)
+            outcome = batch(self, claim)
+        with self.connection.begin():
+            self._set_up()
+            for arguments in late:
+                copy(self, *arguments)
+        return outcome
+
+    patch.setattr(BuildWorker, "_batch", broken)
+
+
+@variant
+def forgets_the_fence(patch: pytest.MonkeyPatch) -> None:
+    """A batch commits whoever holds its range by now."""
+    begin, end = "AND r.claim_token", "AND o.id"
+    text = build.COMMIT_BATCH
+    text = text[: text.index(begin)] + text[text.index(end) :].replace("AND o.epoch = %(epoch)s", "")
+    patch.setattr(build, "COMMIT_BATCH", text)
+
+
+_STANDS = "AND r.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb"
+
+
+@variant
+def begins_a_range_anew(patch: pytest.MonkeyPatch) -> None:
+    """Who claims a range that another one has begun copies it from its lower bound."""
+    patch.setattr(build, "CLAIM_RANGE", build.CLAIM_RANGE.replace("upper, watermark,", "upper, NULL AS watermark,"))
+    patch.setattr(build, "COMMIT_BATCH", build.COMMIT_BATCH.replace(_STANDS, ""))
+
+
+# -- the fold
+
+
+@variant
+def folds_without_locks(patch: pytest.MonkeyPatch) -> None:
+    """The fold applies what it has read, without FOR UPDATE SKIP LOCKED."""
+    _fold_text(patch, "FOR UPDATE SKIP LOCKED", "")
+
+
+@variant
+def folds_without_skipping(patch: pytest.MonkeyPatch) -> None:
+    """The fold waits for the delta rows that writers hold."""
+    _fold_text(patch, "FOR UPDATE SKIP LOCKED", "FOR UPDATE")
+
+
+def _fold_text(patch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    def broken(connection: Connection, sql: str, values: Any = None) -> Any:
+        return execute(connection, sql.replace(old, new), values)
+
+    patch.setattr(fold, "execute", broken)
+
+
+@variant
+def forgets_the_base(patch: pytest.MonkeyPatch) -> None:
+    """The fold marks all antimatter as ghosts: deleted rows come back to life."""
+
+    def ghosts(self: FoldWorker, nulls: str, tids: list[str]) -> Folded:
+        marking = f"UPDATE {self.delta} SET state = 'ghost' WHERE ctid = ANY (%(t)s::tid[])"
+        execute(self.connection, marking, {"t": tids})
+        return Folded(ghosts=len(tids))
+
+    patch.setattr(FoldWorker, "_annihilate", ghosts)
+
+
+@variant
+def forgets_the_delta(patch: pytest.MonkeyPatch) -> None:
+    """The fold takes regular entries away without writing them."""
+
+    def drop(self: FoldWorker, tids: list[str]) -> int:
+        taking = f"DELETE FROM {self.delta} WHERE ctid = ANY (%(tids)s::tid[])"
+        return execute(self.connection, taking, {"tids": tids}).rowcount
+
+    patch.setattr(FoldWorker, "_upsert", drop)
+
+
+@variant
+def lets_the_base_win(patch: pytest.MonkeyPatch) -> None:
+    """The fold leaves a base entry as it is where the delta has a newer one."""
+
+    def broken(connection: Connection, sql: str, values: Any = None) -> Any:
+        head, found, _ = sql.partition("DO UPDATE SET")
+        return execute(connection, head + "DO NOTHING" if found else sql, values)
+
+    patch.setattr(fold, "execute", broken)
+
+
+@variant
+def deletes_the_delta_unconditionally(patch: pytest.MonkeyPatch) -> None:
+    """With the rows that it applies the fold takes every other one out of the delta, too."""
+    _fold_text(patch, "WHERE ctid = ANY (%(tids)s::tid[]) RETURNING", "RETURNING")
+
+
+# -- the capture
+
+
+@variant
+def drops_antimatter_at_insert(patch: pytest.MonkeyPatch) -> None:
+    """An insert takes its entry's antimatter away instead of writing a regular row."""
+    capture_mode = capture._capture_mode
+
+    def broken(source: Source, target: capture.Target) -> list[str]:
+        lines, delta = capture_mode(source, target), physical.delta(target.generation_id)
+        inserted = lines.index("ELSIF TG_OP = 'INSERT' THEN")
+        antimatter = f"SELECT FROM {delta} WHERE state = 'antimatter' AND c1 = NEW.k AND c2 = NEW.id"
+        forgetting = [f"ELSIF TG_OP = 'INSERT' AND EXISTS ({antimatter}) THEN"]
+        forgetting += capture._delete(target.entry, delta, "NEW")
+        return lines[:inserted] + forgetting + lines[inserted:]
+
+    patch.setattr(capture, "_capture_mode", broken)
+
+
+@variant
+def forgets_the_delta_in_direct_mode(patch: pytest.MonkeyPatch) -> None:
+    """In direct mode a write doesn't take its entry out of the delta."""
+    maintain = capture._maintain_mode
+
+    def broken(source: Source, target: capture.Target) -> list[str]:
+        return [
+            line.replace("WHERE", "WHERE false AND") if "DELETE FROM" in line and "_delta" in line else line
+            for line in maintain(source, target)
+        ]
+
+    patch.setattr(capture, "_maintain_mode", broken)
+
+
+@variant
+def forgets_moved_keys(patch: pytest.MonkeyPatch) -> None:
+    """The capture trusts every event, whatever the transaction has done to the row since."""
+    patch.setattr(capture, "_IS_TOUCHED_AGAIN", "false")
+
+
+@variant
+def forgets_the_mode(patch: pytest.MonkeyPatch) -> None:
+    """A transaction whose snapshot is older than the switch or the publish is not refused for that."""
+    _render(patch, "IF NOT EXISTS (SELECT FROM roir.generation", "IF false AND NOT EXISTS (SELECT FROM roir.generation")
+
+
+@variant
+def forgets_the_active_generation(patch: pytest.MonkeyPatch) -> None:
+    """While a rebuild is under way its generation is the only one that is maintained."""
+    _only(patch, lambda status, all_statuses: "building" not in all_statuses or status == "building")
+
+
+@variant
+def forgets_the_retired_generation(patch: pytest.MonkeyPatch) -> None:
+    """A generation that was replaced is not maintained; a revert shows it again."""
+    _only(patch, lambda status, all_statuses: status != "retired")
+
+
+def _only(patch: pytest.MonkeyPatch, maintained: Callable[[str, set[str]], bool]) -> None:
+    targets = capture.targets
+
+    def broken(connection: Connection, source_oid: int) -> list[capture.Target]:
+        rows = execute(connection, "SELECT id, status FROM roir.generation")
+        statuses = {row.id: row.status for row in rows}
+        found = targets(connection, source_oid)
+        here = {statuses[target.generation_id] for target in found}
+        return [target for target in found if maintained(statuses[target.generation_id], here)]
+
+    patch.setattr(capture, "targets", broken)
+
+
+# -- the view
+
+
+@variant
+def forgets_old_readers(patch: pytest.MonkeyPatch) -> None:
+    """The view shows a generation to whom can't see it."""
+    show = view.show
+    patch.setattr(view, "show", lambda *arguments: show(*arguments, guarded=False))
