@@ -250,6 +250,9 @@ verification = Table(
     # Into how many buckets of primary keys both sides are summed; those whose sums differ, null: all, or not yet known.
     Column("buckets", Integer, nullable=False),
     Column("suspicious", ARRAY(Integer)),
+    # The snapshot that its workers share now.
+    Column("snapshot", Text),
+    _moment("snapshot_at"),
     # How many units it does at the most; the rest is for the next one of a walk in slices.
     Column("quota", Integer),
     # Source rows and entries that were looked at, and what was found, of the verifications that have ended.

@@ -14,6 +14,8 @@ CREATE TABLE roir.verification (
     options jsonb NOT NULL,
     buckets integer NOT NULL,
     suspicious integer[],
+    snapshot text,
+    snapshot_at timestamptz,
     quota integer,
     rows bigint NOT NULL DEFAULT '0',
     entries bigint NOT NULL DEFAULT '0',

@@ -1,0 +1,333 @@
+"""One worker of a verification: claims units, and compares source and index in them, inside PostgreSQL.
+
+Stage `total`: both sides are summed. Where they differ, stage `sum`: the same by buckets of the primary key. Stage
+`check`: the rows of the buckets whose sums differ are compared one by one; where only a part is verified, all rows of
+that part. A unit is claimed like a range of a build.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg2 import errors as pg_errors
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import VerifyOptions, quote
+from airflow_roir.engine import build, catalog, comparison, mend, verification
+from airflow_roir.engine.build import Stop
+from airflow_roir.engine.comparison import of_source
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.run import Job, Run, check_fingerprint, read_control
+from airflow_roir.engine.snapshot import SharedSnapshot
+from airflow_roir.errors import Fenced
+from airflow_roir.operation import Status
+from airflow_roir.scan_range import ScanRange
+
+CLAIM_UNIT = """
+UPDATE roir.verification_unit
+   SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_token = claim_token + 1
+ WHERE id = (SELECT id FROM roir.verification_unit
+              WHERE verification_id = %(verification)s AND NOT done
+                AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s
+                     OR claim_epoch = %(epoch)s AND claim_worker = %(worker)s)
+              ORDER BY ordinal FOR UPDATE SKIP LOCKED LIMIT 1)
+RETURNING id, ordinal, stage, side, relation, lower, upper, claim_token
+"""
+
+# Compare-and-set, as a build's batch (I4).
+COMMIT_UNIT = """
+UPDATE roir.verification_unit u
+   SET done = true, claim_epoch = NULL, claim_worker = NULL, seconds = %(seconds)s, rows = %(rows)s,
+       buckets = %(buckets)s::int[], counts = %(counts)s::bigint[], sums = %(sums)s::numeric[]
+  FROM roir.operation o
+ WHERE u.id = %(unit)s AND u.claim_token = %(token)s AND u.claim_epoch = %(epoch)s AND NOT u.done
+   AND o.id = %(operation)s AND o.epoch = %(epoch)s
+"""
+NO_SUMS: dict[str, Any] = {"rows": 0, "buckets": None, "counts": None, "sums": None}
+
+# How far the work of a verification may go on: by its quota of units, and by its time.
+SPENT = """
+SELECT coalesce((SELECT count(*) FILTER (WHERE done OR claim_epoch = %(epoch)s) FROM roir.verification_unit u
+                  WHERE u.verification_id = v.id) >= v.quota, false)
+       OR coalesce((SELECT sum(value::numeric) FROM jsonb_each_text(o.phase_seconds))
+                   >= (v.options ->> 'max_seconds')::numeric, false) AS spent
+  FROM roir.verification v JOIN roir.operation o ON o.id = v.operation_id
+ WHERE v.id = %(verification)s
+"""
+# NULL where the relation is gone, or no part of the source any more; of our own segments only whether they are there.
+STILL_THERE = """
+SELECT c.oid::regclass::text FROM pg_class c
+ WHERE c.oid = %(relation)s::oid
+   AND (%(ours)s OR c.oid = %(source)s OR EXISTS (
+        SELECT FROM pg_partition_ancestors(c.oid::regclass) a WHERE a.relid = %(source)s::oid))
+"""
+
+
+@dataclass(frozen=True)
+class VerifyJob:
+    """What a worker must know of a verification; none of it changes in a stage."""
+
+    job: Job
+    verification_id: int
+    buckets: int
+    suspicious: tuple[int, ...] | None
+    with_delta: bool
+    options: VerifyOptions
+
+
+@dataclass(frozen=True)
+class UnitClaim:
+    """A worker's hold on a unit."""
+
+    unit_id: int
+    ordinal: int
+    token: int
+    stage: str
+    side: str
+    relation: int
+    lower: list[Any] | None
+    upper: list[Any] | None
+
+
+@dataclass(frozen=True)
+class UnitMetrics:
+    """What a worker did on one unit: how many rows it read."""
+
+    worker: int
+    ordinal: int
+    rows: int
+    seconds: float
+
+
+def load(connection: Connection, run: Run) -> VerifyJob:
+    """Read what the workers of a run need. Raises Fenced, NotFound, SourceChanged."""
+    row = read_control(connection, run)
+    found = verification.unfinished(connection, row.id)
+    generation = execute(
+        connection,
+        "SELECT g.entry, g.status, i.source_oid FROM roir.generation g JOIN roir.index i ON i.id = g.index_id "
+        "WHERE g.id = %(id)s",
+        {"id": found.generation_id},
+    ).one()
+    source = catalog.read_source(connection, catalog.name_of(connection, generation.source_oid))
+    job = Job(
+        run,
+        row.index_id,
+        found.generation_id,
+        source,
+        Entry.from_json(generation.entry),
+        dict(row.options),
+        row.fingerprint,
+    )
+    check_fingerprint(connection, job)
+    suspicious = None if found.suspicious is None else tuple(found.suspicious)
+    return VerifyJob(
+        job, found.id, found.buckets, suspicious, generation.status == "building", VerifyOptions(**found.options)
+    )
+
+
+class VerifyWorker:
+    """One of a verification's parallel workers. Each method is one transaction, so that tests can step it."""
+
+    def __init__(self, connection: Connection, verify_job: VerifyJob, worker: int) -> None:
+        self.connection = connection
+        self.verify_job = verify_job
+        self.job = verify_job.job
+        self.worker = worker
+        self.snapshot = SharedSnapshot(connection)
+
+    def claim(self) -> UnitClaim | Stop:
+        """Claim a unit. Raises Fenced."""
+        run = self.job.run
+        values = {"epoch": run.epoch, "worker": self.worker, "verification": self.verify_job.verification_id}
+        with self.connection.begin():
+            row = read_control(self.connection, run)
+            if row.status != Status.RUNNING:
+                return Stop("paused")
+            if self.worker >= row.parallelism:
+                return Stop("leave")
+            if execute(self.connection, SPENT, values).scalar_one():
+                return Stop("done")
+            found = execute(self.connection, CLAIM_UNIT, values).first()
+        if found is None:
+            return Stop("done")
+        return UnitClaim(
+            found.id,
+            found.ordinal,
+            found.claim_token,
+            found.stage,
+            found.side,
+            found.relation,
+            found.lower,
+            found.upper,
+        )
+
+    def unit(self, claim: UnitClaim) -> UnitMetrics:
+        """Compare a claimed unit. What a check found commits together with the unit's end; sums alone change nothing.
+
+        Raises Fenced (nothing was changed), SourceChanged.
+        """
+        begun = time.monotonic()
+        if claim.stage != "check" and claim.side != "tree":
+            found = self._sums(claim)
+            with self.connection.begin():
+                rows = self._commit(claim, found, begun)
+        else:
+            with self.connection.begin():
+                name = self._hold(claim)
+                checked = 0
+                if name is not None:
+                    checked = self._check_tree(claim, name) if claim.side == "tree" else self._check(claim, name)
+                rows = self._commit(claim, {**NO_SUMS, "rows": checked}, begun)
+        return UnitMetrics(self.worker, claim.ordinal, rows, time.monotonic() - begun)
+
+    def close(self) -> None:
+        """Let go of the snapshot."""
+        self.snapshot.close()
+
+    def _sums(self, claim: UnitClaim) -> dict[str, Any]:
+        """The unit's sums, in the snapshot that the workers share."""
+        shared = self.snapshot.share(self.verify_job.verification_id)
+        try:
+            return self._sums_in(claim, shared)
+        except DBAPIError as error:
+            if not isinstance(error.orig, pg_errors.InvalidParameterValue | pg_errors.UndefinedObject):
+                raise
+        # Whoever held it has left.
+        return self._sums_in(claim, self.snapshot.share(self.verify_job.verification_id, gone=shared))
+
+    def _sums_in(self, claim: UnitClaim, shared: str) -> dict[str, Any]:
+        job = self.job
+        values: dict[str, Any] = {}
+        with self.connection.begin():
+            execute(self.connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            execute(self.connection, f"SET TRANSACTION SNAPSHOT '{shared}'")
+            name = self._hold(claim)
+            if name is None:
+                return NO_SUMS
+            entry = job.entry
+            read = of_source(entry, "r") if claim.side == "source" else entry.physical(prefix="r.")
+            where = self._where(claim, values, "r")
+            if claim.stage == "total":
+                sql = comparison.total(entry, read, f"{name} r", where)
+            else:
+                sql = comparison.sums(entry, read, f"{name} r", where, self.verify_job.buckets)
+            return dict(execute(self.connection, sql, values).one()._mapping)
+
+    def _hold(self, claim: UnitClaim) -> str | None:
+        """Keep partitions from being taken out while the unit is read; the relation's name, None where it is gone."""
+        job = self.job
+        path = ", ".join(["pg_catalog", *map(quote, job.source.operator_schemas), "pg_temp"])
+        execute(
+            self.connection,
+            f"SET LOCAL lock_timeout = '{build.TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}; "
+            # Workers are the parallelism that was asked for.
+            "SET LOCAL max_parallel_workers_per_gather = 0",
+        )
+        for level in execute(
+            self.connection,
+            "SELECT c.oid::regclass::text FROM unnest(%(relations)s::oid[]) r (oid) JOIN pg_class c USING (oid) "
+            "WHERE c.relkind = 'p' ORDER BY c.oid",
+            {"relations": list(job.source.relations)},
+        ).scalars():
+            execute(self.connection, f"LOCK TABLE ONLY {level} IN ACCESS SHARE MODE")
+        check_fingerprint(self.connection, job)
+        values = {"relation": claim.relation, "ours": claim.side != "source", "source": job.source.oid}
+        name = execute(self.connection, STILL_THERE, values).scalar()
+        if name is None:
+            return None
+        try:
+            with self.connection.begin_nested():
+                execute(self.connection, f"LOCK TABLE {name} IN ACCESS SHARE MODE")
+        except DBAPIError as error:
+            if isinstance(error.orig, pg_errors.UndefinedTable):
+                return None
+            raise
+        found = execute(self.connection, STILL_THERE, values).scalar()
+        return None if found is None else str(found)
+
+    def _where(self, claim: UnitClaim, values: dict[str, Any], alias: str) -> str:
+        job = self.job
+        if claim.side == "source":
+            casts = [job.source.columns[name].comparand for name in job.source.primary_key]
+            return ScanRange(claim.lower, claim.upper).condition(job.source.primary_key, casts, None, values)
+        terms = []
+        for sign, bound in ((">=", claim.lower), ("<", claim.upper)):
+            if bound is not None:
+                terms.append(f"{alias}.ctid {sign} '({int(bound[0])},0)'::tid")
+        if claim.side == "delta":
+            terms.append(f"{alias}.state = 'regular'")
+        # What readers see: without the entries of partitions that are leaving or joining.
+        terms.append(
+            execute(
+                self.connection,
+                "SELECT coalesce(roir.is_shown(%(id)s, %(alias)s), 'true')",
+                {"id": job.generation_id, "alias": alias},
+            ).scalar_one()
+        )
+        return " AND ".join(terms)
+
+    def _check(self, claim: UnitClaim, name: str) -> int:
+        job, with_delta = self.job, self.verify_job.with_delta
+        values: dict[str, Any] = {"verification": self.verify_job.verification_id, "unit": claim.unit_id}
+        alias = "r" if claim.side == "source" else "s"
+        where = self._where(claim, values, alias)
+        if self.verify_job.suspicious is not None:
+            read = of_source(job.entry, "r") if claim.side == "source" else job.entry.physical(prefix="s.")
+            bucket = comparison.bucket(job.entry, read, self.verify_job.buckets)
+            # A constant, so that the server looks them up by hash.
+            where += f" AND {bucket} = ANY ('{{{','.join(map(str, self.verify_job.suspicious))}}}'::int[])"
+        if claim.side == "source":
+            sql = comparison.missing_or_different(job.source, job.entry, job.generation_id, name, where, with_delta)
+        else:
+            # A regular row of the delta overrides the base itself.
+            of_base = with_delta and claim.side == "entry"
+            sql = comparison.extra(job.source, job.entry, job.generation_id, name, where, of_base)
+        return int(execute(self.connection, sql, values).scalar_one())
+
+    def _check_tree(self, claim: UnitClaim, name: str) -> int:
+        try:
+            with self.connection.begin_nested():
+                execute(self.connection, mend.CHECK_TREE, {"relation": claim.relation})
+        except DBAPIError as error:
+            if not isinstance(error.orig, pg_errors.DataCorrupted | pg_errors.IndexCorrupted):
+                raise
+            said = str(error.orig).split("\n", 1)[0]
+            execute(
+                self.connection,
+                "INSERT INTO roir.discrepancy (verification_id, unit_id, kind, key, primary_key, entry_values) "
+                "VALUES (%(verification)s, %(unit)s, 'corrupt', '[]', '[]', jsonb_build_array(%(name)s::text, "
+                "%(said)s::text))",
+                {
+                    "verification": self.verify_job.verification_id,
+                    "unit": claim.unit_id,
+                    "name": name,
+                    "said": said,
+                },
+            )
+        return 0
+
+    def _commit(self, claim: UnitClaim, found: dict[str, Any], begun: float) -> int:
+        run = self.job.run
+        committed = execute(
+            self.connection,
+            COMMIT_UNIT,
+            {
+                **found,
+                "unit": claim.unit_id,
+                "token": claim.token,
+                "epoch": run.epoch,
+                "operation": run.operation_id,
+                "seconds": round(time.monotonic() - begun, 3),
+            },
+        ).rowcount
+        if committed != 1:
+            raise Fenced(
+                f"index {run.index}: unit {claim.ordinal} of the verification is held by another worker now; "
+                f"worker {self.worker} of {run.owner} stops and changed nothing"
+            )
+        return int(found["rows"])
