@@ -144,7 +144,7 @@ def missing_or_different(
 
 
 def extra(source: Source, entry: Entry, generation_id: int, relation: str, where: str, with_delta: bool) -> str:
-    """Entries that no source row projects to; see `_recorded`. where: over the relation, alias `s`.
+    """Entries that no source row projects to; see `_recorded`. where: over the relation, alias `x`.
 
     One with the key of another version of the row is extra too; the version itself is looked for from the source's
     side. An entry that the delta overrides is judged there.
@@ -162,7 +162,7 @@ def extra(source: Source, entry: Entry, generation_id: int, relation: str, where
         f"""
         SELECT {", ".join(entry.physical(prefix="s."))}, NULL::jsonb AS other,
                CASE WHEN e.present IS NULL {"AND o.present IS NULL" if with_delta else ""} THEN 'extra' END AS kind
-          FROM (SELECT * FROM {relation} s WHERE {where}) s
+          FROM (SELECT * FROM {relation} x WHERE {where}) s
           LEFT JOIN LATERAL (SELECT true AS present FROM {source.sql} r WHERE {row_of(entry, "r", "s.")} LIMIT 1) e
             ON true {overridden}""",
         ours="entry_values",

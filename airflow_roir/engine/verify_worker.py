@@ -274,10 +274,11 @@ class VerifyWorker:
     def _check(self, claim: UnitClaim, name: str) -> int:
         job, with_delta = self.job, self.verify_job.with_delta
         values: dict[str, Any] = {"verification": self.verify_job.verification_id, "unit": claim.unit_id}
-        alias = "r" if claim.side == "source" else "s"
+        # Not "s": that is the source's in the question whether an entry is shown.
+        alias = "r" if claim.side == "source" else "x"
         where = self._where(claim, values, alias)
         if self.verify_job.suspicious is not None:
-            read = of_source(job.entry, "r") if claim.side == "source" else job.entry.physical(prefix="s.")
+            read = of_source(job.entry, "r") if claim.side == "source" else job.entry.physical(prefix="x.")
             bucket = comparison.bucket(job.entry, read, self.verify_job.buckets)
             # A constant, so that the server looks them up by hash.
             where += f" AND {bucket} = ANY ('{{{','.join(map(str, self.verify_job.suspicious))}}}'::int[])"

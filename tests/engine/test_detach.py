@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -177,14 +178,19 @@ def test_grants_options_and_the_views_of_users_survive(database: Database, dsn: 
     run_sql(dsn, "DROP VIEW mine", "DROP OWNED BY detach_reader", "DROP ROLE detach_reader")
 
 
+def viewed(database: Database) -> str:
+    """The view's definition, whatever it calls its relation: until PostgreSQL 15 that is before each column."""
+    return re.sub(r"\b(b|g1)\.| b(?=;)", "", str(one(database, "SELECT pg_get_viewdef('public.ix'::regclass)")))
+
+
 def test_the_plain_view_is_back_after_clean_up(database: Database, dsn: str) -> None:
     published(database, dsn)
     cleanup.clean_up(database)
-    before = one(database, "SELECT pg_get_viewdef('public.ix'::regclass)")
+    before = viewed(database)
     hidden(dsn, "t1")
-    assert "EXISTS" in str(one(database, "SELECT pg_get_viewdef('public.ix'::regclass)"))
+    assert "EXISTS" in viewed(database)
     assert cleanup.clean_up(database).partition_entries == 100
-    assert str(one(database, "SELECT pg_get_viewdef('public.ix'::regclass)")).replace(" b;", ";") == before
+    assert viewed(database) == before
 
 
 def test_who_holds_it_up_is_named_and_nothing_is_changed(database: Database, dsn: str) -> None:

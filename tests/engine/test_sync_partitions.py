@@ -8,6 +8,7 @@ from airflow_roir.engine import cleanup, finalize, fold, run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import status
 from airflow_roir.engine.sync import sync_partitions
+from airflow_roir.engine.verify import verify
 from airflow_roir.errors import NotFound, PartitionsChanged
 from airflow_roir.operation import Status
 from tests.conftest import run_sql
@@ -144,3 +145,15 @@ def test_a_table_without_index_is_said(database: Database, dsn: str) -> None:
     make(dsn)
     with pytest.raises(NotFound, match="no roir index"):
         sync_partitions(database, "t", "test")
+
+
+def test_what_is_wrong_is_found_while_a_partition_is_leaving(database: Database, dsn: str) -> None:
+    published(database, dsn)
+    run_sql(
+        dsn,
+        "SELECT roir.detach_partition('t1')",
+        "INSERT INTO roir_data.g1 SELECT c1, c2, 9999, c4 FROM roir_data.g1 WHERE c2 = 5 LIMIT 1",
+        "DELETE FROM roir_data.g1 WHERE c3 = (SELECT min(c3) FROM roir_data.g1 WHERE c2 = 6)",
+    )
+    report = verify(database, "ix")
+    assert (report.missing, report.extra, report.different) == (1, 1, 0)
