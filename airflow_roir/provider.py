@@ -27,6 +27,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_roir.operators.prepare",
                     "airflow_roir.operators.build",
                     "airflow_roir.operators.finalize",
+                    "airflow_roir.operators.verify",
                     "airflow_roir.operators.abort",
                     "airflow_roir.operators.control",
                     "airflow_roir.operators.revert",

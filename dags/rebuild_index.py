@@ -13,6 +13,7 @@ from airflow.sdk import DAG, Param
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
+from airflow_roir.operators.verify import VerifyIndexOperator
 
 WHAT = "What to build"
 HOW = "How to build it"
@@ -90,6 +91,15 @@ PARAMS = {
         description="The view may show rows that the table's policies hide, to all who may read the view.",
         section=HOW,
     ),
+    "verify": Param(
+        "after",
+        type="string",
+        enum=["after", "before", "both", "none"],
+        title="Verify",
+        description="After: compare the new index with the table, and don't publish it where they differ. Before: "
+        "count what is wrong in the index that a rebuild replaces.",
+        section=HOW,
+    ),
     "spark": Param(
         "local",
         type="string",
@@ -133,8 +143,18 @@ with DAG(
         "max_retry_delay": timedelta(minutes=10),
     },
 ) as dag:
+    verify_before = VerifyIndexOperator(
+        task_id="verify_before",
+        mode="{{ 'before' if params.verify in ('before', 'both') else 'none' }}",
+        parallelism="{{ params.parallelism }}",
+        spark="{{ params.spark }}",
+        # What is wrong is what the rebuild is for.
+        fail_on_difference=False,
+    )
     prepare = PrepareIndexBuildOperator(
         task_id="prepare",
+        # It is skipped where there is nothing to verify.
+        trigger_rule="none_failed",
         table="{{ params.table or '' }}",
         keys="{{ params['keys'] or '' }}",
         include="{{ params.include or '' }}",
@@ -143,6 +163,7 @@ with DAG(
         ranges="{{ params.ranges or '' }}",
         max_rows_per_second="{{ params.max_rows_per_second or '' }}",
         ignore_row_security="{{ params.ignore_row_security }}",
+        verify="{{ params.verify }}",
     )
     build = BuildIndexOperator(
         task_id="build",
@@ -156,4 +177,4 @@ with DAG(
         operation_id="{{ ti.xcom_pull(task_ids='prepare') }}",
     )
 
-    prepare >> build >> finalize
+    verify_before >> prepare >> build >> finalize

@@ -16,6 +16,7 @@ from airflow_roir.errors import (
     OperationFailed,
     SchemaVersionMismatch,
     SourceChanged,
+    VerificationFailed,
 )
 from airflow_roir.hooks.roir import RoirHook
 
@@ -25,7 +26,15 @@ if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
 
 # Trying again would meet the same error.
-HOPELESS = (InvalidInput, NotFound, SchemaVersionMismatch, SourceChanged, OperationFailed, IllegalTransition)
+HOPELESS = (
+    InvalidInput,
+    NotFound,
+    SchemaVersionMismatch,
+    SourceChanged,
+    OperationFailed,
+    IllegalTransition,
+    VerificationFailed,
+)
 
 
 class RoirOperator(BaseOperator):

@@ -2,157 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowFailException
-from sqlalchemy.exc import DBAPIError
-
-from airflow_roir.engine import control, status
-from airflow_roir.engine.database import is_transient
-from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationRunning
-from airflow_roir.hooks.roir import RoirHook
-from airflow_roir.hooks.spark import resolve_spark
-from airflow_roir.links.live_options import LiveOptionsLink
-from airflow_roir.operation import Phase, Status
-from airflow_roir.operators.base import failing_clearly, owner_of
-from airflow_roir.operators.driving import DrivingOperator
-from airflow_roir.operators.form_values import optional_text, whole_number
-from airflow_roir.operators.live_options import KEYS, LiveOptions, seed
-from airflow_roir.operators.progress import Progress
-from airflow_roir.operators.watcher import Watcher
-from airflow_roir.spark.launch import Driver, driver_command, driver_environment
+from airflow_roir.operation import Phase
+from airflow_roir.operators.base import failing_clearly
+from airflow_roir.operators.spark_driving import SparkDrivingOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_roir.engine.database import Database
 
-SEALED = 0
-
-
-class BuildIndexOperator(DrivingOperator):
+class BuildIndexOperator(SparkDrivingOperator):
     """Copies every range and seals every segment on Spark (DESIGN section 3, phases 2 and 3); returns the
     operation's id.
 
-    parallelism, batch_rows: what to start with. They are written to the task's Task State Store, and what a user
-        makes of them there takes effect at the next batch, or at the next start, where the store has the last word
-        over changes made elsewhere meanwhile. None keeps the operation's own.
-    spark: a Spark master, or the id of an Airflow connection that holds one; None or 'local' runs Spark inside the
-        driver. See `hooks.spark`.
+    batch_rows: rows per batch, to start with (templated). Like the parallelism it can be changed in the task's Task
+        State Store, and takes effect at the next batch.
+    parallelism, spark: see `SparkDrivingOperator`.
 
-    All are templated. Pausing the DAG stops the build at its batch boundary and reschedules the task, which costs no
-    retry; every retry goes on from the watermarks. An operation that was paused elsewhere, or that another run
-    drives, is waited for in the same way.
+    Pausing the DAG stops the build at its batch boundary and reschedules the task, which costs no retry; every retry
+    goes on from the watermarks. An operation that was paused elsewhere, or that another run drives, is waited for in
+    the same way.
     """
 
-    template_fields: Sequence[str] = (
-        *DrivingOperator.template_fields,
-        "parallelism",
-        "batch_rows",
-        "spark",
-    )
-    operator_extra_links = (LiveOptionsLink(),)
+    template_fields: Sequence[str] = (*SparkDrivingOperator.template_fields, "batch_rows")
     done_phases = frozenset({Phase.FOLD, Phase.PUBLISH, Phase.DONE})
+    live_options = ("parallelism", "batch_rows")
 
-    def __init__(
-        self,
-        *,
-        parallelism: int | str | None = None,
-        batch_rows: int | str | None = None,
-        spark: str | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, batch_rows: int | str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.parallelism = parallelism
         self.batch_rows = batch_rows
-        self.spark = spark
-        self._driver: Driver | None = None
 
     def execute(self, context: Context) -> int:
         """Drive the operation until it is sealed, or leave."""
-        ti, store = context["ti"], context["task_state_store"]
-        # Now and not at the end, where Airflow would do it: the button is for while it runs.
-        link = LiveOptionsLink()
-        ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))
+        self.offer_live_options(context)
         with failing_clearly():
-            seed(store, {key: whole_number(key, getattr(self, key)) for key in KEYS})
             database = self.get_database()
-            row = self.take_turn(database, ti)
+            row = self.take_turn(database, context["ti"])
             if row is None:
                 return self.read(database).id
-            actor = f"task state store of DAG {ti.dag_id}"
-            options = LiveOptions(
-                {key: getattr(row, key) for key in KEYS},
-                refused=lambda refusal: control.refuse_option(database, self.index, actor, refusal),
-            )
-            first = options.follow({key: store.get(key) for key in KEYS})
-            owner = owner_of(ti)
-            if row.status == Status.PAUSED:
-                # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
-                control.resume(database, self.index, owner)
-            command = driver_command(
-                self.index,
-                owner,
-                resolve_spark(optional_text(self.spark)),
-                parallelism=first.get("parallelism"),
-                batch_rows=first.get("batch_rows"),
-                # A fresh heartbeat under our own name is that of a try which was killed moments ago.
-                take_over=row.owner == owner,
-                keep_pause=True,
-            )
-        self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
-        dsn = RoirHook(self.postgres_conn_id).get_dsn()
-        self._driver = Driver(command, driver_environment(dsn), forward=self.log.info)
-        try:
-            progress = Progress(lambda: status.operation_status(database, row.id), self.log.info)
-            with Watcher(ti, store, KEYS) as watcher:
-                self.drive(
-                    self._driver_ended,
-                    database,
-                    ti,
-                    watcher,
-                    lambda stored: self._turn(database, ti.dag_id, options, stored, progress),
-                )
-        finally:
-            self._driver.kill()
-        with failing_clearly():
-            code = self._driver.wait(0)
-            if code == InvalidInput.exit_code:
-                raise AirflowFailException(self._ending())
-            if code != SEALED:
-                asked_to = code in (OperationPaused.exit_code, OperationRunning.exit_code)
-                self.leave_or_fail(database, ti, self._ending(), asked_to)
+        self.drive_on_spark(context, database, row)
         return row.id
-
-    def on_kill(self) -> None:
-        """Note it and ask the driver's process group to end."""
-        super().on_kill()
-        if self._driver is not None:
-            self._driver.terminate()
-
-    def _driver_ended(self, seconds: float) -> bool:
-        assert self._driver is not None
-        return self._driver.wait(seconds) is not None
-
-    def _turn(
-        self, database: Database, dag_id: str, options: LiveOptions, stored: Mapping[str, Any], progress: Progress
-    ) -> None:
-        def apply(**values: int) -> object:
-            return control.set_options(database, self.index, f"task state store of DAG {dag_id}", **values)
-
-        try:
-            options.follow(stored, apply)
-            progress.turn()
-        except IllegalTransition:
-            # Somebody has ended the operation in this very moment, and the driver is about to say so.
-            return
-        except DBAPIError as error:
-            # Asked again at the next turn; the driver has the same trouble and its own patience.
-            if not is_transient(error):
-                raise
-            self.log.warning("Can't reach PostgreSQL: %s", error.orig)
-
-    def _ending(self) -> str:
-        assert self._driver is not None
-        return f"Spark's driver ended with {self._driver.wait(0)}: {self._driver.last_line or 'it logged nothing'}"

@@ -1,4 +1,4 @@
-"""The part that build and finalize share: take one's turn, obey the switch, leave without using a try."""
+"""The part that build, finalize and verify share: take one's turn, obey the switch, leave without using a try."""
 
 from __future__ import annotations
 
@@ -46,15 +46,19 @@ class DrivingOperator(RoirOperator):
         self._killed = True
 
     def read(self, database: Database) -> OperationRow:
-        """The operation as it is now. Raises AirflowFailException where it is no longer the one prepared."""
-        row = control.find_operation(database, self.index)
-        prepared = whole_number("operation_id", self.operation_id)
-        if prepared is not None and row.id != prepared:
-            raise AirflowFailException(
-                f"operation {prepared} of index {self.index} has ended and operation {row.id} has taken its "
-                "place: this run has nothing left to build"
-            )
-        return row
+        """The operation as it is now. Raises AirflowFailException where it ended unfinished and another has begun."""
+        newest = control.find_operation(database, self.index)
+        begun = whole_number("operation_id", self.operation_id)
+        if begun is None or newest.id == begun:
+            return newest
+        with database.transaction() as connection:
+            row = control.read_operation(connection, begun)
+        if row.status == Status.COMPLETED and row.index_id == newest.index_id:
+            return row
+        raise AirflowFailException(
+            f"operation {begun} of index {self.index} has ended and operation {newest.id} has taken its "
+            "place: this run has nothing left to do"
+        )
 
     def take_turn(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> OperationRow | None:
         """The operation, if this task is to drive it; None where its work is done already.
@@ -81,7 +85,7 @@ class DrivingOperator(RoirOperator):
         return turn
 
     def wait_for(self, database: Database, why: str, seconds: int) -> NoReturn:
-        """End this stretch, saying why and how far the build is."""
+        """End this stretch, saying why and how far the operation is."""
         percent = status.status(database, self.index)[0].percent_complete
         self.log.info("Operation on index %s at %.0f %%, %s", self.index, percent, why)
         raise leave(seconds)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.assets import index_asset, published_alias
-from airflow_roir.engine import finalize, status
-from airflow_roir.errors import Fenced, OperationPaused, OperationRunning
+from airflow_roir.engine import finalize, status, verification
+from airflow_roir.errors import Fenced, OperationPaused, OperationRunning, VerificationFailed
 from airflow_roir.operation import Status
 from airflow_roir.operators.background import Background
 from airflow_roir.operators.base import failing_clearly, owner_of
+from airflow_roir.operators.discrepancies import log_report
 from airflow_roir.operators.driving import DrivingOperator
 from airflow_roir.operators.watcher import Watcher
 
@@ -22,7 +23,8 @@ class FinalizeIndexBuildOperator(DrivingOperator):
     operation's id.
 
     A published index is reported as an event of its asset (`assets.index_asset`), so that other DAGs can follow it.
-    Pausing the DAG stops it between two batches of the fold, as in the build.
+    Pausing the DAG stops it between two batches of the fold, as in the build. Where the new generation differs from
+    the source it isn't published, and the task fails without a retry: to compare again, clear it.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -48,6 +50,9 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                     ended = work.result()
                 except (OperationPaused, OperationRunning, Fenced) as reason:
                     self.leave_or_fail(database, ti, str(reason), asked_to=True)
+                except VerificationFailed:
+                    log_report(self.log, verification.report_of(database, row.id))
+                    raise
                 if ended.status != Status.COMPLETED:
                     self.leave_or_fail(database, ti, "it ended unpublished", asked_to=True)
             row = self.read(database)

@@ -26,6 +26,17 @@ def whole_number(name: str, value: Any) -> int | None:
     return value
 
 
+def number(name: str, value: Any) -> float | None:
+    """Read an optional number; None, '' and 'None' (an empty field, rendered) are None. Raises InvalidInput."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    text = optional_text(value)
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise InvalidInput(f"{name} is {value!r}; it must be a number") from None
+
+
 def optional_text(value: Any) -> str | None:
     """Read an optional text; None, '' and 'None' (an empty field, rendered) are None."""
     text = "" if value is None else str(value).strip()

@@ -1,4 +1,4 @@
-"""`parallelism` and `batch_rows` as the user edits them in the Task State Store while a build runs or is paused."""
+"""Options as the user edits them in the Task State Store while an operation runs or is paused."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-KEYS = ("parallelism", "batch_rows")
-
 
 class Apply(Protocol):
     """Puts changed options into effect."""
@@ -32,8 +30,7 @@ def seed(store: TaskStateStoreAccessor, values: Mapping[str, int | None]) -> Non
 
     They never expire: the default of thirty days is shorter than a long pause.
     """
-    for key in KEYS:
-        value = values.get(key)
+    for key, value in values.items():
         if value is not None and store.get(key) is None:
             store.set(key, value, retention=NEVER_EXPIRE)
 
@@ -42,13 +39,15 @@ class LiveOptions:
     """Follows the stored values: tells what changed, refuses what can't be used, once, and keeps the old.
 
     refused: told of each refusal, besides the log.
-    current: the options in effect. A key that is missing from the store, or was deleted there, changes nothing.
+    current: the options in effect; no others are followed. A key that is missing from the store, or was deleted
+    there, changes nothing.
     """
 
     def __init__(
         self, current: Mapping[str, int | None], refused: Callable[[str], object] = lambda _refusal: None
     ) -> None:
         self._tell_refused = refused
+        self._keys = tuple(current)
         self.current = {key: value for key, value in current.items() if value is not None}
         # As text: to Python, True equals 1, and only one of them is a number of workers.
         self._refused: dict[str, str] = {}
@@ -60,7 +59,7 @@ class LiveOptions:
             into effect by starting with it.
         """
         changes: dict[str, int] = {}
-        for key in KEYS:
+        for key in self._keys:
             value = stored.get(key)
             if value is None or self._refused.get(key) == repr(value):
                 continue

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import prepare
+from airflow_roir.errors import OperationRunning
 from airflow_roir.operators.base import RoirOperator, failing_clearly, owner_of
-from airflow_roir.operators.dag_switch import LEAVE_S, is_dag_paused, leave
+from airflow_roir.operators.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
 from airflow_roir.operators.form_values import optional_text, whole_number, yes_or_no
 
 if TYPE_CHECKING:
@@ -31,10 +32,11 @@ class PrepareIndexBuildOperator(RoirOperator):
 
     table, keys, include: source table, key columns in order and included columns, as SQL identifiers, the columns
         comma-separated or as a list. All empty rebuilds an existing index as it is.
-    parallelism, batch_rows, ranges, segments, max_rows_per_second, revert_window_s, covering, ignore_row_security: see
-        `BuildOptions`; numbers and truth may be given as text; None or '' takes the default there.
+    parallelism, batch_rows, ranges, segments, max_rows_per_second, revert_window_s, covering, ignore_row_security,
+        verify: see `BuildOptions`; numbers and truth may be given as text; None or '' takes the default there.
 
-    All of them are templated. Fails without a retry on input that can't be used, before anything is changed.
+    All of them are templated. Fails without a retry on input that can't be used, before anything is changed. Waits,
+    rescheduled, while another run drives the index's operation, or a verification of the index is unfinished.
     """
 
     template_fields: Sequence[str] = (
@@ -45,6 +47,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         *NUMBERS,
         "covering",
         "ignore_row_security",
+        "verify",
     )
 
     def __init__(
@@ -61,6 +64,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         revert_window_s: int | str | None = None,
         covering: str | None = None,
         ignore_row_security: bool | str | None = None,
+        verify: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -75,6 +79,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         self.revert_window_s = revert_window_s
         self.covering = covering
         self.ignore_row_security = ignore_row_security
+        self.verify = verify
 
     def execute(self, context: Context) -> int:
         """Prepare, unless the DAG was paused between scheduling and now."""
@@ -83,9 +88,13 @@ class PrepareIndexBuildOperator(RoirOperator):
             self.log.info("DAG %s is paused, nothing is prepared yet: unpause to go on", ti.dag_id)
             raise leave(LEAVE_S)
         with failing_clearly():
-            prepared = prepare.prepare(
-                self.get_database(), self.definition(), self.options(), owner_of(ti), report=self.log.info
-            )
+            try:
+                prepared = prepare.prepare(
+                    self.get_database(), self.definition(), self.options(), owner_of(ti), report=self.log.info
+                )
+            except OperationRunning as reason:
+                self.log.info("Waiting: %s", reason)
+                raise leave(LOOK_AGAIN_S) from None
         self.log.info(
             "%s operation %s on index %s",
             "Adopted" if prepared.adopted else "Prepared",
@@ -102,6 +111,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput."""
         given: dict[str, Any] = {name: whole_number(name, getattr(self, name)) for name in NUMBERS}
         given["covering"] = optional_text(self.covering)
+        given["verify"] = optional_text(self.verify)
         given["ignore_row_security"] = yes_or_no("ignore_row_security", self.ignore_row_security)
         return BuildOptions(**{name: value for name, value in given.items() if value is not None})
 

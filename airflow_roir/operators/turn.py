@@ -62,7 +62,7 @@ def decide(
     if operation.status == Status.COMPLETED:
         return Done()
     if operation.status in (Status.ABORTING, Status.ABORTED):
-        return Stop(f"operation {operation.id} was aborted; trigger a new run to build the index")
+        return Stop(f"operation {operation.id} was aborted; trigger a new run to begin anew")
     if operation.status == Status.FAILED:
         return Stop(
             f"operation {operation.id} has failed and can only be aborted: {operation.error or 'no reason kept'}"

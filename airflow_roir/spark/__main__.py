@@ -1,4 +1,4 @@
-"""`python -m airflow_roir.spark`, and what `spark-submit` runs: builds and seals an index's live operation.
+"""`python -m airflow_roir.spark`, and what `spark-submit` runs: builds and seals, or verifies, an unfinished operation.
 
 The DSN is read from the environment variable ROIR_DSN alone: an argument would show in the process list.
 """
@@ -23,7 +23,7 @@ from airflow_roir.spark.options import SparkOptions
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 sealed, 3 paused, 4 another run drives the operation, 2 bad input, 1 any other error."""
+    """Exit codes: 0 done, 3 paused, 4 another run drives the operation, 2 bad input, 1 any other error."""
     parser = argparse.ArgumentParser(prog="python -m airflow_roir.spark", description=__doc__)
     parser.add_argument("--index", required=True, help="the index, as SQL writes it")
     parser.add_argument("--owner", help="how this run is named to others")

@@ -15,8 +15,9 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName
+from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, VerifyOptions
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
+from airflow_roir.operators.verify import VerifyIndexOperator
 
 SECRET = "never-to-be-seen"
 
@@ -29,6 +30,11 @@ def bag(dags_folder: Path) -> DagBag:
 @pytest.fixture
 def rebuild(bag: DagBag) -> DAG:
     return bag.dags["rebuild_index"]
+
+
+@pytest.fixture
+def verify(bag: DagBag) -> DAG:
+    return bag.dags["verify_index"]
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def rendered(dag: DAG, task_id: str, **conf: Any) -> Any:
 
 def test_every_file_is_a_dag_without_an_error(bag: DagBag) -> None:
     assert bag.import_errors == {}
-    assert set(bag.dags) == {"rebuild_index", "clean_up_indexes", "control_index"}
+    assert set(bag.dags) == {"rebuild_index", "verify_index", "clean_up_indexes", "control_index"}
 
 
 def test_no_dag_file_imports_another(dags_folder: Path) -> None:
@@ -67,16 +73,21 @@ def test_no_dag_file_imports_another(dags_folder: Path) -> None:
 
 
 def test_prepare_build_finalize(rebuild: DAG) -> None:
-    assert rebuild.task_ids == ["prepare", "build", "finalize"]
+    assert rebuild.task_ids == ["verify_before", "prepare", "build", "finalize"]
+    assert rebuild.get_task("verify_before").downstream_task_ids == {"prepare"}
+    # Where there is nothing to verify that task is skipped.
+    assert rebuild.get_task("prepare").trigger_rule == "none_failed"
     assert rebuild.get_task("prepare").downstream_task_ids == {"build"}
     assert rebuild.get_task("build").downstream_task_ids == {"finalize"}
 
 
-def test_a_pause_may_last_and_a_retry_goes_on(rebuild: DAG) -> None:
-    assert rebuild.dagrun_timeout is None
-    assert rebuild.is_paused_upon_creation is False
-    assert rebuild.max_active_runs > 1
-    for task in rebuild.tasks:
+@pytest.mark.parametrize("name", ["rebuild_index", "verify_index"])
+def test_a_pause_may_last_and_a_retry_goes_on(bag: DagBag, name: str) -> None:
+    dag = bag.dags[name]
+    assert dag.dagrun_timeout is None
+    assert dag.is_paused_upon_creation is False
+    assert dag.max_active_runs > 1
+    for task in dag.tasks:
         assert task.retries >= 2
         assert task.execution_timeout is None
 
@@ -108,6 +119,7 @@ def test_every_field_of_the_form_is_explained(bag: DagBag) -> None:
         {"index": "i", "ranges": 0},
         {"index": "i", "max_rows_per_second": 0},
         {"index": "i", "postgres_conn_id": ""},
+        {"index": "i", "verify": "sometimes"},
     ],
 )
 def test_the_form_refuses_what_cannot_be_built(rebuild: DAG, conf: dict[str, Any]) -> None:
@@ -132,6 +144,7 @@ def test_a_filled_in_form_becomes_a_definition_and_options(rebuild: DAG) -> None
         batch_rows=5000,
         ranges=64,
         max_rows_per_second=9000,
+        verify="both",
         postgres_conn_id="warehouse",
     )
     assert task.definition() == IndexDefinition(
@@ -140,7 +153,9 @@ def test_a_filled_in_form_becomes_a_definition_and_options(rebuild: DAG) -> None
         ("tailnum", "Time Hour"),
         ("origin", "dest"),
     )
-    assert task.options() == BuildOptions(parallelism=4, batch_rows=5000, ranges=64, max_rows_per_second=9000)
+    assert task.options() == BuildOptions(
+        parallelism=4, batch_rows=5000, ranges=64, max_rows_per_second=9000, verify="both"
+    )
     assert task.postgres_conn_id == "warehouse"
 
 
@@ -148,6 +163,59 @@ def test_a_name_alone_is_a_rebuild_with_defaults(rebuild: DAG) -> None:
     task = prepare_of(rebuild, index="public.i")
     assert task.definition() == IndexDefinition(QualifiedName("public", "i"))
     assert task.options() == BuildOptions()
+
+
+@pytest.mark.parametrize(
+    ("when", "mode"), [("before", "before"), ("both", "before"), ("after", "none"), ("none", "none")]
+)
+def test_what_a_rebuild_replaces_is_verified_on_request(rebuild: DAG, when: str, mode: str) -> None:
+    task = rendered(rebuild, "verify_before", index="i", verify=when, parallelism=3, spark="cluster")
+    assert (task.mode, task.fail_on_difference, task.spark) == (mode, False, "cluster")
+    assert task.options() == VerifyOptions(parallelism=3)
+    assert prepare_of(rebuild, index="i", verify=when).options().verify == when
+
+
+def verify_of(dag: DAG, **conf: Any) -> VerifyIndexOperator:
+    task = rendered(dag, "verify", **conf)
+    assert isinstance(task, VerifyIndexOperator)
+    return task
+
+
+def test_a_form_becomes_the_options_of_a_verification(verify: DAG) -> None:
+    given = {"parallelism": 4, "repair": True, "amcheck": True, "max_duration": 600}
+    task = verify_of(verify, index="i", sample=0.5, spark="cluster", postgres_conn_id="warehouse", **given)
+    assert task.options() == VerifyOptions(parallelism=4, sample=0.5, max_seconds=600, repair=True, amcheck=True)
+    assert (task.mode, task.fail_on_difference) == ("only", True)
+    assert (task.index, task.spark, task.postgres_conn_id) == ("i", "cluster", "warehouse")
+    assert verify_of(verify, index="i", slices=30).options() == VerifyOptions(slices=30)
+    assert verify_of(verify, index="i").options() == VerifyOptions()
+
+
+@pytest.mark.parametrize(
+    "conf", [{}, {"index": "i", "sample": 0}, {"index": "i", "sample": 101}, {"index": "i", "slices": 0}]
+)
+def test_the_form_refuses_what_cannot_be_verified(verify: DAG, conf: dict[str, Any]) -> None:
+    with pytest.raises(ParamValidationError):
+        verify_of(verify, **conf)
+
+
+def test_a_copy_of_the_dag_runs_daily_as_its_text_says(dags_folder: Path, tmp_path: Path) -> None:
+    text = (dags_folder / "verify_index.py").read_text()
+    for old, new in {
+        'dag_id="verify_index"': 'dag_id="verify_daily"',
+        "schedule=None": 'schedule="@daily"',
+        "max_active_runs=32": "max_active_runs=1",
+        '"index": Param(\n': '"index": Param(\n        "public.i",\n',
+        '"slices": Param(\n        None': '"slices": Param(\n        30',
+    }.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "verify_daily.py").write_text(text)
+    bag = DagBag(dag_folder=str(tmp_path), load_op_links=False, collect_dags=True)
+    assert bag.import_errors == {}
+    daily = bag.dags["verify_daily"]
+    assert daily.timetable.can_be_scheduled
+    assert verify_of(daily).options() == VerifyOptions(slices=30)
 
 
 @pytest.mark.parametrize("name", ['"123"', '"a", "b"', '"[1]"', '"{{ ti }}"', '"None"', '"it\'s %s"'])

@@ -38,6 +38,9 @@ class MemoryStore:
     def set(self, key: str, value: Any, *, retention: Any = None) -> None:
         self.values[key] = value
 
+    def delete(self, key: str) -> None:
+        self.values.pop(key, None)
+
 
 class Task:
     """Stands in for the task instance: remembers what is pushed, has a DAG with a switch."""
@@ -82,7 +85,7 @@ def driver_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[st
     def replace(code: str) -> list[list[str]]:
         import sys
 
-        from airflow_roir.operators import build
+        from airflow_roir.operators import spark_driving
         from airflow_roir.spark import launch
 
         asked: list[list[str]] = []
@@ -91,7 +94,7 @@ def driver_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[st
             asked.append(launch.driver_command(*arguments, **options))
             return [sys.executable, "-u", "-c", code]
 
-        monkeypatch.setattr(build, "driver_command", command)
+        monkeypatch.setattr(spark_driving, "driver_command", command)
         return asked
 
     return replace

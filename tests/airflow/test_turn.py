@@ -58,7 +58,7 @@ FAILED = Operation(status="failed", error="the source was altered")
         (FOLDING, False, None, Done()),
         (FOLDING, True, None, Done()),
         (COMPLETED, True, "anybody", Done()),
-        (ABORTED, False, None, Stop("operation 7 was aborted; trigger a new run to build the index")),
+        (ABORTED, False, None, Stop("operation 7 was aborted; trigger a new run to begin anew")),
         (
             FAILED,
             False,

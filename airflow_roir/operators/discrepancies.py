@@ -1,0 +1,20 @@
+"""What a comparison found, in its task's log."""
+
+from __future__ import annotations
+
+from logging import Logger
+from typing import TYPE_CHECKING
+
+from airflow_roir.engine import verification
+
+if TYPE_CHECKING:
+    from airflow_roir.engine.verification import VerifyReport
+
+
+def log_report(log: Logger, report: VerifyReport) -> None:
+    """Say the counts and the first few discrepancies; where more are."""
+    log.info("Index %s compared with its table: %s", report.index, report)
+    for one in report.first:
+        log.warning("%s", verification.described(one))
+    if report.found > len(report.first):
+        log.warning("… and more: see roir.discrepancy, verification %s", report.verification_id)

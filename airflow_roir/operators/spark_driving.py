@@ -1,0 +1,148 @@
+"""The part that build and verify share: Spark's driver as a process beside the task, followed to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowFailException
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import control, status
+from airflow_roir.engine.database import is_transient
+from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationRunning
+from airflow_roir.hooks.roir import RoirHook
+from airflow_roir.hooks.spark import resolve_spark
+from airflow_roir.links.live_options import LiveOptionsLink
+from airflow_roir.operation import Status
+from airflow_roir.operators.base import failing_clearly, owner_of
+from airflow_roir.operators.driving import DrivingOperator
+from airflow_roir.operators.form_values import optional_text, whole_number
+from airflow_roir.operators.live_options import LiveOptions, seed
+from airflow_roir.operators.progress import Progress
+from airflow_roir.operators.watcher import Watcher
+from airflow_roir.spark.launch import Driver, driver_command, driver_environment
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_roir.engine.control import OperationRow
+    from airflow_roir.engine.database import Database
+
+DONE = 0
+
+
+class SparkDrivingOperator(DrivingOperator):
+    """Base of the operators that drive an operation on Spark.
+
+    parallelism: how many workers to start with. It is written to the task's Task State Store, and what a user makes
+        of it there takes effect at once, or at the next start, where the store has the last word over changes made
+        elsewhere meanwhile. None keeps the operation's own.
+    spark: a Spark master, or the id of an Airflow connection that holds one; None or 'local' runs Spark inside the
+        driver. See `hooks.spark`.
+
+    Both are templated.
+    """
+
+    template_fields = (*DrivingOperator.template_fields, "parallelism", "spark")
+    operator_extra_links = (LiveOptionsLink(),)
+    # What the Task State Store holds for the user to change, each an attribute of the task and a column.
+    live_options: tuple[str, ...] = ("parallelism",)
+
+    def __init__(self, *, parallelism: int | str | None = None, spark: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.parallelism = parallelism
+        self.spark = spark
+        self._driver: Driver | None = None
+
+    def offer_live_options(self, context: Context) -> None:
+        """Write what may be changed to the Task State Store, and show the button that leads there."""
+        ti = context["ti"]
+        # Now and not at the end, where Airflow would do it: the button is for while it runs.
+        link = LiveOptionsLink()
+        ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))
+        with failing_clearly():
+            values = {key: whole_number(key, getattr(self, key)) for key in self.live_options}
+            seed(context["task_state_store"], values)
+
+    def drive_on_spark(self, context: Context, database: Database, row: OperationRow) -> None:
+        """Drive the operation, as `take_turn` gave it, until the driver's phases are done, or leave.
+
+        Raises AirflowRescheduleException, AirflowFailException, AirflowException (the next try goes on).
+        """
+        ti, store = context["ti"], context["task_state_store"]
+        with failing_clearly():
+            actor = f"task state store of DAG {ti.dag_id}"
+            options = LiveOptions(
+                {key: getattr(row, key) for key in self.live_options},
+                refused=lambda refusal: control.refuse_option(database, self.index, actor, refusal),
+            )
+            first = options.follow({key: store.get(key) for key in self.live_options})
+            owner = owner_of(ti)
+            if row.status == Status.PAUSED:
+                # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
+                control.resume(database, self.index, owner)
+            command = driver_command(
+                self.index,
+                owner,
+                resolve_spark(optional_text(self.spark)),
+                parallelism=first.get("parallelism"),
+                batch_rows=first.get("batch_rows"),
+                # A fresh heartbeat under our own name is that of a try which was killed moments ago.
+                take_over=row.owner == owner,
+                keep_pause=True,
+            )
+        self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
+        dsn = RoirHook(self.postgres_conn_id).get_dsn()
+        self._driver = Driver(command, driver_environment(dsn), forward=self.log.info)
+        try:
+            progress = Progress(lambda: status.operation_status(database, row.id), self.log.info)
+            with Watcher(ti, store, self.live_options) as watcher:
+                self.drive(
+                    self._driver_ended,
+                    database,
+                    ti,
+                    watcher,
+                    lambda stored: self._turn(database, actor, options, stored, progress),
+                )
+        finally:
+            self._driver.kill()
+        with failing_clearly():
+            code = self._driver.wait(0)
+            if code == InvalidInput.exit_code:
+                raise AirflowFailException(self._ending())
+            if code != DONE:
+                asked_to = code in (OperationPaused.exit_code, OperationRunning.exit_code)
+                self.leave_or_fail(database, ti, self._ending(), asked_to)
+
+    def on_kill(self) -> None:
+        """Note it and ask the driver's process group to end."""
+        super().on_kill()
+        if self._driver is not None:
+            self._driver.terminate()
+
+    def _driver_ended(self, seconds: float) -> bool:
+        assert self._driver is not None
+        return self._driver.wait(seconds) is not None
+
+    def _turn(
+        self, database: Database, actor: str, options: LiveOptions, stored: Mapping[str, Any], progress: Progress
+    ) -> None:
+        def apply(**values: int) -> object:
+            return control.set_options(database, self.index, actor, **values)
+
+        try:
+            options.follow(stored, apply)
+            progress.turn()
+        except IllegalTransition:
+            # Somebody has ended the operation in this very moment, and the driver is about to say so.
+            return
+        except DBAPIError as error:
+            # Asked again at the next turn; the driver has the same trouble and its own patience.
+            if not is_transient(error):
+                raise
+            self.log.warning("Can't reach PostgreSQL: %s", error.orig)
+
+    def _ending(self) -> str:
+        assert self._driver is not None
+        return f"Spark's driver ended with {self._driver.wait(0)}: {self._driver.last_line or 'it logged nothing'}"

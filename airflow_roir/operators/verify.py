@@ -1,0 +1,155 @@
+"""The task that compares an index with its source, on Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import NEVER_EXPIRE
+from airflow.sdk.bases.xcom import BaseXCom
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import control, verification
+from airflow_roir.errors import InvalidInput, NotFound, OperationRunning
+from airflow_roir.operation import Phase
+from airflow_roir.operators.base import failing_clearly, owner_of
+from airflow_roir.operators.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
+from airflow_roir.operators.discrepancies import log_report
+from airflow_roir.operators.form_values import number, optional_text, whole_number, yes_or_no
+from airflow_roir.operators.spark_driving import SparkDrivingOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_roir.engine.database import Database
+
+# Where the Task State Store keeps which verification this task has begun.
+OPERATION = "operation_id"
+MODES = ("only", "before", "none")
+
+
+class VerifyIndexOperator(SparkDrivingOperator):
+    """Compares an index with its source on Spark, under writers, and mends it on request; returns the counts.
+
+    sample, max_seconds, slices, repair, amcheck: see `VerifyOptions`; numbers and truth may be given as text; None or
+        '' takes the default there.
+    mode: `only`; `before` where a rebuild follows, which skips the task where the index isn't published yet or has an
+        unfinished build; `none` skips it anyway.
+    parallelism, spark: see `SparkDrivingOperator`. All of these are templated.
+    fail_on_difference: fail, without a retry, where something is wrong still; the counts are in the XCom all the same.
+
+    An unfinished verification of the index is gone on with, with the options that it has. Pausing the DAG stops it
+    after the units that are open and reschedules the task; every retry goes on with the units that are left, and one
+    whose verification has ended meanwhile returns what that found. A build of the index that is unfinished is waited
+    for, and so is a verification that was paused elsewhere, or that another run drives.
+
+    What is not guaranteed: a task that dies in the moment in which it reports its result verifies again.
+    """
+
+    template_fields: Sequence[str] = (
+        *SparkDrivingOperator.template_fields,
+        "sample",
+        "max_seconds",
+        "slices",
+        "repair",
+        "amcheck",
+        "mode",
+    )
+    done_phases = frozenset({Phase.DONE})
+
+    def __init__(
+        self,
+        *,
+        sample: float | str | None = None,
+        max_seconds: int | str | None = None,
+        slices: int | str | None = None,
+        repair: bool | str | None = None,
+        amcheck: bool | str | None = None,
+        mode: str = "only",
+        fail_on_difference: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.sample = sample
+        self.max_seconds = max_seconds
+        self.slices = slices
+        self.repair = repair
+        self.amcheck = amcheck
+        self.mode = mode
+        self.fail_on_difference = fail_on_difference
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Drive the verification to its end, or leave; then say what it found."""
+        store = context["task_state_store"]
+        try:
+            counts = self._verify(context)
+        except AirflowFailException:
+            # It has said how it ended: who clears it wants another verification.
+            store.delete(OPERATION)
+            raise
+        store.delete(OPERATION)
+        return counts
+
+    def options(self) -> VerifyOptions:
+        """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput."""
+        given: dict[str, Any] = {
+            name: whole_number(name, getattr(self, name)) for name in ("parallelism", "max_seconds", "slices")
+        }
+        given["sample"] = number("sample", self.sample)
+        given |= {name: yes_or_no(name, getattr(self, name)) for name in ("repair", "amcheck")}
+        return VerifyOptions(**{name: value for name, value in given.items() if value is not None})
+
+    def _verify(self, context: Context) -> dict[str, Any]:
+        with failing_clearly():
+            options, mode = self.options(), optional_text(self.mode)
+            if mode not in MODES:
+                raise InvalidInput(f"mode is {self.mode!r}; it must be one of {', '.join(MODES)}")
+            if mode == "none":
+                raise AirflowSkipException("nothing is to be verified")
+            self.offer_live_options(context)
+            database = self.get_database()
+            self.operation_id = operation = self._operation(context, database, options, mode)
+            row = self.take_turn(database, context["ti"])
+        if row is not None:
+            self.drive_on_spark(context, database, row)
+        report = verification.report_of(database, operation)
+        log_report(self.log, report)
+        # Without the discrepancies themselves: rows' values have no place in Airflow's database.
+        counts = {name: value for name, value in report.as_dict().items() if name != "first"}
+        if report.is_exact or not self.fail_on_difference:
+            return counts
+        context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=counts)
+        raise AirflowFailException(
+            f"index {report.index} differs from its table ({report}): see roir.discrepancy, verification "
+            f"{report.verification_id}; mend it by a verification with repair, or rebuild it"
+        )
+
+    def _operation(self, context: Context, database: Database, options: VerifyOptions, mode: str) -> int:
+        """The verification that an earlier stretch or try has begun, or a new one."""
+        ti, store = context["ti"], context["task_state_store"]
+        begun_before = whole_number(OPERATION, store.get(OPERATION))
+        if begun_before is not None:
+            return begun_before
+        if is_dag_paused(ti):
+            self.log.info("DAG %s is paused, nothing is verified yet: unpause to go on", ti.dag_id)
+            raise leave(LEAVE_S)
+        try:
+            begun = verification.begin(database, self.index, options, owner_of(ti), mode)
+        except NotFound as reason:
+            if mode == "before":
+                raise AirflowSkipException(f"there is nothing to verify before the build: {reason}") from None
+            raise
+        except OperationRunning as reason:
+            if mode == "before" and control.find_operation(database, self.index).kind != "verify":
+                raise AirflowSkipException(f"the build that follows goes on with another: {reason}") from None
+            self.log.info("Waiting: %s", reason)
+            raise leave(LOOK_AGAIN_S) from None
+        store.set(OPERATION, begun.operation_id, retention=NEVER_EXPIRE)
+        if begun.adopted:
+            with database.transaction() as connection:
+                found = control.read_operation(connection, begun.operation_id)
+            self.log.info("Going on with unfinished verification %s as it was begun: %s", found.id, found.options)
+        else:
+            self.log.info("Began verification %s of index %s", begun.operation_id, begun.index)
+        return begun.operation_id
