@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -77,14 +77,17 @@ def make_plan(connection: Connection, source: Source, definition: IndexDefinitio
     return Plan(rows, size.bytes, tuple(pieces), tuple(segment_bounds), partition)
 
 
-def cut_source(connection: Connection, source: Source, rows_per_piece: int) -> tuple[int, list[Piece]]:
-    """The source's estimated rows, and pieces of about so many, at least one for each leaf. As `make_plan`."""
+def cut_source(connection: Connection, source: Source, rows_per_piece: Callable[[int], int]) -> tuple[int, list[Piece]]:
+    """The source's estimated rows, and pieces of about so many, at least one for each leaf. As `make_plan`.
+
+    rows_per_piece: of the estimate, which is counted from the sample where the table was never analyzed.
+    """
     size = size_of(connection, source)
     sample, share = _sample_clause(connection, size)
     rows = size.rows
     if rows is None:
         rows = _count(connection, source, sample, share)
-    return rows, _pieces(connection, source, sample, max(1, rows // rows_per_piece))
+    return rows, _pieces(connection, source, sample, max(1, rows // rows_per_piece(rows)))
 
 
 def _count(connection: Connection, source: Source, sample: str, share: float) -> int:

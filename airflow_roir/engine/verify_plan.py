@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Connection, insert, update
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import catalog, tables
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine import tables
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.plan import Piece, cut_source
@@ -42,12 +42,12 @@ def plan(
 
     with_delta: the generation isn't published yet. A walk in slices takes over what the last one left.
     """
-    size = catalog.size_of(connection, source)
-    estimate = size.rows if size.rows is not None else 0
-    per_unit = max(ROWS_PER_UNIT, estimate // MOST_UNITS)
-    if options.in_parts:
-        per_unit = max(1, min(per_unit, estimate // UNITS_OF_PARTS))
-    rows, pieces = cut_source(connection, source, per_unit)
+
+    def rows_per_unit(rows: int) -> int:
+        per_unit = max(ROWS_PER_UNIT, rows // MOST_UNITS)
+        return max(1, min(per_unit, rows // UNITS_OF_PARTS)) if options.in_parts else per_unit
+
+    rows, pieces = cut_source(connection, source, rows_per_unit)
     buckets = 1 << max(rows // ROWS_PER_BUCKET, 1).bit_length()
     verification = tables.verification
     verification_id = int(
