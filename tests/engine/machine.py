@@ -89,7 +89,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(published=st.integers(0, 2), phases=st.integers(0, 4))
     def start(self, published: int, phases: int) -> None:
         """In any phase of a create, of a rebuild, or of a second one, when there is a generation to go back to."""
-        self.go_on(published * PHASES + phases, alone=True)
+        self.go_on(published * PHASES + phases, written=[], commit=True)
 
     # -- users
 
@@ -182,13 +182,17 @@ class Machine(RuleBasedStateMachine):
         with self._disturbed(meanwhile):
             self._advance(whole=True)
 
-    @rule(phases=st.integers(1, 4), alone=st.booleans())
-    def go_on(self, phases: int, alone: bool) -> None:
-        """Undisturbed, through so many phases. alone: all users commit before, so that no drain waits for them."""
-        if alone:
-            self.users.commit_all()
+    @rule(phases=st.integers(1, 4), written=st.lists(writes, max_size=2), commit=st.booleans())
+    def go_on(self, phases: int, written: list[Write], commit: bool) -> None:
+        """Through so many phases, while nothing is open but what is `written` now: it ends afterwards."""
+        self.users.commit_all()
+        for write in written:
+            self.users.write(replace(write, commit=False))
         for _ in range(phases):
             self.advance(meanwhile=[])
+            self.is_right()
+        for write in written:
+            self.end(write.session, commit)
 
     @precondition(lambda self: self.aborts < ABORTS and self.row.status in (Status.RUNNING, Status.PAUSED))
     @rule(meanwhile=meanwhile)
@@ -267,7 +271,7 @@ class Machine(RuleBasedStateMachine):
         try:
             yield
         except LockNotAcquired:
-            pass  # open transactions
+            self.reached["held up"] += 1  # by open transactions
         except DBAPIError as error:
             waited = isinstance(error.orig, psycopg2.errors.LockNotAvailable)
             if not self.disturber.died and not (waited and self._is_truncated()):

@@ -28,6 +28,7 @@ REACHED = {
     *(f"{kind}, {end}" for kind in ("create", "rebuild") for end in ("paused", "aborted", "done")),
     "revert",
     "death",
+    "held up",
 }
 
 pytestmark = pytest.mark.usefixtures("impatience")
