@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_roir.engine import abort, build, revert
+from airflow_roir.engine import abort, build, prepare, revert
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -27,3 +27,4 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "TABLE_LOCK_WAIT", "20ms")
     monkeypatch.setattr(revert, "LOCK_TIMEOUT_MS", 20)
     monkeypatch.setattr(abort, "LOCK_TIMEOUT_MS", 20)
+    monkeypatch.setattr(prepare, "retry", lambda work: work())
