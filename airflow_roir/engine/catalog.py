@@ -273,6 +273,12 @@ def name_of(connection: Connection, oid: int) -> QualifiedName:
     return QualifiedName(row.nspname, row.relname)
 
 
+def source_of_index(connection: Connection, index_id: int) -> Source:
+    """The source of an index by the index's id. Raises NotFound, InvalidInput."""
+    oid = execute(connection, "SELECT source_oid FROM roir.index WHERE id = %(id)s", {"id": index_id}).scalar_one()
+    return read_source(connection, name_of(connection, oid))
+
+
 def _refuse_relation(name: QualifiedName, row: object) -> None:
     kind = getattr(row, "kind", "")
     if kind not in ("r", "p"):

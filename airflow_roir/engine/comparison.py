@@ -38,14 +38,35 @@ EXACT = frozenset(
 INTEGERS = frozenset(("smallint", "integer", "bigint"))
 TEXTUAL = frozenset(("text", "character varying", "name"))
 PADDED = frozenset(("character", "bpchar"))
+# Types whose hash function can be called by itself, with a seed: several times as fast as through a record.
+HASHES = {
+    "smallint": "hashint2extended({value}, {seed})",
+    "integer": "hashint4extended({value}, {seed})",
+    "bigint": "hashint8extended({value}, {seed})",
+    "oid": "hashoidextended({value}, {seed})",
+    "boolean": "hashint4extended({value}::int, {seed})",
+    "uuid": "uuid_hash_extended({value}, {seed})",
+    "timestamp without time zone": "timestamp_hash_extended({value}, {seed})",
+    # The session's time zone is UTC.
+    "timestamp with time zone": "timestamp_hash_extended({value}::timestamp, {seed})",
+    "text": "hashtextextended({value}, {seed})",
+    "character varying": "hashtextextended({value}, {seed})",
+    "numeric": "hash_numeric_extended({value}, {seed})",
+    "time without time zone": "time_hash_extended({value}, {seed})",
+    "pg_lsn": "pg_lsn_hash_extended({value}, {seed})",
+    "macaddr": "hashmacaddrextended({value}, {seed})",
+    "date": "hashdateextended({value}, {seed})",
+    "bytea": "hashbyteaextended({value}, {seed})",
+}
+# These two came with PostgreSQL 18.
+NEWER_HASHES = frozenset(("date", "bytea"))
 # A lookup has an arm for each pattern of NULLs in the key, since only that can use the index; more would be too long.
 MOST_NULLABLE = 4
 
 
 def image(column: EntryColumn, value: str) -> str:
     """SQL for something that is equal for two values only where they are the same, down to trailing zeros."""
-    if column.cast in EXACT or column.type.startswith("numeric("):
-        # A numeric of a declared scale has always that scale.
+    if column.cast in EXACT or _has_scale(column):
         return value
     if column.oid_alias:
         return f"{value}::oid"
@@ -55,15 +76,33 @@ def image(column: EntryColumn, value: str) -> str:
     return f'{value}::text COLLATE "C"' if column.cast not in TEXTUAL else f'{value} COLLATE "C"'
 
 
+def _has_scale(column: EntryColumn) -> bool:
+    """True for a numeric whose values all have the scale that is declared."""
+    return column.type.startswith("numeric(")
+
+
+def _is_fast(column: EntryColumn, newer: bool) -> bool:
+    if column.oid_alias or (column.cast in NEWER_HASHES and not newer):
+        return False
+    return column.cast in HASHES and (column.cast != "numeric" or _has_scale(column))
+
+
 def text(column: EntryColumn, value: str) -> str:
     """SQL for a value's lossless text, under pinned settings."""
     return f"{value}::oid::text" if column.oid_alias else f"{value}::text"
 
 
-def row_hash(entry: Entry, values: Sequence[str]) -> str:
-    """SQL for the 64-bit hash of all columns."""
-    images = ", ".join(image(column, value) for column, value in zip(entry.columns, values, strict=True))
-    return f"hash_record_extended(ROW({images}), 0)"
+def row_hash(entry: Entry, values: Sequence[str], newer: bool) -> str:
+    """SQL for the 64-bit hash of all columns. newer: the server is PostgreSQL 18 or newer."""
+    pairs = [(column, image(column, value)) for column, value in zip(entry.columns, values, strict=True)]
+    record = f"hash_record_extended(ROW({', '.join(value for _, value in pairs)}), 0)"
+    slow = ", ".join(value for column, value in pairs if not _is_fast(column, newer))
+    chain = f"hash_record_extended(ROW({slow}), 0)" if slow else "0"
+    for column, value in pairs:
+        if _is_fast(column, newer):
+            chain = HASHES[column.cast].format(value=value, seed=chain)
+    # Each function of the chain is NULL for a NULL.
+    return f"coalesce({chain}, {record})"
 
 
 def bucket(entry: Entry, values: Sequence[str], buckets: int) -> str:
@@ -81,15 +120,15 @@ def of_source(entry: Entry, alias: str) -> list[str]:
     return [column.of(alias) for column in entry.columns]
 
 
-def total(entry: Entry, values: Sequence[str], relation: str, where: str) -> str:
+def total(entry: Entry, values: Sequence[str], relation: str, where: str, newer: bool) -> str:
     """As `sums` of a single bucket: several times as fast."""
     return f"""
     SELECT ARRAY[0] AS buckets, ARRAY[count(*)] AS counts,
-           ARRAY[coalesce(sum({row_hash(entry, values)}), 0)] AS sums, count(*) AS rows
+           ARRAY[coalesce(sum({row_hash(entry, values, newer)}), 0)] AS sums, count(*) AS rows
       FROM {relation} WHERE {where}"""
 
 
-def sums(entry: Entry, values: Sequence[str], relation: str, where: str, buckets: int) -> str:
+def sums(entry: Entry, values: Sequence[str], relation: str, where: str, newer: bool, buckets: int) -> str:
     """SELECT of one row: for each bucket the count and the sum of its rows' hashes, and the count of all.
 
     The sum of 64-bit hashes is exact: it has 128 bits, and doesn't depend on any order.
@@ -98,14 +137,14 @@ def sums(entry: Entry, values: Sequence[str], relation: str, where: str, buckets
     SELECT coalesce(array_agg(bucket), '{{}}') AS buckets, coalesce(array_agg(rows), '{{}}') AS counts,
            coalesce(array_agg(total), '{{}}') AS sums, coalesce(sum(rows), 0)::bigint AS rows
       FROM (SELECT {bucket(entry, values, buckets)} AS bucket, count(*) AS rows,
-                   sum({row_hash(entry, values)}) AS total
+                   sum({row_hash(entry, values, newer)}) AS total
               FROM {relation} WHERE {where} GROUP BY 1) summed"""
 
 
 SUSPICIOUS = """
 SELECT bucket FROM (
-    SELECT s.bucket, CASE WHEN u.side = 'source' THEN s.rows ELSE -s.rows END AS rows,
-           CASE WHEN u.side = 'source' THEN s.total ELSE -s.total END AS total
+    SELECT s.bucket, CASE WHEN u.side IN ('source', 'heap') THEN s.rows ELSE -s.rows END AS rows,
+           CASE WHEN u.side IN ('source', 'heap') THEN s.total ELSE -s.total END AS total
       FROM roir.verification_unit u CROSS JOIN LATERAL unnest(u.buckets, u.counts, u.sums) AS s (bucket, rows, total)
      WHERE u.verification_id = %(verification)s AND u.stage = %(stage)s) sides
  GROUP BY bucket HAVING sum(rows) <> 0 OR sum(total) <> 0

@@ -279,14 +279,16 @@ verification_unit = Table(
     Column("ordinal", Integer, nullable=False),
     Column("stage", Text, nullable=False),
     Column("side", Text, nullable=False),
-    # A leaf of the source, cut by primary key; a segment or the delta, cut by blocks: half-open, null is unbounded.
+    # A leaf of the source, cut by primary key (source) or by blocks (heap); a segment, by blocks, or the delta.
+    # Half-open, null is unbounded.
     Column("relation", BigInteger, nullable=False),
     Column("lower", JSONB(none_as_null=True)),
     Column("upper", JSONB(none_as_null=True)),
     Column("done", Boolean, nullable=False, server_default=text("false")),
     Column("rows", BigInteger, nullable=False, server_default="0"),
     Column("seconds", Numeric(14, 3), nullable=False, server_default="0"),
-    # The sums of both sides: in stage total of all, in stage sum by bucket.
+    # The snapshot that they were read in, and the sums of both sides: in stage total of all, in stage sum by bucket.
+    Column("snapshot", Text),
     Column("buckets", ARRAY(Integer)),
     Column("counts", ARRAY(BigInteger)),
     Column("sums", ARRAY(Numeric)),
@@ -295,7 +297,7 @@ verification_unit = Table(
     Column("claim_token", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("verification_id", "stage", "ordinal"),
     CheckConstraint("stage IN ('total', 'sum', 'check')", name="stage"),
-    CheckConstraint("side IN ('source', 'entry', 'delta', 'tree')", name="side"),
+    CheckConstraint("side IN ('source', 'heap', 'entry', 'delta', 'tree')", name="side"),
 )
 
 discrepancy = Table(

@@ -223,7 +223,7 @@ SELECT count(*) FILTER (WHERE kind = 'missing') AS missing, count(*) FILTER (WHE
   FROM roir.discrepancy WHERE verification_id = %(id)s
 """
 LOOKED_AT = """
-SELECT coalesce(sum(rows) FILTER (WHERE side = 'source'), 0) AS rows,
+SELECT coalesce(sum(rows) FILTER (WHERE side IN ('source', 'heap')), 0) AS rows,
        coalesce(sum(rows) FILTER (WHERE side IN ('entry', 'delta')), 0) AS entries, bool_and(done) AS done
   FROM roir.verification_unit WHERE verification_id = %(id)s AND (stage = 'total' OR %(parts)s)
 """

@@ -83,25 +83,26 @@ def finish(database: Database, run: Run) -> None:
             return
         values = {"verification": found.id, "stage": stage}
         differ = list(execute(connection, comparison.SUSPICIOUS, values).scalars())
+        mixed = execute(connection, MIXED, values).scalar_one()
         execute(connection, FORGET_SUMS, values)
-        if stage == "total" and differ:
-            # Wrong, or written to between the two readings.
-            execute(connection, NEXT_UNITS, {**values, "next": "sum"})
+        source = catalog.source_of_index(connection, row.index_id)
+        if stage == "total" and (differ or mixed):
+            # Wrong, or written to between two readings.
+            verify_plan.next_units(connection, found.id, source, "total", "sum")
             return
         connection.execute(
             update(tables.verification).where(tables.verification.c.id == found.id).values(suspicious=differ)
         )
         if differ:
-            execute(connection, NEXT_UNITS, {**values, "next": "check"})
+            verify_plan.next_units(connection, found.id, source, stage, "check")
         if row.kind == "verify":
             control.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
 
 
-# The same units once more, but for those that are about themselves alone.
-NEXT_UNITS = """
-INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lower, upper)
-SELECT verification_id, %(next)s, ordinal, side, relation, lower, upper FROM roir.verification_unit
- WHERE verification_id = %(verification)s AND stage = %(stage)s AND side <> 'tree'
+# By blocks nothing is known but in one snapshot: a row may move from where it wasn't read yet to where it was.
+MIXED = """
+SELECT bool_or(side = 'heap') AND count(DISTINCT snapshot) > 1 FROM roir.verification_unit
+ WHERE verification_id = %(verification)s AND stage = %(stage)s AND snapshot IS NOT NULL
 """
 FORGET_SUMS = """
 UPDATE roir.verification_unit SET buckets = NULL, counts = NULL, sums = NULL
@@ -161,8 +162,7 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
             last = verification.last(connection, row.id)
             if last is not None and (last.finished_at is None or last.found == 0):
                 return int(last.id)
-            oid = execute(connection, "SELECT source_oid FROM roir.index WHERE id = %(id)s", {"id": row.index_id})
-            source = catalog.read_source(connection, catalog.name_of(connection, oid.scalar_one()))
+            source = catalog.source_of_index(connection, row.index_id)
             options = VerifyOptions(parallelism=row.parallelism)
             verification_id, _ = verify_plan.plan(
                 connection, row.index_id, row.id, row.generation_id, source, options, "after", with_delta=True

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection, Row, insert, update
 
 from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import catalog, tables
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import tables
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.plan import Piece, cut_source
+from airflow_roir.engine.plan import cut_source
 
 # A unit is one transaction; so many rows are read and summed in a tenth of a second.
 ROWS_PER_UNIT = 200_000
 BLOCKS_PER_UNIT = 4_096
 # Of each side: every unit has its sums of every bucket.
 MOST_UNITS = 256
+# What a worker reads well within the time that a snapshot is shared.
+ROWS_IN_A_SNAPSHOT = 10_000_000
 # Of a verification in parts, so that a part can be chosen finely.
 UNITS_OF_PARTS = 1_000
 # Few enough rows to compare one by one where a single one differs, and few enough buckets to keep.
@@ -42,12 +44,12 @@ def plan(
 
     with_delta: the generation isn't published yet. A walk in slices takes over what the last one left.
     """
-
-    def rows_per_unit(rows: int) -> int:
-        per_unit = max(ROWS_PER_UNIT, rows // MOST_UNITS)
-        return max(1, min(per_unit, rows // UNITS_OF_PARTS)) if options.in_parts else per_unit
-
-    rows, pieces = cut_source(connection, source, rows_per_unit)
+    size = catalog.size_of(connection, source)
+    rows = size.rows or 0
+    if not options.is_partial and 0 < rows <= ROWS_IN_A_SNAPSHOT * options.parallelism:
+        units = _heap_units(connection, source)
+    else:
+        rows, units = _source_units(connection, source, fine=options.in_parts)
     buckets = 1 << max(rows // ROWS_PER_BUCKET, 1).bit_length()
     verification = tables.verification
     verification_id = int(
@@ -68,7 +70,11 @@ def plan(
     if options.slices is not None:
         walking = _walk_on(connection, verification_id, index_id, generation_id)
     if not walking:
-        units = _units(connection, generation_id, pieces, options, with_delta)
+        units += _entry_units(connection, generation_id, with_delta, options.in_parts)
+        if options.sample is not None:
+            units = random.sample(units, max(1, math.ceil(len(units) * options.sample / 100)))
+        if options.amcheck:
+            units += [unit | {"side": "tree"} for unit in _segments(connection, generation_id)]
         write_units(connection, verification_id, "check" if options.is_partial else "total", units)
         walking = len(units)
     if options.slices is not None:
@@ -80,20 +86,48 @@ def plan(
     return verification_id, rows
 
 
-def _units(
-    connection: Connection, generation_id: int, pieces: list[Piece], options: VerifyOptions, with_delta: bool
-) -> list[dict[str, Any]]:
-    units: list[dict[str, Any]] = [
+def next_units(connection: Connection, verification_id: int, source: Source, old: str, new: str) -> None:
+    """The units of a stage once more, for the next one. What the heap's blocks were is then cut by primary key."""
+    values = {"id": verification_id, "old": old, "new": new}
+    execute(connection, NEXT_UNITS, values)
+    if execute(connection, HAS_HEAP, values).scalar_one():
+        _, units = _source_units(connection, source)
+        write_units(connection, verification_id, new, units, first=1_000_000)
+
+
+def _source_units(connection: Connection, source: Source, fine: bool = False) -> tuple[int, list[dict[str, Any]]]:
+    """The source's estimated rows, and its leaves cut by primary key."""
+
+    def rows_per_unit(rows: int) -> int:
+        per_unit = max(ROWS_PER_UNIT, rows // MOST_UNITS)
+        return max(1, min(per_unit, rows // UNITS_OF_PARTS)) if fine else per_unit
+
+    rows, pieces = cut_source(connection, source, rows_per_unit)
+    units = [
         {"side": "source", "relation": piece.relation, "lower": piece.lower, "upper": piece.upper} for piece in pieces
     ]
-    units += _entry_units(connection, generation_id, with_delta, options.in_parts)
-    if options.sample is not None:
-        units = random.sample(units, max(1, math.ceil(len(units) * options.sample / 100)))
-    if options.amcheck:
-        units += [unit | {"side": "tree"} for unit in _segments(connection, generation_id)]
-    return units
+    return rows, units
 
 
+def _heap_units(connection: Connection, source: Source) -> list[dict[str, Any]]:
+    """The leaves, cut by blocks: read in one snapshot, in which no row moves."""
+    leaves = execute(connection, LEAVES, {"leaves": list(source.leaves)}).all()
+    return [{"side": "heap", **piece} for piece in _blocks(leaves, BLOCKS_PER_UNIT)]
+
+
+# The same units, but for those that are about themselves alone.
+NEXT_UNITS = """
+INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lower, upper)
+SELECT verification_id, %(new)s, ordinal, side, relation, lower, upper FROM roir.verification_unit
+ WHERE verification_id = %(id)s AND stage = %(old)s AND side NOT IN ('tree', 'heap')
+"""
+HAS_HEAP = """
+SELECT EXISTS (SELECT FROM roir.verification_unit WHERE verification_id = %(id)s AND stage = %(old)s AND side = 'heap')
+"""
+LEAVES = """
+SELECT c.oid::bigint AS relation, pg_relation_size(c.oid) / current_setting('block_size')::int AS blocks
+  FROM pg_class c WHERE c.oid = ANY (%(leaves)s::oid[]) ORDER BY c.oid
+"""
 SEGMENTS = """
 SELECT relation::bigint AS relation, pg_relation_size(relation) / current_setting('block_size')::int AS blocks
   FROM roir.partition_tree(to_regclass(%(base)s)) WHERE leaf ORDER BY relation
@@ -110,11 +144,7 @@ def _entry_units(connection: Connection, generation_id: int, with_delta: bool, f
     segments = execute(connection, SEGMENTS, {"base": physical.base(generation_id)}).all()
     total = sum(row.blocks for row in segments)
     step = max(1, total // UNITS_OF_PARTS) if fine else max(BLOCKS_PER_UNIT, total // MOST_UNITS)
-    for row in segments:
-        starts = list(range(0, max(row.blocks, 1), step))
-        for first, end in zip(starts, [*starts[1:], None], strict=True):
-            upper = None if end is None else [end]
-            yield {"side": "entry", "relation": row.relation, "lower": [first], "upper": upper}
+    yield from ({"side": "entry", **piece} for piece in _blocks(segments, step))
     if with_delta:
         delta = execute(
             connection, "SELECT to_regclass(%(name)s)::oid::bigint", {"name": physical.delta(generation_id)}
@@ -122,9 +152,22 @@ def _entry_units(connection: Connection, generation_id: int, with_delta: bool, f
         yield {"side": "delta", "relation": delta.scalar_one(), "lower": None, "upper": None}
 
 
-def write_units(connection: Connection, verification_id: int, stage: str, units: list[dict[str, Any]]) -> None:
+def _blocks(relations: Iterable[Row[Any]], step: int) -> Iterator[dict[str, Any]]:
+    """Pieces of so many blocks; the last one of each relation is open, as it may grow."""
+    for row in relations:
+        starts = list(range(0, max(row.blocks, 1), step))
+        for first, end in zip(starts, [*starts[1:], None], strict=True):
+            yield {"relation": row.relation, "lower": [first], "upper": None if end is None else [end]}
+
+
+def write_units(
+    connection: Connection, verification_id: int, stage: str, units: list[dict[str, Any]], first: int = 0
+) -> None:
     """Units of one stage, to be claimed."""
-    rows = [{"verification_id": verification_id, "stage": stage, "ordinal": n, **unit} for n, unit in enumerate(units)]
+    rows = [
+        {"verification_id": verification_id, "stage": stage, "ordinal": n, **unit}
+        for n, unit in enumerate(units, first)
+    ]
     if rows:
         connection.execute(insert(tables.verification_unit), rows)
 

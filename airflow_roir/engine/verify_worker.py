@@ -42,12 +42,12 @@ RETURNING id, ordinal, stage, side, relation, lower, upper, claim_token
 COMMIT_UNIT = """
 UPDATE roir.verification_unit u
    SET done = true, claim_epoch = NULL, claim_worker = NULL, seconds = %(seconds)s, rows = %(rows)s,
-       buckets = %(buckets)s::int[], counts = %(counts)s::bigint[], sums = %(sums)s::numeric[]
+       snapshot = %(snapshot)s, buckets = %(buckets)s::int[], counts = %(counts)s::bigint[], sums = %(sums)s::numeric[]
   FROM roir.operation o
  WHERE u.id = %(unit)s AND u.claim_token = %(token)s AND u.claim_epoch = %(epoch)s AND NOT u.done
    AND o.id = %(operation)s AND o.epoch = %(epoch)s
 """
-NO_SUMS: dict[str, Any] = {"rows": 0, "buckets": None, "counts": None, "sums": None}
+NO_SUMS: dict[str, Any] = {"rows": 0, "snapshot": None, "buckets": None, "counts": None, "sums": None}
 
 # How far the work of a verification may go on: by its quota of units, and by its time.
 SPENT = """
@@ -91,6 +91,11 @@ class UnitClaim:
     relation: int
     lower: list[Any] | None
     upper: list[Any] | None
+
+    @property
+    def of_source(self) -> bool:
+        """True where it reads the source, False where the index."""
+        return self.side in ("source", "heap")
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,7 @@ class VerifyWorker:
         self.job = verify_job.job
         self.worker = worker
         self.snapshot = SharedSnapshot(connection)
+        self.newer = (connection.dialect.server_version_info or (0,)) >= (18,)
 
     def claim(self) -> UnitClaim | Stop:
         """Claim a unit. Raises Fenced."""
@@ -210,13 +216,13 @@ class VerifyWorker:
             if name is None:
                 return NO_SUMS
             entry = job.entry
-            read = of_source(entry, "r") if claim.side == "source" else entry.physical(prefix="r.")
+            read = of_source(entry, "r") if claim.of_source else entry.physical(prefix="r.")
             where = self._where(claim, values, "r")
             if claim.stage == "total":
-                sql = comparison.total(entry, read, f"{name} r", where)
+                sql = comparison.total(entry, read, f"{name} r", where, self.newer)
             else:
-                sql = comparison.sums(entry, read, f"{name} r", where, self.verify_job.buckets)
-            return dict(execute(self.connection, sql, values).one()._mapping)
+                sql = comparison.sums(entry, read, f"{name} r", where, self.newer, self.verify_job.buckets)
+            return {**execute(self.connection, sql, values).one()._mapping, "snapshot": shared}
 
     def _hold(self, claim: UnitClaim) -> str | None:
         """Keep partitions from being taken out while the unit is read; the relation's name, None where it is gone."""
@@ -236,7 +242,7 @@ class VerifyWorker:
         ).scalars():
             execute(self.connection, f"LOCK TABLE ONLY {level} IN ACCESS SHARE MODE")
         check_fingerprint(self.connection, job)
-        values = {"relation": claim.relation, "ours": claim.side != "source", "source": job.source.oid}
+        values = {"relation": claim.relation, "ours": not claim.of_source, "source": job.source.oid}
         name = execute(self.connection, STILL_THERE, values).scalar()
         if name is None:
             return None
@@ -261,14 +267,10 @@ class VerifyWorker:
                 terms.append(f"{alias}.ctid {sign} '({int(bound[0])},0)'::tid")
         if claim.side == "delta":
             terms.append(f"{alias}.state = 'regular'")
-        # What readers see: without the entries of partitions that are leaving or joining.
-        terms.append(
-            execute(
-                self.connection,
-                "SELECT coalesce(roir.is_shown(%(id)s, %(alias)s), 'true')",
-                {"id": job.generation_id, "alias": alias},
-            ).scalar_one()
-        )
+        if claim.side != "heap":
+            # What readers see: without the entries of partitions that are leaving or joining.
+            shown = "SELECT coalesce(roir.is_shown(%(id)s, %(alias)s), 'true')"
+            terms.append(execute(self.connection, shown, {"id": job.generation_id, "alias": alias}).scalar_one())
         return " AND ".join(terms)
 
     def _check(self, claim: UnitClaim, name: str) -> int:
