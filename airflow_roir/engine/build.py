@@ -19,6 +19,7 @@ from airflow_roir.definition import quote
 from airflow_roir.engine import control
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute, is_transient
+from airflow_roir.engine.run import TABLE_LOCK_WAIT as TABLE_LOCK_WAIT
 from airflow_roir.engine.run import Job, Run, WorkLeft, check_fingerprint, check_partitions, load_job, read_control
 from airflow_roir.errors import Fenced, InvariantViolated
 from airflow_roir.operation import Phase, Status, Verb
@@ -26,8 +27,6 @@ from airflow_roir.scan_range import Key, ScanRange
 
 # Under a rate limit a batch is at most this much of a worker's share, so that a pause still comes soon.
 RATE_WINDOW_S = 0.5
-# A batch gives up on a lock that somebody holds on the whole table (a TRUNCATE, an ALTER) to look for a pause.
-TABLE_LOCK_WAIT = "2s"
 
 CLAIM_RANGE = """
 UPDATE roir.scan_range

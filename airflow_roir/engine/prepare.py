@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
 from airflow_roir.engine import capture, catalog, control, entry_size, health, partitions, tables
@@ -127,7 +128,15 @@ def _begin(
     source = rehearsal.source
     drain = Drain(database, source.sql, source.relations, options.lock_timeout_ms, options.lock_patience_s)
     begun = time.monotonic()
-    return drain.run(lambda connection, lock: _prepare(connection, lock, rehearsal, options, actor, begun), report)
+    try:
+        return drain.run(lambda connection, lock: _prepare(connection, lock, rehearsal, options, actor, begun), report)
+    except IntegrityError:
+        # Somebody else has begun an operation of this index meanwhile.
+        with database.transaction() as connection:
+            adopted = _adopt(connection, definition, options, actor)
+        if adopted is None:
+            raise
+        return adopted
 
 
 def is_rebuild(database: Database, definition: IndexDefinition) -> bool:

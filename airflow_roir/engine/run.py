@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import catalog, control, partitions, tables
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import Database, is_transient
+from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.prepare import FORMAT_VERSION
 from airflow_roir.engine.schema import check_schema
@@ -31,6 +31,8 @@ from airflow_roir.operation import Status, Verb
 
 # Often enough that a run isn't taken for dead (30 s) after a few lost beats.
 HEARTBEAT_EVERY_S = 2.0
+# Whoever works gives up on a lock that somebody holds on a whole table (a TRUNCATE, an ALTER) to look for a pause.
+TABLE_LOCK_WAIT = "2s"
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ class WorkLeft:
 def load_job(connection: Connection, run: Run) -> Job:
     """Read what the workers of a run need. Raises Fenced, SourceChanged where the source isn't as it was."""
     row = read_control(connection, run)
+    # A leaf that is new is read.
+    execute(connection, f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'")
     generation = connection.execute(
         select(tables.generation, tables.index.c.source_oid)
         .join(tables.index, tables.index.c.id == tables.generation.c.index_id)

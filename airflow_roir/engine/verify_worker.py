@@ -24,7 +24,6 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.run import Job, Run, check_fingerprint, read_control
 from airflow_roir.engine.snapshot import SharedSnapshot
 from airflow_roir.errors import Fenced
-from airflow_roir.operation import Status
 from airflow_roir.scan_range import ScanRange
 
 CLAIM_UNIT = """
@@ -152,10 +151,8 @@ class VerifyWorker:
         values = {"epoch": run.epoch, "worker": self.worker, "verification": self.verify_job.verification_id}
         with self.connection.begin():
             row = read_control(self.connection, run)
-            if row.status != Status.RUNNING:
-                return Stop("paused")
-            if self.worker >= row.parallelism:
-                return Stop("leave")
+            if (stop := build.why_stop(row, self.worker)) is not None:
+                return stop
             if execute(self.connection, SPENT, values).scalar_one():
                 return Stop("done")
             found = execute(self.connection, CLAIM_UNIT, values).first()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from airflow_roir.engine import cleanup
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import cleanup, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvariantViolated
@@ -77,3 +80,24 @@ def test_what_took_the_indexes_name_meanwhile_is_left_alone(database: Database, 
     run_sql(dsn, f"DROP {taken.split()[0]} ix")
     steps.publish_all(database, run)
     steps.assert_exact(database)
+
+
+def test_a_prepare_that_comes_second_takes_the_firsts_operation_up(
+    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it has planned already when the first one commits."""
+    run_sql(dsn, "CREATE TABLE u (id int PRIMARY KEY, k text)")
+    definition = IndexDefinition.parse("of_u", "u", "k")
+    rehearse, first = prepare.rehearse, []
+
+    def overtaken(*arguments: Any) -> prepare.Rehearsal:
+        found = rehearse(*arguments)
+        if not first:
+            first.append(None)
+            first[0] = prepare.prepare(database, definition, BuildOptions(), "somebody else")
+        return found
+
+    monkeypatch.setattr(prepare, "rehearse", overtaken)
+    second = prepare.prepare(database, definition, BuildOptions(), "test")
+    assert second.adopted
+    assert second.operation_id == first[0].operation_id
