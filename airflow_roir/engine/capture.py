@@ -84,6 +84,8 @@ def install(connection: Connection, source: Source) -> None:
     """As `refresh`, and see to it that every write fires the capture triggers, from now on. Needs the drain lock."""
     name = function_name(source.oid)
     refresh(connection, source)
+    # What follows needn't be looked at by the guard: that is us.
+    execute(connection, "SET LOCAL roir.own_ddl = 'on'")
     present = set(
         execute(
             connection,

@@ -7,12 +7,14 @@
 CREATE FUNCTION roir.partition_tree(source oid) RETURNS TABLE (relation oid, parent oid, leaf boolean, link text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH RECURSIVE tree AS (
-        SELECT i.inhrelid, i.inhparent, i.xmin::text AS link FROM pg_inherits i
+        SELECT i.inhrelid, i.inhparent, i.xmin::text AS link, c.relkind
+          FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
          WHERE i.inhparent = partition_tree.source AND NOT i.inhdetachpending
         UNION ALL
-        SELECT i.inhrelid, i.inhparent, i.xmin::text AS link FROM pg_inherits i JOIN tree t ON i.inhparent = t.inhrelid
-         WHERE NOT i.inhdetachpending)
-    SELECT t.inhrelid, t.inhparent, c.relkind <> 'p', t.link FROM tree t JOIN pg_class c ON c.oid = t.inhrelid
+        SELECT i.inhrelid, i.inhparent, i.xmin::text AS link, c.relkind
+          FROM tree t JOIN pg_inherits i ON i.inhparent = t.inhrelid JOIN pg_class c ON c.oid = i.inhrelid
+         WHERE t.relkind = 'p' AND NOT i.inhdetachpending)
+    SELECT t.inhrelid, t.inhparent, t.relkind <> 'p', t.link FROM tree t
 $$;
 
 -- Writes down that a generation holds the rows of these leaves, of all leaves by default, and all levels above them.
@@ -34,7 +36,10 @@ CREATE FUNCTION roir.watch_truncate(source oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     unwatched oid;
+    before text := coalesce(current_setting('roir.own_ddl', true), '');
 BEGIN
+    -- Not by SET in the head, which only a superuser may write for a setting that no extension knows.
+    PERFORM set_config('roir.own_ddl', 'on', true);
     FOR unwatched IN
         SELECT t.relation FROM roir.partition_tree(source) t
          WHERE t.leaf AND NOT EXISTS (SELECT FROM pg_trigger g
@@ -45,6 +50,7 @@ BEGIN
                        'FOR EACH STATEMENT EXECUTE FUNCTION roir_data.capture_%s()', unwatched::regclass, source);
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER roir_capture_truncate', unwatched::regclass);
     END LOOP;
+    PERFORM set_config('roir.own_ddl', before, true);
 END $$;
 
 -- Takes leaves in that came without a trigger for their TRUNCATE. One that was truncated (or rewritten) since it was made

@@ -156,3 +156,24 @@ def test_init_installs_it_where_it_may(database: Database, dsn: str) -> None:
     )
     assert one(database, "SET ROLE guard_modest; SELECT roir.guard()") is False
     run_sql(dsn, "DROP OWNED BY guard_modest", "DROP ROLE guard_modest")
+
+
+def test_the_guard_does_not_look_at_what_prepare_itself_does(database: Database, guarded: str) -> None:
+    """It would look at all partitions for each of their triggers, while writers wait."""
+    run_sql(guarded, f"ALTER DATABASE {one(database, 'SELECT current_database()')} SET track_functions = 'all'")
+    looked = []
+    for index, leaves in enumerate((3, 30)):
+        name = f"t_{leaves}"
+        run_sql(
+            guarded,
+            f"CREATE TABLE {name} (d int, id int, k text, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)",
+            *(f"CREATE TABLE {name}_{n} PARTITION OF {name} FOR VALUES FROM ({n}) TO ({n + 1})" for n in range(leaves)),
+        )
+        run_sql(guarded, "SELECT pg_stat_reset()")
+        steps.begin(database, f"ix_{index}", name, segments=1)
+        run_sql(guarded, "SELECT pg_stat_force_next_flush()")
+        calls = "SELECT coalesce(sum(calls), 0)::int FROM pg_stat_user_functions WHERE funcname = 'ddl_problem'"
+        looked.append(one(database, calls))
+    assert looked[0] == looked[1], looked
+    with pytest.raises(psycopg2.errors.ObjectInUse):
+        run_sql(guarded, "ALTER TABLE t_30 DETACH PARTITION t_30_7")
