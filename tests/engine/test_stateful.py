@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.conftest import run_sql
+from tests.engine import variants
 from tests.engine.machine import KeptSessions, Machine
 from tests.engine.users import TOUCH
-from tests.engine.variants import FOUND, VARIANTS, Variant
+from tests.engine.variants import FOUND, Variant
 
 EXAMPLES = int(os.environ.get("ROIR_EXAMPLES", "0"))
 SEED = int(os.environ.get("ROIR_SEED") or (random.randrange(1_000_000) if EXAMPLES else 1))
@@ -30,6 +31,21 @@ REACHED = {
     "death",
     "held up",
 }
+# Those that seed 1 is known to find, within 12 examples at most. Schedules find all of them: `test_variants.py`.
+AT_RANDOM = (
+    variants.prepares_without_a_drain,
+    variants.switches_without_a_drain,
+    variants.commits_the_watermark_first,
+    variants.forgets_the_fence,
+    variants.begins_a_range_anew,
+    variants.forgets_the_base,
+    variants.forgets_the_delta,
+    variants.lets_the_base_win,
+    variants.deletes_the_delta_unconditionally,
+    variants.forgets_moved_keys,
+    variants.forgets_the_active_generation,
+    variants.forgets_the_retired_generation,
+)
 
 pytestmark = pytest.mark.usefixtures("impatience")
 
@@ -66,10 +82,9 @@ def test_the_index_is_right_whatever_comes_between(dsn: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.__name__)
+@pytest.mark.parametrize("variant", AT_RANDOM, ids=lambda variant: variant.__name__)
 def test_it_finds_what_was_broken_on_purpose(dsn: str, monkeypatch: pytest.MonkeyPatch, variant: Variant) -> None:
-    """By a seed that is known to find it."""
     variant(monkeypatch)
     with pytest.raises(Exception, match=FOUND) as found:
-        run_machine(dsn, 1000, number=1, shrink=False)
+        run_machine(dsn, 60, number=1, shrink=False)
     print(f"{variant.__name__}: {str(found.value)[:300]}")
