@@ -62,6 +62,8 @@ HASHES = {
 NEWER_HASHES = frozenset(("date", "bytea"))
 # A lookup has an arm for each pattern of NULLs in the key, since only that can use the index; more would be too long.
 MOST_NULLABLE = 4
+# Characters of an included value that a discrepancy keeps: where a whole segment is lost that is every value of it.
+MOST_KEPT = 1_000
 
 
 def image(column: EntryColumn, value: str) -> str:
@@ -89,18 +91,32 @@ def _is_fast(column: EntryColumn, newer: bool) -> bool:
 
 def text(column: EntryColumn, value: str) -> str:
     """SQL for a value's lossless text, under pinned settings."""
+    if column.cast in PADDED:
+        return f"textin(bpcharout({value}))"
     return f"{value}::oid::text" if column.oid_alias else f"{value}::text"
 
 
 def row_hash(entry: Entry, values: Sequence[str], newer: bool) -> str:
-    """SQL for the 64-bit hash of all columns. newer: the server is PostgreSQL 18 or newer."""
+    """SQL for the 64-bit hash of all columns. newer: the server is PostgreSQL 18 or newer.
+
+    A record's hash is linear in those of its columns: values that two rows have swapped would leave a sum as it was.
+    So each row is hashed with a seed of its own, of its primary key.
+    """
     pairs = [(column, image(column, value)) for column, value in zip(entry.columns, values, strict=True)]
-    record = f"hash_record_extended(ROW({', '.join(value for _, value in pairs)}), 0)"
+    key = [(column, value) for column, value in pairs if column.primary_key]
+    seed = f"hash_record_extended(ROW({', '.join(value for _, value in key)}), 0)"
+    if len(key) == 1 and _is_fast(key[0][0], newer):
+        seed = HASHES[key[0][0].cast].format(value=key[0][1], seed="0")
+    # The hash of a bigint folds its halves into one: 1 and 2^32 have the same.
+    halves = [value for column, value in pairs for value in (value, *[f"{value} >> 32"] * (column.cast == "bigint"))]
+    record = f"hash_record_extended(ROW({', '.join(halves)}), {seed})"
     slow = ", ".join(value for column, value in pairs if not _is_fast(column, newer))
-    chain = f"hash_record_extended(ROW({slow}), 0)" if slow else "0"
+    chain = f"hash_record_extended(ROW({slow}), {seed})" if slow else "0"
     for column, value in pairs:
         if _is_fast(column, newer):
             chain = HASHES[column.cast].format(value=value, seed=chain)
+        if column.cast == "bigint":
+            chain = f"hashint4extended(({value} >> 32)::int, {chain})"
     # Each function of the chain is NULL for a NULL.
     return f"coalesce({chain}, {record})"
 
@@ -210,7 +226,7 @@ def extra(source: Source, entry: Entry, generation_id: int, relation: str, where
 
 
 def _recorded(entry: Entry, compared: str, ours: str, theirs: str) -> str:
-    """One statement, so one snapshot, that compares and writes down what differs; returns how many rows it looked at.
+    """One statement, so one snapshot, that compares and writes down what differs; returns how many it read and found.
 
     `compared` has the columns of the looked-at side, `other` (the other side's, as JSON), and the kind of difference.
     """
@@ -230,30 +246,39 @@ def _recorded(entry: Entry, compared: str, ours: str, theirs: str) -> str:
         SELECT %(verification)s, %(unit)s, kind, key, primary_key, looked_at{", " + theirs if theirs else ""}
           FROM compared WHERE kind IS NOT NULL
     )
-    SELECT count(*) FROM compared"""
+    SELECT count(*) AS rows, count(kind) AS found FROM compared"""
 
 
 def _texts(entry: Entry, prefix: str, positions: Sequence[int] | None = None) -> str:
     """SQL for a JSON array of lossless texts: unlike the function for it, an array takes any number of columns."""
     chosen = range(len(entry.columns)) if positions is None else positions
-    listed = ", ".join(text(entry.columns[i], f"{prefix}c{i + 1}") for i in chosen)
+    listed = ", ".join(
+        text(entry.columns[i], f"{prefix}c{i + 1}")
+        if i < entry.identity
+        else f"left({text(entry.columns[i], f'{prefix}c{i + 1}')}, {MOST_KEPT})"
+        for i in chosen
+    )
     return f"to_jsonb(ARRAY[{listed}]::text[])"
 
 
 def lookup(entry: Entry, table: str, first: str) -> str:
     """SELECT of the entry, by index, whose identity is that of the outer row `s`: `first`, then all its columns."""
     nullable = [i for i in entry.identity_positions if not entry.columns[i].primary_key]
+    # Of the rest the index's leading columns have left few entries.
+    nullable, rest = nullable[:MOST_NULLABLE], nullable[MOST_NULLABLE:]
     head = f"SELECT {first}, {', '.join(entry.physical(prefix='b.'))} FROM {table} b WHERE "
-    if len(nullable) > MOST_NULLABLE:
-        return head + entry.equal("b.", "s.") + " LIMIT 1"
     arms = []
+
+    def both_null(i: int) -> str:
+        return f"{is_null(f'b.c{i + 1}')} AND {is_null(f's.c{i + 1}')}"
+
     for pattern in product((False, True), repeat=len(nullable)):
         nulls = {i for i, null in zip(nullable, pattern, strict=True) if null}
         terms = [
             # IS NULL can use the index, and is true of ROW(NULL, NULL) too; the other is not, and can't.
-            f"b.c{i + 1} IS NULL AND {is_null(f'b.c{i + 1}')} AND {is_null(f's.c{i + 1}')}"
+            f"b.c{i + 1} IS NULL AND {both_null(i)}"
             if i in nulls
-            else f"b.c{i + 1} {entry.columns[i].equals} s.c{i + 1}"
+            else f"(b.c{i + 1} {entry.columns[i].equals} s.c{i + 1}{f' OR {both_null(i)}' if i in rest else ''})"
             for i in entry.identity_positions
         ]
         arms.append(head + " AND ".join(terms))
@@ -270,13 +295,14 @@ def row_of(entry: Entry, row: str, prefix: str) -> str:
     return " AND ".join(terms)
 
 
-def recorded_identity(entry: Entry, alias: str) -> list[str]:
-    """SQL for the identity of a discrepancy, as values of the entry's columns."""
+def recorded_identity(entry: Entry, alias: str, types: Sequence[str]) -> list[str]:
+    """SQL for the identity of a discrepancy, as values of the entry's columns. types: their types' names now."""
     primary_key = [i for i in entry.identity_positions if entry.columns[i].primary_key]
     values = []
     for i in entry.identity_positions:
         part = f"{alias}.key ->> {i}" if i < entry.key else f"{alias}.primary_key ->> {primary_key.index(i)}"
-        cast = entry.columns[i].cast
         collation = entry.columns[i].collation
-        values.append(f"({part})::{cast}" + (f" COLLATE {collation}" if collation else ""))
+        # From text to regclass there is a cast of its own, which takes names only.
+        part = f"({part})::oid" if entry.columns[i].oid_alias else f"({part})"
+        values.append(f"{part}::{types[i]}" + (f" COLLATE {collation}" if collation else ""))
     return values

@@ -131,6 +131,13 @@ def is_sealed(connection: Connection, generation_id: int) -> bool:
 def drop(connection: Connection, generation_id: int) -> None:
     """Drop base and delta. The capture function must not know them any more."""
     execute(connection, "DELETE FROM roir.source_partition WHERE generation_id = %(id)s", {"id": generation_id})
+    # A walk in slices has left them.
+    execute(
+        connection,
+        "DELETE FROM roir.verification_unit u USING roir.verification v "
+        "WHERE v.id = u.verification_id AND v.generation_id = %(id)s",
+        {"id": generation_id},
+    )
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
 
 

@@ -8,7 +8,7 @@ writer that brought such a row has either committed, and is seen, or waits for t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -25,12 +25,6 @@ CHUNK = 1_000
 TRIES = 20
 REST_S = 0.1
 
-CHECK_TREE = """
-SELECT bt_index_check(i.indexrelid::regclass, true) FROM pg_index i
- WHERE i.indrelid = %(relation)s::oid AND i.indisunique
-"""
-"""Check one segment's B-tree, and that each entry is in it."""
-
 UNMENDED = """
 SELECT id, kind FROM roir.discrepancy
  WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND outcome IS NULL AND kind <> 'corrupt'
@@ -42,21 +36,38 @@ UPDATE roir.discrepancy SET outcome = %(outcome)s, mended_at = clock_timestamp()
 """
 
 
+TYPES = """
+SELECT format_type(atttypid, -1) FROM pg_attribute
+ WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+
+
 class Mender:
-    """Mends discrepancies of one generation, in one session."""
+    """Mends discrepancies of one generation, in one session.
+
+    It waits for no row: it holds some, and who waits for a second one while it holds a first can meet a writer that
+    does so the other way round.
+    """
 
     def __init__(self, connection: Connection, job: Job) -> None:
         self.connection = connection
+        self.generation_id = job.generation_id
         self.base = physical.base(job.generation_id)
         self.entry = entry = job.entry
         self.source = job.source.sql
-        identity = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(comparison.recorded_identity(entry, "d")))
+        with connection.begin():
+            types = list(execute(connection, TYPES, {"base": self.base}).scalars())
+        recorded = comparison.recorded_identity(entry, "d", types)
+        identity = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(recorded))
         # The recorded identities, with the names of the entry's first columns.
         self.recorded = f"(SELECT d.id, {identity} FROM roir.discrepancy d WHERE d.id = ANY (%(ids)s)) s"
         self.row = comparison.row_of(entry, "r", "s.")
 
     def put(self, ids: list[int]) -> list[int]:
-        """Give rows their entries, in one transaction; returns those whose rows aren't there any more."""
+        """Give rows their entries, in one transaction; returns those whose rows aren't there any more.
+
+        Rows that a writer holds are left as they are.
+        """
         columns, read = ", ".join(self.entry.physical()), ", ".join(comparison.of_source(self.entry, "r"))
         image = f"ROW({', '.join(self.entry.physical(prefix='e.'))})::record"
         entry = comparison.lookup(self.entry, self.base, "true AS present")
@@ -65,17 +76,17 @@ class Mender:
             self._wait_little()
             rows = (
                 f"SELECT s.id FROM {self.recorded} CROSS JOIN LATERAL (SELECT FROM {self.source} r WHERE {self.row} "
-                "FOR NO KEY UPDATE) l"
+                "FOR NO KEY UPDATE SKIP LOCKED) l"
             )
-            locked = list(execute(self.connection, rows, {"ids": ids}).scalars())
+            locked = self._ids(rows, ids)
             right = f"SELECT s.id {joined} CROSS JOIN LATERAL ({entry}) e WHERE ROW({read})::record *= {image}"
-            gone = list(execute(self.connection, right, {"ids": locked}).scalars())
-            wrong = list(set(locked) - set(gone))
+            gone = self._ids(right, locked)
+            wrong = locked - gone
             write = f"INSERT INTO {self.base} ({columns}) SELECT {read} {joined} {self.entry.on_conflict()}"
-            execute(self.connection, write, {"ids": wrong})
+            execute(self.connection, write, {"ids": list(wrong)})
             self._settle("gone", gone)
             self._settle("mended", wrong)
-        return list(set(ids) - set(locked))
+            return list(set(ids) - locked - self._with_row(ids))
 
     def take_out(self, ids: list[int]) -> list[int]:
         """Remove entries that no row projects to, in one transaction; returns those that could not be settled."""
@@ -86,42 +97,61 @@ class Mender:
         )
         with self.connection.begin():
             self._wait_little()
+            # Before the entries, as a TRUNCATE of the source does; and no partition begins to join meanwhile.
+            execute(self.connection, f"LOCK TABLE {self.source} IN ACCESS SHARE MODE")
             by_segment: dict[str, dict[str, int]] = {}
             for entry in execute(self.connection, entries, {"ids": ids}).all():
                 by_segment.setdefault(entry.segment, {})[entry.tid] = entry.id
-            removed: list[int] = []
+            removed: set[int] = set()
+            hidden: set[int] = set()
             for segment, tids in sorted(by_segment.items()):
-                removed += self._remove(segment, tids)
-            # What has a row, or no entry, is right by now.
-            rows = f"SELECT s.id FROM {self.recorded} WHERE EXISTS (SELECT FROM {self.source} r WHERE {self.row})"
-            gone = set(execute(self.connection, rows, {"ids": ids}).scalars())
+                self._remove(segment, tids, removed, hidden)
+            # What has a row, or no entry, or isn't shown, is right by now.
+            gone = self._with_row(ids) | hidden
             gone |= set(ids) - {one for tids in by_segment.values() for one in tids.values()}
+            gone -= removed
             self._settle("mended", removed)
-            self._settle("gone", list(gone - set(removed)))
-        return list(set(ids) - gone - set(removed))
+            self._settle("gone", gone)
+            return list(set(ids) - gone - removed)
 
-    def _remove(self, segment: str, tids: dict[str, int]) -> list[int]:
-        values = {"tids": list(tids)}
-        execute(self.connection, f"SELECT FROM {segment} WHERE ctid = ANY (%(tids)s::tid[]) FOR UPDATE", values)
-        # A statement of its own, so a later snapshot. An entry that was written meanwhile is another version.
-        removed = execute(
-            self.connection,
-            f"DELETE FROM {segment} s WHERE s.ctid = ANY (%(tids)s::tid[]) "
-            f"AND NOT EXISTS (SELECT FROM {self.source} r WHERE {self.row}) RETURNING s.ctid::text AS tid",
-            values,
-        ).all()
-        return [tids[row.tid] for row in removed]
+    def _remove(self, segment: str, tids: dict[str, int], removed: set[int], hidden: set[int]) -> None:
+        # Nothing is bound here: the conditions may hold literals with a per cent sign.
+        def these(chosen: Iterable[str]) -> str:
+            return f"x.ctid = ANY ('{{{','.join(map(_quoted, chosen))}}}'::tid[])"
+
+        lock = f"SELECT x.ctid::text FROM {segment} x WHERE {these(tids)} FOR UPDATE SKIP LOCKED"
+        locked = list(execute(self.connection, lock).scalars())
+        # Statements of their own, so with later snapshots. An entry that was written meanwhile is another version.
+        visible = f"SELECT coalesce(roir.is_shown({self.generation_id}, 'x'), 'true')"
+        shown = execute(self.connection, visible).scalar_one()
+        row = f"SELECT FROM {self.source} r WHERE {comparison.row_of(self.entry, 'r', 'x.')}"
+        delete = (
+            f"DELETE FROM {segment} x WHERE {these(locked)} AND NOT EXISTS ({row}) AND {shown} RETURNING x.ctid::text"
+        )
+        removed.update(tids[tid] for tid in execute(self.connection, delete).scalars())
+        unseen = f"SELECT x.ctid::text FROM {segment} x WHERE {these(locked)} AND NOT {shown}"
+        hidden.update(tids[tid] for tid in execute(self.connection, unseen).scalars())
+
+    def _with_row(self, ids: list[int]) -> set[int]:
+        rows = f"SELECT s.id FROM {self.recorded} WHERE EXISTS (SELECT FROM {self.source} r WHERE {self.row})"
+        return self._ids(rows, ids)
+
+    def _ids(self, query: str, ids: Iterable[int]) -> set[int]:
+        return set(execute(self.connection, query, {"ids": list(ids)}).scalars())
 
     def _wait_little(self) -> None:
         execute(self.connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
 
-    def _settle(self, outcome: str, ids: list[int]) -> None:
+    def _settle(self, outcome: str, ids: set[int]) -> None:
         if ids:
-            execute(self.connection, OUTCOME, {"outcome": outcome, "ids": ids})
+            execute(self.connection, OUTCOME, {"outcome": outcome, "ids": list(ids)})
 
 
-def mend_unit(connection: Connection, job: Job, verification_id: int, unit_id: int) -> None:
-    """Mend all that was found in a unit. What writers hold is tried again for some seconds, then left as it was."""
+def mend_unit(connection: Connection, job: Job, verification_id: int, unit_id: int) -> Iterator[None]:
+    """Mend all that was found in a unit, in steps of one or two short transactions.
+
+    What writers hold is tried again for some seconds, then left as it was.
+    """
     mender = Mender(connection, job)
     values = {"verification": verification_id, "unit": unit_id}
     for attempt in range(TRIES):
@@ -131,15 +161,21 @@ def mend_unit(connection: Connection, job: Job, verification_id: int, unit_id: i
             return
         if attempt:
             time.sleep(REST_S)
-        # At once where there are many, unless somebody held one of them the last time.
+        # At once where there are many; the next time one by one, if a lock on a table was in the way.
         size = CHUNK if len(rows) > MANY and attempt % 2 == 0 else 1
         absent = [row.id for row in rows if row.kind != "extra"]
         for ids in _chunks(absent, size):
             # Without its row an entry that was different is one too many, and one that was missing is not missed.
             if left := _tried(mender.put, ids):
                 _tried(mender.take_out, left)
+            yield
         for ids in _chunks([row.id for row in rows if row.kind == "extra"], size):
             _tried(mender.take_out, ids)
+            yield
+
+
+def _quoted(tid: str) -> str:
+    return f'"{tid}"'
 
 
 def _chunks(ids: list[int], size: int) -> Iterator[list[int]]:

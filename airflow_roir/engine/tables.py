@@ -307,7 +307,7 @@ discrepancy = Table(
     Column("verification_id", BigInteger, ForeignKey(verification.c.id), nullable=False),
     Column("unit_id", BigInteger, nullable=False),
     Column("kind", Text, nullable=False),
-    # Lossless texts, by column name: the key, the primary key, and all columns on either side, null where it has none.
+    # Texts: the key and the primary key lossless, and all columns on either side, null where it has none.
     Column("key", JSONB, nullable=False),
     Column("primary_key", JSONB, nullable=False),
     Column("source_values", JSONB(none_as_null=True)),

@@ -12,11 +12,11 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, update
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import catalog, comparison, control, mend, tables, verification, verify_plan
+from airflow_roir.engine import catalog, comparison, control, tables, verification, verify_plan
 from airflow_roir.engine.database import Database, execute, retry
 from airflow_roir.engine.run import Run, WorkLeft, driving, heartbeat, read_control, start_run
 from airflow_roir.engine.verification import VerifyReport
-from airflow_roir.engine.verify_worker import SPENT, UnitClaim, UnitMetrics, VerifyWorker, load
+from airflow_roir.engine.verify_worker import DUE, LIMITS, UnitClaim, UnitMetrics, VerifyWorker, load
 from airflow_roir.errors import InvariantViolated, OperationFailed, OperationPaused
 from airflow_roir.operation import Phase, Status, Verb
 
@@ -33,21 +33,25 @@ def work(database: Database, run: Run, worker: int) -> Iterator[UnitMetrics]:
         verifier = VerifyWorker(connection, verify_job, worker)
         try:
             while isinstance(claim := verifier.claim(), UnitClaim):
-                done = verifier.unit(claim)
-                if verify_job.options.repair and claim.stage == "check":
-                    mend.mend_unit(connection, verify_job.job, verify_job.verification_id, claim.unit_id)
-                yield done
+                done = None if claim.compared else verifier.unit(claim)
+                to_mend = done is None or (done.found > 0 and verify_job.options.repair)
+                if to_mend and not verifier.mend(claim):
+                    return
+                if done is not None:
+                    yield done
         finally:
             verifier.close()
 
 
-WORK_LEFT = """
-SELECT count(*) FILTER (WHERE claim_epoch IS NULL OR claim_epoch < %(epoch)s) AS free, count(*) AS undone
-  FROM roir.verification_unit WHERE verification_id = %(verification)s AND NOT done
+WORK_LEFT = f"""
+SELECT count(*) FILTER (WHERE {DUE} AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s)) AS free,
+       count(*) FILTER (WHERE {DUE} OR claim_epoch = %(epoch)s) AS undone
+  FROM roir.verification_unit WHERE verification_id = %(verification)s AND (NOT done OR claim_epoch IS NOT NULL)
 """
+# No run has epoch 0: what is compared stays to be mended, by anybody.
 GIVE_BACK = """
-UPDATE roir.verification_unit SET claim_epoch = NULL, claim_worker = NULL
- WHERE verification_id = %(verification)s AND NOT done AND claim_epoch = %(epoch)s AND claim_worker <> ALL (%(busy)s)
+UPDATE roir.verification_unit SET claim_epoch = CASE WHEN done THEN 0 END, claim_worker = NULL
+ WHERE verification_id = %(verification)s AND claim_epoch = %(epoch)s AND claim_worker <> ALL (%(busy)s)
 """
 
 
@@ -56,9 +60,8 @@ def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLe
     found = verification.unfinished(connection, run.operation_id)
     values = {"verification": found.id, "epoch": run.epoch, "busy": list(busy)}
     execute(connection, GIVE_BACK, values)
-    row = execute(connection, WORK_LEFT, values).one()
-    if execute(connection, SPENT, values).scalar_one():
-        return WorkLeft(0, row.undone - row.free)
+    limits = execute(connection, LIMITS, values).one()
+    row = execute(connection, WORK_LEFT, {**values, **limits._mapping}).one()
     return WorkLeft(row.free, row.undone)
 
 
@@ -147,6 +150,11 @@ def verify(
     run = start_run(database, index, owner)
     with driving(database, run), heartbeat(database, run):
         _by_threads(database, run, begun.verification_id)
+    # `driving` ends quietly where it is paused.
+    with database.transaction() as connection:
+        row = control.read_operation(connection, run.operation_id)
+    if row.status == Status.PAUSED:
+        raise OperationPaused(f"index {run.index}: paused by {row.paused_by}: {row.pause_reason}")
     return verification.report(database, begun.verification_id)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psycopg2 import errors as pg_errors
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import VerifyOptions, quote
@@ -24,23 +24,27 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.run import Job, Run, check_fingerprint, read_control
 from airflow_roir.engine.snapshot import SharedSnapshot
 from airflow_roir.errors import Fenced
+from airflow_roir.operation import Status
 from airflow_roir.scan_range import ScanRange
 
-CLAIM_UNIT = """
+# What is due: a unit that is to be compared, or one that is compared and still claimed, with something to mend.
+DUE = "(done AND claim_epoch IS NOT NULL OR NOT done AND NOT %(spent)s AND ordinal < %(until)s)"
+CLAIM_UNIT = f"""
 UPDATE roir.verification_unit
    SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_token = claim_token + 1
  WHERE id = (SELECT id FROM roir.verification_unit
-              WHERE verification_id = %(verification)s AND NOT done
+              WHERE verification_id = %(verification)s AND {DUE}
                 AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s
                      OR claim_epoch = %(epoch)s AND claim_worker = %(worker)s)
               ORDER BY ordinal FOR UPDATE SKIP LOCKED LIMIT 1)
-RETURNING id, ordinal, stage, side, relation, lower, upper, claim_token
+RETURNING id, ordinal, stage, side, relation, lower, upper, claim_token, done
 """
 
-# Compare-and-set, as a build's batch (I4).
+# Compare-and-set, as a build's batch (I4). Where there is something to mend the claim is kept until that is done.
 COMMIT_UNIT = """
 UPDATE roir.verification_unit u
-   SET done = true, claim_epoch = NULL, claim_worker = NULL, seconds = %(seconds)s, rows = %(rows)s,
+   SET done = true, claim_epoch = CASE WHEN %(mend)s THEN claim_epoch END,
+       claim_worker = CASE WHEN %(mend)s THEN claim_worker END, seconds = %(seconds)s, rows = %(rows)s,
        snapshot = %(snapshot)s, buckets = %(buckets)s::int[], counts = %(counts)s::bigint[], sums = %(sums)s::numeric[]
   FROM roir.operation o
  WHERE u.id = %(unit)s AND u.claim_token = %(token)s AND u.claim_epoch = %(epoch)s AND NOT u.done
@@ -48,15 +52,33 @@ UPDATE roir.verification_unit u
 """
 NO_SUMS: dict[str, Any] = {"rows": 0, "snapshot": None, "buckets": None, "counts": None, "sums": None}
 
-# How far the work of a verification may go on: by its quota of units, and by its time.
-SPENT = """
-SELECT coalesce((SELECT count(*) FILTER (WHERE done OR claim_epoch = %(epoch)s) FROM roir.verification_unit u
-                  WHERE u.verification_id = v.id) >= v.quota, false)
-       OR coalesce((SELECT sum(value::numeric) FROM jsonb_each_text(o.phase_seconds))
-                   >= (v.options ->> 'max_seconds')::numeric, false) AS spent
+RELEASE_UNIT = """
+UPDATE roir.verification_unit SET claim_epoch = NULL, claim_worker = NULL
+ WHERE id = %(unit)s AND claim_token = %(token)s AND claim_epoch = %(epoch)s AND done
+"""
+
+# How far the work of a verification may go on: by its time, and, in a walk, up to which unit.
+LIMITS = """
+SELECT coalesce((SELECT sum(value::numeric) FROM jsonb_each_text(o.phase_seconds))
+                >= (v.options ->> 'max_seconds')::numeric, false) AS spent,
+       coalesce((SELECT u.ordinal FROM roir.verification_unit u
+                  WHERE u.verification_id = v.id AND v.quota IS NOT NULL ORDER BY u.ordinal OFFSET v.quota LIMIT 1),
+                2147483647) AS until
   FROM roir.verification v JOIN roir.operation o ON o.id = v.operation_id
  WHERE v.id = %(verification)s
 """
+# The check of one segment's B-trees, each entry included; the extension may be in any schema.
+TREES = """
+SELECT format('SELECT %%I.bt_index_check(%%s::regclass, true)', n.nspname, i.indexrelid)
+  FROM pg_index i, pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+ WHERE i.indrelid = %(relation)s::oid AND i.indisunique AND e.extname = 'amcheck'
+"""
+# No such snapshot any more, or its session is about to end.
+NO_SNAPSHOT = (
+    pg_errors.InvalidParameterValue,
+    pg_errors.UndefinedObject,
+    pg_errors.ObjectNotInPrerequisiteState,
+)
 # NULL where the relation is gone, or no part of the source any more; of our own segments only whether they are there.
 STILL_THERE = """
 SELECT c.oid::regclass::text FROM pg_class c
@@ -80,7 +102,7 @@ class VerifyJob:
 
 @dataclass(frozen=True)
 class UnitClaim:
-    """A worker's hold on a unit."""
+    """A worker's hold on a unit. compared: only what was found in it is to be mended yet."""
 
     unit_id: int
     ordinal: int
@@ -90,6 +112,7 @@ class UnitClaim:
     relation: int
     lower: list[Any] | None
     upper: list[Any] | None
+    compared: bool
 
     @property
     def of_source(self) -> bool:
@@ -99,12 +122,13 @@ class UnitClaim:
 
 @dataclass(frozen=True)
 class UnitMetrics:
-    """What a worker did on one unit: how many rows it read."""
+    """What a worker did on one unit: how many rows it read, how many discrepancies it found."""
 
     worker: int
     ordinal: int
     rows: int
     seconds: float
+    found: int = 0
 
 
 def load(connection: Connection, run: Run) -> VerifyJob:
@@ -153,9 +177,8 @@ class VerifyWorker:
             row = read_control(self.connection, run)
             if (stop := build.why_stop(row, self.worker)) is not None:
                 return stop
-            if execute(self.connection, SPENT, values).scalar_one():
-                return Stop("done")
-            found = execute(self.connection, CLAIM_UNIT, values).first()
+            limits = execute(self.connection, LIMITS, values).one()
+            found = execute(self.connection, CLAIM_UNIT, {**values, **limits._mapping}).first()
         if found is None:
             return Stop("done")
         return UnitClaim(
@@ -167,6 +190,7 @@ class VerifyWorker:
             found.relation,
             found.lower,
             found.upper,
+            found.done,
         )
 
     def unit(self, claim: UnitClaim) -> UnitMetrics:
@@ -175,18 +199,37 @@ class VerifyWorker:
         Raises Fenced (nothing was changed), SourceChanged.
         """
         begun = time.monotonic()
+        checked, found = 0, 0
         if claim.stage != "check" and claim.side != "tree":
-            found = self._sums(claim)
+            summed = self._sums(claim)
             with self.connection.begin():
-                rows = self._commit(claim, found, begun)
+                checked = self._commit(claim, summed, begun)
         else:
             with self.connection.begin():
                 name = self._hold(claim)
-                checked = 0
-                if name is not None:
-                    checked = self._check_tree(claim, name) if claim.side == "tree" else self._check(claim, name)
-                rows = self._commit(claim, {**NO_SUMS, "rows": checked}, begun)
-        return UnitMetrics(self.worker, claim.ordinal, rows, time.monotonic() - begun)
+                if name is not None and claim.side == "tree":
+                    self._check_tree(claim, name)
+                elif name is not None:
+                    checked, found = self._check(claim, name)
+                mend = found > 0 and self.verify_job.options.repair
+                self._commit(claim, {**NO_SUMS, "rows": checked}, begun, mend)
+        return UnitMetrics(self.worker, claim.ordinal, checked, time.monotonic() - begun, found)
+
+    def mend(self, claim: UnitClaim) -> bool:
+        """Mend what was found in a unit that is compared, then give its claim up; False where a pause came between.
+
+        Raises Fenced.
+        """
+        run = self.job.run
+        for _ in mend.mend_unit(self.connection, self.job, self.verify_job.verification_id, claim.unit_id):
+            with self.connection.begin():
+                if read_control(self.connection, run).status != Status.RUNNING:
+                    return False
+        with self.connection.begin():
+            values = {"unit": claim.unit_id, "token": claim.token, "epoch": run.epoch}
+            if execute(self.connection, RELEASE_UNIT, values).rowcount != 1:
+                raise self._fenced(claim)
+        return True
 
     def close(self) -> None:
         """Let go of the snapshot."""
@@ -198,7 +241,7 @@ class VerifyWorker:
         try:
             return self._sums_in(claim, shared)
         except DBAPIError as error:
-            if not isinstance(error.orig, pg_errors.InvalidParameterValue | pg_errors.UndefinedObject):
+            if not isinstance(error.orig, NO_SNAPSHOT):
                 raise
         # Whoever held it has left.
         return self._sums_in(claim, self.snapshot.share(self.verify_job.verification_id, gone=shared))
@@ -219,10 +262,13 @@ class VerifyWorker:
                 sql = comparison.total(entry, read, f"{name} r", where, self.newer)
             else:
                 sql = comparison.sums(entry, read, f"{name} r", where, self.newer, self.verify_job.buckets)
-            return {**execute(self.connection, sql, values).one()._mapping, "snapshot": shared}
+            return {**self._execute(claim, sql, values)._mapping, "snapshot": shared}
 
     def _hold(self, claim: UnitClaim) -> str | None:
-        """Keep partitions from being taken out while the unit is read; the relation's name, None where it is gone."""
+        """Keep partitions from being taken out while the unit is read; the relation's name, None where it is gone.
+
+        The source is locked before the entries, as a TRUNCATE of the source does.
+        """
         job = self.job
         path = ", ".join(["pg_catalog", *map(quote, job.source.operator_schemas), "pg_temp"])
         execute(
@@ -234,24 +280,30 @@ class VerifyWorker:
         for level in execute(
             self.connection,
             "SELECT c.oid::regclass::text FROM unnest(%(relations)s::oid[]) r (oid) JOIN pg_class c USING (oid) "
-            "WHERE c.relkind = 'p' ORDER BY c.oid",
-            {"relations": list(job.source.relations)},
+            "WHERE c.relkind = 'p' OR c.oid = %(source)s ORDER BY c.oid <> %(source)s, c.oid",
+            {"relations": list(job.source.relations), "source": job.source.oid},
         ).scalars():
             execute(self.connection, f"LOCK TABLE ONLY {level} IN ACCESS SHARE MODE")
         check_fingerprint(self.connection, job)
         values = {"relation": claim.relation, "ours": not claim.of_source, "source": job.source.oid}
         name = execute(self.connection, STILL_THERE, values).scalar()
-        if name is None:
-            return None
+        while name is not None:
+            locked = self._lock(name)
+            before, name = name, execute(self.connection, STILL_THERE, values).scalar()
+            # Under its lock it can't be renamed any more; an old snapshot knows its old name only.
+            if name == before:
+                return str(name) if locked else None
+        return None
+
+    def _lock(self, name: str) -> bool:
         try:
             with self.connection.begin_nested():
                 execute(self.connection, f"LOCK TABLE {name} IN ACCESS SHARE MODE")
+            return True
         except DBAPIError as error:
-            if isinstance(error.orig, pg_errors.UndefinedTable):
-                return None
-            raise
-        found = execute(self.connection, STILL_THERE, values).scalar()
-        return None if found is None else str(found)
+            if not isinstance(error.orig, pg_errors.UndefinedTable):
+                raise
+            return False
 
     def _where(self, claim: UnitClaim, values: dict[str, Any], alias: str) -> str:
         job = self.job
@@ -268,9 +320,19 @@ class VerifyWorker:
             # What readers see: without the entries of partitions that are leaving or joining.
             shown = "SELECT coalesce(roir.is_shown(%(id)s, %(alias)s), 'true')"
             terms.append(execute(self.connection, shown, {"id": job.generation_id, "alias": alias}).scalar_one())
-        return " AND ".join(terms)
+        # Put in last: a partition's bounds may hold literals with a per cent sign.
+        values["where"] = " AND ".join(terms)
+        return "%(where)s"
 
-    def _check(self, claim: UnitClaim, name: str) -> int:
+    def _execute(self, claim: UnitClaim, sql: str, values: dict[str, Any]) -> Row[Any]:
+        """Bound, but where pieces are cut by blocks: there all values are numbers."""
+        if claim.side != "source":
+            for name in sorted(values, key="where".__eq__):
+                sql = sql.replace(f"%({name})s", str(values[name]))
+            values = {}
+        return execute(self.connection, sql, values).one()
+
+    def _check(self, claim: UnitClaim, name: str) -> tuple[int, int]:
         job, with_delta = self.job, self.verify_job.with_delta
         values: dict[str, Any] = {"verification": self.verify_job.verification_id, "unit": claim.unit_id}
         # Not "s": that is the source's in the question whether an entry is shown.
@@ -287,12 +349,14 @@ class VerifyWorker:
             # A regular row of the delta overrides the base itself.
             of_base = with_delta and claim.side == "entry"
             sql = comparison.extra(job.source, job.entry, job.generation_id, name, where, of_base)
-        return int(execute(self.connection, sql, values).scalar_one())
+        row = self._execute(claim, sql, values)
+        return row.rows, row.found
 
-    def _check_tree(self, claim: UnitClaim, name: str) -> int:
+    def _check_tree(self, claim: UnitClaim, name: str) -> None:
         try:
             with self.connection.begin_nested():
-                execute(self.connection, mend.CHECK_TREE, {"relation": claim.relation})
+                for check in execute(self.connection, TREES, {"relation": claim.relation}).scalars().all():
+                    execute(self.connection, check)
         except DBAPIError as error:
             if not isinstance(error.orig, pg_errors.DataCorrupted | pg_errors.IndexCorrupted):
                 raise
@@ -309,9 +373,8 @@ class VerifyWorker:
                     "said": said,
                 },
             )
-        return 0
 
-    def _commit(self, claim: UnitClaim, found: dict[str, Any], begun: float) -> int:
+    def _commit(self, claim: UnitClaim, found: dict[str, Any], begun: float, mend: bool = False) -> int:
         run = self.job.run
         committed = execute(
             self.connection,
@@ -322,12 +385,17 @@ class VerifyWorker:
                 "token": claim.token,
                 "epoch": run.epoch,
                 "operation": run.operation_id,
+                "mend": mend,
                 "seconds": round(time.monotonic() - begun, 3),
             },
         ).rowcount
         if committed != 1:
-            raise Fenced(
-                f"index {run.index}: unit {claim.ordinal} of the verification is held by another worker now; "
-                f"worker {self.worker} of {run.owner} stops and changed nothing"
-            )
+            raise self._fenced(claim)
         return int(found["rows"])
+
+    def _fenced(self, claim: UnitClaim) -> Fenced:
+        run = self.job.run
+        return Fenced(
+            f"index {run.index}: unit {claim.ordinal} of the verification is held by another worker now; "
+            f"worker {self.worker} of {run.owner} stops and changed nothing"
+        )

@@ -1,0 +1,236 @@
+"""Claims, fencing, pauses, limits, walks in slices and aborts of a verification, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import abort, cleanup, control, finalize, revert, status, verification, verify
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import start_run
+from airflow_roir.engine.verify_worker import UnitClaim
+from airflow_roir.errors import Fenced, OperationRunning, SourceChanged, VerificationFailed
+from tests.conftest import run_sql
+from tests.engine import steps, verifying
+from tests.engine.steps import sql
+from tests.engine.verifying import begin, build_index, claim, found, go_through
+
+SETUP = (
+    "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+    "INSERT INTO t SELECT i, nullif(i % 5, 2)::text, i FROM generate_series(1, 200) i",
+)
+STAGES = ("total", "sum", "check")
+
+
+@pytest.fixture
+def base(dsn: str, database: Database) -> str:
+    """The base of an index in which row 1 lacks its entry."""
+    name = build_index(dsn, database, *SETUP, include="v")
+    run_sql(dsn, f"DELETE FROM {name} WHERE c2 = 1")
+    return name
+
+
+def _units(dsn: str) -> int:
+    return int(sql(steps.session(dsn), "SELECT count(*) FROM roir.verification_unit")[0][0])
+
+
+def _percent(database: Database) -> float:
+    [one] = status.status(database, "ix")
+    assert json.loads(json.dumps(one.as_dict()))["kind"] == "verify"
+    return one.percent_complete
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_in_every_stage_a_dead_worker_is_fenced_and_a_pause_resumes(
+    database: Database, dsn: str, base: str, stage: str
+) -> None:
+    """By a newer run with another parallelism; nothing is counted twice, and the percentage never falls."""
+    run = begin(database)
+    go_through(database, run, STAGES.index(stage))
+    seen = [_percent(database)]
+    dead = verifying.worker(database, run)
+    held = claim(dead)
+    assert held.stage == stage
+    control.pause(database, "ix", "user", "later")
+    assert not isinstance(dead.claim(), UnitClaim)
+    newer = start_run(database, "ix", "another", parallelism=4)
+    with pytest.raises(Fenced):
+        dead.unit(held)
+    dead.close()
+    assert sql(steps.session(dsn), "SELECT count(*) FROM roir.verification_unit WHERE done AND stage = %s", stage) == [
+        (0,)
+    ]
+    workers = [verifying.worker(database, newer, number) for number in range(4)]
+    for one in workers:
+        if isinstance(mine := one.claim(), UnitClaim):
+            one.unit(mine)
+            seen.append(_percent(database))
+    for one in workers:
+        one.close()
+    for _ in STAGES[STAGES.index(stage) :]:
+        go_through(database, newer)
+        seen.append(_percent(database))
+    assert seen == sorted(seen)
+    assert seen[-1] == 100
+    report = verification.report_of(database, newer.operation_id)
+    assert (report.rows, report.entries, report.missing, report.complete) == (200, 199, 1, True)
+    assert _units(dsn) == 0
+
+
+def test_whoever_held_the_snapshot_may_leave_at_any_moment(database: Database, dsn: str, base: str) -> None:
+    """Its file is there still, its process isn't: as while the session ends."""
+    run = begin(database, parallelism=2)
+    one, other = verifying.worker(database, run, 0), verifying.worker(database, run, 1)
+    held, next_one = claim(one), claim(other)
+    one.unit(held)
+    [(folder,)] = sql(steps.session(dsn), "SHOW data_directory")
+    [(name,)] = sql(steps.session(dsn), "SELECT snapshot FROM roir.verification WHERE mode = 'only'")
+    file = Path(folder, "pg_snapshots", name)
+    said = file.read_bytes()
+    holder = one.snapshot._holding
+    assert holder is not None
+    [(pid,)] = holder.exec_driver_sql("SELECT pg_backend_pid()").all()
+    run_sql(dsn, f"SELECT pg_terminate_backend({pid}, 10000)")
+    file.write_bytes(said)
+    file.chmod(0o644)
+    other.unit(next_one)
+    file.unlink()
+    other.close()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_abort_in_any_stage_leaves_nothing_and_the_index_as_it_was(
+    database: Database, dsn: str, base: str, stage: str
+) -> None:
+    run = begin(database, repair=True)
+    go_through(database, run, STAGES.index(stage))
+    one = verifying.worker(database, run)
+    held = claim(one)
+    abort.abort(database, "ix", "user")
+    with pytest.raises(Fenced):
+        one.unit(held)
+    one.close()
+    assert _units(dsn) == 0
+    assert found(dsn) == []
+    assert sql(steps.session(dsn), "SELECT complete FROM roir.verification WHERE mode = 'only'") == [(False,)]
+    assert verify.verify(database, "ix").missing == 1
+
+
+def test_a_walk_in_slices_does_each_unit_once(database: Database, dsn: str, base: str) -> None:
+    """By several workers whose claims come between each other's; a slice that is aborted is no part of the walk."""
+    rows, entries, missing = 0, 0, 0
+    for _ in range(4):
+        run = begin(database, slices=4, parallelism=3)
+        workers = [verifying.worker(database, run, number) for number in range(3)]
+        while held := [(one, mine) for one in workers if isinstance(mine := one.claim(), UnitClaim)]:
+            for one, mine in held:
+                one.unit(mine)
+        verify.finish(database, run)
+        report = verification.report_of(database, run.operation_id)
+        assert not report.complete
+        rows, entries, missing = rows + report.rows, entries + report.entries, missing + report.missing
+    assert (rows, entries, missing) == (200, 199, 1)
+    assert _units(dsn) == 0
+
+
+def test_what_a_walk_left_goes_with_its_generation(database: Database, dsn: str, base: str) -> None:
+    verify.verify(database, "ix", VerifyOptions(slices=4))
+    assert _units(dsn) > 0
+    abort.drop_index(database, "ix", "user")
+    assert _units(dsn) == 0
+
+
+def test_a_time_limit_ends_it_early_and_says_so(database: Database, dsn: str, base: str) -> None:
+    run = begin(database, max_seconds=1)
+    one = verifying.worker(database, run)
+    one.unit(claim(one))
+    run_sql(dsn, "UPDATE roir.operation SET phase_seconds = '{\"check\": 2}' WHERE status = 'running'")
+    assert not isinstance(one.claim(), UnitClaim)
+    verify.finish(database, run)
+    report = verification.report_of(database, run.operation_id)
+    assert not report.complete
+    assert _units(dsn) == 0
+
+
+def test_other_operations_and_a_verification_refuse_each_other(database: Database, dsn: str, base: str) -> None:
+    run = begin(database)
+    with pytest.raises(OperationRunning, match="verifies it"):
+        steps.begin(database, table=None, keys=None)
+    with pytest.raises(OperationRunning):
+        abort.drop_index(database, "ix", "user")
+    with pytest.raises(OperationRunning):
+        verify.verify(database, "ix")
+    assert cleanup.clean_up(database).waiting == []
+    go_through(database, run, 3)
+    steps.begin(database, table=None, keys=None)
+    with pytest.raises(OperationRunning, match="rebuild"):
+        verify.verify(database, "ix")
+
+
+def test_a_revert_beside_it_leaves_it_with_the_generation_that_it_began_with(
+    database: Database, dsn: str, base: str
+) -> None:
+    _, rebuild = steps.begin(database, table=None, keys=None, revert_window_s=1000)
+    steps.finish_all(database, rebuild)
+    run = begin(database)
+    revert.revert(database, "ix", "user")
+    go_through(database, run)
+    verify.finish(database, run)
+    assert verification.report_of(database, run.operation_id).found == 0
+    assert verify.verify(database, "ix").missing == 1
+
+
+def test_an_altered_source_ends_it(database: Database, dsn: str, base: str) -> None:
+    run = begin(database)
+    one = verifying.worker(database, run)
+    held = claim(one)
+    run_sql(dsn, "ALTER TABLE t ALTER v TYPE bigint")
+    with pytest.raises(SourceChanged):
+        one.unit(held)
+    one.close()
+    with pytest.raises(SourceChanged):
+        verifying.worker(database, run)
+    abort.abort(database, "ix", "user")
+    assert _units(dsn) == 0
+
+
+def test_a_build_that_went_wrong_is_not_published(database: Database, dsn: str, base: str) -> None:
+    prepared, run = steps.begin(database, table=None, keys=None)
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    wrong = physical.base(prepared.generation_id)
+    run_sql(dsn, f"UPDATE {wrong} SET c3 = 0 WHERE c2 = 7", f"INSERT INTO {wrong} VALUES ('x', 1000, 1)")
+    with pytest.raises(VerificationFailed, match="extra 1, different 1"):
+        finalize.finalize(database, "ix", "test", take_over=True)
+    [paused] = status.status(database, "ix")
+    assert paused.status == "paused"
+    assert "not published" in (paused.pause_reason or "")
+    active = "SELECT to_regclass('roir_data.g' || id)::text FROM roir.generation WHERE status = 'active'"
+    assert sql(steps.session(dsn), active) == [(base,)]
+    run_sql(dsn, f"UPDATE {wrong} SET c3 = 7 WHERE c2 = 7", f"DELETE FROM {wrong} WHERE c2 = 1000")
+    assert finalize.finalize(database, "ix", "test").status == "completed"
+    steps.assert_exact(database)
+
+
+def test_amcheck_looks_at_every_segment_wherever_it_is_installed(database: Database, dsn: str, base: str) -> None:
+    try:
+        run_sql(dsn, 'CREATE SCHEMA "Some Where"', 'CREATE EXTENSION amcheck SCHEMA "Some Where"')
+    except psycopg2.Error as missing:
+        pytest.skip(f"this server has no amcheck: {missing}")
+    report = verify.verify(database, "ix", VerifyOptions(amcheck=True))
+    assert (report.missing, report.corrupt) == (1, 0)
+    # An entry that the table has and its B-tree lacks: written while the index was not maintained.
+    run_sql(
+        dsn,
+        f"UPDATE pg_index SET indisready = false, indisvalid = false WHERE indexrelid = '{base}_s001_key'::regclass",
+        f"INSERT INTO {base}_s001 SELECT * FROM (SELECT * FROM {base}_s001 LIMIT 1) x",
+        f"UPDATE pg_index SET indisready = true, indisvalid = true WHERE indexrelid = '{base}_s001_key'::regclass",
+    )
+    report = verify.verify(database, "ix", VerifyOptions(amcheck=True))
+    assert report.corrupt == 1
+    assert not report.is_exact

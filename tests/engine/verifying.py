@@ -1,0 +1,87 @@
+"""A verification, step by step, and corruption by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine import mend, verification, verify
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import Run, start_run
+from airflow_roir.engine.verify_worker import UnitClaim, VerifyWorker, load
+from tests.conftest import run_sql
+from tests.engine import steps
+
+
+def build_index(dsn: str, database: Database, *setup: str, index: str = "ix", **definition: Any) -> str:
+    """Run the statements, build an index and publish it; returns its base."""
+    run_sql(dsn, *setup)
+    prepared, run = steps.begin(database, index, **{"ranges": 3, "segments": 3, **definition})
+    steps.finish_all(database, run)
+    return physical.base(prepared.generation_id)
+
+
+def begin(database: Database, **options: Any) -> Run:
+    """A verification of `ix`, and a run of it."""
+    verification.begin(database, "ix", VerifyOptions(**options), "test")
+    return start_run(database, "ix", "test", take_over=True)
+
+
+def worker(database: Database, run: Run, number: int = 0, kind: type[VerifyWorker] = VerifyWorker) -> VerifyWorker:
+    """A worker on a session of its own, to be stepped. The session ends with the process."""
+    connection = database._engine.connect()
+    with connection.begin():
+        verify_job = load(connection, run)
+    return kind(connection, verify_job, number)
+
+
+def claim(one: VerifyWorker) -> UnitClaim:
+    """The next unit."""
+    found = one.claim()
+    assert isinstance(found, UnitClaim)
+    return found
+
+
+def go_through(database: Database, run: Run, stages: int = 1) -> None:
+    """So many stages, by one worker."""
+    for _ in range(stages):
+        for _ in verify.work(database, run, 0):
+            pass
+        verify.finish(database, run)
+
+
+def to_check(database: Database, run: Run) -> None:
+    """Up to where rows are compared one by one."""
+    while True:
+        with database.transaction() as connection:
+            found = verification.unfinished(connection, run.operation_id)
+            if verification.stage(connection, found.id) == "check":
+                return
+        go_through(database, run)
+
+
+def found(dsn: str) -> list[tuple[Any, ...]]:
+    """All discrepancies of the last verification: kind, primary key, outcome."""
+    return steps.sql(
+        steps.session(dsn),
+        "SELECT kind, primary_key #>> '{0}', outcome FROM roir.discrepancy WHERE verification_id = "
+        "(SELECT max(id) FROM roir.verification) ORDER BY 1, 2",
+    )
+
+
+def mender(database: Database, run: Run) -> mend.Mender:
+    """On a session of its own."""
+    one = worker(database, run)
+    return mend.Mender(one.connection, one.job)
+
+
+def ids(dsn: str, kinds: Sequence[str] = ("missing", "different", "extra")) -> list[int]:
+    """Of the discrepancies that are not settled."""
+    rows = steps.sql(
+        steps.session(dsn),
+        "SELECT id FROM roir.discrepancy WHERE outcome IS NULL AND kind = ANY (%s) ORDER BY id",
+        list(kinds),
+    )
+    return [one for (one,) in rows]
