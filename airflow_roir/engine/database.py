@@ -216,14 +216,21 @@ DRAIN_CONFLICTS = [
     "ExclusiveLock",
     "AccessExclusiveLock",
 ]
+# What keeps readers out, too.
+EXCLUSIVE = ["AccessExclusiveLock"]
 
 
-def find_blockers(connection: Connection, relations: Sequence[int], exclusive: Sequence[str] = ()) -> list[Blocker]:
+def find_blockers(
+    connection: Connection,
+    relations: Sequence[int],
+    exclusive: Sequence[str] = (),
+    modes: Sequence[str] = tuple(DRAIN_CONFLICTS),
+) -> list[Blocker]:
     """Who holds locks on these relations (oids) that conflict with a drain, longest transaction first.
 
     exclusive: names of relations that are wanted in ACCESS EXCLUSIVE mode, which readers block too.
     """
-    values = {"relations": list(relations), "modes": DRAIN_CONFLICTS, "exclusive": list(exclusive)}
+    values = {"relations": list(relations), "modes": list(modes), "exclusive": list(exclusive)}
     rows = execute(connection, BLOCKERS, values)
     return [Blocker(row.pid, row.who or "unknown", row.age, row.activity) for row in rows]
 
@@ -235,17 +242,25 @@ WAITING = "waiting for a lock"
 class Drain:
     """The drain lock of one source: waits for the writers in flight, for a bounded time (DESIGN section 3, I6).
 
-    sql: the source's quoted name; relations: the oids to look for blockers on (the source and its leaves).
+    sql: the source's quoted name; relations: the oids to look for blockers on (the source and its leaves); modes: the
+    lock modes that block.
     """
 
     def __init__(
-        self, database: Database, sql: str, relations: Sequence[int], timeout_ms: int, patience_s: float
+        self,
+        database: Database,
+        sql: str,
+        relations: Sequence[int],
+        timeout_ms: int,
+        patience_s: float,
+        modes: Sequence[str] = tuple(DRAIN_CONFLICTS),
     ) -> None:
         self.database = database
         self.sql = sql
         self.relations = relations
         self.timeout_ms = timeout_ms
         self.patience_s = patience_s
+        self.modes = modes
 
     def run(
         self,
@@ -272,7 +287,7 @@ class Drain:
                 if not isinstance(error.orig, given_up):
                     raise
             with self.database.transaction() as connection:
-                blockers = find_blockers(connection, self.relations, exclusive)
+                blockers = find_blockers(connection, self.relations, exclusive, self.modes)
             named = "; ".join(map(str, blockers)) or "a lock that is gone by now"
             report(f"{WAITING} on {self.sql}, blocked by {named}")
             if time.monotonic() + wait_s > deadline:

@@ -17,7 +17,7 @@ from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName
 from airflow_roir.engine import capture, catalog, control, entry_size, health, partitions, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import Database, Drain, execute, retry
+from airflow_roir.engine.database import EXCLUSIVE, Database, Drain, execute, retry
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import EntrySize
 from airflow_roir.engine.plan import Bound, Piece, Plan, make_plan
@@ -58,10 +58,17 @@ class Rehearsal:
     entry_size: EntrySize
 
 
-def rehearse(database: Database, definition: IndexDefinition, options: BuildOptions) -> Rehearsal:
+def rehearse(
+    database: Database,
+    definition: IndexDefinition,
+    options: BuildOptions,
+    report: Callable[[str], None] = lambda line: None,
+    patience_s: float = 5.0,
+) -> Rehearsal:
     """Validate a definition against the database and plan its ranges and segments. Changes nothing.
 
-    Raises InvalidInput or NotFound, naming the thing and the remedy.
+    patience_s: how long to try where somebody holds the whole table (a TRUNCATE, an ALTER).
+    Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
     """
     with database.transaction() as connection:
         catalog.check_rights(connection)
@@ -81,14 +88,19 @@ def rehearse(database: Database, definition: IndexDefinition, options: BuildOpti
         catalog.check_collations(connection, source)
         if existing is not None:
             _check_shape(connection, existing, source)
+
+    def plan(connection: Connection) -> Rehearsal:
         catalog.check_definition(connection, source, definition)
         name = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
         if existing is None:
             _check_name_is_free(connection, name)
-        plan = make_plan(connection, source, definition, options)
-        entry = Entry.of(source, definition, options.covering, plan.partition)
-        size = entry_size.measure(connection, name, source, entry, plan.rows)
-        return Rehearsal(name, source, definition, entry, plan, "rebuild" if existing else "create", size)
+        found = make_plan(connection, source, definition, options)
+        entry = Entry.of(source, definition, options.covering, found.partition)
+        size = entry_size.measure(connection, name, source, entry, found.rows)
+        return Rehearsal(name, source, definition, entry, found, "rebuild" if existing else "create", size)
+
+    readers = Drain(database, source.sql, source.relations, options.lock_timeout_ms, patience_s, modes=EXCLUSIVE)
+    return readers.run(lambda connection, _lock: plan(connection), report)
 
 
 def prepare(
@@ -124,7 +136,7 @@ def _begin(
         adopted = _adopt(connection, definition, options, actor)
     if adopted is not None:
         return adopted
-    rehearsal = rehearse(database, definition, options)
+    rehearsal = rehearse(database, definition, options, report, options.lock_patience_s)
     source = rehearsal.source
     drain = Drain(database, source.sql, source.relations, options.lock_timeout_ms, options.lock_patience_s)
     begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""A database that was restored from a dump: its tables have other oids."""
+"""A database that was restored from a dump has other oids; and the primary key's index may be rebuilt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ SQL = Path(__file__).parents[1] / "sql"
 
 
 def upgrade() -> None:
-    op.get_bind().exec_driver_sql((SQL / "restore.sql").read_text(), execution_options={"no_parameters": True})
+    for file in ("restore.sql", "fingerprint.sql"):
+        op.get_bind().exec_driver_sql((SQL / file).read_text(), execution_options={"no_parameters": True})
 
 
 def downgrade() -> None:

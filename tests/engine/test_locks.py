@@ -22,7 +22,7 @@ from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import LockNotAcquired
 from tests.conftest import deadlocks, run_sql
 from tests.engine import steps
-from tests.engine.steps import sql
+from tests.engine.steps import session, sql
 
 STEPS = ["prepare", "switch", "publish"]
 
@@ -253,3 +253,15 @@ def test_what_is_locked_after_the_drain_has_what_is_left_of_the_limit(database: 
     Drain(database, "public.t", [], 900, 0).run(body, lambda line: None)
     assert 0 < seen[0] < 900
     assert seen[1] == 0, "the work under the lock is not cut off"
+
+
+def test_who_holds_the_whole_table_is_named_before_anything_is_planned(database: Database, dsn: str) -> None:
+    """The plan reads the table: it gives up soon, and says for whom."""
+    user = session(dsn)
+    sql(user, "TRUNCATE t")
+    definition = IndexDefinition.parse("ix", "t", "k")
+    with pytest.raises(LockNotAcquired, match=rf"pid {user.info.backend_pid} "):
+        prepare.rehearse(database, definition, BuildOptions(lock_timeout_ms=20), patience_s=0)
+    user.rollback()
+    user.close()
+    assert prepare.rehearse(database, definition, BuildOptions()).kind == "create"

@@ -101,3 +101,11 @@ def test_a_prepare_that_comes_second_takes_the_firsts_operation_up(
     second = prepare.prepare(database, definition, BuildOptions(), "test")
     assert second.adopted
     assert second.operation_id == first[0].operation_id
+
+
+def test_the_primary_keys_index_may_be_rebuilt_meanwhile(dsn: str, database: Database) -> None:
+    make_table(dsn)
+    _, run = steps.begin(database)
+    run_sql(dsn, "REINDEX INDEX CONCURRENTLY t_pkey")
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
