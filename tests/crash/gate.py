@@ -24,6 +24,8 @@ GATES = {
     "fold": ("BEFORE UPDATE OF phase ON roir.operation", "NEW.phase = 'publish'"),
     # The view shows the new generation, the drain lock is held.
     "publish": ("BEFORE UPDATE ON roir.generation", "NEW.status = 'active' AND OLD.status = 'building'"),
+    # A unit of a verification is compared, but not committed; the first ones have passed.
+    "compare": ("BEFORE UPDATE OF done ON roir.verification_unit", "NEW.done AND NEW.ordinal >= 3"),
     # Between seal and fold: nothing is inserted into the base but by the build so far, so its work can be counted.
     "sealed": ("BEFORE UPDATE OF phase ON roir.operation", "NEW.phase = 'fold' AND OLD.phase = 'seal'"),
 }

@@ -1,0 +1,108 @@
+"""A verification on Spark: two workers, a pause with another parallelism, a killed driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import control, verification, verify, verify_plan
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import start_run
+from airflow_roir.engine.status import operation_status
+from tests.conftest import run_sql
+from tests.crash import gate
+from tests.engine import steps
+from tests.spark.driving import GIVE_UP_S, ROWS, Running, at_work, one
+
+pytestmark = pytest.mark.usefixtures("source")
+
+
+@pytest.fixture
+def base(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The base of a published index; its verifications have many units, and write down who compared which."""
+    prepared, run = steps.begin(database, include="v", ranges=4, segments=3)
+    steps.finish_all(database, run)
+    monkeypatch.setattr(verify_plan, "ROWS_PER_UNIT", ROWS // 10)
+    run_sql(
+        dsn,
+        "CREATE TABLE compared (stage text, ordinal int, worker int, epoch bigint)",
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.compared "
+        "VALUES (OLD.stage, OLD.ordinal, OLD.claim_worker, OLD.claim_epoch); RETURN NULL; END $$",
+        "CREATE TRIGGER note AFTER UPDATE OF done ON roir.verification_unit FOR EACH ROW WHEN (NEW.done) "
+        "EXECUTE FUNCTION note()",
+    )
+    gate.install(dsn)
+    return physical.base(prepared.generation_id)
+
+
+def compared(database: Database) -> dict[int, set[tuple[str, int, int]]]:
+    """Of each epoch the units that were compared, and by which worker."""
+    found: dict[int, set[tuple[str, int, int]]] = {}
+    with database.transaction() as connection:
+        for row in execute(connection, "SELECT * FROM public.compared").all():
+            found.setdefault(row.epoch, set()).add((row.stage, row.ordinal, row.worker))
+    return found
+
+
+def twice(database: Database) -> int:
+    """Units that were compared more than once."""
+    query = "SELECT count(*) - count(DISTINCT (stage, ordinal)) FROM public.compared"
+    return int(one(database, query))
+
+
+def test_two_workers_are_paused_and_three_go_on(database: Database, dsn: str, base: str) -> None:
+    run_sql(dsn, f"DELETE FROM {base} WHERE c2 = 100", f"UPDATE {base} SET c3 = 0 WHERE c2 = 200")
+    begun = verification.begin(database, "ix", VerifyOptions(), "test")
+    shut = gate.Gate(dsn, "compare")
+    with Running(database, "local[4]") as driver:
+        shut.reached(2)
+        control.pause(database, "ix", "me", "a look")
+        shut.open()
+        assert driver.wait() == 3, driver.said
+    ((first, done),) = compared(database).items()
+    assert {worker for _, _, worker in done} == {0, 1}
+    assert 0 < operation_status(database, begun.operation_id).percent_complete < 80
+    with Running(database, "local[4]", parallelism=3) as driver:
+        assert driver.wait() == 0, driver.said
+    assert "sum: 3 workers" in driver.said
+    assert "check: 3 workers" in driver.said
+    both = compared(database)
+    assert both[first] == done
+    assert len(both) == 2
+    assert twice(database) == 0
+    report = verification.report_of(database, begun.operation_id)
+    assert (report.rows, report.missing, report.extra, report.different) == (ROWS, 1, 0, 1)
+    assert operation_status(database, begun.operation_id).status == "completed"
+
+
+def test_a_killed_driver_leaves_the_units_that_are_left_to_the_next(database: Database, dsn: str, base: str) -> None:
+    run_sql(dsn, f"DELETE FROM {base} WHERE c2 = 100")
+    begun = verification.begin(database, "ix", VerifyOptions(repair=True), "test")
+    shut = gate.Gate(dsn, "compare")
+    with Running(database, "local[2]") as driver:
+        shut.reached(2)
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+    shut.open()
+    ((first, done),) = compared(database).items()
+    deadline = time.monotonic() + GIVE_UP_S
+    while at_work(database):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    run = start_run(database, "ix", "the next", take_over=True)
+    while control.find_operation(database, "ix").status == "running":
+        list(verify.work(database, run, 0))
+        verify.finish(database, run)
+    both = compared(database)
+    # What was compared stays compared; what was open when the driver died was rolled back.
+    assert both[first] == done
+    assert len(both) == 2
+    assert twice(database) == 0
+    report = verification.report_of(database, begun.operation_id)
+    assert (report.rows, report.missing, report.mended) == (ROWS, 1, 1)
+    steps.assert_exact(database)
