@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, update
@@ -14,10 +14,10 @@ from sqlalchemy import Connection, Row, func, update
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog, comparison, control, tables, verification, verify_plan
 from airflow_roir.engine.database import Database, execute, retry
-from airflow_roir.engine.run import Run, WorkLeft, driving, heartbeat, read_control, start_run
+from airflow_roir.engine.run import Run, WorkLeft, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.verification import VerifyReport
 from airflow_roir.engine.verify_worker import DUE, LIMITS, UnitClaim, UnitMetrics, VerifyWorker, load
-from airflow_roir.errors import InvariantViolated, OperationFailed, OperationPaused
+from airflow_roir.errors import InvariantViolated, OperationFailed, OperationPaused, SourceChanged
 from airflow_roir.operation import Phase, Status, Verb
 
 
@@ -204,8 +204,13 @@ def _by_threads(database: Database, run: Run, verification_id: int) -> None:
     while retry(is_open):
         number = retry(workers)
         with ThreadPoolExecutor(max_workers=number, thread_name_prefix="roir-verify") as pool:
-            for done in [pool.submit(share, worker) for worker in range(number)]:
-                done.result()
+            try:
+                for done in as_completed([pool.submit(share, worker) for worker in range(number)]):
+                    done.result()
+            except BaseException as error:
+                # Written down first, so that the others leave: to leave the block is to wait for them.
+                settle(database, run, error, fatal=isinstance(error, SourceChanged))
+                raise
         # Paused: what is left stays. A parallelism that was lowered leaves units, too.
         if retry(is_open) and not retry(left).undone:
             retry(lambda: finish(database, run))

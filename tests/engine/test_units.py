@@ -1,11 +1,18 @@
-"""How a verification is cut into units."""
+"""How a verification is cut into units, and how its workers leave."""
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy.exc import DBAPIError
+
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import verification, verify_plan
+from airflow_roir.engine import control, verification, verify, verify_plan
 from airflow_roir.engine.database import Database, execute
 from tests.conftest import run_sql
+from tests.crash import gate
 from tests.engine import steps
 
 ROWS = 5_000
@@ -24,3 +31,44 @@ def test_a_part_of_a_table_that_was_never_analyzed_has_units_of_many_rows(dsn: s
         query = "SELECT count(*) FROM roir.verification_unit WHERE side = 'source'"
         units = execute(connection, query).scalar_one()
     assert ROWS / 10 < units <= verify_plan.UNITS_OF_PARTS
+
+
+def test_where_one_worker_fails_the_others_leave_after_their_open_unit(
+    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text)",
+        f"INSERT INTO t SELECT i, i::text FROM generate_series(1, {ROWS}) i",
+    )
+    _, run = steps.begin(database)
+    steps.finish_all(database, run)
+    monkeypatch.setattr(verify_plan, "ROWS_PER_UNIT", ROWS // 20)
+    # The first unit fails, the others wait at the gate.
+    run_sql(
+        dsn,
+        "CREATE FUNCTION break() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'broken'; END $$",
+        "CREATE TRIGGER break BEFORE UPDATE OF done ON roir.verification_unit FOR EACH ROW "
+        "WHEN (NEW.ordinal = 0) EXECUTE FUNCTION break()",
+    )
+    gate.install(dsn)
+    run_sql(
+        dsn,
+        "CREATE TRIGGER early BEFORE UPDATE OF done ON roir.verification_unit FOR EACH ROW "
+        "WHEN (NEW.done AND NEW.ordinal > 0) EXECUTE FUNCTION gate_compare()",
+    )
+    shut = gate.Gate(dsn, "compare")
+    with ThreadPoolExecutor(1) as aside:
+        verifying = aside.submit(verify.verify, database, "ix", VerifyOptions(parallelism=2))
+        shut.reached()
+        # Nobody else says when; long beside what it takes.
+        deadline = time.monotonic() + 30
+        while control.find_operation(database, "ix").status == "running" and time.monotonic() < deadline:
+            time.sleep(0.02)
+        shut.open()
+        with pytest.raises(DBAPIError, match="broken"):
+            verifying.result()
+    with database.transaction() as connection:
+        done = execute(connection, "SELECT count(*) FROM roir.verification_unit WHERE done").scalar_one()
+    assert done == 1
+    assert "broken" in control.find_operation(database, "ix").pause_reason
