@@ -1,4 +1,4 @@
-"""Pauses, resumes or aborts the build of one index, whoever runs it, or reverts its last rebuild.
+"""Pauses, resumes or aborts the build or verification of one index, whoever runs it, or reverts its last rebuild.
 
 Copy this file into your DAGs folder. Trigger it and fill in the form. Unlike the switch of `rebuild_index`, which
 pauses every build of that DAG, this acts on a single operation. A DAG run whose operation was paused here waits, and
@@ -15,7 +15,7 @@ from airflow_roir.operators.revert import RevertIndexOperator
 
 with DAG(
     dag_id="control_index",
-    description="Pause, resume or abort the build of one index, or revert its last rebuild",
+    description="Pause, resume or abort the build or verification of one index, or revert its last rebuild",
     doc_md=__doc__,
     schedule=None,
     catchup=False,

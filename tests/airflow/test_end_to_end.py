@@ -17,7 +17,9 @@ import pytest
 from standalone import StandaloneAirflow, wait_until
 
 from airflow_roir.engine import control, status
+from airflow_roir.engine import generation as physical
 from tests.comparison import compare
+from tests.engine import steps
 from tests.servers import embedded_postgres
 
 DAG = "rebuild_index"
@@ -50,7 +52,7 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     (dags / "follow_index.py").write_text(FOLLOWER)
     home = tmp_path_factory.mktemp("airflow")
     with embedded_postgres() as metadata, StandaloneAirflow(home, dags, metadata) as running:
-        running.wait_until_ready([DAG, "clean_up_indexes", "follow_index"])
+        running.wait_until_ready([DAG, "verify_index", "clean_up_indexes", "follow_index"])
         yield running
 
 
@@ -107,7 +109,7 @@ def everything_said(airflow: StandaloneAirflow, run: str) -> Iterator[tuple[str,
     for path in airflow.home.rglob("*"):
         if path.is_file() and path.suffix in (".log", ".txt", ".json", ".db"):
             yield str(path), path.read_text(errors="replace")
-    for task in ("prepare", "build", "finalize"):
+    for task in ("verify_before", "prepare", "build", "finalize"):
         yield f"{task} instance", repr(airflow.task(DAG, run, task))
         yield f"{task} xcoms", repr(airflow.xcoms(DAG, run, task))
         yield f"{task} log", airflow.task_log(DAG, run, task)
@@ -179,6 +181,7 @@ def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirf
         wait_until(lambda: commits[0] > written + 10, PATIENCE_S, "writes to the published index")
 
     assert airflow.run_state(DAG, run) == "success"
+    assert airflow.task_state(DAG, run, "verify_before") == "skipped"
     assert standing().status == "completed"
     report = compare(shop.database, index)
     assert (report.missing, report.extra, report.different) == (0, 0, 0)
@@ -249,6 +252,26 @@ def test_a_task_marked_failed_takes_its_driver_along_and_goes_on_when_it_is_clea
     follower = wait_until(heard, PATIENCE_S, "the DAG that follows the index")[0]["dag_run_id"]
     operation = status.status(shop.database, "item_by_price")[0].operation_id
     assert airflow.xcoms("follow_index", follower, "heard")["return_value"] == [operation]
+
+
+def test_a_corrupted_entry_is_found_mended_and_counted(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
+    prepared, engine_run = steps.begin(shop.database, "item_by_kind", "item", "kind", "price", segments=2)
+    steps.finish_all(shop.database, engine_run)
+    shop.run(f"UPDATE {physical.base(prepared.generation_id)} SET c3 = -1 WHERE c2 = 77")
+    conf = {"index": "public.item_by_kind", "repair": True, "postgres_conn_id": warehouse}
+    run = airflow.trigger("verify_index", conf)
+    wait_until(lambda: airflow.run_state("verify_index", run) in ("success", "failed"), PATIENCE_S, "the run's end")
+    log = airflow.task_log("verify_index", run, "verify")
+    assert airflow.run_state("verify_index", run) == "success", log
+    counts = airflow.xcoms("verify_index", run, "verify")["return_value"]
+    named = ("rows", "entries", "missing", "extra", "different", "mended", "complete")
+    assert [counts[name] for name in named] == [ROWS, ROWS, 0, 0, 1, 1, True]
+    assert "different: kind k77, id 77 (mended)" in log
+    assert "sum: 2 workers" in log
+    # Of what the store held, only what is the user's is left.
+    assert airflow.get_stored("verify_index", run, "verify") == {"parallelism": 2}
+    assert airflow.task("verify_index", run, "verify")["try_number"] == 1
+    steps.assert_exact(shop.database, "item_by_kind")
 
 
 def test_clean_up_runs(airflow: StandaloneAirflow, warehouse: str) -> None:

@@ -65,6 +65,8 @@ def test_two_workers_are_paused_and_three_go_on(database: Database, dsn: str, ba
         shut.open()
         assert driver.wait() == 3, driver.said
     ((first, done),) = compared(database).items()
+    # Three had passed the gate, and each worker committed the unit that it held there.
+    assert len(done) == 5
     assert {worker for _, _, worker in done} == {0, 1}
     assert 0 < operation_status(database, begun.operation_id).percent_complete < 80
     with Running(database, "local[4]", parallelism=3) as driver:
