@@ -78,6 +78,8 @@ def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:
     assert (wrong["missing"], wrong["extra"], wrong["different"]) == (1, 0, 1)
     assert {one["primary_key"]["id"] for one in wrong["first"]} == {"7", "8"}
     assert "mended 2" in roir(dsn, "verify", "ix", "--repair", "--without-spark").stdout
+    assert as_json(dsn, "verify", "ix", "--without-spark", "--sample", "10%")["complete"] is False
+    assert "number of per cent" in roir(dsn, "verify", "ix", "--sample", "some", code=2).stderr
     assert as_json(dsn, "clean-up")["generations_dropped"] == 1
     assert [event["action"] for event in as_json(dsn, "status", "ix", "--history")].count("publish") == 2
     roir(dsn, "drop", "ix")

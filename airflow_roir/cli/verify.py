@@ -17,7 +17,9 @@ def verify_command(
     context: typer.Context,
     index: Index,
     parallelism: Parallelism = None,
-    sample: Annotated[float | None, typer.Option(help="Look at so many per cent of it only, chosen at random.")] = None,
+    sample: Annotated[
+        str | None, typer.Option(help="Look at so much of it only, chosen at random: 1% or 1.", metavar="PER CENT")
+    ] = None,
     max_duration: Annotated[int | None, typer.Option(help="Stop after so many seconds of work.")] = None,
     slices: Annotated[
         int | None, typer.Option(help="Walk the index in so many verifications; each goes on where the last stopped.")
@@ -33,7 +35,7 @@ def verify_command(
     database = database_of(context)
     options = VerifyOptions(
         parallelism=VerifyOptions.parallelism if parallelism is None else parallelism,
-        sample=sample,
+        sample=_per_cent(sample),
         max_seconds=max_duration,
         slices=slices,
         repair=repair,
@@ -47,3 +49,10 @@ def verify_command(
             say(f"going on with unfinished verification {begun.operation_id}")
         report = carry_on_verification(database, begun.index, master, conf, quiet=as_json)
     print_report(report, as_json)
+
+
+def _per_cent(sample: str | None) -> float | None:
+    try:
+        return None if sample is None else float(sample.removesuffix("%"))
+    except ValueError:
+        raise typer.BadParameter(f"--sample takes a number of per cent, not {sample!r}") from None
