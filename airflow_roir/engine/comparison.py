@@ -99,7 +99,7 @@ def text(column: EntryColumn, value: str) -> str:
 def row_hash(entry: Entry, values: Sequence[str], newer: bool) -> str:
     """SQL for the 64-bit hash of all columns. newer: the server is PostgreSQL 18 or newer.
 
-    A record's hash is linear in those of its columns: values that two rows have swapped would leave a sum as it was.
+    A record's hash is linear in those of its columns: values that two rows have swapped could leave a sum as it was.
     So each row is hashed with a seed of its own, of its primary key.
     """
     pairs = [(column, image(column, value)) for column, value in zip(entry.columns, values, strict=True)]
