@@ -43,7 +43,7 @@ def test_where_one_worker_fails_the_others_leave_after_their_open_unit(
     )
     _, run = steps.begin(database)
     steps.finish_all(database, run)
-    monkeypatch.setattr(verify_plan, "ROWS_PER_UNIT", ROWS // 20)
+    monkeypatch.setattr(verify_plan, "BLOCKS_PER_UNIT", 2)
     # The first unit fails, the others wait at the gate.
     run_sql(
         dsn,
