@@ -201,7 +201,11 @@ def _by_threads(database: Database, run: Run, verification_id: int) -> None:
     def share(worker: int) -> None:
         retry(lambda: list(work(database, run, worker)))
 
+    # Paused: what is left stays. A parallelism that was lowered leaves units, too.
     while retry(is_open):
+        if not retry(left).undone:
+            retry(lambda: finish(database, run))
+            continue
         number = retry(workers)
         with ThreadPoolExecutor(max_workers=number, thread_name_prefix="roir-verify") as pool:
             try:
@@ -211,9 +215,6 @@ def _by_threads(database: Database, run: Run, verification_id: int) -> None:
                 # Written down first, so that the others leave: to leave the block is to wait for them.
                 settle(database, run, error, fatal=isinstance(error, SourceChanged))
                 raise
-        # Paused: what is left stays. A parallelism that was lowered leaves units, too.
-        if retry(is_open) and not retry(left).undone:
-            retry(lambda: finish(database, run))
 
 
 def _read_running(connection: Connection, run: Run) -> Row[Any]:
