@@ -258,7 +258,8 @@ class _Elsewhere(Writer):
 CORRUPT = 2_000
 
 
-@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)])
+# Named alike in every process of a test run, whatever it is.
+@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)], ids=["random"])
 def test_200_random_corruptions_under_writers(database: Database, dsn: str, seed: int) -> None:
     """All are found and mended, and nothing else is reported."""
     print(f"seed {seed}")

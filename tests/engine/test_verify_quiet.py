@@ -48,7 +48,8 @@ class _Restless(Writer):
             super()._write(cursor, identity)
 
 
-@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)])
+# Named alike in every process of a test run, whatever it is.
+@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)], ids=["random"])
 def test_verifications_beside_restless_writers_say_nothing(database: Database, dsn: str, seed: int) -> None:
     """Writers of every isolation level, a TRUNCATE among them; and no deadlock."""
     print(f"seed {seed}")
