@@ -143,6 +143,20 @@ def move(
     )
 
 
+def complete(connection: Connection, row: OperationRow, epoch: int) -> None:
+    """Take an operation to its end, and stop its clock. Raises as `move`."""
+    tick(connection, row.id, epoch)
+    move(
+        connection,
+        row,
+        Verb.COMPLETE,
+        epoch=epoch,
+        finished_at=func.clock_timestamp(),
+        heartbeat_at=None,
+        ticked_at=None,
+    )
+
+
 def tick(connection: Connection, operation_id: int, epoch: int) -> bool:
     """Count the time since the last tick to the phase, and beat the run's heart. False where the run is over.
 

@@ -13,7 +13,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated, OperationPaused
-from airflow_roir.operation import Status, Verb
+from airflow_roir.operation import Status
 
 # What is folded while writers wait for the drain lock: rows that were held during the fold, so few.
 MOST_ROWS_UNDER_LOCK = 2_000
@@ -81,16 +81,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
         raise InvariantViolated(f"index {run.index}: generation {job.generation_id} is not being built any more")
     view.hide(connection, job.generation_id)
     capture.refresh(connection, job.source)
-    control.tick(connection, run.operation_id, run.epoch)
-    control.move(
-        connection,
-        row,
-        Verb.COMPLETE,
-        epoch=run.epoch,
-        finished_at=func.clock_timestamp(),
-        heartbeat_at=None,
-        ticked_at=None,
-    )
+    control.complete(connection, row, run.epoch)
     control.record_event(
         connection,
         row.index_id,

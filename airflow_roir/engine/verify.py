@@ -9,14 +9,15 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, update
+from sqlalchemy import Connection, Row, update
 
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog, comparison, control, tables, verification, verify_plan
 from airflow_roir.engine.database import Database, execute, retry
 from airflow_roir.engine.run import Run, WorkLeft, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.verification import VerifyReport
-from airflow_roir.engine.verify_worker import DUE, LIMITS, UnitClaim, UnitMetrics, VerifyWorker, load
+from airflow_roir.engine.verify_job import UnitClaim, UnitMetrics, load
+from airflow_roir.engine.verify_worker import DUE, LIMITS, VerifyWorker
 from airflow_roir.errors import InvariantViolated, OperationFailed, OperationPaused, SourceChanged
 from airflow_roir.operation import Phase, Status, Verb
 
@@ -114,15 +115,7 @@ UPDATE roir.verification_unit SET buckets = NULL, counts = NULL, sums = NULL
 
 
 def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
-    control.move(
-        connection,
-        row,
-        Verb.COMPLETE,
-        epoch=run.epoch,
-        finished_at=func.clock_timestamp(),
-        heartbeat_at=None,
-        ticked_at=None,
-    )
+    control.complete(connection, row, run.epoch)
     last = verification.last(connection, row.id)
     assert last is not None
     said = f"{last.rows} rows: missing {last.missing}, extra {last.extra}, different {last.different}"

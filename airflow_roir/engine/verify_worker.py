@@ -8,21 +8,20 @@ that part. A unit is claimed like a range of a build.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from psycopg2 import errors as pg_errors
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import VerifyOptions, quote
-from airflow_roir.engine import build, catalog, comparison, mend, verification
+from airflow_roir.definition import quote
+from airflow_roir.engine import build, comparison, mend
 from airflow_roir.engine.build import Stop
 from airflow_roir.engine.comparison import of_source
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.run import Job, Run, check_fingerprint, read_control
+from airflow_roir.engine.run import check_fingerprint, read_control
 from airflow_roir.engine.snapshot import SharedSnapshot
+from airflow_roir.engine.verify_job import UnitClaim, UnitMetrics, VerifyJob
 from airflow_roir.errors import Fenced
 from airflow_roir.operation import Status
 from airflow_roir.scan_range import ScanRange
@@ -86,76 +85,6 @@ SELECT c.oid::regclass::text FROM pg_class c
    AND (%(ours)s OR c.oid = %(source)s OR EXISTS (
         SELECT FROM pg_partition_ancestors(c.oid::regclass) a WHERE a.relid = %(source)s::oid))
 """
-
-
-@dataclass(frozen=True)
-class VerifyJob:
-    """What a worker must know of a verification; none of it changes in a stage."""
-
-    job: Job
-    verification_id: int
-    buckets: int
-    suspicious: tuple[int, ...] | None
-    with_delta: bool
-    options: VerifyOptions
-
-
-@dataclass(frozen=True)
-class UnitClaim:
-    """A worker's hold on a unit. compared: only what was found in it is to be mended yet."""
-
-    unit_id: int
-    ordinal: int
-    token: int
-    stage: str
-    side: str
-    relation: int
-    lower: list[Any] | None
-    upper: list[Any] | None
-    compared: bool
-
-    @property
-    def of_source(self) -> bool:
-        """True where it reads the source, False where the index."""
-        return self.side in ("source", "heap")
-
-
-@dataclass(frozen=True)
-class UnitMetrics:
-    """What a worker did on one unit: how many rows it read, how many discrepancies it found."""
-
-    worker: int
-    ordinal: int
-    rows: int
-    seconds: float
-    found: int = 0
-
-
-def load(connection: Connection, run: Run) -> VerifyJob:
-    """Read what the workers of a run need. Raises Fenced, NotFound, SourceChanged."""
-    row = read_control(connection, run)
-    found = verification.unfinished(connection, row.id)
-    generation = execute(
-        connection,
-        "SELECT g.entry, g.status, i.source_oid FROM roir.generation g JOIN roir.index i ON i.id = g.index_id "
-        "WHERE g.id = %(id)s",
-        {"id": found.generation_id},
-    ).one()
-    source = catalog.read_source(connection, catalog.name_of(connection, generation.source_oid))
-    job = Job(
-        run,
-        row.index_id,
-        found.generation_id,
-        source,
-        Entry.from_json(generation.entry),
-        dict(row.options),
-        row.fingerprint,
-    )
-    check_fingerprint(connection, job)
-    suspicious = None if found.suspicious is None else tuple(found.suspicious)
-    return VerifyJob(
-        job, found.id, found.buckets, suspicious, generation.status == "building", VerifyOptions(**found.options)
-    )
 
 
 class VerifyWorker:

@@ -13,7 +13,7 @@ from airflow_roir.engine import abort, cleanup, control, finalize, revert, statu
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
-from airflow_roir.engine.verify_worker import UnitClaim
+from airflow_roir.engine.verify_job import UnitClaim
 from airflow_roir.errors import Fenced, OperationRunning, SourceChanged, VerificationFailed
 from tests.conftest import run_sql
 from tests.engine import steps, verifying

@@ -10,7 +10,8 @@ import pytest
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import abort, fold, verify
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify_worker import UnitClaim, VerifyWorker
+from airflow_roir.engine.verify_job import UnitClaim
+from airflow_roir.engine.verify_worker import VerifyWorker
 from airflow_roir.errors import OperationPaused
 from tests.conftest import run_sql
 from tests.engine import steps, verifying

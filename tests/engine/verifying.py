@@ -10,7 +10,8 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import mend, verification, verify
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, start_run
-from airflow_roir.engine.verify_worker import UnitClaim, VerifyWorker, load
+from airflow_roir.engine.verify_job import UnitClaim, load
+from airflow_roir.engine.verify_worker import VerifyWorker
 from tests.conftest import run_sql
 from tests.engine import steps
 
