@@ -114,9 +114,8 @@ def row_hash(entry: Entry, values: Sequence[str], newer: bool) -> str:
     chain = f"hash_record_extended(ROW({slow}), {seed})" if slow else "0"
     for column, value in pairs:
         if _is_fast(column, newer):
-            chain = HASHES[column.cast].format(value=value, seed=chain)
-        if column.cast == "bigint":
-            chain = f"hashint4extended(({value} >> 32)::int, {chain})"
+            seed = f"{value} # {chain}" if column.cast == "bigint" else chain
+            chain = HASHES[column.cast].format(value=value, seed=seed)
     # Each function of the chain is NULL for a NULL.
     return f"coalesce({chain}, {record})"
 

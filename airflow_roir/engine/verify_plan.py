@@ -19,6 +19,8 @@ from airflow_roir.engine.plan import cut_source
 # A unit is one transaction; so many rows are read and summed in a tenth of a second.
 ROWS_PER_UNIT = 200_000
 BLOCKS_PER_UNIT = 4_096
+# A segment in one piece is read by a plain scan.
+BLOCKS_PER_SEGMENT_UNIT = 8_192
 # Of each side: every unit has its sums of every bucket.
 MOST_UNITS = 256
 # What a worker reads well within the time that a snapshot is shared.
@@ -143,7 +145,7 @@ def _entry_units(connection: Connection, generation_id: int, with_delta: bool, f
     """The segments, cut by blocks. An entry that moves meanwhile is one that a write has just made right."""
     segments = execute(connection, SEGMENTS, {"base": physical.base(generation_id)}).all()
     total = sum(row.blocks for row in segments)
-    step = max(1, total // UNITS_OF_PARTS) if fine else max(BLOCKS_PER_UNIT, total // MOST_UNITS)
+    step = max(1, total // UNITS_OF_PARTS) if fine else max(BLOCKS_PER_SEGMENT_UNIT, total // MOST_UNITS)
     yield from ({"side": "entry", **piece} for piece in _blocks(segments, step))
     if with_delta:
         delta = execute(

@@ -72,6 +72,8 @@ SELECT format('SELECT %%I.bt_index_check(%%s::regclass, true)', n.nspname, i.ind
   FROM pg_index i, pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
  WHERE i.indrelid = %(relation)s::oid AND i.indisunique AND e.extname = 'amcheck'
 """
+# How many shared snapshots are tried before a unit is read in one of its own.
+SHARES = 3
 # No such snapshot any more, or its session is about to end.
 NO_SNAPSHOT = (
     pg_errors.InvalidParameterValue,
@@ -166,21 +168,24 @@ class VerifyWorker:
 
     def _sums(self, claim: UnitClaim) -> dict[str, Any]:
         """The unit's sums, in the snapshot that the workers share."""
-        shared = self.snapshot.share(self.verify_job.verification_id)
-        try:
-            return self._sums_in(claim, shared)
-        except DBAPIError as error:
-            if not isinstance(error.orig, NO_SNAPSHOT):
-                raise
-        # Whoever held it has left.
-        return self._sums_in(claim, self.snapshot.share(self.verify_job.verification_id, gone=shared))
+        shared: str | None = None
+        for _ in range(SHARES):
+            shared = self.snapshot.share(self.verify_job.verification_id, gone=shared)
+            try:
+                return self._sums_in(claim, shared)
+            except DBAPIError as error:
+                # Whoever held it has left, as the next one may.
+                if not isinstance(error.orig, NO_SNAPSHOT):
+                    raise
+        return self._sums_in(claim, None)
 
-    def _sums_in(self, claim: UnitClaim, shared: str) -> dict[str, Any]:
+    def _sums_in(self, claim: UnitClaim, shared: str | None) -> dict[str, Any]:
         job = self.job
         values: dict[str, Any] = {}
         with self.connection.begin():
             execute(self.connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            execute(self.connection, f"SET TRANSACTION SNAPSHOT '{shared}'")
+            if shared is not None:
+                execute(self.connection, f"SET TRANSACTION SNAPSHOT '{shared}'")
             name = self._hold(claim)
             if name is None:
                 return NO_SUMS
@@ -191,7 +196,7 @@ class VerifyWorker:
                 sql = comparison.total(entry, read, f"{name} r", where, self.newer)
             else:
                 sql = comparison.sums(entry, read, f"{name} r", where, self.newer, self.verify_job.buckets)
-            return {**self._execute(claim, sql, values)._mapping, "snapshot": shared}
+            return {**self._execute(claim, sql, values)._mapping, "snapshot": shared or f"unit {claim.unit_id}"}
 
     def _hold(self, claim: UnitClaim) -> str | None:
         """Keep partitions from being taken out while the unit is read; the relation's name, None where it is gone.
@@ -241,7 +246,8 @@ class VerifyWorker:
             return ScanRange(claim.lower, claim.upper).condition(job.source.primary_key, casts, None, values)
         terms = []
         for sign, bound in ((">=", claim.lower), ("<", claim.upper)):
-            if bound is not None:
+            # From the first block to the last it is a plain scan, which reads ahead.
+            if bound is not None and bound != [0]:
                 terms.append(f"{alias}.ctid {sign} '({int(bound[0])},0)'::tid")
         if claim.side == "delta":
             terms.append(f"{alias}.state = 'regular'")
@@ -250,7 +256,7 @@ class VerifyWorker:
             shown = "SELECT coalesce(roir.is_shown(%(id)s, %(alias)s), 'true')"
             terms.append(execute(self.connection, shown, {"id": job.generation_id, "alias": alias}).scalar_one())
         # Put in last: a partition's bounds may hold literals with a per cent sign.
-        values["where"] = " AND ".join(terms)
+        values["where"] = " AND ".join(terms) or "true"
         return "%(where)s"
 
     def _execute(self, claim: UnitClaim, sql: str, values: dict[str, Any]) -> Row[Any]:

@@ -13,6 +13,7 @@ from airflow_roir.engine import abort, cleanup, control, finalize, revert, statu
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
+from airflow_roir.engine.snapshot import SharedSnapshot
 from airflow_roir.engine.verify_job import UnitClaim
 from airflow_roir.errors import Fenced, OperationRunning, SourceChanged, VerificationFailed
 from tests.conftest import run_sql
@@ -234,3 +235,16 @@ def test_amcheck_looks_at_every_segment_wherever_it_is_installed(database: Datab
     report = verify.verify(database, "ix", VerifyOptions(amcheck=True))
     assert report.corrupt == 1
     assert not report.is_exact
+
+
+def test_where_no_snapshot_can_be_shared_each_unit_has_its_own(
+    database: Database, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever holds one may have left each time; then totals say nothing, and buckets are compared."""
+    monkeypatch.setattr(SharedSnapshot, "share", lambda *_, **__: "00000043-0000019C-1")
+    report = verify.verify(database, "ix")
+    assert (report.found, report.complete) == (1, True)
+    run = begin(database)
+    go_through(database, run)
+    with database.transaction() as connection:
+        assert verification.stage(connection, verification.unfinished(connection, run.operation_id).id) == "sum"
