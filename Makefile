@@ -91,6 +91,11 @@ soak: $(STAMP)  ## Kill everything in every phase, at random moments, for SECOND
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
 	  $(BIN)/python -m benchmarks.soak --seconds $(SECONDS) $(ARGS)
 
+.PHONY: bench
+bench: $(STAMP)  ## The build beside its peers and its limit; ARGS="--rows 200000 --rounds 1", "--data uuid", "--pg 15"
+	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
+	  $(BIN)/python -m benchmarks.bench $(ARGS)
+
 .PHONY: bench-pause
 bench-pause: $(STAMP)  ## How soon a pause takes effect; ARGS="--rows 500000 --pauses 10 --airflow 0" for less
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \

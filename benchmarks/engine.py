@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, cleanup, finalize, prepare, seal
-from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine import build, cleanup, control, finalize, prepare, seal
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import Run, start_run
+from airflow_roir.errors import RoirError
+
+# How often a pauser looks at how far the build is.
+LOOK_EVERY_S = 0.01
 
 
-def build_index(database: Database, definition: IndexDefinition, **options: Any) -> dict[str, float]:
+def build_index(database: Database, definition: IndexDefinition, pauses: int = 0, **options: Any) -> dict[str, float]:
     """Build or rebuild an index to its publish; returns the seconds of each phase and of `all`.
 
-    options: of `BuildOptions`. What it replaced is cleaned up afterwards, which isn't counted.
+    pauses: how often the build is paused, evenly over its rows, and gone on with at once in a new run; how many there
+    were is returned as `pauses`. options: of `BuildOptions`. What it replaced is cleaned up afterwards, which isn't
+    counted.
     """
     wanted = BuildOptions(revert_window_s=0, **options)
     seconds: dict[str, float] = {}
@@ -29,17 +37,67 @@ def build_index(database: Database, definition: IndexDefinition, **options: Any)
     prepared = prepare.prepare(database, definition, wanted)
     run = start_run(database, prepared.index, "bench", take_over=True)
     took("prepare")
-    with ThreadPoolExecutor(max_workers=wanted.parallelism) as pool:
-        for name, phase in (("build", build), ("seal", seal)):
-            for done in [
-                pool.submit(lambda n=n, phase=phase: list(phase.work(database, run, n)))
-                for n in range(wanted.parallelism)
-            ]:
-                done.result()
-            phase.finish(database, run)
-            took(name)
+    run, paused = _build(database, run, wanted.parallelism, pauses)
+    took("build")
+    in_parallel(seal, database, run, wanted.parallelism)
+    seal.finish(database, run)
+    took("seal")
     finalize.finalize_run(database, run)
     took("finalize")
     seconds["all"] = time.perf_counter() - begun
+    if pauses:
+        seconds["pauses"] = paused
     cleanup.clean_up(database)
     return seconds
+
+
+def in_parallel(phase: Any, database: Database, run: Run, parallelism: int) -> None:
+    """A phase's workers, until all of them have left."""
+    with ThreadPoolExecutor(max_workers=parallelism) as pool:
+        for done in [pool.submit(lambda n=n: list(phase.work(database, run, n))) for n in range(parallelism)]:
+            done.result()
+
+
+def _build(database: Database, run: Run, parallelism: int, pauses: int) -> tuple[Run, int]:
+    """Build with pauses; returns the run that ended it, and how many pauses came before the last row."""
+    paused = 0
+    while True:
+        pauser = Pauser(database, run, (paused + 1) / (pauses + 1)) if paused < pauses else None
+        if pauser is not None:
+            pauser.start()
+        in_parallel(build, database, run, parallelism)
+        if pauser is not None:
+            pauser.halt.set()
+            pauser.join()
+        if pauser is None or not pauser.has_paused:
+            build.finish(database, run)
+            return run, paused
+        paused += 1
+        run = start_run(database, run.index, "bench", take_over=True)
+
+
+class Pauser(threading.Thread):
+    """Pauses an operation as soon as a share of its rows is committed."""
+
+    def __init__(self, database: Database, run: Run, share: float) -> None:
+        super().__init__(daemon=True)
+        self.database, self.index, self.share = database, run.index, share
+        self.values = {"operation": run.operation_id}
+        self.halt = threading.Event()
+        self.has_paused = False
+
+    def run(self) -> None:
+        with self.database.autocommit() as connection:
+            while not self.halt.wait(LOOK_EVERY_S):
+                done = execute(
+                    connection,
+                    "SELECT sum(r.rows) / greatest(max(o.rows_estimate), 1) "
+                    "FROM roir.scan_range r JOIN roir.operation o ON o.id = r.operation_id WHERE o.id = %(operation)s",
+                    self.values,
+                ).scalar_one()
+                if float(done) >= self.share:
+                    # The workers may be through, and this thread told to stop, meanwhile.
+                    with suppress(RoirError):
+                        control.pause(self.database, self.index, "bench", "to measure")
+                        self.has_paused = True
+                    return

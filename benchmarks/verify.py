@@ -11,50 +11,23 @@ import json
 import platform
 import statistics
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 
-from airflow_roir.definition import IndexDefinition, VerifyOptions
+from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import schema, verify
 from airflow_roir.engine.database import Database
+from benchmarks.data import DATASETS
 from benchmarks.engine import build_index
+from benchmarks.steady_writer import Writer
 from tests.servers import embedded_postgres
 
 RESULTS = Path(__file__).parent / "results" / "verify.json"
-TABLE = """
-CREATE TABLE item (id bigint PRIMARY KEY, part int NOT NULL, supplier int, quantity numeric(12, 2),
-                   price numeric(12, 2), shipped date, mode varchar(10), comment text);
-INSERT INTO item SELECT i, i * 7919 % 200003, i % 10007, i % 50, (i % 100000) / 7.0,
-                        date '2020-01-01' + (i % 2000)::int, 'mode ' || i % 7, 'the comment of item number ' || i
-  FROM generate_series(1, {rows}::bigint) i
-"""
-DEFINITION = IndexDefinition.parse("item_by_part", "item", "part", "quantity, price, shipped, mode")
-
-
-class Writer(threading.Thread):
-    """Updates, inserts and deletes all over the table, some rows in each transaction, at a steady rate."""
-
-    def __init__(self, dsn: str, rows: int, per_second: int) -> None:
-        super().__init__(daemon=True)
-        self.dsn, self.rows, self.per_second = dsn, rows, per_second
-        self.halt = threading.Event()
-        self.written = 0
-
-    def run(self) -> None:
-        connection = psycopg2.connect(self.dsn)
-        connection.autocommit = True
-        begun = time.monotonic()
-        with connection.cursor() as cursor:
-            while not self.halt.is_set():
-                row = self.written * 104_729 % self.rows + 1
-                cursor.execute("UPDATE item SET price = price + 1, part = part + %s WHERE id = %s", (row % 2, row))
-                self.written += 1
-                self.halt.wait(max(0.0, begun + self.written / self.per_second - time.monotonic()))
-        connection.close()
+DATA = DATASETS["item"]
+INDEX = "item_by_part"
 
 
 def main() -> None:
@@ -72,19 +45,16 @@ def main() -> None:
         connection = psycopg2.connect(dsn)
         connection.autocommit = True
         with connection.cursor() as cursor:
-            cursor.execute(TABLE.format(rows=options.rows))
+            DATA.load(cursor, options.rows)
             cursor.execute("VACUUM (ANALYZE) item")
             cursor.execute("SHOW server_version")
             version = cursor.fetchone()[0]
             for _ in range(options.rounds):
-                built = build_index(database, DEFINITION, parallelism=options.workers, verify="none")
+                built = build_index(database, DATA.definition(INDEX), parallelism=options.workers, verify="none")
                 cursor.execute("CHECKPOINT")
                 quiet, _report = timed(database, options.workers)
-                writer = Writer(dsn, options.rows, options.writes)
-                writer.start()
-                busy, found = timed(database, options.workers)
-                writer.halt.set()
-                writer.join()
+                with Writer(dsn, DATA.write(options.rows), options.writes) as writer:
+                    busy, found = timed(database, options.workers)
                 if not found.is_exact:
                     raise SystemExit(f"a false alarm: {found}")
                 rounds.append(
@@ -121,7 +91,7 @@ def main() -> None:
 def timed(database: Database, workers: int) -> tuple[float, Any]:
     """The seconds of one whole verification, and what it found."""
     begun = time.perf_counter()
-    report = verify.verify(database, "item_by_part", VerifyOptions(parallelism=workers), "bench")
+    report = verify.verify(database, INDEX, VerifyOptions(parallelism=workers), "bench")
     return time.perf_counter() - begun, report
 
 

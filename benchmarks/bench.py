@@ -1,0 +1,159 @@
+"""The build beside its peers and its limit, all on one server, side by side and round by round.
+
+`make bench`, or `python -m benchmarks.bench --rows 6000000 --rounds 5`; `--data uuid` and so on for other tables,
+`--pg 15` for pg_repack. It starts a PostgreSQL of its own. Results: benchmarks/results/bench.json, where each data set
+and server version keeps its own, and a table.
+
+Each round times every side once, in an order of its own, after a CHECKPOINT and with nothing of another side's left.
+A ratio is that of a side to the limit of the same round. Machines are noisy: only ratios count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from airflow_roir.engine.verify import verify
+from benchmarks import peers, sides
+from benchmarks.data import DATASETS, ROWS_PER_SCALE
+from benchmarks.scene import INDEX, Result, Scene, Side
+from benchmarks.server import bench_server, described, facts
+
+RESULTS = Path(__file__).parent / "results" / "bench.json"
+LIMIT = "limit"
+# Beside the seconds of a result, that aren't seconds.
+COUNTS = ("writes", "pauses")
+
+
+def measure(scene: Scene, side: Side, check: bool) -> Result:
+    """Time one side. check: whether an index of ours is compared with its table afterwards."""
+    scene.clear()
+    side.ready(scene)
+    scene.run("CHECKPOINT")
+    result = side.run(scene)
+    if check and scene.value("SELECT to_regclass(%s) IS NOT NULL", INDEX):
+        report = verify(scene.database, INDEX)
+        if not report.is_exact:
+            raise SystemExit(f"{side.name}: the index is not exact: {report}")
+    return {name: round(value, 3) for name, value in result.items()}
+
+
+def chosen_sides(scene: Scene, wanted: list[str]) -> tuple[list[Side], dict[str, str]]:
+    """The sides that begin with one of these names, and the limit; and by title, those that can't run here, and why."""
+    every = [*peers.sides(scene), *sides.sides(scene)]
+    if unknown := [name for name in wanted if not any(side.name.startswith(name) for side in every)]:
+        raise SystemExit(f"no side begins with {unknown[0]!r}; there are: {'; '.join(side.name for side in every)}")
+    found = [side for side in every if side.name == LIMIT or not wanted or side.name.startswith(tuple(wanted))]
+    lacking = {side.title: why for side in found if (why := side.lacking(scene)) is not None}
+    return [side for side in found if side.title not in lacking], lacking
+
+
+def summarize(side: Side, rounds: list[dict[str, Result]]) -> dict[str, Any]:
+    """Medians, and the ratio to the limit of the same round."""
+    ours = [one[side.name] for one in rounds if side.name in one]
+    ratios = [one[side.name]["all"] / one[LIMIT]["all"] for one in rounds if side.name in one]
+    return {
+        "side": side.name,
+        "title": side.title,
+        "median_s": round(statistics.median(one["all"] for one in ours), 2),
+        "ratio": round(statistics.median(ratios), 2),
+        "ratio_min": round(min(ratios), 2),
+        "ratio_max": round(max(ratios), 2),
+        "parts": {
+            name: round(statistics.median(one[name] for one in ours), 2) for name in ours[0] if name != "all"
+        },
+    }  # fmt: skip
+
+
+def table(summaries: list[dict[str, Any]], lacking: dict[str, str]) -> str:
+    """Markdown."""
+    lines = ["| side | seconds | to the limit | of these seconds, or beside them |", "| --- | --- | --- | --- |"]
+    for one in summaries:
+        parts = ", ".join(
+            f"{value:,.0f} {name}" if name in COUNTS else f"{name} {value:.1f}" for name, value in one["parts"].items()
+        )
+        spread = f" ({one['ratio_min']:.2f} – {one['ratio_max']:.2f})" if one["side"] != LIMIT else ""
+        lines.append(f"| {one['title']} | {one['median_s']:.1f} | {one['ratio']:.2f}{spread} | {parts} |")
+    lines += [f"| {title} | – | – | left out: {why} |" for title, why in lacking.items()]
+    return "\n".join(lines)
+
+
+def keep(name: str, results: dict[str, Any]) -> None:
+    """Write the results of a data set on a server version down, beside those of others; a round in a few lines."""
+    everything = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    everything[name] = results
+    RESULTS.parent.mkdir(exist_ok=True)
+    text = json.dumps(everything, indent=1, ensure_ascii=False)
+    RESULTS.write_text(re.sub(r"\n {5,}|\n {4}(?=\})", " ", text) + "\n")
+
+
+def bench(chosen: argparse.Namespace, name: str) -> None:
+    """One data set on a fresh server."""
+    rows = chosen.rows or int(chosen.scale * ROWS_PER_SCALE)
+    with bench_server(chosen.pg, chosen.shared_buffers) as server:
+        data = DATASETS[name]
+        scene = Scene(server, data, rows, chosen.parallelism, chosen.writes, dict(chosen.option))
+        with scene.session.cursor() as cursor:
+            known = facts(cursor)
+        heading = f"{data.title}, {scene.rows:,} rows, {chosen.rounds} rounds, seed {chosen.seed}; {described(known)}"
+        print(f"\n{heading}\nloaded in {scene.load_s:.0f} s", flush=True)
+        found, lacking = chosen_sides(scene, chosen.sides)
+        chance = random.Random(chosen.seed)
+        rounds: list[dict[str, Result]] = []
+        for number in range(chosen.rounds):
+            rounds.append({})
+            # The limit first: it is there for every ratio, also where a run is broken off.
+            for side in [found[0], *chance.sample(found[1:], len(found) - 1)]:
+                rounds[-1][side.name] = result = measure(scene, side, check=number == 0 and not chosen.no_check)
+                print(f"{number + 1}: {side.name}: {result}", file=sys.stderr, flush=True)
+            summaries = [summarize(side, rounds) for side in found]
+            keep(
+                f"{name}, PostgreSQL {chosen.pg}",
+                {**known, "data": data.title, "rows": scene.rows, "columns": data.columns, "seed": chosen.seed,
+                 "parallelism": scene.parallelism, "writes_per_second": scene.writes, "options": scene.options,
+                 "session_of_peers": scene.memory(scene.parallelism), "left_out": lacking, "summaries": summaries,
+                 "rounds": rounds},
+            )  # fmt: skip
+        print(f"\n{table(summaries, lacking)}\n", flush=True)
+
+
+def option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, the value in JSON or as it is."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, help="of the table, about; instead of --scale")
+    parser.add_argument("--scale", type=float, default=1.0, help="as TPC-H's: 6 million rows each (1)")
+    parser.add_argument("--parallelism", type=int, default=2, help="of ours and of the peers (2)")
+    parser.add_argument("--sides", "--peers", nargs="+", default=[], metavar="NAME",
+                        help='those that begin so, e.g. ours "pg_repack"; the limit is always measured')  # fmt: skip
+    parser.add_argument("--data", nargs="+", default=["lineitem"], choices=sorted(DATASETS), metavar="NAME",
+                        help=f"{', '.join(sorted(DATASETS))} (lineitem)")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--writes", type=int, default=500, metavar="N", help="a writer's updates per second (500)")
+    parser.add_argument("--pg", type=int, default=18, choices=(15, 16, 17, 18), help="major version of PostgreSQL (18)")
+    parser.add_argument("--shared-buffers", default="1GB")
+    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE",
+                        help="an option of ours, as `roir build` has it, e.g. batch_rows=50000")  # fmt: skip
+    parser.add_argument("--no-check", action="store_true", help="don't verify ours after each side of the first round")
+    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="of the sides' order")
+    chosen = parser.parse_args()
+    for name in chosen.data:
+        bench(chosen, name)
+
+
+if __name__ == "__main__":
+    main()
