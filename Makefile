@@ -96,6 +96,10 @@ bench: $(STAMP)  ## The build beside its peers and its limit; ARGS="--rows 20000
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
 	  $(BIN)/python -m benchmarks.bench $(ARGS)
 
+.PHONY: bench-curves
+bench-curves: $(STAMP)  ## Time, WAL, memory, transactions by rows, batches, partitions; ARGS="--curves batch plan"
+	$(BIN)/python -m benchmarks.curves $(ARGS)
+
 .PHONY: bench-pause
 bench-pause: $(STAMP)  ## How soon a pause takes effect; ARGS="--rows 500000 --pauses 10 --airflow 0" for less
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
