@@ -5,7 +5,8 @@
 and server version keeps its own, and a table.
 
 Each round times every side once, in an order of its own, after a CHECKPOINT and with nothing of another side's left.
-A ratio is that of a side to the limit of the same round. Machines are noisy: only ratios count.
+Machines are noisy, and a round takes minutes: the limit is timed again after every few sides, and a ratio is that to
+the mean of the limits right before and after. The limit's own is to its median in the round: that is the noise.
 """
 
 from __future__ import annotations
@@ -45,30 +46,67 @@ def measure(scene: Scene, side: Side, check: bool) -> Result:
 
 
 def chosen_sides(scene: Scene, wanted: list[str]) -> tuple[list[Side], dict[str, str]]:
-    """The sides that begin with one of these names, and the limit; and by title, those that can't run here, and why."""
+    """The limit and the sides of these names, or that begin so; by title, those that can't run here, and why."""
     every = [*peers.sides(scene), *sides.sides(scene)]
-    if unknown := [name for name in wanted if not any(side.name.startswith(name) for side in every)]:
-        raise SystemExit(f"no side begins with {unknown[0]!r}; there are: {'; '.join(side.name for side in every)}")
-    found = [side for side in every if side.name == LIMIT or not wanted or side.name.startswith(tuple(wanted))]
+    names = {side.name for side in every}
+    meant = {LIMIT} if wanted else names
+    for name in wanted:
+        fitting = {name} & names or {one for one in names if one.startswith(name)}
+        if not fitting:
+            raise SystemExit(f"no side is {name!r} or begins so; there are: {'; '.join(side.name for side in every)}")
+        meant |= fitting
+    found = [side for side in every if side.name in meant]
     lacking = {side.title: why for side in found if (why := side.lacking(scene)) is not None}
     return [side for side in found if side.title not in lacking], lacking
 
 
-def summarize(side: Side, rounds: list[dict[str, Result]]) -> dict[str, Any]:
-    """Medians, and the ratio to the limit of the same round."""
-    ours = [one[side.name] for one in rounds if side.name in one]
-    ratios = [one[side.name]["all"] / one[LIMIT]["all"] for one in rounds if side.name in one]
+def play(scene: Scene, found: list[Side], chance: random.Random, every: int, check: bool) -> list[dict[str, Any]]:
+    """One round in a random order; what was measured, in that order. every: so many sides between two limits."""
+    sides_of_round = chance.sample(found[1:], len(found) - 1)
+    told: list[dict[str, Any]] = []
+
+    def take(side: Side) -> None:
+        result = measure(scene, side, check)
+        print(f"{side.name}: {result}", file=sys.stderr, flush=True)
+        told.append({"side": side.name, **result})
+
+    for number, side in enumerate(sides_of_round):
+        if number % every == 0:
+            take(found[0])
+        take(side)
+    take(found[0])
+    return against_the_limit(told)
+
+
+def against_the_limit(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A round's results with the seconds of the limit that each is to be held against, as `limit`."""
+    limits = [(place, one["all"]) for place, one in enumerate(told) if one["side"] == LIMIT]
+    median = statistics.median(seconds for _, seconds in limits)
+    for place, one in enumerate(told):
+        before = [seconds for at, seconds in limits if at < place][-1:]
+        after = [seconds for at, seconds in limits if at > place][:1]
+        one["limit"] = median if one["side"] == LIMIT else round(statistics.mean([*before, *after]), 3)
+    return told
+
+
+def summarize(side: Side, rounds: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """Medians, and the ratio to the limit."""
+    ours = [one for told in rounds for one in told if one["side"] == side.name]
+    ratios = [one["all"] / one["limit"] for one in ours]
     return {
         "side": side.name,
         "title": side.title,
+        "times": len(ours),
         "median_s": round(statistics.median(one["all"] for one in ours), 2),
         "ratio": round(statistics.median(ratios), 2),
         "ratio_min": round(min(ratios), 2),
         "ratio_max": round(max(ratios), 2),
         "parts": {
-            name: round(statistics.median(one[name] for one in ours), 2) for name in ours[0] if name != "all"
+            name: round(statistics.median(one[name] for one in ours), 2)
+            for name in ours[0]
+            if name not in ("side", "all", "limit")
         },
-    }  # fmt: skip
+    }
 
 
 def table(summaries: list[dict[str, Any]], lacking: dict[str, str]) -> str:
@@ -78,19 +116,19 @@ def table(summaries: list[dict[str, Any]], lacking: dict[str, str]) -> str:
         parts = ", ".join(
             f"{value:,.0f} {name}" if name in COUNTS else f"{name} {value:.1f}" for name, value in one["parts"].items()
         )
-        spread = f" ({one['ratio_min']:.2f} – {one['ratio_max']:.2f})" if one["side"] != LIMIT else ""
-        lines.append(f"| {one['title']} | {one['median_s']:.1f} | {one['ratio']:.2f}{spread} | {parts} |")
+        spread = f"{one['ratio']:.2f} ({one['ratio_min']:.2f} – {one['ratio_max']:.2f})"
+        lines.append(f"| {one['title']} | {one['median_s']:.1f} | {spread} | {parts} |")
     lines += [f"| {title} | – | – | left out: {why} |" for title, why in lacking.items()]
     return "\n".join(lines)
 
 
-def keep(name: str, results: dict[str, Any]) -> None:
+def keep(path: Path, name: str, results: dict[str, Any]) -> None:
     """Write the results of a data set on a server version down, beside those of others; a round in a few lines."""
-    everything = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    everything = json.loads(path.read_text()) if path.exists() else {}
     everything[name] = results
-    RESULTS.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     text = json.dumps(everything, indent=1, ensure_ascii=False)
-    RESULTS.write_text(re.sub(r"\n {5,}|\n {4}(?=\})", " ", text) + "\n")
+    path.write_text(re.sub(r"\n {5,}|\n {4}(?=\})", " ", text) + "\n")
 
 
 def bench(chosen: argparse.Namespace, name: str) -> None:
@@ -105,15 +143,14 @@ def bench(chosen: argparse.Namespace, name: str) -> None:
         print(f"\n{heading}\nloaded in {scene.load_s:.0f} s", flush=True)
         found, lacking = chosen_sides(scene, chosen.sides)
         chance = random.Random(chosen.seed)
-        rounds: list[dict[str, Result]] = []
+        rounds: list[list[dict[str, Any]]] = []
         for number in range(chosen.rounds):
-            rounds.append({})
-            # The limit first: it is there for every ratio, also where a run is broken off.
-            for side in [found[0], *chance.sample(found[1:], len(found) - 1)]:
-                rounds[-1][side.name] = result = measure(scene, side, check=number == 0 and not chosen.no_check)
-                print(f"{number + 1}: {side.name}: {result}", file=sys.stderr, flush=True)
+            print(f"round {number + 1}", file=sys.stderr, flush=True)
+            check = number == 0 and not chosen.no_check
+            rounds.append(play(scene, found, chance, chosen.limit_every, check))
             summaries = [summarize(side, rounds) for side in found]
             keep(
+                chosen.results,
                 f"{name}, PostgreSQL {chosen.pg}",
                 {**known, "data": data.title, "rows": scene.rows, "columns": data.columns, "seed": chosen.seed,
                  "parallelism": scene.parallelism, "writes_per_second": scene.writes, "options": scene.options,
@@ -139,15 +176,17 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="as TPC-H's: 6 million rows each (1)")
     parser.add_argument("--parallelism", type=int, default=2, help="of ours and of the peers (2)")
     parser.add_argument("--sides", "--peers", nargs="+", default=[], metavar="NAME",
-                        help='those that begin so, e.g. ours "pg_repack"; the limit is always measured')  # fmt: skip
+                        help='of this name, or that begin so: ours "ours, verified"; the limit always')  # fmt: skip
     parser.add_argument("--data", nargs="+", default=["lineitem"], choices=sorted(DATASETS), metavar="NAME",
                         help=f"{', '.join(sorted(DATASETS))} (lineitem)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--limit-every", type=int, default=4, metavar="N", help="sides between two limits (4)")
     parser.add_argument("--writes", type=int, default=500, metavar="N", help="a writer's updates per second (500)")
     parser.add_argument("--pg", type=int, default=18, choices=(15, 16, 17, 18), help="major version of PostgreSQL (18)")
     parser.add_argument("--shared-buffers", default="1GB")
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE",
                         help="an option of ours, as `roir build` has it, e.g. batch_rows=50000")  # fmt: skip
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="elsewhere, for a quick look")
     parser.add_argument("--no-check", action="store_true", help="don't verify ours after each side of the first round")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="of the sides' order")
     chosen = parser.parse_args()

@@ -13,6 +13,7 @@ from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.run import load_job, start_run
 from benchmarks.scene import INDEX, Scene
 
+Key = tuple[str, ...]
 # Rows per batch, and how many batches of them.
 POINTS = {1: 200, 10: 200, 100: 200, 1_000: 100, 10_000: 30, 100_000: 5}
 
@@ -22,61 +23,62 @@ def measure(scene: Scene) -> list[dict[str, Any]]:
     rows = []
     for size, count in POINTS.items():
         scene.clear()
-        batches = _batches(scene, size, count)
-        copies = _copies(scene, size, count)
+        batch, copy, difference = _alternate(scene, size, count)
         rows.append(
             {
                 "rows": size,
-                "batch, ms": round(batches, 2),
-                "copy, ms": round(copies, 2),
-                "control, ms": round(batches - copies, 2),
-                "control, share": f"{(batches - copies) / batches:.0%}",
+                "batch, ms": round(batch, 2),
+                "copy, ms": round(copy, 2),
+                "control, ms": round(difference, 2),
+                "control, share": f"{difference / batch:.0%}",
             }
         )
     return rows
 
 
-def _batches(scene: Scene, size: int, count: int) -> float:
-    """The first batches of a build, which is then given up."""
+def _alternate(scene: Scene, size: int, count: int) -> tuple[float, float, float]:
+    """The first batches of a build, which is then given up, and after each one a plain copy of the same rows.
+
+    Returns the medians in milliseconds of a batch, of a copy, and of what a batch took longer than its copy.
+    """
+    data = scene.data
     options = BuildOptions(parallelism=1, batch_rows=size, ranges=1, segments=1, **{"covering": "all", **scene.options})
-    prepared = prepare.prepare(scene.database, scene.data.definition(INDEX), options)
+    prepared = prepare.prepare(scene.database, data.definition(INDEX), options)
     run = start_run(scene.database, prepared.index, "bench", take_over=True)
-    taken = []
-    with scene.database.connect() as connection:
+    scene.run(f"CREATE TABLE peer.entries AS SELECT {data.columns} FROM {data.table} WITH NO DATA")
+    batches, copies = [], []
+    with scene.database.connect() as connection, scene.session.cursor() as cursor:
         with connection.begin():
             job = load_job(connection, run)
             control.start_clock(connection, run.operation_id, run.epoch)
         worker = BuildWorker(connection, job, 0)
-        claim: Any = worker.claim()
-        while isinstance(claim, Claim) and len(taken) < count:
+        claim = worker.claim()
+        for low, high in pairwise([None, *_bounds(scene, size, count)]):
+            assert isinstance(claim, Claim), claim
             begun = time.perf_counter()
             done = worker.batch(claim)
-            taken.append((time.perf_counter() - begun) * 1000)
+            batches.append((time.perf_counter() - begun) * 1000)
             assert isinstance(done, Batch), done
+            begun = time.perf_counter()
+            cursor.execute(*_copy(scene, low, high))
+            copies.append((time.perf_counter() - begun) * 1000)
             claim = done.claim
     abort.abort(scene.database, INDEX, "bench")
-    return statistics.median(taken)
+    differences = [batch - copy for batch, copy in zip(batches, copies, strict=True)]
+    return statistics.median(batches), statistics.median(copies), statistics.median(differences)
 
 
-def _copies(scene: Scene, size: int, count: int) -> float:
-    """The same rows into a table of the same columns, a transaction each, by the key's bounds alone."""
+def _copy(scene: Scene, low: Key | None, high: Key | None) -> tuple[str, list[Any]]:
+    """A transaction of its own that copies the rows after `low` up to `high`, and nothing else."""
     data = scene.data
     key = ", ".join(data.pk)
-    bounds = [None, *_bounds(scene, size, count)]
-    scene.run(f"CREATE TABLE peer.entries AS SELECT {data.columns} FROM {data.table} WITH NO DATA")
-    taken = []
-    with scene.session.cursor() as cursor:
-        for low, high in pairwise(bounds):
-            where, values = f"({key}) <= %s", [high]
-            if low is not None:
-                where, values = f"({key}) > %s AND {where}", [low, high]
-            begun = time.perf_counter()
-            cursor.execute(f"INSERT INTO peer.entries SELECT {data.columns} FROM {data.table} WHERE {where}", values)
-            taken.append((time.perf_counter() - begun) * 1000)
-    return statistics.median(taken)
+    where, values = f"({key}) <= %s", [high]
+    if low is not None:
+        where, values = f"({key}) > %s AND {where}", [low, high]
+    return f"INSERT INTO peer.entries SELECT {data.columns} FROM {data.table} WHERE {where}", values
 
 
-def _bounds(scene: Scene, size: int, count: int) -> list[tuple[Any, ...]]:
+def _bounds(scene: Scene, size: int, count: int) -> list[Key]:
     """The key of every size-th row."""
     texts = ", ".join(f"{column}::text AS t{n}" for n, column in enumerate(scene.data.pk))
     found = ", ".join(f"t{n}" for n in range(len(scene.data.pk)))

@@ -72,10 +72,11 @@ def _load_lineitem(cursor: Any, rows: int) -> None:
 
 
 def _write_lineitem(rows: int) -> Write:
-    orders = rows // 4
+    # Four rows each, on the average.
+    orders = int(rows / 4.2)
 
     def write(n: int) -> tuple[str, Any]:
-        order = n * 104_729 % orders
+        order = n * 104_729 % orders + 1
         # Of each 32 order keys TPC-H uses the first eight.
         values = {"order": order // 8 * 32 + order % 8, "move": n % 2}
         return (
