@@ -106,11 +106,11 @@ def batch(chosen: argparse.Namespace) -> dict[str, Any]:
         for size, ones in found.items()
     ]
     edge, points = rows[0], rows[1:]
-    chart("batch", f"Seconds of a build of {head['data']}, {chosen.rows:,} rows", "rows per batch",
+    chart(chosen.results, "batch", f"Seconds of a build of {head['data']}, {chosen.rows:,} rows", "rows per batch",
           {"ours": {one["rows"]: one["all, s"] for one in points},
            "ours, its build phase": {one["rows"]: one["build, s"] for one in points},
            "the limit": {one["rows"]: edge["all, s"] for one in points}})  # fmt: skip
-    chart("wal", "Bytes of WAL per row", "rows per batch",
+    chart(chosen.results, "wal", "Bytes of WAL per row", "rows per batch",
           {"ours": {one["rows"]: one["WAL bytes per row"] for one in points},
            "the limit": {one["rows"]: edge["WAL bytes per row"] for one in points}})  # fmt: skip
     return head | {"rows": chosen.rows, "table": [{k: v for k, v in one.items() if k != "rows"} for one in rows]}
@@ -149,10 +149,17 @@ def size(chosen: argparse.Namespace) -> dict[str, Any]:
             scene.clear()
             peaks.append({"rows": scene.rows, **memory(scene)})
             print(peaks[-1], file=sys.stderr, flush=True)
-    chart("size", "Seconds of a build", "rows of the table", _series(rows, "ours, s", "limit, s"), linear=True)
-    chart("seal", "Seconds of the seal, and of one parallel CREATE UNIQUE INDEX", "rows of the table",
+    chart(
+        chosen.results,
+        "size",
+        "Seconds of a build",
+        "rows of the table",
+        _series(rows, "ours, s", "limit, s"),
+        linear=True,
+    )
+    chart(chosen.results, "seal", "Seconds of the seal, and of one parallel CREATE UNIQUE INDEX", "rows of the table",
           _series(rows, "seal, s", "native index, s", "and vacuum, s"), linear=True)  # fmt: skip
-    chart("memory", "Most memory of a worker, in MB", "rows of the table",
+    chart(chosen.results, "memory", "Most memory of a worker, in MB", "rows of the table",
           _series(peaks, *[name for name in peaks[0] if name != "rows"]), linear=True)  # fmt: skip
     return head | {"table": rows, "memory_mb": peaks}
 
@@ -166,10 +173,11 @@ def horizon(chosen: argparse.Namespace) -> dict[str, Any]:
             with Writer(scene.dsn, scene.data.write(scene.rows), scene.writes), ages(scene.dsn) as sampler:
                 work()
             samples[name] = sampler.samples
-    chart("horizon", "Seconds of the oldest transaction", "seconds since the begin",
+    chart(chosen.results, "horizon", "Seconds of the oldest transaction", "seconds since the begin",
           {name: {at: seconds for at, (seconds, _, _) in found} for name, found in samples.items()},
           linear=True)  # fmt: skip
-    chart("xids", f"Oldest transaction id held, its age beside {chosen.writes:,} writes/s", "seconds since the begin",
+    chart(chosen.results, "xids", f"Age of the oldest transaction id held, beside {chosen.writes:,} writes/s",
+          "seconds since the begin",
           {name: {at: float(age) for at, (_, age, _) in found} for name, found in samples.items()},
           linear=True)  # fmt: skip
     rows: Table = []
@@ -191,14 +199,20 @@ def control(chosen: argparse.Namespace) -> dict[str, Any]:
     with scene_of(chosen, min(chosen.rows, 1_000_000)) as scene:
         head = known(scene)
         rows = control_cost.measure(scene)
-    chart("control", "Milliseconds per transaction, median", "rows per batch", _series(rows, "batch, ms", "copy, ms"))
+    chart(
+        chosen.results,
+        "control",
+        "Milliseconds per transaction, median",
+        "rows per batch",
+        _series(rows, "batch, ms", "copy, ms"),
+    )
     return head | {"table": rows}
 
 
 def plan(chosen: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a rehearsal, by partitions."""
     head, rows = plan_cost.measure(chosen.pg, chosen.shared_buffers, chosen.partitions, chosen.rounds)
-    chart("plan", "Seconds of planning 10,000 ranges", "partitions", _series(rows, "plan, s"))
+    chart(chosen.results, "plan", "Seconds of planning 10,000 ranges", "partitions", _series(rows, "plan, s"))
     return head | {"table": rows}
 
 
@@ -214,10 +228,12 @@ def _series(rows: Table, *names: str) -> dict[str, dict[float, float]]:
     return {name: {row[across]: row[name] for row in rows} for name in names}
 
 
-def chart(name: str, title: str, across: str, series: dict[str, dict[float, float]], linear: bool = False) -> None:
+def chart(
+    folder: Path, name: str, title: str, across: str, series: dict[str, dict[float, float]], linear: bool = False
+) -> None:
     """Write a chart down."""
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"curve-{name}.svg").write_text(lines(series, title, across, linear))
+    folder.mkdir(exist_ok=True)
+    (folder / f"curve-{name}.svg").write_text(lines(series, title, across, linear))
 
 
 def markdown(rows: Table) -> str:
@@ -229,9 +245,9 @@ def markdown(rows: Table) -> str:
     return "\n".join([*lines, *(f"| {line} |" for line in cells)])
 
 
-def keep(name: str, results: dict[str, Any]) -> None:
+def keep(folder: Path, name: str, results: dict[str, Any]) -> None:
     """Write a curve down, beside the others; a row in a line."""
-    path = RESULTS / "curves.json"
+    path = folder / "curves.json"
     everything = json.loads(path.read_text()) if path.exists() else {}
     text = json.dumps(everything | {name: results}, indent=1, ensure_ascii=False)
     path.write_text(re.sub(r"\n {4,}|\n {3}(?=[\]}])", " ", text) + "\n")
@@ -253,11 +269,12 @@ def main() -> None:
     parser.add_argument("--writes", type=int, default=500, metavar="N", help="updates per second in horizon (500)")
     parser.add_argument("--pg", type=int, default=18, choices=(15, 16, 17, 18), help="major version of PostgreSQL (18)")
     parser.add_argument("--shared-buffers", default="1GB")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="elsewhere, for a quick look")
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE")
     chosen = parser.parse_args()
     for name in chosen.curves:
         results = CURVES[name](chosen)
-        keep(name, results)
+        keep(chosen.results, name, results)
         print(f"\n{name}: {results['data']}; {described(results)}\n\n{markdown(results['table'])}\n", flush=True)
         if "memory_mb" in results:
             print(f"{markdown(results['memory_mb'])}\n", flush=True)
