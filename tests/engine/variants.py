@@ -15,7 +15,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import BuildWorker
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.fold import Folded, FoldWorker
+from airflow_roir.engine.fold import FoldWorker
 
 Variant = Callable[[pytest.MonkeyPatch], None]
 VARIANTS: list[Variant] = []
@@ -146,10 +146,10 @@ def _fold_text(patch: pytest.MonkeyPatch, old: str, new: str) -> None:
 def forgets_the_base(patch: pytest.MonkeyPatch) -> None:
     """The fold marks all antimatter as ghosts: deleted rows come back to life."""
 
-    def ghosts(self: FoldWorker, nulls: str, tids: list[str]) -> Folded:
-        marking = f"UPDATE {self.delta} SET state = 'ghost' WHERE ctid = ANY (%(t)s::tid[])"
-        execute(self.connection, marking, {"t": tids})
-        return Folded(ghosts=len(tids))
+    def ghosts(self: FoldWorker, nulls: str, where: str, values: dict[str, str]) -> int:
+        marking = f"UPDATE {self.delta} SET state = 'ghost' WHERE ctid = ANY (%(tids)s::tid[])"
+        execute(self.connection, marking, values)
+        return 0
 
     patch.setattr(FoldWorker, "_annihilate", ghosts)
 
@@ -158,9 +158,9 @@ def forgets_the_base(patch: pytest.MonkeyPatch) -> None:
 def forgets_the_delta(patch: pytest.MonkeyPatch) -> None:
     """The fold takes regular entries away without writing them."""
 
-    def drop(self: FoldWorker, tids: list[str]) -> int:
+    def drop(self: FoldWorker, where: str, values: dict[str, str]) -> int:
         taking = f"DELETE FROM {self.delta} WHERE ctid = ANY (%(tids)s::tid[])"
-        return execute(self.connection, taking, {"tids": tids}).rowcount
+        return execute(self.connection, taking, values).rowcount
 
     patch.setattr(FoldWorker, "_upsert", drop)
 
@@ -179,7 +179,7 @@ def lets_the_base_win(patch: pytest.MonkeyPatch) -> None:
 @variant
 def deletes_the_delta_unconditionally(patch: pytest.MonkeyPatch) -> None:
     """With the rows that it applies the fold takes every other one out of the delta, too."""
-    _fold_text(patch, "WHERE ctid = ANY (%(tids)s::tid[]) RETURNING", "RETURNING")
+    _fold_text(patch, "AND d.ctid = ANY (%(tids)s::tid[]) RETURNING", "RETURNING")
 
 
 # -- the capture

@@ -1,0 +1,140 @@
+"""How fast a delta is folded: rows per second and worker, and how long a step takes, which a writer may wait for.
+
+`make bench-fold`, or `make bench-fold ARGS="--rows 100000 --base 500000 --rounds 1"` for a quick look. It starts a
+PostgreSQL of its own. Results: benchmarks/results/fold.json, and a table.
+
+The delta is written as writers would leave it, in no order of its keys, by SQL and not by a million writes: regular
+entries that the base has or hasn't, antimatter that annihilates or becomes a ghost. An entry has a key, a primary key
+and two included columns. Each fold begins with the same tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import abort, build, fold, prepare, schema, seal
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.fold import Folded, FoldWorker
+from airflow_roir.engine.run import start_run
+from benchmarks.histogram import quantile
+from benchmarks.writers import SETTINGS, table
+from tests.servers import start_postgres
+
+RESULTS = Path(__file__).parent / "results" / "fold.json"
+TABLE = """
+CREATE TABLE item (id bigint PRIMARY KEY, part int, quantity numeric(12, 2), price numeric(12, 2));
+INSERT INTO item SELECT i, i * 7919 % 200003, i % 50, (i % 100000) / 7.0 FROM generate_series(1, {base}::bigint) i;
+"""
+# Of ten rows: entries that change, new entries, deleted ones, and deleted ones that no batch has copied.
+MIXES = {"regular": "rruurrurru", "mixed": "rrrrunaaag", "antimatter": "aaaaaaaaag"}
+DELTA = """
+INSERT INTO {delta} (c1, c2, c3, c4, state)
+SELECT CASE WHEN kind IN ('n', 'u') THEN i.part + 1 ELSE i.part END, CASE kind WHEN 'g' THEN -i.id ELSE i.id END,
+       CASE WHEN kind NOT IN ('a', 'g') THEN 1 END, CASE WHEN kind NOT IN ('a', 'g') THEN 2 END,
+       (CASE WHEN kind IN ('a', 'g') THEN 'antimatter' ELSE 'regular' END)::roir.entry_state
+  FROM (SELECT *, substr('{mix}', (id % 10)::int + 1, 1) AS kind FROM item ORDER BY hashint8(id) LIMIT {rows}) i
+"""
+
+
+def measure(dsn: str, database: Database, mix: str, workers: int, rows: int) -> dict[str, Any]:
+    """One fold of a fresh delta under a fresh base."""
+    definition = IndexDefinition.parse("item_by_part", "item", "part", "quantity, price")
+    prepared = prepare.prepare(database, definition, BuildOptions(parallelism=workers, verify="none"))
+    run = start_run(database, prepared.index, "bench", take_over=True)
+    for phase in (build, seal):
+        list(phase.work(database, run, 0))
+        phase.finish(database, run)
+    fold.switch(database, run)
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT max(id) FROM roir.generation")
+        generation = cursor.fetchone()[0]
+        cursor.execute(DELTA.format(delta=physical.delta(generation), mix=MIXES[mix], rows=rows))
+    connection.close()
+    with database.autocommit() as session:
+        session.exec_driver_sql("CHECKPOINT")
+    steps: list[float] = []
+    step = FoldWorker.step
+
+    def timed(self: FoldWorker, first: int, end: int) -> Folded:
+        begun = time.perf_counter()
+        folded = step(self, first, end)
+        steps.append((time.perf_counter() - begun) * 1000)
+        return folded
+
+    FoldWorker.step = timed  # type: ignore[method-assign]
+    begun = time.perf_counter()
+    folded = fold.work(database, run)
+    seconds = time.perf_counter() - begun
+    FoldWorker.step = step  # type: ignore[method-assign]
+    if folded.rows != rows:
+        raise SystemExit(f"{rows} rows were in the delta, dealt with: {folded}")
+    abort.abort(database, "item_by_part", "bench")
+    return {
+        "mix": mix,
+        "workers": workers,
+        "rows_per_s": round(rows / seconds),
+        "rows_per_s_and_worker": round(rows / seconds / workers),
+        "step_p50_ms": round(quantile(steps, 0.5), 1),
+        "step_p99_ms": round(quantile(steps, 0.99), 1),
+        "step_max_ms": round(max(steps), 1),
+    }
+
+
+def main() -> None:
+    """Measure, print, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the delta")
+    parser.add_argument("--base", type=int, default=5_000_000, help="entries")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--mixes", nargs="+", choices=MIXES, default=list(MIXES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pg", type=int, default=18, help="the server's major version")
+    chosen = parser.parse_args()
+    if chosen.rows > chosen.base:
+        parser.error("the delta's rows are changes of the base's")
+    measured: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="roir-pg-") as folder:
+        server = start_postgres(Path(folder), chosen.pg, settings=SETTINGS)
+        try:
+            dsn = server.get_uri()
+            database = Database(dsn, "roir bench")
+            schema.init(database)
+            with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+                cursor.execute(TABLE.format(base=chosen.base))
+                cursor.execute("ANALYZE item")
+                cursor.execute("SHOW server_version")
+                version = cursor.fetchone()[0]
+            connection.close()
+            for _ in range(chosen.rounds):
+                for mix in chosen.mixes:
+                    for workers in chosen.workers:
+                        measured.append(measure(dsn, database, mix, workers, chosen.rows))
+                        print(measured[-1], file=sys.stderr, flush=True)
+        finally:
+            server.cleanup()
+    results = []
+    for mix in chosen.mixes:
+        for workers in chosen.workers:
+            same = [row for row in measured if (row["mix"], row["workers"]) == (mix, workers)]
+            medians = {name: statistics.median(row[name] for row in same) for name in list(same[0])[2:]}
+            results.append({"mix": mix, "workers": workers, **medians})
+    facts = {"server": version, "cores": os.cpu_count(), "machine": platform.machine(), **vars(chosen)}
+    RESULTS.write_text(json.dumps({**facts, "rounds_measured": measured, "results": results}, indent=1) + "\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The fold's steps: what one reads and does."""
+
+from __future__ import annotations
+
+from airflow_roir.engine import fold
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.fold import Folded, FoldWorker
+from airflow_roir.engine.run import load_job
+from tests.conftest import run_sql
+from tests.engine import steps
+
+ROWS = 10_000
+# Of this transaction.
+WHOLE_SCANS = "SELECT seq_scan FROM pg_stat_xact_all_tables WHERE relid = %(delta)s::regclass"
+
+
+def test_a_step_reads_its_own_blocks_of_the_delta(database: Database, dsn: str) -> None:
+    """A list of addresses alone was looked for in the whole delta, by each step: seen to fail so."""
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k int, v int)",
+        f"INSERT INTO t SELECT i, i % 100, i FROM generate_series(1, {ROWS}) i",
+        "ANALYZE t",
+    )
+    _, run = steps.begin(database, include="v")
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    run_sql(dsn, "UPDATE t SET k = k + 1 WHERE id % 3 > 0", "DELETE FROM t WHERE id % 3 = 0")
+    fold.switch(database, run)
+    with database.transaction() as connection:
+        job = load_job(connection, run)
+    with database.connect() as connection:
+        worker = FoldWorker(connection, job.generation_id, job.entry)
+        with connection.begin():
+            where = "d.ctid >= %(first)s::tid AND d.ctid < %(end)s::tid"
+            folded = worker.fold(where, {"first": 0, "end": fold.BLOCKS_PER_STEP})
+            scanned = execute(connection, WHOLE_SCANS, {"delta": worker.delta}).scalar_one()
+    assert folded.upserted
+    assert folded.annihilated
+    assert scanned == 0
+    assert folded + fold.work(database, run) == Folded(upserted=6667, annihilated=10_000)
+    with database.transaction() as connection:
+        assert fold.left_in_delta(connection, job.generation_id) == 0
