@@ -117,6 +117,14 @@ bench-locks: $(STAMP)  ## What the build's locks cost writers; ARGS="--rows 5000
 bench-verify: $(STAMP)  ## What a verification costs beside a build; ARGS="--rows 500000 --rounds 1" for less
 	$(BIN)/python -m benchmarks.verify $(ARGS)
 
+.PHONY: bench-writers
+bench-writers: $(STAMP)  ## What an index costs writers, ours and a native one; ARGS="--scale 5 --seconds 3 --rounds 1"
+	$(BIN)/python -m benchmarks.writers $(ARGS)
+
+.PHONY: bench-fold
+bench-fold: $(STAMP)  ## Delta rows folded per second; ARGS="--rows 200000 --base 1000000 --rounds 1" for less
+	$(BIN)/python -m benchmarks.fold $(ARGS)
+
 .PHONY: demo
 demo: $(STAMP)  ## Build a real index under a real Airflow; KEEP=1 leaves it running, SCALE=n takes TPC-H
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \

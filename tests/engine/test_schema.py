@@ -11,6 +11,7 @@ from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.status import status
 from airflow_roir.engine.tables import metadata
+from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, SchemaVersionMismatch
 from tests.conftest import database_dsn, run_sql
 
@@ -66,6 +67,12 @@ def test_down_leaves_nothing_and_up_works_again(empty: Database) -> None:
     assert left == []
     assert schema.init(empty) == schema.head()
     assert schema.init(empty) == schema.head()  # again: nothing to do
+
+
+def test_an_entry_state_is_one_of_the_declared_ones(database: Database) -> None:
+    with database.transaction() as connection:
+        states = execute(connection, "SELECT unnest(enum_range(NULL::roir.entry_state))::text").scalars().all()
+    assert states == [state.value for state in EntryState]
 
 
 def test_a_missing_schema_is_said_with_the_remedy(empty: Database) -> None:
