@@ -93,7 +93,7 @@ class Bench:
         rate = ["-R", str(self.rate)] if workload == "paced" and self.rate else []
         subprocess.run(
             [
-                *(self.program, "-n", "-M", "prepared", "-c", str(self.chosen.clients), "-j", "1"),
+                *(self.program, "-n", "-M", self.chosen.protocol, "-c", str(self.chosen.clients), "-j", "1"),
                 *("-T", str(seconds), "-l", "--log-prefix", f"{folder}/log", *WORKLOADS[workload], *rate, self.dsn),
             ],
             check=True,
@@ -286,6 +286,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=6, help="of each workload in each state")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--protocol", choices=("simple", "extended", "prepared"), default="simple", help="of pgbench")
     parser.add_argument("--states", nargs="+", choices=STATES, default=list(STATES))
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--segments", type=int, help="of ours; the plan chooses by default")
