@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from alembic import op
 
 revision = "0009"
@@ -9,10 +11,12 @@ down_revision = "0008"
 branch_labels = None
 depends_on = None
 
+SQL = Path(__file__).parents[1] / "sql"
+
 
 def upgrade() -> None:
-    # Deltas that are there already keep their text and their CHECK.
-    op.execute("CREATE TYPE roir.entry_state AS ENUM ('regular', 'antimatter', 'ghost')")
+    # Deltas that are there already keep their text and its CHECK.
+    op.execute((SQL / "entry_state.sql").read_text())
 
 
 def downgrade() -> None:

@@ -202,7 +202,7 @@ def test_pictures_are_shown_and_small() -> None:
 @by_document
 def test_every_relation_and_function_of_the_control_schema_exists(document: Path) -> None:
     sql = "".join(file.read_text() for file in (ROOT / "migrations" / "sql").glob("*.sql"))
-    made = set(re.findall(r"CREATE (?:FUNCTION|VIEW) roir\.(\w+)", sql)) | {"schema_version"}
+    made = set(re.findall(r"CREATE (?:FUNCTION|VIEW|TYPE) roir\.(\w+)", sql)) | {"schema_version"}
     made |= {table.name for table in tables.metadata.tables.values()}
     for code in code_of(document):
         assert set(re.findall(r"(?<!\w)roir\.(\w+)", code)) <= made, f"{document.name}: {code}"
