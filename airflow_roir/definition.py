@@ -6,6 +6,7 @@ import re
 import string
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any
 
 from airflow_roir.errors import InvalidInput
@@ -169,8 +170,24 @@ class IndexDefinition:
         )
 
 
+class Scan(str, Enum):
+    """What a generation is built from: the source in the order of its primary key, the source as it lies in its
+    blocks, or, in a rebuild, the blocks of the generation that readers see.
+    """
+
+    KEY = "key"
+    BLOCK = "block"
+    INDEX = "index"
+
+    @property
+    def by_blocks(self) -> bool:
+        """True where ranges are pieces of files; else they are pieces of the primary key's order."""
+        return self is not Scan.KEY
+
+
 COVERING = ("auto", "all", "none")
 VERIFY = ("after", "before", "both", "none")
+SCAN = ("auto", *(scan.value for scan in Scan))
 
 
 @dataclass(frozen=True)
@@ -178,10 +195,14 @@ class BuildOptions:
     """The options of one operation. Counts are numbers of things, durations carry their unit.
 
     parallelism: workers that build and seal at the same time.
-    batch_rows: source rows per batch, the unit that commits (the paper's section 3.7 found 100,000 a good
+    batch_rows: the most source rows per batch, the unit that commits (the paper's section 3.7 found 100,000 a good
         trade; fewer under a rate limit).
+    batch_ms: how long a batch should take, in milliseconds: batches are made smaller to keep to it.
     ranges, segments: pieces of the scan and of the base; None lets the plan choose.
     max_rows_per_second: a rate limit for the copy over all workers; None is none.
+    scan: what the entries are copied from: the source in the order of its primary `key`; the source `block` by block;
+        the `index` that is rebuilt. `auto` takes blocks where the key's order isn't that of the rows, and the index
+        where it is narrower than the source and nothing casts doubt on it (DESIGN section 6).
     covering: which included columns the segments' unique indexes carry too, so that index-only scans work.
         `auto` takes those whose size is bounded by their type: a B-tree tuple holds about 2,700 bytes, and a
         user's INSERT must not fail because an included value is long. `all` and `none` say it outright.
@@ -197,9 +218,11 @@ class BuildOptions:
 
     parallelism: int = 2
     batch_rows: int = 100_000
+    batch_ms: int = 1_000
     ranges: int | None = None
     segments: int | None = None
     max_rows_per_second: int | None = None
+    scan: str = "auto"
     covering: str = "auto"
     lock_timeout_ms: int = 500
     lock_patience_s: int = 600
@@ -210,6 +233,7 @@ class BuildOptions:
     def __post_init__(self) -> None:
         _in_range("parallelism", self.parallelism, 1, MAX_PARALLELISM)
         _in_range("batch_rows", self.batch_rows, 1, 10_000_000)
+        _in_range("batch_ms", self.batch_ms, 1, 600_000)
         _in_range("lock_timeout_ms", self.lock_timeout_ms, 1, 60_000)
         _in_range("lock_patience_s", self.lock_patience_s, 0, 86_400)
         _in_range("revert_window_s", self.revert_window_s, 0, 365 * 86_400)
@@ -223,6 +247,8 @@ class BuildOptions:
             raise InvalidInput(f"ignore_row_security is {self.ignore_row_security!r}; it must be true or false")
         if self.verify not in VERIFY:
             raise InvalidInput(f"verify is {self.verify!r}; it must be one of {', '.join(VERIFY)}")
+        if self.scan not in SCAN:
+            raise InvalidInput(f"scan is {self.scan!r}; it must be one of {', '.join(SCAN)}")
         if self.covering not in COVERING:
             raise InvalidInput(f"covering is {self.covering!r}; it must be one of {', '.join(COVERING)}")
 

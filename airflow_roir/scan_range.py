@@ -1,4 +1,4 @@
-"""A range of the source in scan order, its watermark, and the SQL that scans it (DESIGN section 6)."""
+"""A range of the source in scan order, its watermark, and the SQL that scans it by key (DESIGN section 6)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ Key = list[str]
 class ScanRange:
     """Half-open `[lower, upper)`; None is unbounded. watermark: the last key that was *done*; go on after it.
 
-    Keys are lists of the columns' text output under pinned settings, which reads back as the same value.
+    Keys are lists of the columns' text output under pinned settings, which reads back as the same value. Where a range
+    is a piece of a file they are block numbers, and filenode tells which file.
     """
 
     lower: Key | None
     upper: Key | None
     watermark: Key | None = None
+    filenode: int | None = None
 
     def condition(self, columns: Sequence[str], casts: Sequence[str], last: Key | None, values: dict[str, str]) -> str:
         """SQL for the rows after the watermark, up to and with `last`, or up to the upper bound where it is None.

@@ -63,8 +63,9 @@ PARAMS = {
         type="integer",
         minimum=1,
         maximum=10_000_000,
-        title="Rows per batch",
-        description="A batch is one transaction. A pause takes effect within one batch.",
+        title="Most rows per batch",
+        description="A batch is one transaction, and fewer rows where they take longer than a second. A pause takes "
+        "effect within one batch.",
         section=HOW,
     ),
     "ranges": Param(
@@ -82,6 +83,15 @@ PARAMS = {
         minimum=1,
         title="Rate limit, rows per second",
         description="For the copy, over all workers. Empty: none.",
+        section=HOW,
+    ),
+    "scan": Param(
+        "auto",
+        type="string",
+        enum=["auto", "key", "block", "index"],
+        title="Scan",
+        description="What is copied: the table in the order of its primary key, or as it lies in its blocks; or the "
+        "index itself that is rebuilt. Auto takes what is fastest.",
         section=HOW,
     ),
     "ignore_row_security": Param(
@@ -163,6 +173,7 @@ with DAG(
         ranges="{{ params.ranges or '' }}",
         max_rows_per_second="{{ params.max_rows_per_second or '' }}",
         ignore_row_security="{{ params.ignore_row_security }}",
+        scan="{{ params.scan }}",
         verify="{{ params.verify }}",
     )
     build = BuildIndexOperator(

@@ -34,7 +34,7 @@ err = Console(stderr=True, highlight=False)
 Index = Annotated[str, typer.Argument(help="The index, as SQL writes it: name, schema.name, quoted or not.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Parallelism = Annotated[int | None, typer.Option(help="Workers.")]
-BatchRows = Annotated[int | None, typer.Option(help="Source rows per batch, the unit that commits.")]
+BatchRows = Annotated[int | None, typer.Option(help="The most source rows per batch, the unit that commits.")]
 Master = Annotated[str | None, typer.Option(help="Spark master: local[n], spark://…, sc://…")]
 Conf = Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value. May be repeated.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take over from a run that is alive.")]
@@ -45,6 +45,11 @@ Include = Annotated[str | None, typer.Option("--include", help="Included columns
 Ranges = Annotated[int | None, typer.Option(help="Pieces of the scan; by default as many as fit the table.")]
 Segments = Annotated[int | None, typer.Option(help="Pieces of the index, each sealed as one unit.")]
 MaxRows = Annotated[int | None, typer.Option("--max-rows-per-second", help="A rate limit over all workers.")]
+BatchMs = Annotated[int, typer.Option("--batch-ms", help="How long a batch should take, in ms: they are cut to fit.")]
+Scan = Annotated[
+    str,
+    typer.Option(help="Copy from the table by primary key or by block, or from the index that is rebuilt."),
+]
 Covering = Annotated[
     str, typer.Option(help="Included columns that index-only scans see: auto (bounded ones), all, none.")
 ]

@@ -8,6 +8,7 @@ import typer
 
 from airflow_roir.cli.app import (
     AsJson,
+    BatchMs,
     BatchRows,
     Conf,
     Covering,
@@ -20,6 +21,7 @@ from airflow_roir.cli.app import (
     Parallelism,
     Ranges,
     RevertWindow,
+    Scan,
     Segments,
     TableName,
     TakeOver,
@@ -55,6 +57,7 @@ def plan(
     parallelism: Parallelism = None,
     ranges: Ranges = None,
     segments: Segments = None,
+    scan: Scan = BuildOptions.scan,
     covering: Covering = "auto",
     ignore_row_security: IgnoreRowSecurity = False,
     as_json: AsJson = False,
@@ -64,6 +67,7 @@ def plan(
         parallelism=parallelism,
         ranges=ranges,
         segments=segments,
+        scan=scan,
         covering=covering,
         ignore_row_security=ignore_row_security,
     )
@@ -86,6 +90,7 @@ def plan(
         "source_bytes": rehearsal.plan.source_bytes,
         "ranges": rehearsal.plan.ranges,
         "segments": rehearsal.plan.segments,
+        "scan": f"{rehearsal.choice.scan.value}: {rehearsal.choice.why}",
         "parallelism": options.parallelism,
         # Of DDL that takes rows from an index, or brings rows that it hasn't got, past every trigger.
         "uncaptured_ddl": "refused" if guarded else "detected; a superuser can have it refused: SELECT roir.guard()",
@@ -108,9 +113,11 @@ def build(
     include: Include = None,
     parallelism: Parallelism = None,
     batch_rows: BatchRows = None,
+    batch_ms: BatchMs = BuildOptions.batch_ms,
     ranges: Ranges = None,
     segments: Segments = None,
     max_rows_per_second: MaxRows = None,
+    scan: Scan = BuildOptions.scan,
     covering: Covering = "auto",
     revert_window: RevertWindow = BuildOptions.revert_window_s,
     ignore_row_security: IgnoreRowSecurity = False,
@@ -124,9 +131,11 @@ def build(
     options = _options(
         parallelism=parallelism,
         batch_rows=batch_rows,
+        batch_ms=batch_ms,
         ranges=ranges,
         segments=segments,
         max_rows_per_second=max_rows_per_second,
+        scan=scan,
         covering=covering,
         revert_window_s=revert_window,
         ignore_row_security=ignore_row_security,

@@ -9,21 +9,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import quote
+from airflow_roir.definition import BuildOptions, quote
 from airflow_roir.engine import control
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.run import TABLE_LOCK_WAIT as TABLE_LOCK_WAIT
 from airflow_roir.engine.run import Job, Run, WorkLeft, check_fingerprint, check_partitions, load_job, read_control
-from airflow_roir.errors import Fenced, InvariantViolated
+from airflow_roir.engine.scan import BATCH_BYTES, Stretch, columns_of, reader_of
+from airflow_roir.errors import Fenced, InvariantViolated, SourceChanged
 from airflow_roir.operation import Phase, Status, Verb
-from airflow_roir.scan_range import Key, ScanRange
+from airflow_roir.scan_range import ScanRange
 
 # Under a rate limit a batch is at most this much of a worker's share, so that a pause still comes soon.
 RATE_WINDOW_S = 0.5
@@ -38,7 +40,7 @@ UPDATE roir.scan_range
                      OR claim_epoch = %(epoch)s AND claim_worker = %(worker)s)
               ORDER BY claim_epoch = %(epoch)s DESC NULLS LAST, ordinal
                 FOR UPDATE SKIP LOCKED LIMIT 1)
-RETURNING id, ordinal, lower, upper, watermark, claim_token
+RETURNING id, ordinal, lower, upper, watermark, filenode, claim_token
 """
 
 # Compare-and-set: whoever holds the range must still be who it was, and stand where it stood (I4).
@@ -59,14 +61,18 @@ UPDATE roir.scan_range SET claim_epoch = NULL, claim_worker = NULL
  WHERE id = %(range)s AND claim_token = %(token)s AND claim_epoch = %(epoch)s
 """
 
-# held; out, where the leaf was taken out of the source meanwhile; or lost to another worker. And the leaf's name as it
-# is now, fully qualified under the pinned search_path.
+# held; out, where the leaf was taken out of the source meanwhile; or lost to another worker. And the name of what the
+# range is a piece of as it is now, fully qualified under the pinned search_path, and how wide its rows are.
 STANDING = """
 SELECT CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
             WHEN r.done THEN 'out'
             WHEN r.claim_epoch = %(epoch)s THEN 'held'
-            ELSE 'lost' END AS standing, r.relation::oid::regclass::text AS name
-  FROM roir.scan_range r JOIN roir.operation o ON o.id = r.operation_id
+            ELSE 'lost' END AS standing, r.relation::oid::regclass::text AS name,
+       -- As ANALYZE saw it: no look at the file, which would wait behind an ALTER.
+       c.relpages::bigint * current_setting('block_size')::int / nullif(greatest(c.reltuples, 0), 0) AS row_bytes
+  FROM roir.scan_range r
+  JOIN roir.operation o ON o.id = r.operation_id
+  LEFT JOIN pg_class c ON c.oid = r.relation::oid
  WHERE r.id = %(range)s
 """
 
@@ -124,7 +130,9 @@ class BuildWorker:
         self.job = job
         self.worker = worker
         self._known: set[int] = set()
-        self._casts = [job.source.columns[name].comparand for name in job.source.primary_key]
+        self._reader = reader_of(connection, job)
+        self._columns = columns_of(job)
+        self._size = BatchSize(job.options.get("batch_ms", BuildOptions.batch_ms) / 1000)
 
     def claim(self) -> Claim | Stop:
         """Claim a range, one that this worker's earlier try held first. Raises Fenced."""
@@ -140,7 +148,7 @@ class BuildWorker:
             ).first()
         if found is None:
             return Stop("done")
-        scan = ScanRange(found.lower, found.upper, found.watermark)
+        scan = ScanRange(found.lower, found.upper, found.watermark, found.filenode)
         return Claim(found.id, found.ordinal, found.claim_token, scan)
 
     def batch(self, claim: Claim) -> Batch | Stop:
@@ -151,12 +159,12 @@ class BuildWorker:
         """
         try:
             return self._batch(claim)
-        except (DBAPIError, Fenced) as error:
+        except (DBAPIError, Fenced, SourceChanged) as error:
             if isinstance(error, DBAPIError) and is_transient(error):
                 raise
             with self.connection.begin():
                 standing = self._standing(claim).standing
-                if standing == "held":
+                if standing == "held" and not isinstance(error, SourceChanged):
                     # A leaf that was dropped can't be read; that has an error of its own.
                     check_partitions(self.connection, self.job)
             if standing == "out":
@@ -174,18 +182,15 @@ class BuildWorker:
             if stop := why_stop(row, self.worker):
                 self._release(claim)
                 return stop
-            limit = row.batch_rows
-            if row.max_rows_per_second:
-                limit = min(limit, max(1, int(row.max_rows_per_second / row.parallelism * RATE_WINDOW_S)))
             self._set_up()
-            leaf = self._standing(claim).name
-            last, done = self._last_key(leaf, claim.scan, limit)
-            # The leaf is locked against ALTER now, by that read, to the end of the transaction.
+            standing = self._standing(claim)
+            stretch = self._reader.next(standing.name, claim.scan, self._limit(row, standing.row_bytes))
+            # The relation is locked against ALTER now, by that read, to the end of the transaction.
             check_fingerprint(self.connection, self.job)
             check_partitions(self.connection, self.job, self._known)
-            rows = self._copy(leaf, claim.scan, None if done else last)
+            rows = self._copy(standing.name, stretch)
             seconds = time.monotonic() - begun
-            watermark = last if last is not None else claim.scan.watermark
+            watermark, done = stretch.watermark, stretch.done
             committed = execute(
                 self.connection,
                 COMMIT_BATCH,
@@ -202,9 +207,20 @@ class BuildWorker:
             )
             if committed.rowcount != 1:
                 raise self._fenced(claim)
-        scan = ScanRange(claim.scan.lower, claim.scan.upper, watermark)
-        rest = None if done else Claim(claim.range_id, claim.ordinal, claim.token, scan)
-        return Batch(rows, time.monotonic() - begun, rest)
+        took = time.monotonic() - begun
+        self._reader.copied(claim.scan, stretch, rows)
+        self._size.took(rows, took)
+        rest = None if done else replace(claim, scan=replace(claim.scan, watermark=watermark))
+        return Batch(rows, took, rest)
+
+    def _limit(self, row: Row[Any], row_bytes: float | None) -> int:
+        """How many rows the next batch copies, about."""
+        limit = self._size.rows(row.batch_rows)
+        if row_bytes:
+            limit = min(limit, max(1, int(BATCH_BYTES / row_bytes)))
+        if row.max_rows_per_second:
+            limit = min(limit, max(1, int(row.max_rows_per_second / row.parallelism * RATE_WINDOW_S)))
+        return limit
 
     def _standing(self, claim: Claim) -> Row[Any]:
         values = {"range": claim.range_id, "token": claim.token, "epoch": self.job.run.epoch}
@@ -221,38 +237,16 @@ class BuildWorker:
         path = ", ".join(["pg_catalog", *map(quote, self.job.source.operator_schemas), "pg_temp"])
         execute(
             self.connection,
-            f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}; "
-            # The scan must come out of the key's index, whatever the statistics say.
-            "SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off",
+            f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}",
         )
 
-    def _last_key(self, leaf: str, scan: ScanRange, limit: int) -> tuple[Key | None, bool]:
-        """The key of the batch's last row, and whether the range ends with this batch."""
-        source = self.job.source
-        values: dict[str, str] = {}
-        where = scan.condition(source.primary_key, self._casts, None, values)
-        # Qualified, or ORDER BY would sort the texts, which have the columns' names.
-        key = ", ".join(f"s.{quote(name)}" for name in source.primary_key)
-        texts = ", ".join(source.columns[name].text("s") for name in source.primary_key)
-        head = f"SELECT {texts} FROM {leaf} s WHERE {where} ORDER BY"
-        found = execute(self.connection, f"{head} {key} OFFSET {limit - 1} LIMIT 1", values).first()
-        if found is not None:
-            return list(found), False
-        descending = ", ".join(f"s.{quote(name)} DESC" for name in source.primary_key)
-        found = execute(self.connection, f"{head} {descending} LIMIT 1", values).first()
-        return (None if found is None else list(found)), True
-
-    def _copy(self, leaf: str, scan: ScanRange, last: Key | None) -> int:
+    def _copy(self, relation: str, stretch: Stretch) -> int:
         job = self.job
-        values: dict[str, str] = {}
-        where = scan.condition(job.source.primary_key, self._casts, last, values)
-        columns = ", ".join(quote(column.source) for column in job.entry.columns)
-        execute(self.connection, "SET LOCAL enable_sort = on; SET LOCAL enable_seqscan = on")
         return execute(
             self.connection,
             f"INSERT INTO {physical.base(job.generation_id)} ({', '.join(job.entry.physical())}) "
-            f"SELECT {columns} FROM {leaf} WHERE {where}",
-            values,
+            f"SELECT {', '.join(self._columns)} FROM {relation} WHERE {stretch.where}",
+            stretch.values,
         ).rowcount
 
     def _release(self, claim: Claim) -> None:

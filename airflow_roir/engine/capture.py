@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
 
-from airflow_roir.definition import quote
+from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import tables
 from airflow_roir.engine.catalog import TRIGGER, TRUNCATE_TRIGGER, Source
@@ -30,11 +30,12 @@ CAPTURE, DIRECT, ACTIVE = "capture", "direct", "active"
 
 @dataclass(frozen=True)
 class Target:
-    """A generation that the capture function maintains, in its mode."""
+    """A generation that the capture function maintains, in its mode. scan: what it is built from."""
 
     generation_id: int
     entry: Entry
     mode: str
+    scan: Scan = Scan.KEY
 
 
 # 32 is TRIGGER_TYPE_TRUNCATE.
@@ -53,7 +54,7 @@ def targets(connection: Connection, source_oid: int) -> list[Target]:
     """The generations that a source's writes maintain, by the control tables. Read it under the drain lock."""
     generation, index = tables.generation, tables.index
     rows = connection.execute(
-        select(generation.c.id, generation.c.entry, generation.c.capture_mode)
+        select(generation.c.id, generation.c.entry, generation.c.capture_mode, generation.c.scan)
         .join(index, index.c.id == generation.c.index_id)
         .where(
             index.c.source_oid == source_oid,
@@ -62,7 +63,7 @@ def targets(connection: Connection, source_oid: int) -> list[Target]:
         )
         .order_by(generation.c.id)
     )
-    return [Target(row.id, Entry.from_json(row.entry), row.capture_mode) for row in rows]
+    return [Target(row.id, Entry.from_json(row.entry), row.capture_mode, Scan(row.scan)) for row in rows]
 
 
 def mode(connection: Connection, generation_id: int) -> str:
@@ -225,6 +226,7 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
         "IF TG_OP = 'TRUNCATE' THEN",
         *(_indent(_truncated_leaf(source)) if source.partitioned else []),
         f"  TRUNCATE {', '.join(truncated)};",
+        *(_indent(_emptied(generations))),
         "  RETURN NULL;",
         "END IF;",
     ]
@@ -247,6 +249,12 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
         else:
             lines += _maintain_mode(source, target)
     return lines
+
+
+def _emptied(generations: list[Target]) -> list[str]:
+    """What their blocks were planned for is gone, so that nothing is left to be scanned."""
+    scanned = [str(g.generation_id) for g in generations if g.mode == CAPTURE and g.scan.by_blocks]
+    return [f"UPDATE roir.generation SET emptied = true WHERE id IN ({', '.join(scanned)});"] if scanned else []
 
 
 def _truncated_leaf(source: Source) -> list[str]:
@@ -287,6 +295,10 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
 
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
+    moved = []
+    if target.scan is Scan.BLOCK:
+        # Else a batch could meet the row twice, or not at all. Within a block one snapshot sees it once.
+        moved = [f"ELSIF {_block_of('OLD')} <> {_block_of('NEW')} THEN", *_indent(write("NEW", EntryState.REGULAR))]
     return [
         "IF careful THEN",
         *_indent(_for_both(settle)),
@@ -297,8 +309,14 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
         *_indent(write("OLD", EntryState.ANTIMATTER), 2),
         "  END IF;",
         *_indent(write("NEW", EntryState.REGULAR)),
+        *moved,
         "END IF;",
     ]
+
+
+def _block_of(record: str) -> str:
+    """SQL for the number of the block that a version of a row is in."""
+    return f"({record}.ctid::text::point)[0]"
 
 
 def _maintain_mode(source: Source, target: Target) -> list[str]:

@@ -83,6 +83,11 @@ class Source:
         """The quoted, schema-qualified name."""
         return self.name.sql
 
+    @property
+    def comparands(self) -> list[str]:
+        """The types to compare the primary key's columns as."""
+        return [self.columns[name].comparand for name in self.primary_key]
+
 
 FIND_RELATION = """
 SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::text AS persistence,

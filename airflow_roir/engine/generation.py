@@ -116,6 +116,20 @@ def seal_segment(connection: Connection, generation_id: int, ordinal: int, entry
     execute(connection, f"ALTER TABLE {name} RESET (autovacuum_enabled)")
 
 
+def remove_touched(connection: Connection, generation_id: int, ordinal: int, entry: Entry) -> int:
+    """Delete from a segment, before it has its index, what the delta overrides: a scan by blocks may copy it twice.
+
+    Only entries that were written meanwhile can be in it twice, and each of those is in the delta.
+    """
+    if not execute(connection, f"SELECT EXISTS (SELECT FROM {delta(generation_id)})").scalar_one():
+        return 0
+    # One pass over the segment, whatever the planner makes of tables without statistics.
+    execute(connection, "SET LOCAL enable_nestloop = off")
+    name = segment(generation_id, ordinal)
+    touched = f"DELETE FROM {name} s USING {delta(generation_id)} d WHERE {entry.equal('s.', 'd.')}"
+    return execute(connection, touched).rowcount
+
+
 def is_sealed(connection: Connection, generation_id: int) -> bool:
     """True once the base's unique index is valid, which it becomes with the last attached segment."""
     return bool(

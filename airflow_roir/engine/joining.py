@@ -70,9 +70,8 @@ def batch(
         mode = capture.mode(connection, generation_id)
         before = execute(connection, POSITION, {"id": joining_id}).scalar_one()
         name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
-        casts = [source.columns[column].comparand for column in source.primary_key]
         values: dict[str, str] = {}
-        where = ScanRange(None, None, before).condition(source.primary_key, casts, None, values)
+        where = ScanRange(None, None, before).condition(source.primary_key, source.comparands, None, values)
         key = ", ".join(f"s.{quote(column)}" for column in source.primary_key)
         texts = ", ".join(source.columns[column].text("s") for column in source.primary_key)
         last = execute(
@@ -84,7 +83,7 @@ def batch(
         if last is None:
             return None
         values = {}
-        where = ScanRange(None, None, before).condition(source.primary_key, casts, list(last), values)
+        where = ScanRange(None, None, before).condition(source.primary_key, source.comparands, list(last), values)
         rows = _write(connection, generation_id, entry, mode, name, where, values)
         moved = {
             "id": joining_id,

@@ -30,11 +30,15 @@ MOST_SEGMENTS = 64
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of one leaf of the source (by oid), half-open in scan-key order; None is unbounded."""
+    """A piece of one leaf of the source (by oid), half-open in scan-key order; None is unbounded.
+
+    Or of a file, which is then named: the bounds are block numbers.
+    """
 
     relation: int
     lower: Bound | None
     upper: Bound | None
+    filenode: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,11 @@ def cut_source(connection: Connection, source: Source, rows_per_piece: Callable[
     if rows is None:
         rows = _count(connection, source, sample, share)
     return rows, _pieces(connection, source, sample, max(1, rows // rows_per_piece(rows)))
+
+
+def sample_of(connection: Connection, source: Source) -> str:
+    """SQL: the clause that takes the plan's sample of a source, '' where that is all of it."""
+    return _sample_clause(connection, size_of(connection, source))[0]
 
 
 def _count(connection: Connection, source: Source, sample: str, share: float) -> int:

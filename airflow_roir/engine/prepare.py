@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
-from airflow_roir.engine import capture, catalog, control, entry_size, health, partitions, tables
+from airflow_roir.engine import capture, catalog, control, entry_size, health, partitions, scan_choice, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import EXCLUSIVE, Database, Drain, execute, retry
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import EntrySize
 from airflow_roir.engine.plan import Bound, Piece, Plan, make_plan
+from airflow_roir.engine.scan_choice import Choice
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning, SourceChanged
 from airflow_roir.operation import Phase, Status
@@ -54,6 +55,7 @@ class Rehearsal:
     definition: IndexDefinition
     entry: Entry
     plan: Plan
+    choice: Choice
     kind: str
     entry_size: EntrySize
 
@@ -95,9 +97,10 @@ def rehearse(
         if existing is None:
             _check_name_is_free(connection, name)
         found = make_plan(connection, source, definition, options)
+        choice = scan_choice.choose(connection, source, options, found, existing.id if existing else None)
         entry = Entry.of(source, definition, options.covering, found.partition)
         size = entry_size.measure(connection, name, source, entry, found.rows)
-        return Rehearsal(name, source, definition, entry, found, "rebuild" if existing else "create", size)
+        return Rehearsal(name, source, definition, entry, found, choice, "rebuild" if existing else "create", size)
 
     readers = Drain(database, source.sql, source.relations, options.lock_timeout_ms, patience_s, modes=EXCLUSIVE)
     return readers.run(lambda connection, _lock: plan(connection), report)
@@ -181,6 +184,7 @@ def _prepare(
                 capture_mode=capture.CAPTURE,
                 mode_xid=_xid(connection),
                 entry=rehearsal.entry.as_json(),
+                scan=rehearsal.choice.scan.value,
             )
             .returning(tables.generation.c.id)
         ).scalar_one()
@@ -226,11 +230,12 @@ def _prepare(
     connection.execute(
         insert(tables.scan_range),
         [
-            {"operation_id": operation_id, "ordinal": n, "relation": p.relation, "lower": p.lower, "upper": p.upper}
-            for n, p in enumerate(_pieces(connection, source, plan))
+            {"operation_id": operation_id, "ordinal": n, **asdict(piece)}
+            for n, piece in enumerate(_pieces(connection, rehearsal, index_id))
         ],
     )
-    control.record_event(connection, index_id, operation_id, actor, "prepare", f"{rehearsal.kind} over {source.sql}")
+    said = f"{rehearsal.kind} over {source.sql}, scan by {rehearsal.choice.scan.value}: {rehearsal.choice.why}"
+    control.record_event(connection, index_id, operation_id, actor, "prepare", said)
     return PreparedOperation(operation_id, generation_id, str(name), rehearsal.kind, adopted=False)
 
 
@@ -246,11 +251,19 @@ def _check_other_builds(connection: Connection, source: Source) -> None:
         )
 
 
-def _pieces(connection: Connection, source: Source, plan: Plan) -> list[Piece]:
-    """The plan's pieces, for the leaves that there are under the drain lock: one that came since is a piece itself."""
+def _pieces(connection: Connection, rehearsal: Rehearsal, index_id: int) -> list[Piece]:
+    """The plan's pieces, for the leaves that there are under the drain lock: one that came since is a piece itself.
+
+    Blocks are cut anew: what was written until now must be within them, what is written from now on is captured.
+    """
+    source, plan, choice = rehearsal.source, rehearsal.plan, rehearsal.choice
+    leaves = list(source.leaves)
+    if source.partitioned:
+        leaves = [row.relation for row in execute(connection, catalog.PARTITIONS, {"oid": source.oid}) if row.leaf]
+    if choice.scan.by_blocks:
+        return scan_choice.pieces(connection, source, choice, leaves, index_id, plan.ranges)
     if not source.partitioned:
         return list(plan.pieces)
-    leaves = [row.relation for row in execute(connection, catalog.PARTITIONS, {"oid": source.oid}) if row.leaf]
     planned = {piece.relation for piece in plan.pieces}
     kept = [piece for piece in plan.pieces if piece.relation in leaves]
     return kept + [Piece(leaf, None, None) for leaf in leaves if leaf not in planned]

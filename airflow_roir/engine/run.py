@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import parse_name
+from airflow_roir.definition import Scan, parse_name
 from airflow_roir.engine import catalog, control, partitions, tables
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute, is_transient
@@ -56,6 +56,7 @@ class Job:
     entry: Entry
     options: dict[str, Any]
     fingerprint: str
+    scan: Scan = Scan.KEY
 
     @property
     def columns(self) -> list[str]:
@@ -160,7 +161,16 @@ def load_job(connection: Connection, run: Run) -> Job:
     ).one()
     entry = Entry.from_json(generation.entry)
     source = catalog.read_source(connection, catalog.name_of(connection, generation.source_oid))
-    job = Job(run, row.index_id, row.generation_id, source, entry, dict(row.options), row.fingerprint)
+    job = Job(
+        run,
+        row.index_id,
+        row.generation_id,
+        source,
+        entry,
+        dict(row.options),
+        row.fingerprint,
+        Scan(generation.scan),
+    )
     check_fingerprint(connection, job)
     # Here only, not in each batch: a library is exchanged by a restart of the server, which ends this session.
     resorted = entry.resorted(source)

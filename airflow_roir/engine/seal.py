@@ -100,6 +100,8 @@ class SealWorker:
         try:
             with self.connection.begin():
                 self._set_up()
+                if self.job.scan.by_blocks:
+                    physical.remove_touched(self.connection, self.job.generation_id, claim.ordinal, self.job.entry)
                 physical.seal_segment(self.connection, self.job.generation_id, claim.ordinal, self.job.entry)
                 self._commit(claim, "loading", "indexed")
         except DBAPIError as error:

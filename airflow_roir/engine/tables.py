@@ -84,6 +84,10 @@ generation = Table(
     # The transaction that rendered this mode: an older snapshot may not see every entry (DESIGN section 4).
     Column("mode_xid", Text),
     Column("entry", JSONB, nullable=False),
+    # What it is built from, in which order (`scan.py`).
+    Column("scan", Text, nullable=False, server_default="key"),
+    # Where that is blocks: a TRUNCATE has taken everything that they were planned for.
+    Column("emptied", Boolean, nullable=False, server_default=text("false")),
     _now("created_at"),
     _moment("published_at"),
     _moment("retired_at"),
@@ -91,6 +95,7 @@ generation = Table(
     Column("ghosts", BigInteger, nullable=False, server_default="0"),
     CheckConstraint("status IN ('building', 'active', 'retired', 'dropped')", name="status"),
     CheckConstraint("capture_mode IN ('capture', 'direct', 'active', 'none')", name="capture_mode"),
+    CheckConstraint("scan IN ('key', 'block', 'index')", name="scan"),
     CheckConstraint("status <> 'active' OR capture_mode = 'active'", name="active_is_exact"),
     CheckConstraint("status <> 'retired' OR drop_after IS NOT NULL", name="retired_ends"),
 )
@@ -205,11 +210,13 @@ scan_range = Table(
     _id(),
     Column("operation_id", BigInteger, ForeignKey(operation.c.id), nullable=False),
     Column("ordinal", Integer, nullable=False),
-    # The leaf of the source that it scans, by oid; the source itself where that isn't partitioned.
+    # The leaf of the source that it scans, by oid; the source itself where that isn't partitioned. In a rebuild from
+    # the index a segment of the generation that readers see.
     Column("relation", BigInteger, nullable=False),
-    # Half-open [lower, upper) in scan-key order; null is unbounded (DESIGN section 6).
+    # Half-open [lower, upper) in scan-key order; null is unbounded (DESIGN section 6). Or block numbers of this file.
     Column("lower", JSONB(none_as_null=True)),
     Column("upper", JSONB(none_as_null=True)),
+    Column("filenode", BigInteger),
     # The scan key of the last source row of the last committed batch: what was done. Resume after it.
     Column("watermark", JSONB(none_as_null=True)),
     Column("done", Boolean, nullable=False, server_default=text("false")),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 NUMBERS = (
     "parallelism",
     "batch_rows",
+    "batch_ms",
     "ranges",
     "segments",
     "max_rows_per_second",
@@ -32,8 +33,9 @@ class PrepareIndexBuildOperator(RoirOperator):
 
     table, keys, include: source table, key columns in order and included columns, as SQL identifiers, the columns
         comma-separated or as a list. All empty rebuilds an existing index as it is.
-    parallelism, batch_rows, ranges, segments, max_rows_per_second, revert_window_s, covering, ignore_row_security,
-        verify: see `BuildOptions`; numbers and truth may be given as text; None or '' takes the default there.
+    parallelism, batch_rows, batch_ms, ranges, segments, max_rows_per_second, revert_window_s, scan, covering,
+        ignore_row_security, verify: see `BuildOptions`; numbers and truth may be given as text; None or '' takes the
+        default there.
 
     All of them are templated. Fails without a retry on input that can't be used, before anything is changed. Waits,
     rescheduled, while another run drives the index's operation, or a verification of the index is unfinished.
@@ -45,6 +47,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         "keys",
         "include",
         *NUMBERS,
+        "scan",
         "covering",
         "ignore_row_security",
         "verify",
@@ -58,10 +61,12 @@ class PrepareIndexBuildOperator(RoirOperator):
         include: str | Sequence[str] | None = None,
         parallelism: int | str | None = None,
         batch_rows: int | str | None = None,
+        batch_ms: int | str | None = None,
         ranges: int | str | None = None,
         segments: int | str | None = None,
         max_rows_per_second: int | str | None = None,
         revert_window_s: int | str | None = None,
+        scan: str | None = None,
         covering: str | None = None,
         ignore_row_security: bool | str | None = None,
         verify: str | None = None,
@@ -73,10 +78,12 @@ class PrepareIndexBuildOperator(RoirOperator):
         self.include = include
         self.parallelism = parallelism
         self.batch_rows = batch_rows
+        self.batch_ms = batch_ms
         self.ranges = ranges
         self.segments = segments
         self.max_rows_per_second = max_rows_per_second
         self.revert_window_s = revert_window_s
+        self.scan = scan
         self.covering = covering
         self.ignore_row_security = ignore_row_security
         self.verify = verify
@@ -110,6 +117,7 @@ class PrepareIndexBuildOperator(RoirOperator):
     def options(self) -> BuildOptions:
         """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput."""
         given: dict[str, Any] = {name: whole_number(name, getattr(self, name)) for name in NUMBERS}
+        given["scan"] = optional_text(self.scan)
         given["covering"] = optional_text(self.covering)
         given["verify"] = optional_text(self.verify)
         given["ignore_row_security"] = yes_or_no("ignore_row_security", self.ignore_row_security)

@@ -1,0 +1,36 @@
+"""How many rows the next batch copies: as many as take about the target time, within bounds."""
+
+from __future__ import annotations
+
+from collections import deque
+
+# A first batch is small, since nothing is known yet, and the size grows by leaps: a minute must not pass unnoticed.
+FIRST_ROWS = 10_000
+GROWTH = 4
+# Below this the cost of a commit shows.
+FEWEST_ROWS = 1_000
+# The slowest one of the last ten decides (Spirit takes the 90th percentile of ten), so that one fast batch out of a
+# warm cache doesn't lead to a long one.
+REMEMBERED = 10
+
+
+class BatchSize:
+    """The size of one worker's batches. target_s: seconds that a batch should take."""
+
+    def __init__(self, target_s: float) -> None:
+        self.target_s = target_s
+        self._rows = FIRST_ROWS
+        self._seconds_per_row: deque[float] = deque(maxlen=REMEMBERED)
+
+    def rows(self, most: int) -> int:
+        """Rows of the next batch, at most so many (the operation's `batch_rows`)."""
+        return max(1, min(self._rows, most))
+
+    def took(self, rows: int, seconds: float) -> None:
+        """Learn from a batch that was committed."""
+        # The last batch of a range may have a handful of rows, whose time is all overhead.
+        if rows < min(FEWEST_ROWS, self._rows):
+            return
+        self._seconds_per_row.append(seconds / rows)
+        wanted = int(self.target_s / max(self._seconds_per_row))
+        self._rows = max(FEWEST_ROWS, min(wanted, max(rows, FIRST_ROWS) * GROWTH))

@@ -1,0 +1,155 @@
+"""Chooses what a generation is built from, where `--scan auto` leaves it to us, and cuts files into blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import BuildOptions, Scan, quote
+from airflow_roir.engine import control, health
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.plan import Piece, Plan, sample_of
+from airflow_roir.errors import InvalidInput, SourceChanged
+
+# Below this correlation of key order and block order a batch by key touches most blocks several times.
+MOST_CORRELATION = 0.9
+# A source below this is read out of memory however it lies: 64 MB.
+FEWEST_BYTES = 64 << 20
+# An index is worth reading in its source's stead from this share of its bytes on.
+NARROWER = 0.7
+
+# How well the order of the key is that of the blocks, by leaf, weighted by the sampled rows.
+CORRELATION = """
+SELECT sum(n * abs(c)) / sum(n) FROM (
+    SELECT count(*) AS n, corr(rank, block) AS c
+      FROM (SELECT s.tableoid AS leaf, (s.ctid::text::point)[0] AS block,
+                   row_number() OVER (PARTITION BY s.tableoid ORDER BY {key}) AS rank
+              FROM {source} s {sample}) numbered
+     GROUP BY leaf) leaves
+ WHERE c IS NOT NULL
+"""
+
+ACTIVE = "SELECT id FROM roir.generation WHERE index_id = %(index)s AND status = 'active'"
+SEGMENTS = "SELECT relation::bigint FROM roir.partition_tree(to_regclass(%(base)s)) WHERE leaf ORDER BY relation"
+FILES = """
+SELECT c.oid::bigint AS relation, pg_relation_filenode(c.oid)::bigint AS filenode,
+       pg_relation_size(c.oid) / current_setting('block_size')::int AS blocks, am.amname = 'heap' AS heap
+  FROM pg_class c LEFT JOIN pg_am am ON am.oid = c.relam WHERE c.oid = ANY (%(relations)s::oid[]) ORDER BY c.oid
+"""
+DIFFERS = """
+SELECT EXISTS (SELECT FROM roir.discrepancy d JOIN roir.verification v ON v.id = d.verification_id
+                WHERE v.generation_id = %(generation)s AND d.outcome IS NULL)
+"""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to scan, and why. relations: those whose files are cut into pieces, by oid; none for a scan by key."""
+
+    scan: Scan
+    why: str
+    relations: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class File:
+    """A relation's file, as it is now."""
+
+    relation: int
+    filenode: int
+    blocks: int
+    heap: bool
+
+
+def pieces(
+    connection: Connection, source: Source, choice: Choice, leaves: Sequence[int], index_id: int | None, wanted: int
+) -> list[Piece]:
+    """The files' blocks as they are now, in about so many pieces. leaves: those of the source.
+
+    Raises SourceChanged where the index that was to be read is another generation by now.
+    """
+    if choice.scan is Scan.INDEX and _segments(connection, source, index_id)[0] != choice.relations:
+        raise SourceChanged("the index was reverted while its rebuild was planned; nothing was changed, begin again")
+    relations = choice.relations if choice.scan is Scan.INDEX else leaves
+    return cut_blocks(files_of(connection, relations), wanted)
+
+
+def choose(connection: Connection, source: Source, options: BuildOptions, plan: Plan, index_id: int | None) -> Choice:
+    """What to build from. index_id: of the index that is rebuilt. Raises InvalidInput where it can't be as wanted."""
+    segments, doubt = _segments(connection, source, index_id)
+    if options.scan == Scan.KEY:
+        return Choice(Scan.KEY, "as wanted")
+    if options.scan == Scan.INDEX:
+        if doubt:
+            raise InvalidInput(f"scan is index, but {doubt}; use key, block or auto")
+        return Choice(Scan.INDEX, "as wanted", segments)
+    files = files_of(connection, source.leaves)
+    heap = all(file.heap for file in files)
+    if options.scan == Scan.BLOCK:
+        if not heap:
+            raise InvalidInput(f"scan is block, but {source.name} isn't stored as a heap; use key or auto")
+        return Choice(Scan.BLOCK, "as wanted", source.leaves)
+    if plan.source_bytes < FEWEST_BYTES:
+        return Choice(Scan.KEY, "the table is small")
+    doubt = doubt or _doubt(connection, index_id, options)
+    if not doubt:
+        share = sum(file.blocks for file in files_of(connection, segments)) / max(1, sum(f.blocks for f in files))
+        if share <= NARROWER:
+            return Choice(Scan.INDEX, f"the index has {share:.0%} of the table's blocks", segments)
+    order = correlation(connection, source)
+    if heap and order < MOST_CORRELATION:
+        return Choice(Scan.BLOCK, f"rows lie in another order than their keys (correlation {order:.2f})", source.leaves)
+    return Choice(Scan.KEY, f"rows lie in the order of their keys (correlation {order:.2f})")
+
+
+def _segments(connection: Connection, source: Source, index_id: int | None) -> tuple[tuple[int, ...], str]:
+    """The segments of the generation that readers see; or why they can't be read in the source's stead."""
+    active = None if index_id is None else execute(connection, ACTIVE, {"index": index_id}).scalar()
+    if active is None:
+        return (), "there is no index to rebuild yet"
+    if source.partitioned:
+        # Entries of a partition that left stay in the segments for a while, hidden by the view alone.
+        return (), "a partitioned table's index may hold entries that its view hides"
+    return tuple(execute(connection, SEGMENTS, {"base": physical.base(active)}).scalars()), ""
+
+
+def _doubt(connection: Connection, index_id: int | None, options: BuildOptions) -> str:
+    """Why not to trust the index that is rebuilt. A copy of its faults would only be noticed at the end."""
+    assert index_id is not None
+    if options.verify not in ("after", "both"):
+        return "nothing would verify the copy"
+    active = execute(connection, ACTIVE, {"index": index_id}).scalar_one()
+    if execute(connection, DIFFERS, {"generation": active}).scalar_one():
+        return "a verification found differences in it"
+    newest = control.newest_operation(connection, index_id)
+    return "; ".join(health.warnings(connection, newest.id)) if newest is not None else ""
+
+
+def correlation(connection: Connection, source: Source) -> float:
+    """How well the order of the primary key is that of the blocks, from 0 (not at all) to 1, by a sample."""
+    key = ", ".join(f"s.{quote(name)}" for name in source.primary_key)
+    query = CORRELATION.format(key=key, source=source.sql, sample=sample_of(connection, source))
+    found = execute(connection, query).scalar()
+    return 1.0 if found is None else float(found)
+
+
+def files_of(connection: Connection, relations: Sequence[int]) -> list[File]:
+    """The files of relations by oid. Waits behind an ALTER or TRUNCATE."""
+    rows = execute(connection, FILES, {"relations": list(relations)})
+    return [File(row.relation, row.filenode, row.blocks, row.heap) for row in rows]
+
+
+def cut_blocks(files: Sequence[File], pieces: int) -> list[Piece]:
+    """About so many pieces of the files, of equal blocks, at least one for each file."""
+    step = max(1, -(-sum(file.blocks for file in files) // pieces))
+    found = []
+    for file in files:
+        starts = range(0, max(file.blocks, 1), step)
+        for first in starts:
+            end = min(first + step, file.blocks)
+            found.append(Piece(file.relation, (str(first),), (str(end),), file.filenode))
+    return found
