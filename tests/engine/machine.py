@@ -53,6 +53,13 @@ class KeptSessions(Database):
         event.listen(self._engine, "checkout", _wait_little)
 
 
+# Below the size from which values are stored elsewhere, and nothing that would compress.
+FILLER = (
+    "CREATE OR REPLACE FUNCTION filler(n int) RETURNS text IMMUTABLE LANGUAGE sql AS "
+    "$$ SELECT string_agg(md5((n * 100 + i)::text), '') FROM generate_series(1, 50) i $$"
+)
+
+
 def _wait_little(session: Any, *_: Any) -> None:
     with session.cursor() as cursor:
         cursor.execute("SET lock_timeout = '100ms'")
@@ -64,6 +71,10 @@ class Machine(RuleBasedStateMachine):
 
     database: KeptSessions
     reached: Counter[str] = Counter()
+    # How creates and rebuilds scan. By blocks, rows and entries are so wide that most updates bring them elsewhere.
+    scans = ("key", "key")
+    table_of = "(id int PRIMARY KEY, k text, v int)"
+    include = "v"
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +83,7 @@ class Machine(RuleBasedStateMachine):
         dsn = self.database.dsn
         run_sql(
             dsn,
-            f"CREATE TABLE {self.table} (id int PRIMARY KEY, k text, v int)",
+            f"CREATE TABLE {self.table} {self.table_of}",
             f"INSERT INTO {self.table} SELECT i, (i % 3)::text, i FROM generate_series(1, {ROWS}) i",
         )
         self.users = Users(dsn, self.table, self.index)
@@ -245,8 +256,9 @@ class Machine(RuleBasedStateMachine):
                 publish.publish(database, run)
 
     def _begin(self, created: bool) -> None:
-        table, key, included = (self.table, "k", "v") if created else (None, None, None)
-        options = BuildOptions(ranges=3, segments=2, batch_rows=2, lock_timeout_ms=20, lock_patience_s=0)
+        table, key, included = (self.table, "k", self.include) if created else (None, None, None)
+        scan = self.scans[not created]
+        options = BuildOptions(ranges=3, segments=2, batch_rows=2, scan=scan, lock_timeout_ms=20, lock_patience_s=0)
         prepare.prepare(self.database, IndexDefinition.parse(self.index, table, key, included), options)
 
     def _take_up(self) -> None:
@@ -345,3 +357,17 @@ class Machine(RuleBasedStateMachine):
         finally:
             self.connection.close()
             self.disturber.close()
+
+
+class BlockMachine(Machine):
+    """The same, where creates and rebuilds scan by blocks; needs `FILLER`."""
+
+    scans = ("block", "block")
+    table_of = "(id int PRIMARY KEY, k text, v int, pad text GENERATED ALWAYS AS (filler(id)) STORED)"
+    include = "v, pad"
+
+
+class IndexMachine(BlockMachine):
+    """The same, where rebuilds read the index."""
+
+    scans = ("block", "index")

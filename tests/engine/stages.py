@@ -9,6 +9,7 @@ import psycopg2.errors
 import psycopg2.extensions
 from sqlalchemy import Connection, Row
 
+from airflow_roir.definition import Scan
 from airflow_roir.engine import capture, control, fold
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, Claim
@@ -118,7 +119,7 @@ class Stage:
         spare = [f"c{i + 1}" for i in entry.included_positions]
         connection = self.connection
         with connection.begin():
-            everything = f"SELECT {columns} FROM ({overlay(self.job)}) o"
+            everything = f"SELECT {columns} FROM ({overlay(connection, self.job)}) o"
             execute(connection, f"CREATE TEMP TABLE mixed ON COMMIT DROP AS {everything}")
             execute(connection, f"DELETE FROM {self.base}; DELETE FROM {self.delta}")
             third = f"{identity} % 3"
@@ -165,7 +166,9 @@ def differences(connection: Connection, job: Job, published: bool) -> Sequence[R
     entry = job.entry
     source = f"SELECT {', '.join(entry.source_columns('s'))} FROM {job.source.sql} s"
     ours = (
-        f"SELECT {', '.join(entry.physical())} FROM {physical.base(job.generation_id)}" if published else overlay(job)
+        f"SELECT {', '.join(entry.physical())} FROM {physical.base(job.generation_id)}"
+        if published
+        else overlay(connection, job)
     )
     # As text, since equal values may differ.
     source, ours = (f"SELECT o::text FROM ({side}) o" for side in (source, ours))
@@ -174,17 +177,41 @@ def differences(connection: Connection, job: Job, published: bool) -> Sequence[R
     return execute(connection, f"{sides}(TABLE source EXCEPT ALL TABLE ours) x").all()
 
 
-def overlay(job: Job) -> str:
+def overlay(connection: Connection, job: Job) -> str:
     """SQL for what the index would be, were the rest copied now and the delta folded."""
     entry, base, delta = job.entry, physical.base(job.generation_id), physical.delta(job.generation_id)
     columns = ", ".join(entry.physical(prefix="b."))
-    named = (f"{sql} AS {name}" for sql, name in zip(entry.source_columns("s"), entry.physical(), strict=True))
     return (
         f"(SELECT {columns} FROM (SELECT {', '.join(entry.physical())} FROM {base} "
-        f"UNION ALL SELECT {', '.join(named)} FROM {job.source.sql} s WHERE NOT {scanned(job, 's.id')}) b "
+        f"UNION ALL {to_scan(connection, job)}) b "
         f"WHERE NOT EXISTS (SELECT FROM {delta} d WHERE d.state <> 'ghost' AND {entry.equal('b.', 'd.')}) "
         f"UNION ALL SELECT {', '.join(entry.physical())} FROM {delta} WHERE state = 'regular')"
     )
+
+
+# What the ranges of a rebuild from the index are segments of.
+READ = """
+SELECT DISTINCT h.inhparent::regclass::text FROM roir.scan_range r JOIN pg_inherits h ON h.inhrelid = r.relation::oid
+ WHERE r.operation_id = %(operation)s
+"""
+
+
+def to_scan(connection: Connection, job: Job) -> str:
+    """SQL: the entries that the ranges would still bring."""
+    entry = job.entry
+    named = (f"{sql} AS {name}" for sql, name in zip(entry.source_columns("s"), entry.physical(), strict=True))
+    where, source = f"NOT {scanned(job, 's.id')}", job.source.sql
+    if job.scan.by_blocks:
+        where = (
+            f"EXISTS (SELECT FROM roir.scan_range r WHERE r.operation_id = {job.run.operation_id} "
+            "AND r.relation = s.tableoid::bigint AND NOT r.done AND (s.ctid::text::point)[0] < (r.upper ->> 0)::int "
+            "AND (s.ctid::text::point)[0] >= coalesce((r.watermark ->> 0)::int + 1, (r.lower ->> 0)::int)) "
+            f"AND NOT (SELECT emptied FROM roir.generation WHERE id = {job.generation_id})"
+        )
+    if job.scan is Scan.INDEX:
+        source = execute(connection, READ, {"operation": job.run.operation_id}).scalar_one()
+        return f"SELECT {', '.join(entry.physical(prefix='s.'))} FROM {source} s WHERE {where}"
+    return f"SELECT {', '.join(named)} FROM {source} s WHERE {where}"
 
 
 def scanned(job: Job, identity: str) -> str:

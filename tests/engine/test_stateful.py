@@ -16,7 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.conftest import run_sql
 from tests.engine import variants
-from tests.engine.machine import KeptSessions, Machine
+from tests.engine.machine import FILLER, BlockMachine, IndexMachine, KeptSessions, Machine
 from tests.engine.users import TOUCH
 from tests.engine.variants import FOUND, Variant
 
@@ -50,11 +50,13 @@ AT_RANDOM = (
 pytestmark = pytest.mark.usefixtures("impatience")
 
 
-def run_machine(dsn: str, examples: int, number: int = SEED, shrink: bool = True) -> Counter[str]:
+def run_machine(
+    dsn: str, examples: int, number: int = SEED, shrink: bool = True, machine: type[Machine] = Machine
+) -> Counter[str]:
     """Returns what was reached, and how often. number: the seed."""
-    run_sql(dsn, TOUCH)
+    run_sql(dsn, TOUCH, FILLER)
 
-    class Examples(Machine):
+    class Examples(machine):  # type: ignore[valid-type,misc]
         reached: Counter[str] = Counter()
 
     Examples.database = KeptSessions(dsn)
@@ -76,9 +78,10 @@ def run_machine(dsn: str, examples: int, number: int = SEED, shrink: bool = True
     return Examples.reached
 
 
-def test_the_index_is_right_whatever_comes_between(dsn: str) -> None:
-    reached = run_machine(dsn, EXAMPLES or 10)
-    assert set(reached) >= REACHED
+@pytest.mark.parametrize("machine", [Machine, BlockMachine, IndexMachine])
+def test_the_index_is_right_whatever_comes_between(dsn: str, machine: type[Machine]) -> None:
+    reached = run_machine(dsn, EXAMPLES or (10 if machine is Machine else 4), machine=machine)
+    assert machine is not Machine or set(reached) >= REACHED
 
 
 @pytest.mark.soak

@@ -21,6 +21,8 @@ WRITES = (
     "UPDATE {t} SET k = '{k}' WHERE id = {i}; UPDATE {t} SET k = (id % 3)::text WHERE id = {i}",
     "UPDATE {t} SET k = NULL WHERE id BETWEEN {i} AND {i} + 3",
     "UPDATE {t} SET v = v + 1 WHERE id = {i}",
+    # It changes nothing but where the row is.
+    "UPDATE {t} SET v = v WHERE id BETWEEN {i} AND {i} + 2",
     "DELETE FROM {t} WHERE id = {i}",
     "INSERT INTO {t} VALUES ({i}, '{k}', 0)",
     "INSERT INTO {t} VALUES ({i}, '{k}', 0) ON CONFLICT (id) DO UPDATE SET k = excluded.k",

@@ -1,0 +1,374 @@
+"""Scans by blocks, of the source or of the index that is rebuilt: no row is lost or doubled, wherever it goes."""
+
+from __future__ import annotations
+
+import re
+
+import psycopg2
+import pytest
+
+from airflow_roir.definition import BuildOptions, IndexDefinition, Scan
+from airflow_roir.engine import abort, capture, cleanup, prepare, revert, scan_choice
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.build import Batch, BuildWorker, Claim
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import start_run
+from airflow_roir.errors import InvalidInput, SourceChanged
+from tests.conftest import run_sql
+from tests.engine import steps
+
+# Three rows in a block, all blocks full, and nothing is stored elsewhere.
+TABLE = (
+    "CREATE TABLE t (id int PRIMARY KEY, k int, v int, pad text)",
+    "ALTER TABLE t ALTER pad SET STORAGE PLAIN",
+    "INSERT INTO t SELECT i, i % 7, i, repeat('x', 2000) FROM generate_series(1, 42) i",
+)
+IX = {"index": "ix", "table": "t", "keys": "k", "include": "v, pad"}
+OLD = {"index": "ix", "table": None, "keys": None}
+SMALL = {"ranges": 3, "segments": 2, "batch_rows": 1, "covering": "none"}
+
+
+@pytest.fixture
+def table(dsn: str) -> str:
+    run_sql(dsn, *TABLE)
+    return dsn
+
+
+def begun(database: Database, scan: str, batches: int) -> tuple[steps.Run, BuildWorker, Claim | None]:
+    """An operation of which so many blocks are copied; for `index` a rebuild of one that is published."""
+    if scan == "index":
+        _, run = steps.begin(database, **IX, **SMALL)  # type: ignore[arg-type]
+        steps.finish_all(database, run)
+    _, run = steps.begin(database, **(OLD if scan == "index" else IX), scan=scan, **SMALL)  # type: ignore[arg-type]
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    held: Claim | None = claim
+    for _ in range(batches):
+        assert held is not None
+        outcome = worker.batch(held)
+        assert isinstance(outcome, Batch)
+        held = outcome.claim
+        if held is None:
+            found = worker.claim()
+            held = found if isinstance(found, Claim) else None
+    return run, worker, held
+
+
+def finish(database: Database, run: steps.Run) -> None:
+    run = start_run(database, "ix", "test", take_over=True)
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+def block(dsn: str, row: int) -> int:
+    ((found,),) = steps.sql(psycopg2.connect(dsn), "SELECT (ctid::text::point)[0]::int FROM t WHERE id = %s", row)
+    return int(found)
+
+
+def moved_back(dsn: str) -> None:
+    """A row of the last block comes to the first one, which is scanned already, and nothing else of it changes."""
+    run_sql(dsn, "DELETE FROM t WHERE id <= 3", "VACUUM t")
+    was = block(dsn, 42)
+    run_sql(dsn, "UPDATE t SET v = v WHERE id = 42")
+    assert block(dsn, 42) == 0 < was
+
+
+def moved_on(dsn: str) -> None:
+    """A row of the first block, which is scanned already, comes to the last one."""
+    run_sql(dsn, "DELETE FROM t WHERE id IN (37, 38)", "VACUUM t")
+    run_sql(dsn, "UPDATE t SET v = v WHERE id = 2")
+    assert block(dsn, 2) > 0
+
+
+@pytest.mark.parametrize("scan", ["block", "index"])
+@pytest.mark.parametrize("move", [moved_back, moved_on, None])
+def test_a_row_that_moves_is_neither_lost_nor_doubled(table: str, database: Database, scan: str, move: object) -> None:
+    run, worker, _ = begun(database, scan, 1)
+    worker.connection.close()
+    if move is not None:
+        move(table)  # type: ignore[operator]
+    finish(database, run)
+
+
+@pytest.mark.parametrize("move", [moved_back, moved_on])
+def test_that_needs_the_capture_of_moves(
+    table: str, database: Database, move: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "_block_of", lambda record: "0::float8")
+    run, worker, _ = begun(database, "block", 1)
+    worker.connection.close()
+    move(table)  # type: ignore[operator]
+    with pytest.raises((AssertionError, Exception), match="missing=1|unique index|differ"):
+        finish(database, run)
+
+
+@pytest.mark.parametrize("scan", ["block", "index"])
+def test_an_entry_that_was_copied_twice_is_there_once(table: str, database: Database, scan: str) -> None:
+    """It was met before and after updates brought it to a block that came later."""
+    run, worker, _ = begun(database, scan, 2)
+    worker.connection.close()
+    # Room for them within what is still to be scanned.
+    run_sql(table, "DELETE FROM t WHERE id > 20 AND id % 2 = 0", "VACUUM")
+    run_sql(table, "UPDATE t SET v = v + 1 WHERE id <= 6")
+    finish(database, run)
+
+
+def test_without_that_removal_the_seal_fails(table: str, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, worker, _ = begun(database, "block", 1)
+    worker.connection.close()
+    # From the first block, which was copied, to the room in the last one, which will be.
+    moved_on(table)
+    monkeypatch.setattr(physical, "remove_touched", lambda *arguments: 0)
+    with pytest.raises(Exception, match="could not create unique index"):
+        finish(database, run)
+
+
+@pytest.mark.parametrize("scan", ["block", "index"])
+def test_a_truncate_empties_it_and_what_comes_then_is_captured(table: str, database: Database, scan: str) -> None:
+    run, worker, claim = begun(database, scan, 1)
+    assert claim is not None
+    run_sql(table, "TRUNCATE t", "INSERT INTO t SELECT i, i, i, 'new' FROM generate_series(1, 30) i")
+    outcome = worker.batch(claim)
+    assert isinstance(outcome, Batch)
+    assert (outcome.rows, outcome.claim) == (0, None)
+    worker.connection.close()
+    finish(database, run)
+
+
+@pytest.mark.parametrize("rewrite", ["VACUUM FULL t", "CLUSTER t USING t_pkey", "VACUUM FULL"])
+def test_a_rewritten_table_stops_a_scan_by_blocks(table: str, database: Database, rewrite: str) -> None:
+    """No capture sees it; nothing wrong must be published, and a new operation is fine."""
+    _, worker, claim = begun(database, "block", 1)
+    run_sql(table, "DELETE FROM t WHERE id < 10", rewrite)
+    assert claim is not None
+    with pytest.raises(SourceChanged, match=r"was rewritten since .* --scan key"):
+        worker.batch(claim)
+    worker.connection.close()
+    abort.abort(database, "ix", "test")
+    _, run = steps.begin(database, **IX, **SMALL)  # type: ignore[arg-type]
+    finish(database, run)
+
+
+def test_a_rewritten_index_stops_a_scan_of_it(table: str, database: Database) -> None:
+    _, worker, claim = begun(database, "index", 1)
+    assert claim is not None
+    run_sql(table, "VACUUM FULL")
+    with pytest.raises(SourceChanged, match="was rewritten"):
+        worker.batch(claim)
+    worker.connection.close()
+
+
+def test_a_scan_by_key_goes_on_over_a_rewritten_table(table: str, database: Database) -> None:
+    run, worker, _ = begun(database, "key", 1)
+    run_sql(table, "DELETE FROM t WHERE id < 10", "VACUUM FULL t")
+    worker.connection.close()
+    finish(database, run)
+
+
+def test_a_truncated_and_then_rewritten_table_has_nothing_left_to_scan(table: str, database: Database) -> None:
+    run, worker, _ = begun(database, "block", 1)
+    run_sql(table, "TRUNCATE t", "INSERT INTO t VALUES (1, 1, 1, '')", "VACUUM FULL t")
+    worker.connection.close()
+    finish(database, run)
+
+
+def test_rows_behind_the_blocks_of_the_plan_are_captured(table: str, database: Database) -> None:
+    run, worker, _ = begun(database, "block", 1)
+    run_sql(table, "INSERT INTO t SELECT i, i, i, repeat('y', 2000) FROM generate_series(43, 80) i")
+    worker.connection.close()
+    finish(database, run)
+    with database.transaction() as connection:
+        scanned = execute(connection, "SELECT sum(rows) FROM roir.scan_range").scalar_one()
+    assert scanned == 42
+
+
+def test_it_goes_on_after_the_last_block_that_was_done(table: str, database: Database) -> None:
+    _, worker, claim = begun(database, "block", 2)
+    worker.connection.close()
+    assert claim is not None
+    assert claim.scan.watermark == ["1"]
+    again = start_run(database, "ix", "test", take_over=True)
+    worker = steps.worker(database, again)
+    found = worker.claim()
+    assert isinstance(found, Claim)
+    assert found.scan.watermark == ["1"]
+    worker.connection.close()
+    finish(database, again)
+
+
+@pytest.mark.parametrize("analyzed", [True, False])
+@pytest.mark.parametrize("scan", ["block", "index"])
+def test_batches_are_of_about_the_wanted_rows(dsn: str, database: Database, scan: str, analyzed: bool) -> None:
+    """The first one of a worker may know nothing yet."""
+    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k int, v int)")
+    run_sql(dsn, "INSERT INTO t SELECT i, i, i FROM generate_series(1, 20000) i", *(["ANALYZE t"] if analyzed else []))
+    if scan == "index":
+        steps.finish_all(database, steps.begin(database, include="v")[1])
+    _, run = steps.begin(database, **({} if scan == "block" else OLD), scan=scan, ranges=1, batch_rows=1000)
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    rows = []
+    while isinstance(claim, Claim):
+        outcome = worker.batch(claim)
+        assert isinstance(outcome, Batch)
+        rows.append(outcome.rows)
+        claim = outcome.claim or worker.claim()  # type: ignore[assignment]
+    worker.connection.close()
+    assert sum(rows) == 20000
+    assert max(rows[1:]) < 1500, rows
+
+
+def test_partitions_are_scanned_by_blocks(dsn: str, database: Database) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int, k int, v int, PRIMARY KEY (id)) PARTITION BY RANGE (id)",
+        *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES FROM ({n * 100}) TO ({n * 100 + 100})" for n in range(6)),
+        "INSERT INTO t SELECT i, i % 7, i FROM generate_series(0, 499) i",
+    )
+    _, run = steps.begin(database, scan="block", ranges=3, segments=2, batch_rows=1)
+    run_sql(
+        dsn,
+        "TRUNCATE t1",
+        "SELECT roir.detach_partition('t2', and_drop => true)",
+        "INSERT INTO t VALUES (550, 1, 1), (120, 2, 2)",
+        "CREATE TABLE t6 PARTITION OF t FOR VALUES FROM (600) TO (700)",
+        "INSERT INTO t VALUES (600, 1, 1)",
+        "UPDATE t SET id = 310 + 200 WHERE id = 310",
+    )
+    finish(database, run)
+
+
+def test_a_leaf_that_was_truncated_under_a_claim_is_out(dsn: str, database: Database) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k int) PARTITION BY RANGE (id)",
+        "CREATE TABLE t0 PARTITION OF t FOR VALUES FROM (0) TO (100)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (100) TO (200)",
+        "INSERT INTO t SELECT i, i FROM generate_series(0, 199) i",
+    )
+    _, run = steps.begin(database, scan="block", batch_rows=1)
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    run_sql(dsn, "TRUNCATE t0", "TRUNCATE t1", "INSERT INTO t VALUES (5, 5), (150, 6)")
+    outcome = worker.batch(claim)
+    worker.connection.close()
+    assert isinstance(outcome, Batch)
+    assert outcome.claim is None
+    finish(database, run)
+
+
+# -- what is chosen
+
+
+def filled(dsn: str, rows: int, key: str) -> None:
+    run_sql(
+        dsn,
+        "DROP TABLE IF EXISTS t",
+        "CREATE TABLE t (id text PRIMARY KEY, k int, pad text)",
+        f"INSERT INTO t SELECT {key}, i % 9, repeat('x', 400) FROM generate_series(1, {rows}) i",
+    )
+
+
+def chosen(database: Database, **options: object) -> tuple[str, str]:
+    found = prepare.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(**options)).choice  # type: ignore[arg-type]
+    return found.scan.value, found.why
+
+
+def test_auto_takes_blocks_where_the_keys_order_is_not_the_rows(
+    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_choice, "FEWEST_BYTES", 1 << 20)
+    filled(dsn, 10_000, "md5(i::text)")
+    assert chosen(database)[0] == "block"
+    assert re.search(r"correlation 0\.0", chosen(database)[1])
+    assert chosen(database, scan="key") == ("key", "as wanted")
+    filled(dsn, 10_000, "lpad(i::text, 9, '0')")
+    assert chosen(database)[0] == "key"
+
+
+def test_auto_takes_the_key_for_a_small_table(dsn: str, database: Database) -> None:
+    filled(dsn, 1_000, "md5(i::text)")
+    assert chosen(database) == ("key", "the table is small")
+
+
+def test_auto_takes_an_index_that_is_narrower_and_trusted(
+    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_choice, "FEWEST_BYTES", 1 << 20)
+    filled(dsn, 10_000, "md5(i::text)")
+    steps.finish_all(database, steps.begin(database)[1])
+    assert chosen(database)[0] == "index"
+    assert chosen(database, verify="none")[0] == "block"
+    _, run = steps.begin(database, **OLD, scan="auto")
+    with database.transaction() as connection:
+        assert execute(connection, "SELECT scan FROM roir.generation ORDER BY id DESC LIMIT 1").scalar() == "index"
+    finish(database, run)
+    run_sql(dsn, "ALTER TABLE t DISABLE TRIGGER roir_capture")
+    assert chosen(database)[0] == "block", "not every write was captured"
+
+
+def test_an_index_with_known_differences_is_not_copied(
+    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_roir.definition import VerifyOptions
+    from airflow_roir.engine import verify
+
+    monkeypatch.setattr(scan_choice, "FEWEST_BYTES", 1 << 20)
+    filled(dsn, 10_000, "md5(i::text)")
+    prepared, run = steps.begin(database)
+    steps.finish_all(database, run)
+    run_sql(dsn, f"DELETE FROM {physical.base(prepared.generation_id)} WHERE c1 = 3")
+    verify.verify(database, "ix", VerifyOptions(), "test")
+    assert chosen(database)[0] == "block"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"scan": "index"}, "there is no index to rebuild yet"), ({"scan": "heap"}, "must be one of auto, key, block")],
+)
+def test_what_cannot_be_is_refused(table: str, database: Database, options: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        steps.begin(database, **IX, **options)  # type: ignore[arg-type]
+
+
+def test_a_partitioned_tables_index_is_not_read(dsn: str, database: Database) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k int) PARTITION BY RANGE (id)",
+        "CREATE TABLE t0 PARTITION OF t DEFAULT",
+        "INSERT INTO t SELECT i, i FROM generate_series(0, 199) i",
+    )
+    steps.finish_all(database, steps.begin(database)[1])
+    with pytest.raises(InvalidInput, match="its view hides"):
+        steps.begin(database, **OLD, scan="index")
+
+
+def test_an_index_that_is_reverted_from_and_dropped_stops_the_scan_of_it(table: str, database: Database) -> None:
+    steps.finish_all(database, steps.begin(database, **IX, **SMALL)[1])  # type: ignore[arg-type]
+    _, run = steps.begin(database, **OLD, **SMALL)  # type: ignore[arg-type]
+    steps.finish_all(database, run)
+    _, run = steps.begin(database, **OLD, scan="index", **SMALL)  # type: ignore[arg-type]
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    revert.revert(database, "ix", "test")
+    run_sql(table, "UPDATE roir.generation SET drop_after = now() - interval '1 day' WHERE status = 'retired'")
+    cleanup.clean_up(database)
+    with pytest.raises(SourceChanged, match="was dropped meanwhile"):
+        worker.batch(claim)
+    worker.connection.close()
+
+
+def test_an_index_that_is_only_reverted_from_is_still_right_to_read(table: str, database: Database) -> None:
+    steps.finish_all(database, steps.begin(database, **IX, **SMALL)[1])  # type: ignore[arg-type]
+    steps.finish_all(database, steps.begin(database, **OLD, **SMALL)[1])  # type: ignore[arg-type]
+    _, run = steps.begin(database, **OLD, scan="index", **SMALL)  # type: ignore[arg-type]
+    revert.revert(database, "ix", "test")
+    run_sql(table, "UPDATE t SET v = v + 1 WHERE id % 2 = 0", "DELETE FROM t WHERE id % 5 = 0")
+    finish(database, run)
+
+
+def test_every_kind_of_scan_is_known_to_the_control_tables(table: str, database: Database) -> None:
+    assert {scan.value for scan in Scan} == {"key", "block", "index"}
