@@ -99,7 +99,7 @@ def test_that_needs_the_capture_of_moves(
     run, worker, _ = begun(database, "block", 1)
     worker.connection.close()
     move(table)  # type: ignore[operator]
-    with pytest.raises((AssertionError, Exception), match="missing=1|unique index|differ"):
+    with pytest.raises((AssertionError, Exception), match=r"missing=1|unique index|differ"):
         finish(database, run)
 
 
