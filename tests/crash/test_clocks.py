@@ -102,7 +102,7 @@ def test_a_heartbeat_goes_on_through_a_long_batch_and_a_long_index_build(
         assert isinstance(claim, Claim)
         # In the middle of a batch's transaction, which stays open for as long as it likes.
         with worker.connection.begin() as open_batch:
-            worker._copy("public.t", claim.scan, None)
+            steps.half_a_batch(worker, claim)
             beats_now()
             open_batch.rollback()
         assert isinstance(worker.batch(claim), Batch)

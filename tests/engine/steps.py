@@ -113,6 +113,12 @@ def worker(database: Database, run: Run, number: int = 0) -> build.BuildWorker:
     return build.BuildWorker(connection, job, number)
 
 
+def half_a_batch(worker: build.BuildWorker, claim: build.Claim) -> int:
+    """The copy of all that is left of a range, in the caller's transaction: what a worker that dies has done."""
+    relation = worker._standing(claim).name
+    return worker._copy(relation, worker._reader.next(relation, claim.scan, 1_000_000))
+
+
 def assert_exact(database: Database, index: str = "ix") -> Comparison:
     """I1: index = source, exactly one entry per row."""
     report = compare(database, index)

@@ -152,8 +152,8 @@ def test_the_index_is_exact_whatever_partitions_do(database: Database, dsn: str,
             traffic.step()
 
     with at_work(writers):
-        for _ in range(2):  # a create and a rebuild
-            _, run = steps.begin(database, include="v", table="t", batch_rows=25, ranges=9, segments=3)
+        for scan in chance.sample(("key", "block"), 2):  # a create and a rebuild
+            _, run = steps.begin(database, include="v", table="t", batch_rows=25, ranges=9, segments=3, scan=scan)
             steps.build_by_chance(database, run, chance, now_and_then)
             for _ in seal.work(database, run, 0):
                 traffic.step()

@@ -130,7 +130,7 @@ def test_yugabyte_25250_row_deleted_between_read_and_write(database: Database, d
     assert isinstance(claim, Claim)
     user = steps.session(dsn)
     with worker.connection.begin():
-        rows = worker._copy("public.t", claim.scan, None)
+        rows = steps.half_a_batch(worker, claim)
         assert rows > 0
         sql(user, "DELETE FROM t WHERE id = 1")
         user.commit()
@@ -206,7 +206,7 @@ def test_spirit_151_row_above_the_watermark_was_copied_then_deleted(database: Da
     claim = worker.claim()
     assert isinstance(claim, Claim)
     with worker.connection.begin() as transaction:
-        assert worker._copy("public.t", claim.scan, None) > 0
+        assert steps.half_a_batch(worker, claim) > 0
         transaction.rollback()  # killed before the watermark was written
     worker.connection.close()
     run_sql(dsn, "DELETE FROM t WHERE id < 20")

@@ -31,7 +31,9 @@ class Schedule:
     def __init__(self, database: Database, seed: int) -> None:
         self.database = database
         self.chance = random.Random(seed)
-        _, self.run = steps.begin(database, include="v", batch_rows=25, ranges=9, segments=4)
+        _, self.run = steps.begin(
+            database, include="v", batch_rows=25, ranges=9, segments=4, scan=("key", "block")[seed % 2]
+        )
         self.workers: dict[int, tuple[BuildWorker, Claim | None]] = {}
         self.zombies: list[tuple[BuildWorker, Claim]] = []
         self.fenced = self.batches = 0
@@ -97,7 +99,7 @@ class Schedule:
         worker, claim = self.workers.pop(self.chance.choice(held))
         assert claim is not None
         with worker.connection.begin() as transaction:
-            worker._copy("public.t", claim.scan, None)
+            steps.half_a_batch(worker, claim)
             transaction.rollback()
         if self.chance.random() < 0.5:
             self.zombies.append((worker, claim))
