@@ -32,5 +32,5 @@ class BatchSize:
         if rows < min(FEWEST_ROWS, self._rows):
             return
         self._seconds_per_row.append(seconds / rows)
-        wanted = int(self.target_s / max(self._seconds_per_row))
+        wanted = round(self.target_s / max(self._seconds_per_row))
         self._rows = max(FEWEST_ROWS, min(wanted, max(rows, FIRST_ROWS) * GROWTH))
