@@ -94,6 +94,8 @@ class Bulk:
             "delta": physical.delta(generation),
             "upsert": UPSERT,
         }
+        # The guard lets only roir itself do that while an index is built.
+        self.cursor.execute("SET roir.own_ddl = 'on'")
         self.cursor.execute("ALTER TABLE item DISABLE TRIGGER roir_capture")
         for event, body in PROTOTYPES[mode].items():
             name = f"prototype_{event.lower()}"

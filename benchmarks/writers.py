@@ -3,10 +3,11 @@
 `make bench-writers`, or `make bench-writers ARGS="--scale 5 --seconds 3 --rounds 1"` for a quick look. It starts a
 PostgreSQL of its own. Results: benchmarks/results/writers.json, and a table.
 
-The yardstick is one more native covering index, of the same columns, in the same round: `ratio` is our transactions per
-second over its. An index is measured twice: one whose included column changes with each update, and one whose columns
-never change. Workloads: `-N` (simple-update) and TPC-B as fast as they go, and `-N` at a fixed rate, where latencies
-mean something. In state `build` one worker copies at a pace that lasts for as long as the measurement, in `fold` the
+The yardstick is one more native covering index, of the same columns, in the same round: `ratio` is our transactions
+per second over its. An index is measured twice: one whose included column changes with each update, and one whose
+columns never change. Workloads: `-N` (simple-update) and TPC-B as fast as they go, and `-N` at a fixed rate, where
+latencies mean something. `cpu_us` is what the server's sessions computed per transaction: on a busy machine it says
+more than tps. In state `build` one worker copies at a pace that lasts for as long as the measurement, in `fold` the
 delta's blocks are folded at such a pace.
 
 With `--bulk ROWS` it measures statements that write so many rows instead: without an index, with the capture's row
@@ -79,6 +80,8 @@ class Bench:
         subprocess.run([self.program, "-i", "-q", "-s", str(chosen.scale), dsn], check=True, stderr=subprocess.DEVNULL)
         self.connection = psycopg2.connect(dsn)
         self.connection.autocommit = True
+        # Of the postmaster, which knows how long its children have computed.
+        self.process = int(self.sql("SELECT pg_read_file('postmaster.pid')")[0].split()[0])
         self.rate: int | None = None
         self.measured: list[dict[str, Any]] = []
 
@@ -115,10 +118,14 @@ class Bench:
         self.sql("CHECKPOINT")
         with tempfile.TemporaryDirectory() as folder:
             self.run_pgbench(folder, "simple", max(1, self.chosen.seconds // 5))
-        for workload in WORKLOADS:
+        self.wait_for_sessions_to_end()
+        for workload in self.chosen.workloads:
             hot, wal = self.written()
+            computed = self.computed()
             with tempfile.TemporaryDirectory() as folder:
                 taken = self.run_pgbench(folder, workload, self.chosen.seconds)
+            self.wait_for_sessions_to_end()
+            computed = self.computed() - computed
             hot_after, wal_after = self.written()
             tps = len(taken) / self.chosen.seconds
             if workload == "simple" and state == "none" and self.rate is None:
@@ -132,11 +139,26 @@ class Bench:
                     "tps": round(tps, 1),
                     "p50_ms": round(quantile(taken, 0.5), 3),
                     "p99_ms": round(quantile(taken, 0.99), 3),
+                    "cpu_us": round(computed * 1e6 / len(taken)),
                     "wal_bytes": round((wal_after - wal) / len(taken)),
                     "hot_share": round((hot_after - hot) / len(taken), 2),
                 }
             )
             print(self.measured[-1], file=sys.stderr, flush=True)
+
+    def computed(self) -> float:
+        """Seconds of processor time of the sessions that have ended, so far. Linux only: 0 elsewhere."""
+        path = Path(f"/proc/{self.process}/stat")
+        if not path.exists():
+            return 0.0
+        user, system = path.read_text().rpartition(")")[2].split()[13:15]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    def wait_for_sessions_to_end(self) -> None:
+        """Only who has been reaped is counted."""
+        while self.sql("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'")[0]:
+            time.sleep(0.05)
+        time.sleep(0.3)
 
     def written(self) -> tuple[int, int]:
         """HOT updates of accounts, and bytes of WAL, so far."""
@@ -157,7 +179,7 @@ class Bench:
         """One operation from prepare to publish, measured on its way."""
         chosen, database = self.chosen, self.database
         accounts = chosen.scale * 100_000
-        lasts = (len(WORKLOADS) + 0.5) * chosen.seconds
+        lasts = (len(chosen.workloads) + 0.5) * chosen.seconds
         definition = IndexDefinition.parse("ours", "pgbench_accounts", *CASES[case])
         options = BuildOptions(
             parallelism=1,
@@ -256,11 +278,12 @@ def summary(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "state": state,
                 **{
                     name: round(statistics.median(row[name] for row in mine), 3)
-                    for name in ("tps", "p50_ms", "p99_ms", "wal_bytes", "hot_share")
+                    for name in ("tps", "p50_ms", "p99_ms", "cpu_us", "wal_bytes", "hot_share")
                 },
                 "tps / native": ratio(beside_native, "tps"),
                 "tps / none": ratio(beside_none, "tps"),
                 "p99 / none": ratio(beside_none, "p99_ms"),
+                "cpu / native": ratio(beside_native, "cpu_us"),
             }
         )
     return rows
@@ -268,7 +291,11 @@ def summary(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def ratio(pairs: list[tuple[dict[str, Any], dict[str, Any]]], name: str) -> float | None:
     """The median over the rounds; None where the other state wasn't measured."""
-    return round(statistics.median(row[name] / other[name] for row, other in pairs), 2) if pairs else None
+    return (
+        round(statistics.median(row[name] / other[name] for row, other in pairs), 2)
+        if all(other[name] for _, other in pairs) and pairs
+        else None
+    )
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -289,6 +316,7 @@ def main() -> None:
     parser.add_argument("--protocol", choices=("simple", "extended", "prepared"), default="simple", help="of pgbench")
     parser.add_argument("--states", nargs="+", choices=STATES, default=list(STATES))
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--segments", type=int, help="of ours; the plan chooses by default")
     parser.add_argument("--bulk", type=int, metavar="ROWS", help="measure statements that write so many rows instead")
     parser.add_argument("--pg", type=int, default=18, help="the server's major version")

@@ -145,7 +145,7 @@ class FoldWorker:
         # quarter of a step.
         taken = execute(
             self.connection,
-            "SELECT state, nulls, count(*) AS rows, array_agg(tid)::text AS tids "
+            "SELECT state, nulls, array_agg(tid)::text AS tids "
             f"FROM (SELECT d.ctid AS tid, d.state, {self._null_pattern()} AS nulls FROM {self.delta} d "
             f"WHERE {where} AND d.state <> '{EntryState.GHOST.value}' FOR UPDATE SKIP LOCKED) AS taken "
             "GROUP BY state, nulls",
@@ -159,8 +159,8 @@ class FoldWorker:
             if row.state == EntryState.REGULAR:
                 folded += Folded(upserted=self._upsert(where, addresses))
             else:
-                annihilated = self._annihilate(row.nulls, where, addresses)
-                folded += Folded(annihilated=annihilated, ghosts=row.rows - annihilated)
+                folded += Folded(annihilated=self._annihilate(row.nulls, where, addresses))
+                folded += Folded(ghosts=self._leave_ghosts(where, addresses))
         return folded
 
     def _null_pattern(self) -> str:
@@ -178,24 +178,28 @@ class FoldWorker:
         ).rowcount
 
     def _annihilate(self, nulls: str, where: str, values: dict[str, str]) -> int:
-        """Take antimatter away with the base's entry, or make it a ghost; returns how many had an entry."""
+        """Take antimatter away with the base's entry, where it has one; returns how often."""
         # A condition per pattern of NULLs, since only that can use the base's index.
         same = " AND ".join(
             is_null(f"b.c{i + 1}") if nulls[i] == "1" else f"b.c{i + 1} {self.entry.columns[i].equals} d.c{i + 1}"
             for i in self.entry.identity_positions
         )
-        annihilated = execute(
+        return execute(
             self.connection,
             f"WITH matched AS (DELETE FROM {self.base} b USING {self.delta} d "
-            f"WHERE {where} AND d.ctid = ANY (%(tids)s::tid[]) AND {same} RETURNING d.ctid AS tid), "
-            f"gone AS (DELETE FROM {self.delta} d USING matched m WHERE {where} AND d.ctid = m.tid RETURNING m.tid), "
-            f"ghosts AS (UPDATE {self.delta} d SET state = '{EntryState.GHOST.value}' "
-            f"WHERE {where} AND d.ctid = ANY (%(tids)s::tid[]) "
-            "AND NOT EXISTS (SELECT FROM matched m WHERE m.tid = d.ctid)) "
-            "SELECT count(*) FROM gone",
+            f"WHERE {where} AND d.ctid = ANY (%(tids)s::tid[]) AND {same} RETURNING d.ctid AS tid) "
+            f"DELETE FROM {self.delta} d USING matched m WHERE {where} AND d.ctid = m.tid",
             values,
-        ).scalar_one()
-        return int(annihilated)
+        ).rowcount
+
+    def _leave_ghosts(self, where: str, values: dict[str, str]) -> int:
+        """What is left of the antimatter. A statement of its own: it needs no join with what was annihilated."""
+        return execute(
+            self.connection,
+            f"UPDATE {self.delta} d SET state = '{EntryState.GHOST.value}' "
+            f"WHERE {where} AND d.ctid = ANY (%(tids)s::tid[])",
+            values,
+        ).rowcount
 
 
 def left_in_delta(connection: Connection, generation_id: int) -> int:
