@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -47,7 +46,11 @@ def sides(scene: Scene) -> list[Side]:
         Side("ours, rebuild", f"ours, {_count(width, 'worker')}, rebuild of a published index",
              partial(_build, workers=width), partial(_build, workers=width))
     )  # fmt: skip
-    if scene.data.name == "uuid" and "scan" in {field.name for field in fields(BuildOptions)}:
+    ours.append(
+        Side("ours, rebuild by key", f"ours, {_count(width, 'worker')}, rebuild, scan by key",
+             partial(_build, workers=width, scan="key"), partial(_build, workers=width))
+    )  # fmt: skip
+    if scene.data.name == "uuid":
         ours += [
             Side(f"ours, {scan} scan", f"ours, {_count(width, 'worker')}, scan by {scan}",
                  partial(_build, workers=width, scan=scan))
