@@ -52,4 +52,6 @@ def _compare(
     left = ", ".join(f"{quote(column)}::{cast}" for column, cast in zip(columns, casts, strict=True))
     if len(columns) == 1:
         return f"{left} {operator} {bound[0]}"
-    return f"({left}) {operator} ({', '.join(bound)})"
+    # The planner makes nothing of a row's bounds together; the leading column's tell it about how many rows they hold.
+    leading = f"{quote(columns[0])}::{casts[0]} {operator[0]}= {bound[0]}"
+    return f"{leading} AND ({left}) {operator} ({', '.join(bound)})"

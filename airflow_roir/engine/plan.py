@@ -70,7 +70,7 @@ class Plan:
 def make_plan(connection: Connection, source: Source, definition: IndexDefinition, options: BuildOptions) -> Plan:
     """Sample the source and cut it. Reads only; takes no lock but ACCESS SHARE, for a second or so."""
     size = size_of(connection, source)
-    sample, share = _sample_clause(connection, size)
+    sample, share = _sample_clause(connection, source, size)
     rows = size.rows
     if rows is None:
         rows = _count(connection, source, sample, share)
@@ -87,7 +87,7 @@ def cut_source(connection: Connection, source: Source, rows_per_piece: Callable[
     rows_per_piece: of the estimate, which is counted from the sample where the table was never analyzed.
     """
     size = size_of(connection, source)
-    sample, share = _sample_clause(connection, size)
+    sample, share = _sample_clause(connection, source, size)
     rows = size.rows
     if rows is None:
         rows = _count(connection, source, sample, share)
@@ -96,7 +96,7 @@ def cut_source(connection: Connection, source: Source, rows_per_piece: Callable[
 
 def sample_of(connection: Connection, source: Source) -> str:
     """SQL: the clause that takes the plan's sample of a source, '' where that is all of it."""
-    return _sample_clause(connection, size_of(connection, source))[0]
+    return _sample_clause(connection, source, size_of(connection, source))[0]
 
 
 def _count(connection: Connection, source: Source, sample: str, share: float) -> int:
@@ -111,7 +111,7 @@ def _pieces(connection: Connection, source: Source, sample: str, ranges: int) ->
     ]
 
 
-def _sample_clause(connection: Connection, size: SourceSize) -> tuple[str, float]:
+def _sample_clause(connection: Connection, source: Source, size: SourceSize) -> tuple[str, float]:
     block = int(execute(connection, "SELECT current_setting('block_size')").scalar_one())
     blocks = size.bytes / block
     share = max(
@@ -120,7 +120,9 @@ def _sample_clause(connection: Connection, size: SourceSize) -> tuple[str, float
     )
     if share >= 0.5:
         return "", 1.0
-    return f"TABLESAMPLE SYSTEM ({share * 100:.6f}) REPEATABLE (1)", share
+    # A seed would choose blocks of the same numbers in every leaf, which of many small ones are none at all.
+    seed = "" if source.partitioned else " REPEATABLE (1)"
+    return f"TABLESAMPLE SYSTEM ({share * 100:.6f}){seed}", share
 
 
 def _range_bounds(connection: Connection, source: Source, sample: str, ranges: int) -> dict[int, list[Bound]]:

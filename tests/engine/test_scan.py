@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import psycopg2
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, Scan
-from airflow_roir.engine import abort, capture, cleanup, prepare, revert, scan_choice
+from airflow_roir.engine import abort, capture, cleanup, plan, prepare, revert, scan_choice
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.database import Database, execute
@@ -257,6 +258,51 @@ def test_a_leaf_that_was_truncated_under_a_claim_is_out(dsn: str, database: Data
     assert isinstance(outcome, Batch)
     assert outcome.claim is None
     finish(database, run)
+
+
+# -- by key
+
+
+@pytest.mark.parametrize("leading", ["1", "i / 1000", "i"])
+def test_a_batch_of_a_composite_key_reads_no_more_than_its_rows(dsn: str, database: Database, leading: str) -> None:
+    """The planner knows nothing of a row's bounds: it took each batch for a big part, and read the whole table."""
+    run_sql(
+        dsn,
+        "CREATE TABLE t (a int, b int, k int, PRIMARY KEY (a, b))",
+        f"INSERT INTO t SELECT {leading}, i, i % 9 FROM generate_series(1, 30000) i ORDER BY random()",
+        "VACUUM ANALYZE t",
+    )
+    _, run = steps.begin(database, ranges=1, batch_rows=100)
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    middle = replace(claim.scan, watermark=["1" if leading == "1" else "15" if "/" in leading else "15000", "15000"])
+    with worker.connection.begin():
+        # As it is where the table is big.
+        execute(worker.connection, "SET LOCAL enable_bitmapscan = off")
+        stretch = worker._reader.next("public.t", middle, 100)
+        explain = f"EXPLAIN (ANALYZE, TIMING OFF) SELECT * FROM public.t WHERE {stretch.where}"
+        shown = "\n".join(execute(worker.connection, explain, stretch.values).scalars())
+    worker.connection.close()
+    assert "Seq Scan" not in shown
+    assert "rows=100" in shown
+    assert "Rows Removed" not in shown
+
+
+def test_many_small_partitions_are_sampled(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one seed for all a sample took the blocks of the same numbers: none of those that each of them has."""
+    monkeypatch.setattr(plan, "SAMPLE_ROWS", 1000)
+    monkeypatch.setattr(plan, "SAMPLE_BLOCKS", 5)
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k int) PARTITION BY RANGE (id)",
+        *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES FROM ({n * 200}) TO ({n * 200 + 200})" for n in range(100)),
+        "INSERT INTO t SELECT i, i % 1000 FROM generate_series(0, 19999) i",
+        "ANALYZE t",
+    )
+    found = prepare.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(ranges=400, segments=8)).plan
+    assert found.segments == 8
+    assert found.ranges > 100
 
 
 # -- what is chosen

@@ -47,8 +47,11 @@ def test_a_composite_key_is_compared_row_wise_with_quoted_names_and_bound_values
     bound: dict[str, str] = {}
     scan = ScanRange(None, ["z", "\\x00"], ["'; DROP TABLE t --", "%s"])
     condition = scan.condition(['a"b', "%(w0)s"], ["text", "bytea"], None, bound)
-    columns = '("a""b"::text, "%(w0)s"::bytea)'
-    assert condition == (f"{columns} > (%(w0)s::text, %(w1)s::bytea) AND {columns} < (%(u0)s::text, %(u1)s::bytea)")
+    leading, columns = '"a""b"::text', '("a""b"::text, "%(w0)s"::bytea)'
+    assert condition == (
+        f"{leading} >= %(w0)s::text AND {columns} > (%(w0)s::text, %(w1)s::bytea) "
+        f"AND {leading} <= %(u0)s::text AND {columns} < (%(u0)s::text, %(u1)s::bytea)"
+    )
     assert bound == {"w0": "'; DROP TABLE t --", "w1": "%s", "u0": "z", "u1": "\\x00"}
 
 
