@@ -342,7 +342,9 @@ def main() -> None:
         finally:
             server.cleanup()
     RESULTS.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({**facts, "seconds_in_all": round(time.monotonic() - begun), "results": rows}, indent=1))
+    path.write_text(
+        json.dumps({**facts, "seconds_in_all": round(time.monotonic() - begun), "results": rows}, indent=1) + "\n"
+    )
     print(table(rows))
 
 
