@@ -68,11 +68,15 @@ SELECT CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
             WHEN r.done THEN 'out'
             WHEN r.claim_epoch = %(epoch)s THEN 'held'
             ELSE 'lost' END AS standing, r.relation::oid::regclass::text AS name,
-       -- As ANALYZE saw it: no look at the file, which would wait behind an ALTER.
-       c.relpages::bigint * current_setting('block_size')::int / nullif(greatest(c.reltuples, 0), 0) AS row_bytes
+       -- As ANALYZE saw it: no look at the files, which would wait behind an ALTER. A row in bloat isn't wider by that.
+       (least(c.relpages / nullif(greatest(c.reltuples, 0), 0), 1)
+        + coalesce(t.relpages / nullif(greatest(c.reltuples, 0), 0), 0)) * current_setting('block_size')::int
+       AS row_bytes,
+       c.reltuples / nullif(c.relpages, 0) AS rows_per_block
   FROM roir.scan_range r
   JOIN roir.operation o ON o.id = r.operation_id
   LEFT JOIN pg_class c ON c.oid = r.relation::oid
+  LEFT JOIN pg_class t ON t.oid = c.reltoastrelid
  WHERE r.id = %(range)s
 """
 
@@ -129,6 +133,7 @@ class BuildWorker:
         self.connection = connection
         self.job = job
         self.worker = worker
+        self.is_limited = False
         self._known: set[int] = set()
         self._reader = reader_of(connection, job)
         self._columns = columns_of(job)
@@ -182,9 +187,12 @@ class BuildWorker:
             if stop := why_stop(row, self.worker):
                 self._release(claim)
                 return stop
+            self.is_limited = row.max_rows_per_second is not None
             self._set_up()
             standing = self._standing(claim)
-            stretch = self._reader.next(standing.name, claim.scan, self._limit(row, standing.row_bytes))
+            stretch = self._reader.next(
+                standing.name, claim.scan, self._limit(row, standing.row_bytes), standing.rows_per_block
+            )
             # The relation is locked against ALTER now, by that read, to the end of the transaction.
             check_fingerprint(self.connection, self.job)
             check_partitions(self.connection, self.job, self._known)
@@ -286,13 +294,18 @@ def work(
 
 
 def _keep_rate(builder: BuildWorker, batch: Batch, wait: Callable[[float], None]) -> None:
-    """Wait for as long as the batch was faster than this worker's share of the rate limit."""
-    with builder.connection.begin():
-        row = read_control(builder.connection, builder.job.run)
-    if row.max_rows_per_second:
-        due = batch.rows / (row.max_rows_per_second / row.parallelism) - batch.seconds
-        if due > 0:
-            wait(min(due, 2 * RATE_WINDOW_S))
+    """Wait for as long as the batch was faster than this worker's share of the rate limit, or until a pause."""
+    waited = 0.0
+    while builder.is_limited:
+        with builder.connection.begin():
+            row = read_control(builder.connection, builder.job.run)
+        if not row.max_rows_per_second or why_stop(row, builder.worker):
+            return
+        due = batch.rows / (row.max_rows_per_second / row.parallelism) - batch.seconds - waited
+        if due <= 0:
+            return
+        wait(min(due, RATE_WINDOW_S))
+        waited += RATE_WINDOW_S
 
 
 WORK_LEFT = """

@@ -251,27 +251,18 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
     return lines
 
 
-def _scanned_by_blocks(generations: list[Target]) -> str:
-    return ", ".join(str(g.generation_id) for g in generations if g.mode == CAPTURE and g.scan.by_blocks)
-
-
 def _emptied(generations: list[Target]) -> list[str]:
     """What their blocks were planned for is gone, so that nothing is left to be scanned."""
-    scanned = _scanned_by_blocks(generations)
-    return [f"UPDATE roir.generation SET emptied = true WHERE id IN ({scanned});"] if scanned else []
+    scanned = [f"({g.generation_id}, TG_RELID)" for g in generations if g.mode == CAPTURE and g.scan.by_blocks]
+    return [f"INSERT INTO roir.emptied (generation_id, relation) VALUES {', '.join(scanned)};"] if scanned else []
 
 
 def _truncated_leaf(source: Source, generations: list[Target]) -> list[str]:
-    scanned = _scanned_by_blocks(generations)
-    emptied = [
-        "  UPDATE roir.scan_range r SET done = true FROM roir.operation o",
-        f"   WHERE o.id = r.operation_id AND o.generation_id IN ({scanned}) AND r.relation = TG_RELID AND NOT r.done;",
-    ]
     return [
         f"IF TG_RELID <> {source.oid} THEN",
         f"  PERFORM roir.refuse_restored({source.oid});",
         f"  PERFORM roir.forget_partition({source.oid}, TG_RELID);",
-        *(emptied if scanned else []),
+        *_indent(_emptied(generations)),
         "  RETURN NULL;",
         "END IF;",
     ]

@@ -44,7 +44,10 @@ class CleanUpReport:
 
 PUBLISHED = """
 SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, g.status = 'active' AS active,
-       g.status = 'retired' AND g.drop_after <= clock_timestamp() AS expired,
+       g.status = 'retired' AND g.drop_after <= clock_timestamp()
+       -- A rebuild from the index reads it still.
+       AND NOT EXISTS (SELECT FROM roir.generation b
+                        WHERE b.index_id = g.index_id AND b.status = 'building' AND b.scan = 'index') AS expired,
        to_regclass('roir_data.g' || g.id || '_delta') IS NOT NULL AS has_delta
   FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE g.status IN ('active', 'retired') ORDER BY g.id

@@ -126,8 +126,22 @@ def remove_touched(connection: Connection, generation_id: int, ordinal: int, ent
     # One pass over the segment, whatever the planner makes of tables without statistics.
     execute(connection, "SET LOCAL enable_nestloop = off")
     name = segment(generation_id, ordinal)
-    touched = f"DELETE FROM {name} s USING {delta(generation_id)} d WHERE {entry.equal('s.', 'd.')}"
+    # Of the delta what belongs into this segment: the bounds are over the same columns.
+    bounds = execute(
+        connection, "SELECT pg_get_partition_constraintdef(%(name)s::regclass)", {"name": name}
+    ).scalar_one()
+    delta_rows = f"(SELECT * FROM {delta(generation_id)} WHERE {bounds})"
+    touched = f"DELETE FROM {name} s USING {delta_rows} d WHERE {entry.equal('s.', 'd.')}"
     return execute(connection, touched).rowcount
+
+
+def hold_segment(connection: Connection, generation_id: int, ordinal: int) -> None:
+    """Lock what the seal of a segment needs, base before segment before delta, as a TRUNCATE of the source does."""
+    execute(
+        connection,
+        f"LOCK TABLE ONLY {base(generation_id)} IN ACCESS SHARE MODE; "
+        f"LOCK TABLE {segment(generation_id, ordinal)} IN SHARE MODE",
+    )
 
 
 def is_sealed(connection: Connection, generation_id: int) -> bool:
@@ -151,6 +165,7 @@ def drop(connection: Connection, generation_id: int) -> None:
         "WHERE v.id = u.verification_id AND v.generation_id = %(id)s",
         {"id": generation_id},
     )
+    execute(connection, "DELETE FROM roir.emptied WHERE generation_id = %(id)s", {"id": generation_id})
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
 
 

@@ -28,6 +28,8 @@ from airflow_roir.operation import Phase, Status
 
 # The format of watermarks and bounds in the control tables; another version of the code must know it to go on.
 FORMAT_VERSION = 2
+# Where ranges are blocks.
+BLOCK_FORMAT_VERSION = 3
 
 OTHER_BUILD = """
 SELECT o.id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
@@ -219,7 +221,7 @@ def _prepare(
                 options=options.as_dict(),
                 rows_estimate=plan.rows,
                 fingerprint=catalog.fingerprint(connection, source.oid, columns),
-                format_version=FORMAT_VERSION,
+                format_version=BLOCK_FORMAT_VERSION if rehearsal.choice.scan.by_blocks else FORMAT_VERSION,
                 created_by=actor,
                 phase_seconds={"prepare": round(time.monotonic() - begun, 3)},
             )

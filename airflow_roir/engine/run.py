@@ -16,7 +16,7 @@ from airflow_roir.engine import catalog, control, partitions, tables
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.prepare import FORMAT_VERSION
+from airflow_roir.engine.prepare import BLOCK_FORMAT_VERSION, FORMAT_VERSION
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import (
     Fenced,
@@ -97,7 +97,7 @@ def start_run(
         # A pause that the run before this one took upon itself, because something failed, is nobody's wish.
         if row.status == Status.PAUSED and not lift_pause and row.paused_by != row.owner:
             raise OperationPaused(f"index {index}: paused by {row.paused_by}: {row.pause_reason}")
-        if row.format_version != FORMAT_VERSION:
+        if row.format_version not in (FORMAT_VERSION, BLOCK_FORMAT_VERSION):
             raise SchemaVersionMismatch(
                 f"operation {row.id} was begun with checkpoint format {row.format_version}, this code writes "
                 f"{FORMAT_VERSION}; finish it with the version that began it, or abort it"

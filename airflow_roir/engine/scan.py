@@ -11,12 +11,14 @@ each of them is the projection of its row in every snapshot (I1).
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
 from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan, quote
+from airflow_roir.engine.batch_size import GROWTH, REMEMBERED
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.run import Job
 from airflow_roir.errors import SourceChanged
@@ -25,8 +27,10 @@ from airflow_roir.scan_range import Key, ScanRange
 # A batch by blocks, or of wide rows, reads no more than this: 64 MB.
 BATCH_BYTES = 64 << 20
 BLOCK_BYTES = 8_192
-# Of a table that nobody has analyzed, until the first batch has shown how many there are.
-ROWS_PER_BLOCK = 50.0
+# Of narrow rows, where nobody has analyzed the table and no batch was copied yet.
+ROWS_PER_BLOCK = 200.0
+# Nothing is known of the first blocks, and then only of those that were copied.
+FIRST_BLOCKS = 16
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,10 @@ class Stretch:
 class Reader(Protocol):
     """Cuts the next batch off a range. Both lock the relation against ALTER, to the end of the transaction."""
 
-    def next(self, relation: str, scan: ScanRange, rows: int) -> Stretch:
-        """The next stretch, of about so many rows. relation: its quoted name. Raises SourceChanged."""
+    def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
+        """The next stretch, of about so many rows. relation: its quoted name; usual: rows per block when it was
+        analyzed. Raises SourceChanged.
+        """
         ...
 
     def copied(self, scan: ScanRange, stretch: Stretch, rows: int) -> None:
@@ -59,7 +65,7 @@ class KeyReader:
         self.source = job.source
         self._casts = job.source.comparands
 
-    def next(self, relation: str, scan: ScanRange, rows: int) -> Stretch:
+    def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
         """Looks the batch's last key up: exactly `rows` rows, but for the range's last batch."""
         # The scan must come out of the key's index, whatever the statistics say.
         execute(self.connection, "SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off")
@@ -81,19 +87,23 @@ class KeyReader:
         # Qualified, or ORDER BY would sort the texts, which have the columns' names.
         key = ", ".join(f"s.{quote(name)}" for name in self.source.primary_key)
         texts = ", ".join(self.source.columns[name].text("s") for name in self.source.primary_key)
-        head = f"SELECT {texts} FROM {relation} s WHERE {where} ORDER BY"
-        found = execute(self.connection, f"{head} {key} OFFSET {limit - 1} LIMIT 1", values).first()
+        descending = ", ".join(f"s.{quote(name)} DESC" for name in self.source.primary_key)
+        # Within, so that the texts aren't made of each row that is passed over.
+        columns = ", ".join(quote(name) for name in self.source.primary_key)
+        head = f"SELECT {texts} FROM (SELECT {columns} FROM {relation} s WHERE {where} ORDER BY"
+        found = execute(self.connection, f"{head} {key} OFFSET {limit - 1} LIMIT 1) s", values).first()
         if found is not None:
             return list(found), False
-        descending = ", ".join(f"s.{quote(name)} DESC" for name in self.source.primary_key)
-        found = execute(self.connection, f"{head} {descending} LIMIT 1", values).first()
+        found = execute(self.connection, f"{head} {descending} LIMIT 1) s", values).first()
         return (None if found is None else list(found)), True
 
 
-# The file that the range was planned for, and whether a TRUNCATE has taken everything since: what came then is touched.
+# The file as it is, and whether a TRUNCATE has taken everything since the plan: what came then is touched.
 FILE = """
-SELECT pg_relation_filenode(to_regclass(%(relation)s))::bigint AS filenode, g.emptied
-  FROM roir.generation g WHERE g.id = %(generation)s
+SELECT pg_relation_filenode(r.oid)::bigint AS filenode,
+       EXISTS (SELECT FROM roir.emptied e
+                WHERE e.generation_id = %(generation)s AND e.relation IN (r.oid::bigint, %(source)s)) AS emptied
+  FROM to_regclass(%(relation)s) r (oid)
 """
 
 
@@ -103,9 +113,10 @@ class BlockReader:
     def __init__(self, connection: Connection, job: Job) -> None:
         self.connection = connection
         self.job = job
-        self._rows_per_block: float | None = None
+        self._rows_per_block: deque[float] = deque(maxlen=REMEMBERED)
+        self._blocks = FIRST_BLOCKS
 
-    def next(self, relation: str, scan: ScanRange, rows: int) -> Stretch:
+    def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
         """As many blocks as hold about so many rows.
 
         Raises SourceChanged where the relation's file isn't the one of the plan (VACUUM FULL, CLUSTER, pg_repack):
@@ -113,14 +124,9 @@ class BlockReader:
         """
         assert scan.lower is not None
         assert scan.upper is not None
-        if self.job.scan is Scan.INDEX and relation.isdigit():
-            raise SourceChanged(
-                f"index {self.job.run.index}: the generation that is read was dropped meanwhile (reverted from, and "
-                "cleaned up); abort the operation and begin anew"
-            )
         execute(self.connection, "SET LOCAL enable_seqscan = off")
         execute(self.connection, f"LOCK TABLE ONLY {relation} IN ACCESS SHARE MODE")
-        values = {"relation": relation, "generation": self.job.generation_id}
+        values = {"relation": relation, "generation": self.job.generation_id, "source": self.job.source.oid}
         file = execute(self.connection, FILE, values).one()
         if file.emptied:
             return Stretch(scan.watermark, True, "false", {})
@@ -131,7 +137,9 @@ class BlockReader:
                 "begin anew, with --scan key where that may happen again"
             )
         first = self._first(scan)
-        blocks = max(1, min(int(rows / (self._rows_per_block or ROWS_PER_BLOCK)), BATCH_BYTES // BLOCK_BYTES))
+        # The densest of what is known: behind an empty stretch rows may lie close again.
+        dense = max([*self._rows_per_block, usual or 0.0]) or ROWS_PER_BLOCK
+        blocks = max(1, min(int(rows / dense), self._blocks * GROWTH, BATCH_BYTES // BLOCK_BYTES))
         end = min(first + blocks, int(scan.upper[0]))
         where = f"ctid >= '({first},0)'::tid AND ctid < '({end},0)'::tid"
         return Stretch([str(end - 1)] if end > first else scan.watermark, end >= int(scan.upper[0]), where, {})
@@ -140,8 +148,8 @@ class BlockReader:
         """Learns how many rows a block holds."""
         if stretch.watermark is not None and stretch.watermark != scan.watermark:
             blocks = int(stretch.watermark[0]) + 1 - self._first(scan)
-            # Not less than one: a stretch of empty blocks says nothing of the next one.
-            self._rows_per_block = max(1.0, rows / blocks)
+            self._rows_per_block.append(rows / blocks)
+            self._blocks = max(blocks, FIRST_BLOCKS)
 
     def _first(self, scan: ScanRange) -> int:
         """Go on after what was done."""

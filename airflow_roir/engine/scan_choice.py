@@ -42,7 +42,8 @@ SELECT c.oid::bigint AS relation, pg_relation_filenode(c.oid)::bigint AS filenod
 """
 DIFFERS = """
 SELECT EXISTS (SELECT FROM roir.discrepancy d JOIN roir.verification v ON v.id = d.verification_id
-                WHERE v.generation_id = %(generation)s AND d.outcome IS NULL)
+                -- A copy of it is told of by the verification of the copy.
+                WHERE v.index_id = %(index)s AND v.generation_id >= %(generation)s AND d.outcome IS NULL)
 """
 
 
@@ -80,9 +81,11 @@ def pieces(
 
 def choose(connection: Connection, source: Source, options: BuildOptions, plan: Plan, index_id: int | None) -> Choice:
     """What to build from. index_id: of the index that is rebuilt. Raises InvalidInput where it can't be as wanted."""
-    segments, doubt = _segments(connection, source, index_id)
     if options.scan == Scan.KEY:
         return Choice(Scan.KEY, "as wanted")
+    segments, doubt = _segments(connection, source, index_id)
+    if index_id is not None and not doubt:
+        doubt = _doubt(connection, index_id)
     if options.scan == Scan.INDEX:
         if doubt:
             raise InvalidInput(f"scan is index, but {doubt}; use key, block or auto")
@@ -95,8 +98,8 @@ def choose(connection: Connection, source: Source, options: BuildOptions, plan: 
         return Choice(Scan.BLOCK, "as wanted", source.leaves)
     if plan.source_bytes < FEWEST_BYTES:
         return Choice(Scan.KEY, "the table is small")
-    doubt = doubt or _doubt(connection, index_id, options)
-    if not doubt:
+    # A copy of faults would else be noticed by nobody.
+    if not doubt and options.verify in ("after", "both"):
         share = sum(file.blocks for file in files_of(connection, segments)) / max(1, sum(f.blocks for f in files))
         if share <= NARROWER:
             return Choice(Scan.INDEX, f"the index has {share:.0%} of the table's blocks", segments)
@@ -117,13 +120,10 @@ def _segments(connection: Connection, source: Source, index_id: int | None) -> t
     return tuple(execute(connection, SEGMENTS, {"base": physical.base(active)}).scalars()), ""
 
 
-def _doubt(connection: Connection, index_id: int | None, options: BuildOptions) -> str:
+def _doubt(connection: Connection, index_id: int) -> str:
     """Why not to trust the index that is rebuilt. A copy of its faults would only be noticed at the end."""
-    assert index_id is not None
-    if options.verify not in ("after", "both"):
-        return "nothing would verify the copy"
     active = execute(connection, ACTIVE, {"index": index_id}).scalar_one()
-    if execute(connection, DIFFERS, {"generation": active}).scalar_one():
+    if execute(connection, DIFFERS, {"index": index_id, "generation": active}).scalar_one():
         return "a verification found differences in it"
     newest = control.newest_operation(connection, index_id)
     return "; ".join(health.warnings(connection, newest.id)) if newest is not None else ""

@@ -100,6 +100,7 @@ class SealWorker:
         try:
             with self.connection.begin():
                 self._set_up()
+                physical.hold_segment(self.connection, self.job.generation_id, claim.ordinal)
                 if self.job.scan.by_blocks:
                     physical.remove_touched(self.connection, self.job.generation_id, claim.ordinal, self.job.entry)
                 physical.seal_segment(self.connection, self.job.generation_id, claim.ordinal, self.job.entry)

@@ -86,8 +86,6 @@ generation = Table(
     Column("entry", JSONB, nullable=False),
     # What it is built from, in which order (`scan.py`).
     Column("scan", Text, nullable=False, server_default="key"),
-    # Where that is blocks: a TRUNCATE has taken everything that they were planned for.
-    Column("emptied", Boolean, nullable=False, server_default=text("false")),
     _now("created_at"),
     _moment("published_at"),
     _moment("retired_at"),
@@ -106,6 +104,17 @@ for _status in ("building", "active"):
         unique=True,
         postgresql_where=text(f"status = '{_status}'"),
     )
+
+# The source, or a leaf, was truncated while a generation scans by blocks: what it planned for is gone. Written by
+# users' statements, so nothing is ever updated here, and no foreign key locks a row that we need.
+emptied = Table(
+    "emptied",
+    metadata,
+    _id(),
+    Column("generation_id", BigInteger, nullable=False),
+    Column("relation", BigInteger, nullable=False),
+)
+Index("emptied_relation", emptied.c.generation_id, emptied.c.relation)
 
 segment = Table(
     "segment",

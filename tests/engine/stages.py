@@ -205,8 +205,9 @@ def to_scan(connection: Connection, job: Job) -> str:
         where = (
             f"EXISTS (SELECT FROM roir.scan_range r WHERE r.operation_id = {job.run.operation_id} "
             "AND r.relation = s.tableoid::bigint AND NOT r.done AND (s.ctid::text::point)[0] < (r.upper ->> 0)::int "
-            "AND (s.ctid::text::point)[0] >= coalesce((r.watermark ->> 0)::int + 1, (r.lower ->> 0)::int)) "
-            f"AND NOT (SELECT emptied FROM roir.generation WHERE id = {job.generation_id})"
+            "AND (s.ctid::text::point)[0] >= coalesce((r.watermark ->> 0)::int + 1, (r.lower ->> 0)::int) "
+            f"AND NOT EXISTS (SELECT FROM roir.emptied e WHERE e.generation_id = {job.generation_id} "
+            f"AND e.relation IN (r.relation, {job.source.oid})))"
         )
     if job.scan is Scan.INDEX:
         source = execute(connection, READ, {"operation": job.run.operation_id}).scalar_one()
