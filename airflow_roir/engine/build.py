@@ -245,14 +245,16 @@ class BuildWorker:
         path = ", ".join(["pg_catalog", *map(quote, self.job.source.operator_schemas), "pg_temp"])
         execute(
             self.connection,
-            f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}",
+            f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}; "
+            # A scan must come out of the key's index, or of its blocks alone, whatever the statistics say.
+            "SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off",
         )
 
     def _copy(self, relation: str, stretch: Stretch) -> int:
         job = self.job
         return execute(
             self.connection,
-            f"INSERT INTO {physical.base(job.generation_id)} ({', '.join(job.entry.physical())}) "
+            f"{stretch.settings} INSERT INTO {physical.base(job.generation_id)} ({', '.join(job.entry.physical())}) "
             f"SELECT {', '.join(self._columns)} FROM {relation} WHERE {stretch.where}",
             stretch.values,
         ).rowcount

@@ -35,12 +35,16 @@ FIRST_BLOCKS = 16
 
 @dataclass(frozen=True)
 class Stretch:
-    """What one batch copies. watermark: where the range stands then; where, values: SQL for its rows."""
+    """What one batch copies.
+
+    watermark: where the range stands then; where, values: SQL for its rows; settings: SQL to read them by.
+    """
 
     watermark: Key | None
     done: bool
     where: str
     values: dict[str, str]
+    settings: str = ""
 
 
 class Reader(Protocol):
@@ -67,15 +71,13 @@ class KeyReader:
 
     def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
         """Looks the batch's last key up: exactly `rows` rows, but for the range's last batch."""
-        # The scan must come out of the key's index, whatever the statistics say.
-        execute(self.connection, "SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off")
         last, done = self._last_key(relation, scan, rows)
         values: dict[str, str] = {}
         where = scan.condition(self.source.primary_key, self._casts, None if done else last, values)
         # What is bounded comes out of the index still: in the middle of a composite key the planner takes a batch for a
         # quarter of the table, and would read all of it for each.
-        execute(self.connection, f"SET LOCAL enable_sort = on; SET LOCAL enable_seqscan = {'off' if values else 'on'}")
-        return Stretch(last if last is not None else scan.watermark, done, where, values)
+        settings = f"SET LOCAL enable_sort = on; SET LOCAL enable_seqscan = {'off' if values else 'on'};"
+        return Stretch(last if last is not None else scan.watermark, done, where, values, settings)
 
     def copied(self, scan: ScanRange, stretch: Stretch, rows: int) -> None:
         """Nothing to learn."""
@@ -124,7 +126,6 @@ class BlockReader:
         """
         assert scan.lower is not None
         assert scan.upper is not None
-        execute(self.connection, "SET LOCAL enable_seqscan = off")
         execute(self.connection, f"LOCK TABLE ONLY {relation} IN ACCESS SHARE MODE")
         values = {"relation": relation, "generation": self.job.generation_id, "source": self.job.source.oid}
         file = execute(self.connection, FILE, values).one()
