@@ -62,20 +62,24 @@ UPDATE roir.scan_range SET claim_epoch = NULL, claim_worker = NULL
 """
 
 # held; out, where the leaf was taken out of the source meanwhile; or lost to another worker. And the name of what the
-# range is a piece of as it is now, fully qualified under the pinned search_path, and how wide its rows are.
+# range is a piece of as it is now, fully qualified under the pinned search_path.
 STANDING = """
 SELECT CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
             WHEN r.done THEN 'out'
             WHEN r.claim_epoch = %(epoch)s THEN 'held'
-            ELSE 'lost' END AS standing, r.relation::oid::regclass::text AS name,
-       -- As ANALYZE saw it: no look at the files, which would wait behind an ALTER. A row in bloat isn't wider by that.
-       (least(c.relpages / nullif(greatest(c.reltuples, 0), 0), 1)
+            ELSE 'lost' END AS standing, r.relation::oid::regclass::text AS name
+  FROM roir.scan_range r JOIN roir.operation o ON o.id = r.operation_id
+ WHERE r.id = %(range)s
+"""
+
+# As ANALYZE saw it: no look at the files, which would wait behind an ALTER. A row in bloat isn't wider by that.
+DENSITY = """
+SELECT (least(c.relpages / nullif(greatest(c.reltuples, 0), 0), 1)
         + coalesce(t.relpages / nullif(greatest(c.reltuples, 0), 0), 0)) * current_setting('block_size')::int
        AS row_bytes,
        c.reltuples / nullif(c.relpages, 0) AS rows_per_block
   FROM roir.scan_range r
-  JOIN roir.operation o ON o.id = r.operation_id
-  LEFT JOIN pg_class c ON c.oid = r.relation::oid
+  JOIN pg_class c ON c.oid = r.relation::oid
   LEFT JOIN pg_class t ON t.oid = c.reltoastrelid
  WHERE r.id = %(range)s
 """
@@ -83,12 +87,17 @@ SELECT CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
 
 @dataclass(frozen=True)
 class Claim:
-    """A worker's hold on a range. token: proves that it still has it."""
+    """A worker's hold on a range. token: proves that it still has it.
+
+    row_bytes, rows_per_block: of the relation that it is a piece of, when that was analyzed; None where it never was.
+    """
 
     range_id: int
     ordinal: int
     token: int
     scan: ScanRange
+    row_bytes: float | None = None
+    rows_per_block: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,10 +160,11 @@ class BuildWorker:
                 CLAIM_RANGE,
                 {"epoch": run.epoch, "worker": self.worker, "operation": run.operation_id},
             ).first()
-        if found is None:
-            return Stop("done")
+            if found is None:
+                return Stop("done")
+            density = execute(self.connection, DENSITY, {"range": found.id}).first() or (None, None)
         scan = ScanRange(found.lower, found.upper, found.watermark, found.filenode)
-        return Claim(found.id, found.ordinal, found.claim_token, scan)
+        return Claim(found.id, found.ordinal, found.claim_token, scan, *density)
 
     def batch(self, claim: Claim) -> Batch | Stop:
         """Copy the next rows of a claimed range: entries and watermark in one transaction (I4).
@@ -189,14 +199,12 @@ class BuildWorker:
                 return stop
             self.is_limited = row.max_rows_per_second is not None
             self._set_up()
-            standing = self._standing(claim)
-            stretch = self._reader.next(
-                standing.name, claim.scan, self._limit(row, standing.row_bytes), standing.rows_per_block
-            )
+            relation = self._standing(claim).name
+            stretch = self._reader.next(relation, claim.scan, self._limit(row, claim.row_bytes), claim.rows_per_block)
             # The relation is locked against ALTER now, by that read, to the end of the transaction.
             check_fingerprint(self.connection, self.job)
             check_partitions(self.connection, self.job, self._known)
-            rows = self._copy(standing.name, stretch)
+            rows = self._copy(relation, stretch)
             seconds = time.monotonic() - begun
             watermark, done = stretch.watermark, stretch.done
             committed = execute(
