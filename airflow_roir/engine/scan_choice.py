@@ -83,10 +83,8 @@ def choose(connection: Connection, source: Source, options: BuildOptions, plan: 
     """What to build from. index_id: of the index that is rebuilt. Raises InvalidInput where it can't be as wanted."""
     if options.scan == Scan.KEY:
         return Choice(Scan.KEY, "as wanted")
-    segments, doubt = _segments(connection, source, index_id)
-    if index_id is not None and not doubt:
-        doubt = _doubt(connection, index_id)
     if options.scan == Scan.INDEX:
+        segments, doubt = _trusted(connection, source, index_id)
         if doubt:
             raise InvalidInput(f"scan is index, but {doubt}; use key, block or auto")
         return Choice(Scan.INDEX, "as wanted", segments)
@@ -99,9 +97,10 @@ def choose(connection: Connection, source: Source, options: BuildOptions, plan: 
     if plan.source_bytes < FEWEST_BYTES:
         return Choice(Scan.KEY, "the table is small")
     # A copy of faults would else be noticed by nobody.
-    if not doubt and options.verify in ("after", "both"):
+    if options.verify in ("after", "both"):
+        segments, doubt = _trusted(connection, source, index_id)
         share = sum(file.blocks for file in files_of(connection, segments)) / max(1, sum(f.blocks for f in files))
-        if share <= NARROWER:
+        if not doubt and share <= NARROWER:
             return Choice(Scan.INDEX, f"the index has {share:.0%} of the table's blocks", segments)
     order = correlation(connection, source)
     if heap and order < MOST_CORRELATION:
@@ -118,6 +117,14 @@ def _segments(connection: Connection, source: Source, index_id: int | None) -> t
         # Entries of a partition that left stay in the segments for a while, hidden by the view alone.
         return (), "a partitioned table's index may hold entries that its view hides"
     return tuple(execute(connection, SEGMENTS, {"base": physical.base(active)}).scalars()), ""
+
+
+def _trusted(connection: Connection, source: Source, index_id: int | None) -> tuple[tuple[int, ...], str]:
+    """As `_segments`, also with why they shouldn't be read."""
+    segments, why_not = _segments(connection, source, index_id)
+    if index_id is not None and not why_not:
+        why_not = _doubt(connection, index_id)
+    return segments, why_not
 
 
 def _doubt(connection: Connection, index_id: int) -> str:

@@ -113,6 +113,20 @@ def worker(database: Database, run: Run, number: int = 0) -> build.BuildWorker:
     return build.BuildWorker(connection, job, number)
 
 
+def batches(database: Database, run: Run) -> list[int]:
+    """Every range, by one worker, batch by batch; the rows of each."""
+    one = worker(database, run)
+    rows: list[int] = []
+    claim = one.claim()
+    while isinstance(claim, build.Claim):
+        outcome = one.batch(claim)
+        assert isinstance(outcome, build.Batch)
+        rows.append(outcome.rows)
+        claim = outcome.claim or one.claim()
+    one.connection.close()
+    return rows
+
+
 def half_a_batch(worker: build.BuildWorker, claim: build.Claim) -> int:
     """The copy of all that is left of a range, in the caller's transaction: what a worker that dies has done."""
     relation = worker._standing(claim).name

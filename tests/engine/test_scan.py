@@ -207,15 +207,7 @@ def test_batches_are_of_about_the_wanted_rows(dsn: str, database: Database, scan
     if scan == "index":
         steps.finish_all(database, steps.begin(database, include="v")[1])
     _, run = steps.begin(database, **({} if scan == "block" else OLD), scan=scan, ranges=1, batch_rows=1000)
-    worker = steps.worker(database, run)
-    claim = worker.claim()
-    rows = []
-    while isinstance(claim, Claim):
-        outcome = worker.batch(claim)
-        assert isinstance(outcome, Batch)
-        rows.append(outcome.rows)
-        claim = outcome.claim or worker.claim()  # type: ignore[assignment]
-    worker.connection.close()
+    rows = steps.batches(database, run)
     assert sum(rows) == 20000
     assert max(rows[1:]) < 1500, rows
 
@@ -413,3 +405,10 @@ def test_an_index_that_is_only_reverted_from_is_still_right_to_read(table: str, 
 
 def test_every_kind_of_scan_is_known_to_the_control_tables(table: str, database: Database) -> None:
     assert {scan.value for scan in Scan} == {"key", "block", "index"}
+    check = (
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint "
+        "WHERE conrelid = 'roir.generation'::regclass AND contype = 'c' AND conname ~ 'scan'"
+    )
+    with database.transaction() as connection:
+        stated = execute(connection, check).scalar_one()
+    assert set(re.findall(r"'(\w+)'", stated)) == {scan.value for scan in Scan}

@@ -15,7 +15,7 @@ from sqlalchemy import event
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import abort, build, control, prepare, scan_choice, schema, seal
 from airflow_roir.engine import scan as scan_module
-from airflow_roir.engine.build import Batch, Claim, Stop
+from airflow_roir.engine.build import Claim, Stop
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.run import Run
 from airflow_roir.errors import VerificationFailed
@@ -192,18 +192,13 @@ def test_a_rebuild_of_a_wrong_index_mends_it_at_the_second_attempt_at_least(
 
 # -- how much a batch reads
 
-
-def batches(database: Database, run: Run) -> list[int]:
-    worker = steps.worker(database, run)
-    rows = []
-    claim = worker.claim()
-    while isinstance(claim, Claim):
-        outcome = worker.batch(claim)
-        assert isinstance(outcome, Batch)
-        rows.append(outcome.rows)
-        claim = outcome.claim or worker.claim()
-    worker.connection.close()
-    return rows
+# A row in 1,770 blocks.
+BLOATED = (
+    "CREATE TABLE t (id int PRIMARY KEY, k int) WITH (autovacuum_enabled = off)",
+    "INSERT INTO t SELECT i, i FROM generate_series(1, 400000) i",
+    "DELETE FROM t WHERE id < 400000",
+    "VACUUM (ANALYZE) t",
+)
 
 
 def test_after_empty_blocks_a_batch_is_not_bigger_than_wanted(dsn: str, database: Database) -> None:
@@ -216,7 +211,7 @@ def test_after_empty_blocks_a_batch_is_not_bigger_than_wanted(dsn: str, database
         "VACUUM (ANALYZE) t",
     )
     _, run = steps.begin(database, scan="block", ranges=1, parallelism=1, batch_rows=1000)
-    rows = batches(database, run)
+    rows = steps.batches(database, run)
     assert sum(rows) == 100_000
     assert max(rows) <= 2_000, rows
 
@@ -249,21 +244,15 @@ def test_a_batch_of_toasted_rows_keeps_to_its_bytes(
         "VACUUM (ANALYZE) t",
     )
     _, run = steps.begin(database, scan=scan, include="v", ranges=1, parallelism=1)
-    rows = batches(database, run)
+    rows = steps.batches(database, run)
     assert max(rows) * 20_000 <= 8 << 20, rows
 
 
 def test_a_bloated_table_is_not_read_by_single_blocks(dsn: str, database: Database) -> None:
     """Few rows in many blocks are no wide rows."""
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k int) WITH (autovacuum_enabled = off)",
-        "INSERT INTO t SELECT i, i FROM generate_series(1, 400000) i",
-        "DELETE FROM t WHERE id < 400000",
-        "VACUUM (ANALYZE) t",
-    )
+    run_sql(dsn, *BLOATED)
     _, run = steps.begin(database, scan="block", ranges=1, parallelism=1)
-    found = batches(database, run)
+    found = steps.batches(database, run)
     # 1,770 blocks, 14 MB: one batch of 64 MB, or a few until it is known how empty they are.
     assert len(found) <= 20, len(found)
 
@@ -272,14 +261,11 @@ def test_a_bloated_table_is_not_read_by_single_rows(dsn: str, database: Database
     """By key as well, where the statistics are from before it was filled again."""
     run_sql(
         dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k int) WITH (autovacuum_enabled = off)",
-        "INSERT INTO t SELECT i, i FROM generate_series(1, 400000) i",
-        "DELETE FROM t WHERE id < 400000",
-        "VACUUM (ANALYZE) t",
+        *BLOATED,
         "INSERT INTO t SELECT i, i FROM generate_series(1, 4000) i",
     )
     _, run = steps.begin(database, scan="key", ranges=1, parallelism=1)
-    found = batches(database, run)
+    found = steps.batches(database, run)
     assert len(found) <= 20, len(found)
 
 
