@@ -48,7 +48,7 @@ MaxRows = Annotated[int | None, typer.Option("--max-rows-per-second", help="A ra
 BatchMs = Annotated[int, typer.Option("--batch-ms", help="How long a batch should take, in ms: they are cut to fit.")]
 Scan = Annotated[
     str,
-    typer.Option(help="Copy from the table by primary key or by block, or from the index that is rebuilt."),
+    typer.Option(help="What to copy: the table by primary key, or by block; the index that is rebuilt; auto."),
 ]
 Covering = Annotated[
     str, typer.Option(help="Included columns that index-only scans see: auto (bounded ones), all, none.")
