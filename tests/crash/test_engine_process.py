@@ -10,14 +10,14 @@ from tests.crash.scene import Scene, some
 # Phase: the statement before which it dies, in the middle of a transaction.
 PLACES = {
     "prepare": "INSERT INTO roir.scan_range",
-    "build": "^INSERT INTO roir_data.g1 ",
+    "build": "INSERT INTO roir_data.g1 ",
     "seal": "ATTACH PARTITION",
     "fold": "FOR UPDATE SKIP LOCKED",
     "publish": "CREATE VIEW",
 }
 # Phase: where it is cut off for so long that another takes over; it holds no lock that the other needs.
 ASLEEP = {
-    "build": "^INSERT INTO roir_data.g1 ",
+    "build": "INSERT INTO roir_data.g1 ",
     "seal": "CREATE UNIQUE INDEX g1_s002",
     "fold": "FOR UPDATE SKIP LOCKED",
     "publish": "AS ranges, .* AS segments",

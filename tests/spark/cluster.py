@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -148,15 +149,20 @@ def _is_executor(process: psutil.Process) -> bool:
 
 
 def ui_of(pid: int) -> str:
-    """The address of the UI of the Spark application in this process, or in a child of it. Raises RuntimeError."""
-    process = psutil.Process(pid)
-    for jvm in [process, *process.children(recursive=True)]:
-        if jvm.name() != "java":
-            continue
-        for connection in jvm.net_connections(kind="tcp"):
-            address = f"http://127.0.0.1:{connection.laddr.port}"
-            if connection.status == psutil.CONN_LISTEN and _is_ui(address):
-                return address
+    """The address of the UI of the Spark application in this process, or in a child of it, once it answers.
+
+    Its first answer takes long on a busy machine. Raises RuntimeError where there is none for GIVE_UP_S.
+    """
+    deadline = time.monotonic() + GIVE_UP_S
+    while time.monotonic() < deadline:
+        process = psutil.Process(pid)
+        for jvm in [process, *process.children(recursive=True)]:
+            if jvm.name() != "java":
+                continue
+            for connection in jvm.net_connections(kind="tcp"):
+                address = f"http://127.0.0.1:{connection.laddr.port}"
+                if connection.status == psutil.CONN_LISTEN and _is_ui(address):
+                    return address
     raise RuntimeError(f"process {pid} has no Spark UI")
 
 

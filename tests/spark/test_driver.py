@@ -20,6 +20,8 @@ from airflow_roir.engine.status import operation_status
 from airflow_roir.spark.launch import driver_command, driver_environment
 from airflow_roir.spark.options import SparkOptions, with_task_failures
 from tests.conftest import run_sql
+from tests.crash import gate
+from tests.crash.gate import Gate
 from tests.spark.cluster import ui_of
 from tests.spark.driving import GIVE_UP_S, ROWS, Running, finish_and_check, lift_rate, prepared, rows_committed
 
@@ -130,16 +132,20 @@ def test_the_same_job_runs_by_spark_submit(database: Database) -> None:
 
 def test_the_dsn_is_in_no_command_line_log_or_page_of_spark(database: Database, dsn: str) -> None:
     secret = "s3cret-of-the-database"
-    prepared(database, rate=20_000)
+    prepared(database)
+    gate.install(dsn)
+    # It builds for as long as its pages are read.
+    shut = Gate(dsn, "build")
     secretive = Database(dsn.replace("postgres:@", f"postgres:{secret}@"))
     driver = Running(secretive, "local[2]", {"spark.ui.port": "0"})
-    driver.wait_for(lambda: rows_committed(database) > 4_000)
+    driver.wait_for(shut.waiting)
     tree = [psutil.Process(driver.pid), *psutil.Process(driver.pid).children(recursive=True)]
     shown = [" ".join(child.cmdline()) for child in tree if child.status() != psutil.STATUS_ZOMBIE]
     api = f"{ui_of(driver.pid)}/api/v1/applications"
     application = json.loads(fetch(api))[0]["id"]
     for page in ("environment", "jobs", "stages", "sql", "executors"):
         shown.append(fetch(f"{api}/{application}/{page}"))
+    shut.open()
     assert driver.wait() == 0, driver.said
     shown += driver.lines
     assert len(shown) > 8
