@@ -21,7 +21,17 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.run import TABLE_LOCK_WAIT as TABLE_LOCK_WAIT
-from airflow_roir.engine.run import Job, Run, WorkLeft, check_fingerprint, check_partitions, load_job, read_control
+from airflow_roir.engine.run import (
+    Job,
+    Run,
+    WorkLeft,
+    check_epoch,
+    check_fingerprint,
+    check_partitions,
+    compare_fingerprint,
+    load_job,
+    read_control,
+)
 from airflow_roir.engine.scan import BATCH_BYTES, Stretch, columns_of, reader_of
 from airflow_roir.errors import Fenced, InvariantViolated, SourceChanged
 from airflow_roir.operation import Phase, Status, Verb
@@ -54,6 +64,7 @@ UPDATE roir.scan_range r
  WHERE r.id = %(range)s AND r.claim_token = %(token)s AND r.claim_epoch = %(epoch)s AND NOT r.done
    AND r.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb
    AND o.id = r.operation_id AND o.epoch = %(epoch)s
+RETURNING roir.fingerprint(%(source)s, %(columns)s) AS fingerprint
 """
 
 RELEASE = """
@@ -61,10 +72,12 @@ UPDATE roir.scan_range SET claim_epoch = NULL, claim_worker = NULL
  WHERE id = %(range)s AND claim_token = %(token)s AND claim_epoch = %(epoch)s
 """
 
-# held; out, where the leaf was taken out of the source meanwhile; or lost to another worker. And the name of what the
-# range is a piece of as it is now, fully qualified under the pinned search_path.
+# What a batch begins with: the operation as workers look at it, and how the claim stands: held; out, where the leaf was
+# taken out of the source meanwhile; or lost to another worker. And the name of what the range is a piece of as it is
+# now, fully qualified under the pinned search_path.
 STANDING = """
-SELECT CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
+SELECT o.epoch, o.owner, o.status, o.parallelism, o.batch_rows, o.max_rows_per_second,
+       CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
             WHEN r.done THEN 'out'
             WHEN r.claim_epoch = %(epoch)s THEN 'held'
             ELSE 'lost' END AS standing, r.relation::oid::regclass::text AS name
@@ -180,7 +193,8 @@ class BuildWorker:
             with self.connection.begin():
                 standing = self._standing(claim).standing
                 if standing == "held" and not isinstance(error, SourceChanged):
-                    # A leaf that was dropped can't be read; that has an error of its own.
+                    # A table that was altered may not be read as before, a leaf that was dropped not at all.
+                    check_fingerprint(self.connection, self.job)
                     check_partitions(self.connection, self.job)
             if standing == "out":
                 return Batch(0, 0.0, None)
@@ -193,18 +207,16 @@ class BuildWorker:
         begun = time.monotonic()
         run = self.job.run
         with self.connection.begin():
-            row = read_control(self.connection, run)
+            row = self._standing(claim)
+            check_epoch(row, run)
             if stop := why_stop(row, self.worker):
                 self._release(claim)
                 return stop
             self.is_limited = row.max_rows_per_second is not None
-            self._set_up()
-            relation = self._standing(claim).name
-            stretch = self._reader.next(relation, claim.scan, self._limit(row, claim.row_bytes), claim.rows_per_block)
+            stretch = self._reader.next(row.name, claim.scan, self._limit(row, claim.row_bytes), claim.rows_per_block)
             # The relation is locked against ALTER now, by that read, to the end of the transaction.
-            check_fingerprint(self.connection, self.job)
             check_partitions(self.connection, self.job, self._known)
-            rows = self._copy(relation, stretch)
+            rows = self._copy(row.name, stretch)
             seconds = time.monotonic() - begun
             watermark, done = stretch.watermark, stretch.done
             committed = execute(
@@ -219,10 +231,13 @@ class BuildWorker:
                     "done": done,
                     "rows": rows,
                     "seconds": round(seconds, 3),
+                    "source": self.job.source.oid,
+                    "columns": self.job.columns,
                 },
-            )
-            if committed.rowcount != 1:
+            ).first()
+            if committed is None:
                 raise self._fenced(claim)
+            compare_fingerprint(committed.fingerprint, self.job)
         took = time.monotonic() - begun
         self._reader.copied(claim.scan, stretch, rows)
         self._size.took(rows, took)
@@ -239,23 +254,21 @@ class BuildWorker:
         return limit
 
     def _standing(self, claim: Claim) -> Row[Any]:
-        values = {"range": claim.range_id, "token": claim.token, "epoch": self.job.run.epoch}
-        return execute(self.connection, STANDING, values).one()
+        """How the batch begins, and the settings that it is read with."""
+        path = ", ".join(["pg_catalog", *map(quote, self.job.source.operator_schemas), "pg_temp"])
+        return execute(
+            self.connection,
+            f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}; "
+            # A scan must come out of the key's index, or of its blocks alone, whatever the statistics say.
+            f"SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off; {STANDING}",
+            {"range": claim.range_id, "token": claim.token, "epoch": self.job.run.epoch},
+        ).one()
 
     def _fenced(self, claim: Claim) -> Fenced:
         run = self.job.run
         return Fenced(
             f"index {run.index}: range {claim.ordinal} is held by another worker now; "
             f"worker {self.worker} of {run.owner} stops and changed nothing"
-        )
-
-    def _set_up(self) -> None:
-        path = ", ".join(["pg_catalog", *map(quote, self.job.source.operator_schemas), "pg_temp"])
-        execute(
-            self.connection,
-            f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}; "
-            # A scan must come out of the key's index, or of its blocks alone, whatever the statistics say.
-            "SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off",
         )
 
     def _copy(self, relation: str, stretch: Stretch) -> int:

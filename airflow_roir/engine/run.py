@@ -185,7 +185,11 @@ def load_job(connection: Connection, run: Run) -> Job:
 
 def check_fingerprint(connection: Connection, job: Job) -> None:
     """Raise SourceChanged where the source's shape isn't the one that the operation was prepared for."""
-    now = catalog.fingerprint(connection, job.source.oid, job.columns)
+    compare_fingerprint(catalog.fingerprint(connection, job.source.oid, job.columns), job)
+
+
+def compare_fingerprint(now: str, job: Job) -> None:
+    """As `check_fingerprint`, by a fingerprint that was just taken."""
     if now != job.fingerprint:
         raise SourceChanged(
             f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "
@@ -207,9 +211,14 @@ def check_partitions(connection: Connection, job: Job, known: set[int] | None = 
 def read_control(connection: Connection, run: Run) -> Row[Any]:
     """The operation's row as workers look at it in every batch. Raises Fenced where a newer run holds it."""
     row = control.read_operation(connection, run.operation_id)
-    if row.epoch != run.epoch:
-        raise Fenced(f"index {run.index}: {row.owner} drives operation {row.id} now; {run.owner} stops")
+    check_epoch(row, run)
     return row
+
+
+def check_epoch(row: Row[Any], run: Run) -> None:
+    """Raise Fenced where a newer run holds the operation. row: with its epoch and owner."""
+    if row.epoch != run.epoch:
+        raise Fenced(f"index {run.index}: {row.owner} drives operation {run.operation_id} now; {run.owner} stops")
 
 
 @contextmanager

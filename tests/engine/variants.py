@@ -93,7 +93,7 @@ def commits_the_watermark_first(patch: pytest.MonkeyPatch) -> None:
             inner.setattr(BuildWorker, "_copy", lambda self, *arguments: late.append(arguments) or 0)
             outcome = batch(self, claim)
         with self.connection.begin():
-            self._set_up()
+            self._standing(claim)
             for arguments in late:
                 copy(self, *arguments)
         return outcome
