@@ -16,6 +16,7 @@ from sqlalchemy import Connection, update
 from airflow_roir.engine import build, capture, control, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import mode
+from airflow_roir.engine.capture_function import CAPTURE, DIRECT
 from airflow_roir.engine.database import Database, Drain, execute
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
@@ -97,12 +98,12 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
         lock()
         check_fingerprint(connection, job)
         check_partitions(connection, job, known, adopt=True)
-        set_mode(connection, job.generation_id, capture.CAPTURE, capture.DIRECT)
+        set_mode(connection, job.generation_id, CAPTURE, DIRECT)
         capture.refresh(connection, job.source)
         control.record_event(connection, row.index_id, row.id, run.owner, "switch", "capture to direct mode")
 
     with database.transaction() as connection:
-        done = mode(connection, job.generation_id) != capture.CAPTURE
+        done = mode(connection, job.generation_id) != CAPTURE
     if not done:
         drain(database, job, body, report)
 

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from airflow_roir.definition import quote
 from airflow_roir.engine import capture
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture_function import ACTIVE, CAPTURE
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, execute, retry
 from airflow_roir.engine.entry import Entry
@@ -107,7 +108,7 @@ def _write(
     base, delta = physical.base(generation_id), physical.delta(generation_id)
     columns = ", ".join(entry.physical())
     projected = ", ".join(entry.source_columns("s"))
-    if mode == capture.CAPTURE:
+    if mode == CAPTURE:
         return execute(
             connection,
             f"INSERT INTO {delta} ({columns}, state) SELECT {projected}, '{EntryState.REGULAR.value}' "
@@ -117,7 +118,7 @@ def _write(
     put = (
         f"INSERT INTO {base} ({columns}) SELECT {projected} FROM {name} s WHERE {where} FOR SHARE {entry.on_conflict()}"
     )
-    if mode == capture.ACTIVE:
+    if mode == ACTIVE:
         return execute(connection, put, values).rowcount
     counted = execute(
         connection,

@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from airflow_roir.definition import quote
 from airflow_roir.engine import capture
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture_function import CAPTURE, DIRECT
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, is_null
@@ -84,7 +85,7 @@ def brings_rows(connection: Connection, generation_id: int, entry: Entry, leaf: 
     """
     mode, base = capture.mode(connection, generation_id), physical.base(generation_id)
     written = f"{physical.delta(generation_id)} WHERE state = '{EntryState.REGULAR.value}'"
-    stores = {capture.CAPTURE: [written], capture.DIRECT: [written, base]}.get(mode, [base])
+    stores = {CAPTURE: [written], DIRECT: [written, base]}.get(mode, [base])
     name = execute(connection, "SELECT %(leaf)s::oid::regclass::text", {"leaf": leaf}).scalar_one()
     projected = ", ".join(
         f"{quote(entry.columns[i].source)}{entry.columns[i].to_base_type} AS c{i + 1}" for i in entry.identity_positions

@@ -16,6 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
 from airflow_roir.engine import capture, catalog, control, entry_size, health, partitions, scan_choice, tables
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture_function import CAPTURE
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import EXCLUSIVE, Database, Drain, execute, retry
 from airflow_roir.engine.entry import Entry
@@ -183,7 +184,7 @@ def _prepare(
             .values(
                 index_id=index_id,
                 status="building",
-                capture_mode=capture.CAPTURE,
+                capture_mode=CAPTURE,
                 mode_xid=_xid(connection),
                 entry=rehearsal.entry.as_json(),
                 scan=rehearsal.choice.scan.value,

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, func, select, text, update
 from airflow_roir.definition import QualifiedName
 from airflow_roir.engine import capture, control, fold, tables, view
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture_function import ACTIVE, DIRECT
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
 from airflow_roir.entry_state import EntryState
@@ -71,7 +72,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
             drop_after=func.clock_timestamp() + text(f"interval '{window} seconds'"),
         )
     )
-    fold.set_mode(connection, job.generation_id, capture.DIRECT, capture.ACTIVE)
+    fold.set_mode(connection, job.generation_id, DIRECT, ACTIVE)
     activated = connection.execute(
         update(generation)
         .where(generation.c.id == job.generation_id, generation.c.status == "building")
@@ -105,7 +106,7 @@ def _check_complete(connection: Connection, job: Job) -> None:
         raise InvariantViolated(
             f"index {job.run.index}: {row.ranges} ranges and {row.segments} segments are unfinished; not published"
         )
-    if capture.mode(connection, job.generation_id) != capture.DIRECT:
+    if capture.mode(connection, job.generation_id) != DIRECT:
         raise InvariantViolated(f"index {job.run.index}: the capture is not in direct mode; not published")
 
 

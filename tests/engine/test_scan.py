@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, Scan
-from airflow_roir.engine import abort, capture, cleanup, plan, prepare, revert, scan_choice
+from airflow_roir.engine import abort, capture_function, cleanup, plan, prepare, revert, scan_choice
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.database import Database, execute
@@ -96,7 +96,7 @@ def test_a_row_that_moves_is_neither_lost_nor_doubled(table: str, database: Data
 def test_that_needs_the_capture_of_moves(
     table: str, database: Database, move: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture, "_block_of", lambda record: "0::float8")
+    monkeypatch.setattr(capture_function, "_block_of", lambda record: "0::float8")
     run, worker, _ = begun(database, "block", 1)
     worker.connection.close()
     move(table)  # type: ignore[operator]

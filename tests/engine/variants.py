@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import build, capture, fold, prepare, publish, view
+from airflow_roir.engine import build, capture, capture_function, fold, prepare, publish, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import BuildWorker
 from airflow_roir.engine.catalog import Source
@@ -40,9 +40,9 @@ def _undrained(body: Callable[..., Any]) -> Callable[..., Any]:
 
 def _render(patch: pytest.MonkeyPatch, old: str, new: str) -> None:
     """The capture function, with another text in it."""
-    render = capture.render
+    render = capture_function.render
 
-    def broken(source: Source, generations: list[capture.Target]) -> str:
+    def broken(source: Source, generations: list[capture_function.Target]) -> str:
         return render(source, generations).replace(old, new)
 
     patch.setattr(capture, "render", broken)
@@ -183,37 +183,37 @@ def deletes_the_delta_unconditionally(patch: pytest.MonkeyPatch) -> None:
 @variant
 def drops_antimatter_at_insert(patch: pytest.MonkeyPatch) -> None:
     """An insert takes its entry's antimatter away instead of writing a regular row."""
-    capture_mode = capture._capture_mode
+    capture_mode = capture_function._capture_mode
 
-    def broken(source: Source, target: capture.Target) -> list[str]:
+    def broken(source: Source, target: capture_function.Target) -> list[str]:
         lines, delta = capture_mode(source, target), physical.delta(target.generation_id)
         inserted = lines.index("ELSIF TG_OP = 'INSERT' THEN")
         antimatter = f"SELECT FROM {delta} WHERE state = 'antimatter' AND c1 = NEW.k AND c2 = NEW.id"
         forgetting = [f"ELSIF TG_OP = 'INSERT' AND EXISTS ({antimatter}) THEN"]
-        forgetting += capture._delete(target.entry, delta, "NEW")
+        forgetting += capture_function._delete(target.entry, delta, "NEW")
         return lines[:inserted] + forgetting + lines[inserted:]
 
-    patch.setattr(capture, "_capture_mode", broken)
+    patch.setattr(capture_function, "_capture_mode", broken)
 
 
 @variant
 def forgets_the_delta_in_direct_mode(patch: pytest.MonkeyPatch) -> None:
     """In direct mode a write doesn't take its entry out of the delta."""
-    maintain = capture._maintain_mode
+    maintain = capture_function._maintain_mode
 
-    def broken(source: Source, target: capture.Target) -> list[str]:
+    def broken(source: Source, target: capture_function.Target) -> list[str]:
         return [
             line.replace("WHERE", "WHERE false AND") if "DELETE FROM" in line and "_delta" in line else line
             for line in maintain(source, target)
         ]
 
-    patch.setattr(capture, "_maintain_mode", broken)
+    patch.setattr(capture_function, "_maintain_mode", broken)
 
 
 @variant
 def forgets_moved_keys(patch: pytest.MonkeyPatch) -> None:
     """The capture trusts every event, whatever the transaction has done to the row since."""
-    patch.setattr(capture, "_IS_TOUCHED_AGAIN", "false")
+    patch.setattr(capture_function, "_IS_TOUCHED_AGAIN", "false")
 
 
 @variant
@@ -237,7 +237,7 @@ def forgets_the_retired_generation(patch: pytest.MonkeyPatch) -> None:
 def _only(patch: pytest.MonkeyPatch, maintained: Callable[[str, set[str]], bool]) -> None:
     targets = capture.targets
 
-    def broken(connection: Connection, source_oid: int) -> list[capture.Target]:
+    def broken(connection: Connection, source_oid: int) -> list[capture_function.Target]:
         rows = execute(connection, "SELECT id, status FROM roir.generation")
         statuses = {row.id: row.status for row in rows}
         found = targets(connection, source_oid)
