@@ -187,10 +187,12 @@ class StandaloneAirflow:
         self._process = None
 
     def log_tail(self, lines: int = 40) -> str:
-        """The end of what `airflow standalone` has printed."""
+        """The end of what `airflow standalone` has printed, but for fetched pages and what the DAG processor does."""
         if not self.log_file.exists():
             return ""
-        return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+        said = self.log_file.read_text(errors="replace").splitlines()
+        said = [line for line in said if "http.access" not in line and not line.startswith("dag-processor |")]
+        return "\n".join(said[-lines:])
 
     # --- the REST API
 
@@ -264,6 +266,10 @@ class StandaloneAirflow:
     def task(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
         """The task instance: state, try_number, rendered_fields and so on."""
         return dict(self.call("GET", self._task_path(dag_id, run_id, task_id)))
+
+    def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        """All task instances of a run, each as `task`."""
+        return list(self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns/{_q(run_id)}/taskInstances")["task_instances"])
 
     def task_state(self, dag_id: str, run_id: str, task_id: str) -> str | None:
         """The task instance's state; None before it is scheduled."""

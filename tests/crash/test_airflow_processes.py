@@ -73,7 +73,10 @@ def finished(airflow: StandaloneAirflow, scene: Scene, run: str) -> None:
         wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), "the run's end")
     except AssertionError:
         print(scene.read("SELECT status, phase, heartbeat_at, pause_reason, error FROM roir.operation"))
-        print(airflow.log_tail())
+        for task in airflow.tasks(DAG, run):
+            print({name: task[name] for name in ("task_id", "state", "try_number", "pid", "start_date", "end_date")})
+        print(*[" ".join(process.cmdline()) for process in processes_of(airflow.home)], sep="\n")
+        print(airflow.log_tail(200))
         raise
     assert airflow.run_state(DAG, run) == "success", airflow.log_tail()
     scene.finished()
