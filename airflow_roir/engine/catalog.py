@@ -1,17 +1,15 @@
-"""Reads the shape of a source from the catalogs, refuses what can't be indexed, and takes its fingerprint."""
+"""Reads the shape of a source from the catalogs, and takes its fingerprint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import MAX_KEY_COLUMNS, IndexDefinition, QualifiedName, quote
-from airflow_roir.engine.database import execute, sqlstate
+from airflow_roir.definition import IndexDefinition, QualifiedName, quote
+from airflow_roir.engine.database import execute
 from airflow_roir.errors import InvalidInput, NotFound
 
-OLDEST_SERVER = 150000
 TRIGGER = "roir_capture"
 TRUNCATE_TRIGGER = "roir_capture_truncate"
 
@@ -163,28 +161,6 @@ SELECT coalesce(sum(bytes), 0)::bigint AS bytes,
 PARTITIONS = "SELECT relation::bigint, leaf FROM roir.partition_tree(%(oid)s) ORDER BY relation"
 
 
-def check_server(connection: Connection) -> None:
-    """Raise InvalidInput where the server is older than PostgreSQL 15 (NULLS NOT DISTINCT, MERGE)."""
-    version = int(execute(connection, "SELECT current_setting('server_version_num')").scalar_one())
-    if version < OLDEST_SERVER:
-        raise InvalidInput(f"the server is PostgreSQL {version // 10000}; roir needs {OLDEST_SERVER // 10000} or newer")
-
-
-def check_rights(connection: Connection) -> None:
-    """Raise InvalidInput where the role may not use the control schema. Where that isn't there, nothing is said."""
-    row = execute(
-        connection,
-        "SELECT current_user::text AS role, bool_and(has_schema_privilege(oid, 'USAGE') "
-        "AND (nspname = 'roir' OR has_schema_privilege(oid, 'CREATE'))) AS may "
-        "FROM pg_namespace WHERE nspname IN ('roir', 'roir_data')",
-    ).one()
-    if row.may is False:
-        raise InvalidInput(
-            f"role {quote(row.role)} has no right to the control schema; connect as the role that ran roir init, "
-            f"or as a member of it: GRANT … TO {quote(row.role)}"
-        )
-
-
 def default_schemas(connection: Connection) -> list[str]:
     """The schemas in which the role's unqualified names are looked up, in order.
 
@@ -311,69 +287,6 @@ def _refuse_relation(name: QualifiedName, row: object) -> None:
         )
 
 
-ROW_SECURITY = """
-SELECT c.relrowsecurity AS enabled, current_user AS role,
-       (SELECT string_agg(r.oid::regclass::text, ', ') FROM unnest(%(relations)s::oid[]) r (oid)
-         WHERE row_security_active(r.oid)) AS hidden
-  FROM pg_class c WHERE c.oid = %(oid)s
-"""
-
-
-def check_row_security(connection: Connection, source: Source, ignore: bool) -> None:
-    """Raise InvalidInput where row-level security would be undone by the index, or would hide rows from the build.
-
-    ignore: the user knows that the index's view shows what the policies hide. Not checked again after prepare but by
-    the fingerprint, which holds whether row-level security is enabled.
-    """
-    row = execute(connection, ROW_SECURITY, {"oid": source.oid, "relations": list(source.relations)}).one()
-    if row.enabled and not ignore:
-        raise InvalidInput(
-            f"table {source.name} has row-level security; the index's view would show rows that the policies hide, "
-            "to all who may read it. If that is meant, say ignore_row_security (roir build --ignore-row-security), "
-            "and grant SELECT on the view to those only who may see all rows"
-        )
-    if row.hidden:
-        raise InvalidInput(
-            f"row-level security of {row.hidden} applies to role {quote(row.role)} too, which would not see all rows. "
-            f"Use ALTER TABLE … NO FORCE ROW LEVEL SECURITY, or ALTER ROLE {quote(row.role)} BYPASSRLS"
-        )
-
-
-COLLATIONS = """
-SELECT a.attname AS name, x.sql, x.recorded, x.actual, x.refresh
-  FROM pg_index i
- CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1], i.indcollation[0:i.indnkeyatts - 1])
-       AS k (attnum, coll)
-  JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
- CROSS JOIN LATERAL (
-       SELECT c.oid::regcollation::text AS sql, c.collversion AS recorded, pg_collation_actual_version(c.oid) AS actual,
-              format('ALTER COLLATION %%s REFRESH VERSION', c.oid::regcollation) AS refresh
-         FROM pg_collation c WHERE c.oid = k.coll AND c.oid <> 'pg_catalog."default"'::regcollation
-       UNION ALL
-       SELECT 'of the database', d.datcollversion, pg_database_collation_actual_version(d.oid),
-              format('ALTER DATABASE %%I REFRESH COLLATION VERSION', d.datname)
-         FROM pg_database d
-        WHERE d.datname = current_database() AND k.coll = 'pg_catalog."default"'::regcollation) x
- WHERE i.indrelid = %(oid)s AND i.indisprimary AND x.recorded IS DISTINCT FROM x.actual AND x.recorded IS NOT NULL
-"""
-
-
-def check_collations(connection: Connection, source: Source) -> None:
-    """Raise InvalidInput where a collation's library was exchanged under the primary key, whose index scans go by.
-
-    Its order may be another one now, and then the index doesn't find all rows. Types that have a collation inside
-    (ranges, composites) aren't looked into.
-    """
-    row = execute(connection, COLLATIONS, {"oid": source.oid}).first()
-    if row is not None:
-        raise InvalidInput(
-            f"table {source.name}: collation {row.sql} of primary key column {quote(row.name)} is of version "
-            f"{row.actual} and recorded as {row.recorded}: its library was exchanged, so the primary key's index may "
-            f"be in another order, and a scan of it incomplete. Run REINDEX TABLE {source.name}, for all other "
-            f"indexes of that collation too, then {row.refresh}"
-        )
-
-
 def _max_bytes(typlen: int, base_name: str, typmod: int) -> int | None:
     if typlen > 0:
         return typlen
@@ -386,45 +299,6 @@ def _max_bytes(typlen: int, base_name: str, typmod: int) -> int | None:
     if base_name in ("bit", "varbit"):
         return typmod // 8 + 9
     return None
-
-
-def check_definition(connection: Connection, source: Source, definition: IndexDefinition) -> None:
-    """Raise NotFound or InvalidInput where the definition doesn't fit the source. Changes nothing."""
-    index = definition.name
-    for column in (*definition.key, *definition.include):
-        if column not in source.columns:
-            near = ", ".join(map(quote, source.columns))
-            raise NotFound(f"index {index}: table {source.sql} has no column {quote(column)}; it has {near}")
-        if source.columns[column].virtual:
-            raise InvalidInput(
-                f"index {index}: column {quote(column)} is a virtual generated column, which triggers can't "
-                "see; make it STORED"
-            )
-    for column in definition.include:
-        if column in source.primary_key:
-            raise InvalidInput(
-                f"index {index}: column {quote(column)} belongs to the primary key, which every entry has; "
-                "don't include it"
-            )
-    identity = identity_columns(source, definition)
-    if len(identity) > MAX_KEY_COLUMNS:
-        raise InvalidInput(
-            f"index {index}: key and primary key together have {len(identity)} columns; "
-            f"PostgreSQL allows {MAX_KEY_COLUMNS}"
-        )
-    for column in definition.key:
-        try:
-            with connection.begin_nested():
-                execute(connection, f"SELECT 1 FROM {source.sql} ORDER BY {quote(column)} LIMIT 0")
-        except DBAPIError as error:
-            if sqlstate(error) == "42501":
-                raise InvalidInput(f"index {index}: no right to read {source.sql}") from error
-            if sqlstate(error) != "42883":
-                raise
-            raise InvalidInput(
-                f"index {index}: key column {quote(column)} is of type {source.columns[column].type}, which has "
-                "no B-tree order. Choose another column, or include it instead"
-            ) from error
 
 
 def identity_columns(source: Source, definition: IndexDefinition) -> tuple[str, ...]:

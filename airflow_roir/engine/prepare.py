@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
-from airflow_roir.engine import capture, catalog, control, entry_size, health, partitions, scan_choice, tables
+from airflow_roir.engine import capture, catalog, checks, control, entry_size, health, partitions, scan_choice, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import CAPTURE
 from airflow_roir.engine.catalog import Source
@@ -76,9 +76,9 @@ def rehearse(
     Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
     """
     with database.transaction() as connection:
-        catalog.check_rights(connection)
+        checks.check_rights(connection)
         check_schema(connection)
-        catalog.check_server(connection)
+        checks.check_server(connection)
         _check_lock_timeout(connection, options)
         existing = _existing_index(connection, definition)
         if existing is not None:
@@ -89,13 +89,13 @@ def rehearse(
             )
         assert definition.source is not None
         source = catalog.read_source(connection, definition.source)
-        catalog.check_row_security(connection, source, options.ignore_row_security)
-        catalog.check_collations(connection, source)
+        checks.check_row_security(connection, source, options.ignore_row_security)
+        checks.check_collations(connection, source)
         if existing is not None:
             _check_shape(connection, existing, source)
 
     def plan(connection: Connection) -> Rehearsal:
-        catalog.check_definition(connection, source, definition)
+        checks.check_definition(connection, source, definition)
         name = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
         if existing is None:
             _check_name_is_free(connection, name)
@@ -125,7 +125,7 @@ def prepare(
     who = actor or control.default_actor()
     # Not tried again, as all that follows is: a DSN that leads nowhere is to be said at once.
     with database.transaction() as connection:
-        catalog.check_rights(connection)
+        checks.check_rights(connection)
         check_schema(connection)
     return retry(lambda: _begin(database, definition, options, who, report))
 

@@ -59,7 +59,7 @@ def init(database: Database) -> str:
     from alembic import command
 
     from airflow_roir.engine import restore
-    from airflow_roir.engine.catalog import check_server
+    from airflow_roir.engine.checks import check_server
 
     with database.transaction() as connection:
         check_server(connection)
