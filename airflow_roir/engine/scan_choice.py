@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import BuildOptions, Scan, quote
 from airflow_roir.engine import control, health
-from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.files import File, cut, files_of, segments_of
 from airflow_roir.engine.plan import Piece, Plan, sample_of
 from airflow_roir.errors import InvalidInput, SourceChanged
 
@@ -34,12 +34,6 @@ SELECT sum(n * abs(c)) / sum(n) FROM (
 """
 
 ACTIVE = "SELECT id FROM roir.generation WHERE index_id = %(index)s AND status = 'active'"
-SEGMENTS = "SELECT relation::bigint FROM roir.partition_tree(to_regclass(%(base)s)) WHERE leaf ORDER BY relation"
-FILES = """
-SELECT c.oid::bigint AS relation, pg_relation_filenode(c.oid)::bigint AS filenode,
-       pg_relation_size(c.oid) / current_setting('block_size')::int AS blocks, am.amname = 'heap' AS heap
-  FROM pg_class c LEFT JOIN pg_am am ON am.oid = c.relam WHERE c.oid = ANY (%(relations)s::oid[]) ORDER BY c.oid
-"""
 DIFFERS = """
 SELECT EXISTS (SELECT FROM roir.discrepancy d JOIN roir.verification v ON v.id = d.verification_id
                 -- A copy of it is told of by the verification of the copy.
@@ -56,16 +50,6 @@ class Choice:
     relations: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class File:
-    """A relation's file, as it is now."""
-
-    relation: int
-    filenode: int
-    blocks: int
-    heap: bool
-
-
 def pieces(
     connection: Connection, source: Source, choice: Choice, leaves: Sequence[int], index_id: int | None, wanted: int
 ) -> list[Piece]:
@@ -76,7 +60,7 @@ def pieces(
     if choice.scan is Scan.INDEX and _segments(connection, source, index_id)[0] != choice.relations:
         raise SourceChanged("the index was reverted while its rebuild was planned; nothing was changed, begin again")
     relations = choice.relations if choice.scan is Scan.INDEX else leaves
-    return cut_blocks(files_of(connection, relations), wanted)
+    return _cut_evenly(files_of(connection, relations), wanted)
 
 
 def choose(connection: Connection, source: Source, options: BuildOptions, plan: Plan, index_id: int | None) -> Choice:
@@ -116,7 +100,7 @@ def _segments(connection: Connection, source: Source, index_id: int | None) -> t
     if source.partitioned:
         # Entries of a partition that left stay in the segments for a while, hidden by the view alone.
         return (), "a partitioned table's index may hold entries that its view hides"
-    return tuple(execute(connection, SEGMENTS, {"base": physical.base(active)}).scalars()), ""
+    return segments_of(connection, active), ""
 
 
 def _trusted(connection: Connection, source: Source, index_id: int | None) -> tuple[tuple[int, ...], str]:
@@ -144,19 +128,7 @@ def correlation(connection: Connection, source: Source) -> float:
     return 1.0 if found is None else float(found)
 
 
-def files_of(connection: Connection, relations: Sequence[int]) -> list[File]:
-    """The files of relations by oid. Waits behind an ALTER or TRUNCATE."""
-    rows = execute(connection, FILES, {"relations": list(relations)})
-    return [File(row.relation, row.filenode, row.blocks, row.heap) for row in rows]
-
-
-def cut_blocks(files: Sequence[File], pieces: int) -> list[Piece]:
+def _cut_evenly(files: Sequence[File], pieces: int) -> list[Piece]:
     """About so many pieces of the files, of equal blocks, at least one for each file."""
     step = max(1, -(-sum(file.blocks for file in files) // pieces))
-    found = []
-    for file in files:
-        starts = range(0, max(file.blocks, 1), step)
-        for first in starts:
-            end = min(first + step, file.blocks)
-            found.append(Piece(file.relation, (str(first),), (str(end),), file.filenode))
-    return found
+    return [Piece(file.relation, (str(first),), (str(end),), file.filenode) for file, first, end in cut(files, step)]

@@ -7,13 +7,14 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, update
+from sqlalchemy import Connection, insert, update
 
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.files import File, cut, files_of, segments_of
 from airflow_roir.engine.plan import cut_source
 
 # A unit is one transaction; so many rows are read and summed in a tenth of a second.
@@ -76,7 +77,7 @@ def plan(
         if options.sample is not None:
             units = random.sample(units, max(1, math.ceil(len(units) * options.sample / 100)))
         if options.amcheck:
-            units += [unit | {"side": "tree"} for unit in _segments(connection, generation_id)]
+            units += [_whole("tree", relation) for relation in segments_of(connection, generation_id)]
         write_units(connection, verification_id, "check" if options.is_partial else "total", units)
         walking = len(units)
     if options.slices is not None:
@@ -113,8 +114,7 @@ def _source_units(connection: Connection, source: Source, fine: bool = False) ->
 
 def _heap_units(connection: Connection, source: Source) -> list[dict[str, Any]]:
     """The leaves, cut by blocks: read in one snapshot, in which no row moves."""
-    leaves = execute(connection, LEAVES, {"leaves": list(source.leaves)}).all()
-    return [{"side": "heap", **piece} for piece in _blocks(leaves, BLOCKS_PER_UNIT)]
+    return [{"side": "heap", **piece} for piece in _blocks(files_of(connection, source.leaves), BLOCKS_PER_UNIT)]
 
 
 # The same units, but for those that are about themselves alone.
@@ -126,40 +126,27 @@ SELECT verification_id, %(new)s, ordinal, side, relation, lower, upper FROM roir
 HAS_HEAP = """
 SELECT EXISTS (SELECT FROM roir.verification_unit WHERE verification_id = %(id)s AND stage = %(old)s AND side = 'heap')
 """
-LEAVES = """
-SELECT c.oid::bigint AS relation, pg_relation_size(c.oid) / current_setting('block_size')::int AS blocks
-  FROM pg_class c WHERE c.oid = ANY (%(leaves)s::oid[]) ORDER BY c.oid
-"""
-SEGMENTS = """
-SELECT relation::bigint AS relation, pg_relation_size(relation) / current_setting('block_size')::int AS blocks
-  FROM roir.partition_tree(to_regclass(%(base)s)) WHERE leaf ORDER BY relation
-"""
-
-
-def _segments(connection: Connection, generation_id: int) -> list[dict[str, Any]]:
-    rows = execute(connection, SEGMENTS, {"base": physical.base(generation_id)})
-    return [{"relation": row.relation, "lower": None, "upper": None} for row in rows]
 
 
 def _entry_units(connection: Connection, generation_id: int, with_delta: bool, fine: bool) -> Iterator[dict[str, Any]]:
     """The segments, cut by blocks. An entry that moves meanwhile is one that a write has just made right."""
-    segments = execute(connection, SEGMENTS, {"base": physical.base(generation_id)}).all()
-    total = sum(row.blocks for row in segments)
+    segments = files_of(connection, segments_of(connection, generation_id))
+    total = sum(segment.blocks for segment in segments)
     step = max(1, total // UNITS_OF_PARTS) if fine else max(BLOCKS_PER_SEGMENT_UNIT, total // MOST_UNITS)
     yield from ({"side": "entry", **piece} for piece in _blocks(segments, step))
     if with_delta:
-        delta = execute(
-            connection, "SELECT to_regclass(%(name)s)::oid::bigint", {"name": physical.delta(generation_id)}
-        )
-        yield {"side": "delta", "relation": delta.scalar_one(), "lower": None, "upper": None}
+        name = {"name": physical.delta(generation_id)}
+        yield _whole("delta", execute(connection, "SELECT to_regclass(%(name)s)::oid::bigint", name).scalar_one())
 
 
-def _blocks(relations: Iterable[Row[Any]], step: int) -> Iterator[dict[str, Any]]:
+def _whole(side: str, relation: int) -> dict[str, Any]:
+    return {"side": side, "relation": relation, "lower": None, "upper": None}
+
+
+def _blocks(files: Iterable[File], step: int) -> Iterator[dict[str, Any]]:
     """Pieces of so many blocks; the last one of each relation is open, as it may grow."""
-    for row in relations:
-        starts = list(range(0, max(row.blocks, 1), step))
-        for first, end in zip(starts, [*starts[1:], None], strict=True):
-            yield {"relation": row.relation, "lower": [first], "upper": None if end is None else [end]}
+    for file, first, end in cut(files, step):
+        yield {"relation": file.relation, "lower": [first], "upper": [end] if end < file.blocks else None}
 
 
 def write_units(
