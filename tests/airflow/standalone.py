@@ -375,7 +375,11 @@ def _database_of_airflow(superuser: str) -> str:
     with closing(psycopg2.connect(superuser)) as connection:
         connection.autocommit = True
         name = f"airflow_{secrets.token_hex(4)}"
-        connection.cursor().execute(f"CREATE DATABASE {name}")
+        cursor = connection.cursor()
+        cursor.execute(f"CREATE DATABASE {name}")
+        # The processes of a killed scheduler's executor live on, and keep its sessions open: a transaction that it was
+        # in would hold its runs for ever, and the next scheduler would pass them over.
+        cursor.execute(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '30s'")
         dsn = connection.get_dsn_parameters()
     # The host may be a socket's folder, which only the query can hold.
     query = {key: dsn[key] for key in ("host", "port") if dsn.get(key)}
