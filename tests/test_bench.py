@@ -63,7 +63,9 @@ def test_the_limit_the_literal_scheme_and_ours_make_the_same_entries(
     assert peers.limit(scene)["all"] > 0
     assert entries(scene, "peer.entries") == wanted
     every = {side.name: side for side in [*peers.sides(scene), *sides.sides(scene)]}
-    for name in ("literal", "ours, 2 workers, 3 pauses", "ours, rebuild"):
+    for name in ("literal", "ours, 2 workers, 3 pauses", "ours, rebuild", "ours, rebuild by key"):
+        if every[name].lacking(scene) is not None:
+            continue
         scene.clear()
         every[name].ready(scene)
         every[name].run(scene)
