@@ -94,7 +94,7 @@ def test_the_task_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str
     finished(airflow, scene, run)
 
 
-@pytest.mark.parametrize("phase", some(PHASES, "build"))
+@pytest.mark.parametrize("phase", some(PHASES))
 def test_the_scheduler_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)
     run = trigger(airflow, scene)
