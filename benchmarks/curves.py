@@ -1,11 +1,12 @@
 """How the build's time, WAL, memory and transactions depend on rows, batches and partitions: each curve as a chart.
 
-`make bench-curves`, or `python -m benchmarks.curves --curves batch size horizon control plan`. Each starts a PostgreSQL
-of its own. Results: benchmarks/results/curves.json, a chart `curve-….svg` each, and tables.
+`make bench-curves`, or `python -m benchmarks.curves --curves batch size horizon waits control plan`. Each starts a
+PostgreSQL of its own. Results: benchmarks/results/curves.json, a chart `curve-….svg` each, and tables.
 
 batch: seconds and WAL against the rows per batch, up to one transaction for each range, beside the limit.
 size: seconds against rows, the seal beside a parallel CREATE UNIQUE INDEX, and the memory of the workers.
 horizon: the longest transaction and the oldest transaction id over the time of a build, beside the limit.
+waits: what the sessions of a build and a fold wait for, by phase, and what they read and write.
 control: what a batch costs beyond a plain transaction that copies the same rows.
 plan: planning of 10,000 ranges over more and more partitions.
 """
@@ -17,7 +18,7 @@ import json
 import re
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,8 @@ from benchmarks.peers import index_of_entries, limit
 from benchmarks.scene import INDEX, Scene
 from benchmarks.server import bench_server, described, facts
 from benchmarks.steady_writer import Writer
-from benchmarks.watching import ages, memory
+from benchmarks.watching import ages, blocks_read, memory
+from benchmarks.watching import waits as samples_of_waits
 
 RESULTS = Path(__file__).parent / "results"
 BATCHES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
@@ -196,6 +198,29 @@ def horizon(chosen: argparse.Namespace) -> dict[str, Any]:
     return head | {"rows": chosen.rows, "table": rows, "samples": samples}
 
 
+def waits(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Shares of the time of our sessions, by phase, under a writer; and their blocks, in all."""
+    with scene_of(chosen, chosen.rows) as scene:
+        head = known(scene)
+        scene.clear()
+        with scene.session.cursor() as cursor:
+            cursor.execute("SELECT pg_stat_reset_shared('io')")
+            with Writer(scene.dsn, scene.data.write(scene.rows), scene.writes), samples_of_waits(scene.dsn) as sampler:
+                ours(scene)
+            blocks = blocks_read(cursor)
+    counted: dict[str, Counter[str]] = defaultdict(Counter)
+    for _, sessions in sampler.samples:
+        for does, phase in sessions:
+            counted[phase][does] += 1
+    rows: Table = [
+        {"phase": phase, "the sessions": does, "share": f"{count / found.total():.0%}"}
+        for phase, found in counted.items()
+        for does, count in found.most_common(6)
+        if count >= found.total() / 50
+    ]
+    return head | {"rows": chosen.rows, "table": rows, "blocks": [blocks]}
+
+
 def control(chosen: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a batch, and of a plain transaction that copies as much."""
     with scene_of(chosen, min(chosen.rows, 1_000_000)) as scene:
@@ -218,7 +243,7 @@ def plan(chosen: argparse.Namespace) -> dict[str, Any]:
     return head | {"table": rows}
 
 
-CURVES = {one.__name__: one for one in (batch, size, horizon, control, plan)}
+CURVES = {one.__name__: one for one in (batch, size, horizon, waits, control, plan)}
 
 
 def _median(ones: list[dict[str, float]], name: str) -> float:
@@ -260,7 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--curves", nargs="+", default=list(CURVES), choices=list(CURVES), metavar="NAME",
                         help=f"{', '.join(CURVES)} (all)")  # fmt: skip
-    parser.add_argument("--rows", type=int, default=6_000_000, help="of batch and horizon (6,000,000)")
+    parser.add_argument("--rows", type=int, default=6_000_000, help="of batch, horizon and waits (6,000,000)")
     parser.add_argument("--sizes", type=int, nargs="+", default=[n * 1_000_000 for n in (1, 2, 5, 10, 20)],
                         metavar="ROWS", help="of size (1 to 20 million)")  # fmt: skip
     parser.add_argument("--partitions", type=int, nargs="+", default=[1, 10, 100, 1000], metavar="N", help="of plan")
@@ -278,8 +303,9 @@ def main() -> None:
         results = CURVES[name](chosen)
         keep(chosen.results, name, results)
         print(f"\n{name}: {results['data']}; {described(results)}\n\n{markdown(results['table'])}\n", flush=True)
-        if "memory_mb" in results:
-            print(f"{markdown(results['memory_mb'])}\n", flush=True)
+        for more in ("memory_mb", "blocks"):
+            if more in results:
+                print(f"{markdown(results[more])}\n", flush=True)
 
 
 if __name__ == "__main__":

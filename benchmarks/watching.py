@@ -29,6 +29,30 @@ SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::flo
 """
 
 
+# What each session of ours does just now, and in which phase the operation is.
+WAITS = """
+SELECT coalesce(wait_event_type || ': ' || wait_event, 'computes') AS does,
+       coalesce((SELECT phase FROM roir.operation WHERE status = 'running' ORDER BY id DESC LIMIT 1), 'prepare')
+  FROM pg_stat_activity
+ WHERE pid <> pg_backend_pid() AND application_name LIKE 'roir %' AND state <> 'idle'
+   AND wait_event IS DISTINCT FROM 'ClientRead'
+UNION ALL
+SELECT coalesce(a.wait_event_type || ': ' || a.wait_event, 'computes'),
+       coalesce((SELECT phase FROM roir.operation WHERE status = 'running' ORDER BY id DESC LIMIT 1), 'prepare')
+  FROM pg_stat_activity a JOIN pg_stat_activity leader ON leader.pid = a.leader_pid
+ WHERE a.pid <> a.leader_pid AND leader.application_name LIKE 'roir %'
+"""
+# Of the sessions and their helpers, in blocks; since 16.
+IO = """
+SELECT context || ': ' || what, sum(blocks)::bigint
+  FROM pg_stat_io i
+ CROSS JOIN LATERAL (VALUES ('reads', i.reads), ('writes', i.writes), ('extends', i.extends), ('hits', i.hits))
+       AS v (what, blocks)
+ WHERE i.object = 'relation' AND i.backend_type IN ('client backend', 'background worker')
+ GROUP BY 1 HAVING sum(blocks) > 0
+"""
+
+
 class Sampler(threading.Thread):
     """Calls something every so many seconds until it is left; keeps when, counted from its begin, and the answers."""
 
@@ -66,6 +90,25 @@ def ages(dsn: str) -> Sampler:
         return cursor.fetchone()
 
     return Sampler(look, dsn, 0.1)
+
+
+def waits(dsn: str) -> Sampler:
+    """Samples of (what a session of ours does, phase), one for each session."""
+
+    def look(cursor: Any) -> list[tuple[str, str]]:
+        cursor.execute(WAITS)
+        return list(cursor.fetchall())
+
+    return Sampler(look, dsn, 0.01)
+
+
+def blocks_read(cursor: Any) -> dict[str, int]:
+    """Blocks that sessions have read, written, added and found in memory so far, by kind. Empty before 16."""
+    cursor.execute("SELECT to_regclass('pg_catalog.pg_stat_io') IS NOT NULL")
+    if not cursor.fetchone()[0]:
+        return {}
+    cursor.execute(IO)
+    return dict(cursor.fetchall())
 
 
 def backend_memory(dsn: str) -> Sampler:
