@@ -29,18 +29,13 @@ SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::flo
 """
 
 
-# What each session of ours does just now, and in which phase the operation is.
+# What each session of ours does just now, and in which phase the operation is. Parallel workers have its name too.
 WAITS = """
 SELECT coalesce(wait_event_type || ': ' || wait_event, 'computes') AS does,
        coalesce((SELECT phase FROM roir.operation WHERE status = 'running' ORDER BY id DESC LIMIT 1), 'prepare')
   FROM pg_stat_activity
  WHERE pid <> pg_backend_pid() AND application_name LIKE 'roir %' AND state <> 'idle'
    AND wait_event IS DISTINCT FROM 'ClientRead'
-UNION ALL
-SELECT coalesce(a.wait_event_type || ': ' || a.wait_event, 'computes'),
-       coalesce((SELECT phase FROM roir.operation WHERE status = 'running' ORDER BY id DESC LIMIT 1), 'prepare')
-  FROM pg_stat_activity a JOIN pg_stat_activity leader ON leader.pid = a.leader_pid
- WHERE a.pid <> a.leader_pid AND leader.application_name LIKE 'roir %'
 """
 # Of the sessions and their helpers, in blocks; since 16.
 IO = """

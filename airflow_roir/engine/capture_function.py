@@ -135,15 +135,7 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
         ]
 
     def settle(record: str) -> list[str]:
-        return [
-            f"INSERT INTO {delta} ({_columns(entry)}, state)",
-            f"SELECT {', '.join(entry.source_columns('s'))}, '{EntryState.REGULAR.value}'",
-            f"  FROM {source.sql} s WHERE {_row_of(source, entry, record)} LIMIT 1",
-            f"{entry.on_conflict(state=True)};",
-            "IF NOT FOUND THEN",
-            *_indent(write(record, EntryState.ANTIMATTER)),
-            "END IF;",
-        ]
+        return _as_it_stands(source, entry, record, delta, write(record, EntryState.ANTIMATTER), with_state=True)
 
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
@@ -206,16 +198,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
         return [*forget(record), *take_out(record)]
 
     def settle(record: str) -> list[str]:
-        return [
-            *forget(record),
-            f"INSERT INTO {base} ({_columns(entry)})",
-            f"SELECT {', '.join(entry.source_columns('s'))}",
-            f"  FROM {source.sql} s WHERE {_row_of(source, entry, record)} LIMIT 1",
-            f"{entry.on_conflict()};",
-            "IF NOT FOUND THEN",
-            *_indent(take_out(record)),
-            "END IF;",
-        ]
+        return [*forget(record), *_as_it_stands(source, entry, record, base, take_out(record))]
 
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
@@ -237,6 +220,23 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
         *_indent(remove("OLD"), 2),
         "  END IF;",
         *_indent(put("NEW")),
+        "END IF;",
+    ]
+
+
+def _as_it_stands(
+    source: Source, entry: Entry, record: str, table: str, gone: list[str], with_state: bool = False
+) -> list[str]:
+    """Write the record's entry as the source has it now, or do what is due where it has none."""
+    state = ", state" if with_state else ""
+    regular = f", '{EntryState.REGULAR.value}'" if with_state else ""
+    return [
+        f"INSERT INTO {table} ({_columns(entry)}{state})",
+        f"SELECT {', '.join(entry.source_columns('s'))}{regular}",
+        f"  FROM {source.sql} s WHERE {_row_of(source, entry, record)} LIMIT 1",
+        f"{entry.on_conflict(state=with_state)};",
+        "IF NOT FOUND THEN",
+        *_indent(gone),
         "END IF;",
     ]
 
