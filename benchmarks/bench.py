@@ -2,7 +2,7 @@
 
 `make bench`, or `python -m benchmarks.bench --rows 6000000 --rounds 5`; `--data uuid` and so on for other tables,
 `--pg 15` for pg_repack. It starts a PostgreSQL of its own. Results: benchmarks/results/bench.json, where each data set
-and server version keeps its own, and a table.
+and server version keeps its own and its chart, and a table.
 
 Each round times every side once, in an order of its own, after a CHECKPOINT and with nothing of another side's left.
 Machines are noisy, and a round takes minutes: the limit is timed again after every few sides, and a ratio is that to
@@ -22,6 +22,7 @@ from typing import Any
 
 from airflow_roir.engine.verify import verify
 from benchmarks import peers, sides
+from benchmarks.bars import Bar, bars
 from benchmarks.data import DATASETS, ROWS_PER_SCALE
 from benchmarks.scene import INDEX, Result, Scene, Side
 from benchmarks.server import bench_server, described, facts
@@ -131,6 +132,15 @@ def keep(path: Path, name: str, results: dict[str, Any]) -> None:
     path.write_text(re.sub(r"\n {5,}|\n {4}(?=\})", " ", text) + "\n")
 
 
+def chart(summaries: list[dict[str, Any]], title: str) -> str:
+    """Of the ratios to the limit, the fastest first, as SVG."""
+    drawn = [
+        Bar(one["title"].replace("`", ""), one["ratio"], one["ratio_min"], one["ratio_max"], one["title"][:4] == "ours")
+        for one in sorted(summaries, key=lambda one: float(one["ratio"]))
+    ]
+    return bars(drawn, f"Wall time to the limit's: {title}", mark=1.0)
+
+
 def bench(chosen: argparse.Namespace, name: str) -> None:
     """One data set on a fresh server."""
     rows = chosen.rows or int(chosen.scale * ROWS_PER_SCALE)
@@ -157,6 +167,8 @@ def bench(chosen: argparse.Namespace, name: str) -> None:
                  "session_of_peers": scene.memory(scene.parallelism), "left_out": lacking, "summaries": summaries,
                  "rounds": rounds},
             )  # fmt: skip
+        picture = chosen.results.with_name(f"{chosen.results.stem}-{name}-{chosen.pg}.svg")
+        picture.write_text(chart(summaries, f"{data.title}, {scene.rows:,} rows, PostgreSQL {chosen.pg}"))
         print(f"\n{table(summaries, lacking)}\n", flush=True)
 
 

@@ -6,6 +6,9 @@ PostgreSQL of its own. Results: benchmarks/results/fold.json, and a table.
 The delta is written as writers would leave it, in no order of its keys, by SQL and not by a million writes: regular
 entries that the base has or hasn't, antimatter that annihilates or becomes a ghost. An entry has a key, a primary key
 and two included columns. Each fold begins with the same tables.
+
+`0` workers are the limit: the server applies the whole delta in one transaction, in the order of the base's index, and
+truncates it, for which nobody may write to it.
 """
 
 from __future__ import annotations
@@ -22,13 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import psycopg2
+from sqlalchemy import Connection
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import abort, build, fold, prepare, schema, seal
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.fold import Folded, FoldWorker
-from airflow_roir.engine.run import start_run
+from airflow_roir.engine.run import load_job, start_run
 from benchmarks.histogram import quantile
 from benchmarks.writers import SETTINGS, table
 from tests.servers import start_postgres
@@ -49,10 +54,29 @@ SELECT CASE WHEN kind IN ('n', 'u') THEN i.part + 1 ELSE i.part END, CASE kind W
 """
 
 
+def apply_at_once(connection: Connection, generation_id: int, entry: Entry) -> Folded:
+    """What a fold comes to, by one statement for each state."""
+    base, delta = physical.base(generation_id), physical.delta(generation_id)
+    columns = ", ".join(entry.physical())
+    in_order = ", ".join(entry.physical(entry.identity_positions))
+    upserted = execute(
+        connection,
+        f"INSERT INTO {base} ({columns}) SELECT {columns} FROM {delta} WHERE state = 'regular' ORDER BY {in_order} "
+        f"{entry.on_conflict()}",
+    ).rowcount
+    annihilated = execute(
+        connection,
+        f"DELETE FROM {base} b USING {delta} d WHERE d.state = 'antimatter' AND {entry.equal('b.', 'd.', nulls=False)}",
+    ).rowcount
+    left = execute(connection, f"SELECT count(*) FROM {delta}").scalar_one()
+    execute(connection, f"TRUNCATE {delta}")
+    return Folded(upserted, annihilated, left - upserted - annihilated)
+
+
 def measure(dsn: str, database: Database, mix: str, workers: int, rows: int) -> dict[str, Any]:
-    """One fold of a fresh delta under a fresh base."""
+    """One fold of a fresh delta under a fresh base; no workers are the limit."""
     definition = IndexDefinition.parse("item_by_part", "item", "part", "quantity, price")
-    prepared = prepare.prepare(database, definition, BuildOptions(parallelism=workers, verify="none"))
+    prepared = prepare.prepare(database, definition, BuildOptions(parallelism=max(1, workers), verify="none"))
     run = start_run(database, prepared.index, "bench", take_over=True)
     for phase in (build, seal):
         list(phase.work(database, run, 0))
@@ -76,7 +100,12 @@ def measure(dsn: str, database: Database, mix: str, workers: int, rows: int) -> 
 
     FoldWorker.step = timed  # type: ignore[method-assign]
     begun = time.perf_counter()
-    folded = fold.work(database, run)
+    if workers:
+        folded = fold.work(database, run)
+    else:
+        with database.transaction() as session:
+            folded = apply_at_once(session, generation, load_job(session, run).entry)
+        steps.append((time.perf_counter() - begun) * 1000)
     seconds = time.perf_counter() - begun
     FoldWorker.step = step  # type: ignore[method-assign]
     if folded.rows != rows:
@@ -86,7 +115,7 @@ def measure(dsn: str, database: Database, mix: str, workers: int, rows: int) -> 
         "mix": mix,
         "workers": workers,
         "rows_per_s": round(rows / seconds),
-        "rows_per_s_and_worker": round(rows / seconds / workers),
+        "rows_per_s_and_worker": round(rows / seconds / max(1, workers)),
         "step_p50_ms": round(quantile(steps, 0.5), 1),
         "step_p99_ms": round(quantile(steps, 0.99), 1),
         "step_max_ms": round(max(steps), 1),
@@ -98,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the delta")
     parser.add_argument("--base", type=int, default=5_000_000, help="entries")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="0: the limit")
     parser.add_argument("--mixes", nargs="+", choices=MIXES, default=list(MIXES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pg", type=int, default=18, help="the server's major version")

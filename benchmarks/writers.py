@@ -10,6 +10,9 @@ latencies mean something. `cpu_us` is what the server's sessions computed per tr
 more than tps. In state `build` one worker copies at a pace that lasts for as long as the measurement, in `fold` the
 delta's blocks are folded at such a pace.
 
+`--indexes N` gives the table so many other indexes beforehand, on columns that never change: what a change of an
+indexed column costs in all of them is part of the yardstick.
+
 With `--bulk ROWS` it measures statements that write so many rows instead: without an index, with the capture's row
 trigger in each mode, and with a statement trigger that does the same set-based, a prototype.
 """
@@ -80,6 +83,8 @@ class Bench:
         subprocess.run([self.program, "-i", "-q", "-s", str(chosen.scale), dsn], check=True, stderr=subprocess.DEVNULL)
         self.connection = psycopg2.connect(dsn)
         self.connection.autocommit = True
+        for number in range(chosen.indexes):
+            self.sql(f"CREATE INDEX other_{number} ON pgbench_accounts (bid, aid)")
         # Of the postmaster, which knows how long its children have computed.
         self.process = int(self.sql("SELECT pg_read_file('postmaster.pid')")[0].split()[0])
         self.rate: int | None = None
@@ -318,17 +323,20 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--segments", type=int, help="of ours; the plan chooses by default")
+    parser.add_argument("--indexes", type=int, default=0, help="that the table has besides")
+    parser.add_argument("--results", type=Path, help="where to write them; by default benchmarks/results/writers.json")
     parser.add_argument("--bulk", type=int, metavar="ROWS", help="measure statements that write so many rows instead")
     parser.add_argument("--pg", type=int, default=18, help="the server's major version")
     chosen = parser.parse_args()
     begun = time.monotonic()
-    facts: dict[str, Any] = {"cores": os.cpu_count(), "machine": platform.machine(), **vars(chosen)}
+    asked = {name: value for name, value in vars(chosen).items() if name != "results"}
+    facts: dict[str, Any] = {"cores": os.cpu_count(), "machine": platform.machine(), **asked}
     with tempfile.TemporaryDirectory(prefix="roir-pg-") as folder:
         server = start_postgres(Path(folder), chosen.pg, settings=SETTINGS)
         try:
             if chosen.bulk:
                 rows = bulk.measure(server.get_uri(), chosen.bulk, chosen.rounds)
-                path = RESULTS.with_name("bulk.json")
+                path = chosen.results or RESULTS.with_name("bulk.json")
             else:
                 bench = Bench(server.get_uri(), chosen)
                 facts["server"] = bench.sql("SHOW server_version")[0]
@@ -338,7 +346,7 @@ def main() -> None:
                 bench.connection.close()
                 facts["rounds_measured"] = bench.measured
                 rows = summary(bench.measured)
-                path = RESULTS
+                path = chosen.results or RESULTS
         finally:
             server.cleanup()
     RESULTS.parent.mkdir(exist_ok=True)

@@ -20,8 +20,9 @@ with warnings.catch_warnings():
 
 PACKAGED = Path("/usr/lib/postgresql")
 
-# Two-phase commit and logical replication are off by default.
-FOR_TESTS = "max_prepared_transactions = 16\nwal_level = logical\n"
+# Two-phase commit and logical replication are off by default. What a killed server has written is the system's to
+# keep; only a machine that loses its power loses what wasn't flushed.
+FOR_TESTS = "max_prepared_transactions = 16\nwal_level = logical\nfsync = off\n"
 
 
 def programs(version: int) -> Path:
@@ -62,10 +63,10 @@ def start_postgres(
 
 
 @contextmanager
-def embedded_postgres(version: int = 18) -> Iterator[str]:
-    """A fresh server in a temporary folder; yields the DSN of its superuser."""
+def embedded_postgres(version: int = 18, settings: str = "") -> Iterator[str]:
+    """A fresh server in a temporary folder; yields the DSN of its superuser. settings: overrule `FOR_TESTS`."""
     with tempfile.TemporaryDirectory(prefix="roir-pg-") as folder:
-        server = start_postgres(Path(folder), version, settings=FOR_TESTS)
+        server = start_postgres(Path(folder), version, settings=FOR_TESTS + settings)
         try:
             yield server.get_uri()
         finally:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from benchmarks import literal, peers, sides
-from benchmarks.bench import against_the_limit, summarize, table
+from benchmarks.bars import LABELS, WIDTH
+from benchmarks.bench import against_the_limit, chart, summarize, table
 from benchmarks.data import DATASETS
 from benchmarks.lines import lines
 from benchmarks.scene import INDEX, Scene, Side
@@ -83,6 +85,12 @@ def test_a_ratio_is_to_the_limits_right_before_and_after() -> None:
     printed = table([found], {"pg_repack": "not here"})
     assert "| the x | 6.0 | 1.75 (1.00 – 2.50) |" in printed
     assert "| pg_repack | – | – | left out: not here |" in printed
+    drawn = chart([found, {**found, "title": "ours & more", "ratio": 0.5}], "a < b")
+    assert "a &lt; b" in drawn and drawn.index("ours &amp; more") < drawn.index("the x")
+    ends = [float(end) for end in re.findall(r"H([\d.]+)", drawn)]
+    assert ends == [pytest.approx(WIDTH - 60)] * 2, "the whisker of the greatest ratio ends within the frame"
+    widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="14"', drawn)]
+    assert widths == pytest.approx([(WIDTH - LABELS - 60) * 0.5 / 2.5, (WIDTH - LABELS - 60) * 1.75 / 2.5], abs=0.1)
 
 
 @pytest.mark.parametrize("linear", [False, True])
