@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import psycopg2
 import pytest
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, Scan
-from airflow_roir.engine import abort, capture_function, cleanup, plan, prepare, revert, scan_choice
+from airflow_roir.engine import abort, capture_function, cleanup, revert
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import start_run
-from airflow_roir.errors import InvalidInput, SourceChanged
+from airflow_roir.errors import SourceChanged
 from tests.conftest import run_sql
 from tests.engine import steps
 
@@ -282,108 +280,6 @@ def test_a_batch_of_a_composite_key_reads_no_more_than_its_rows(dsn: str, databa
     assert "Rows Removed" not in shown
 
 
-def test_many_small_partitions_are_sampled(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one seed for all a sample took the blocks of the same numbers: none of those that each of them has."""
-    monkeypatch.setattr(plan, "SAMPLE_ROWS", 1000)
-    monkeypatch.setattr(plan, "SAMPLE_BLOCKS", 5)
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k int) PARTITION BY RANGE (id)",
-        *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES FROM ({n * 200}) TO ({n * 200 + 200})" for n in range(100)),
-        "INSERT INTO t SELECT i, i % 1000 FROM generate_series(0, 19999) i",
-        "ANALYZE t",
-    )
-    found = prepare.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(ranges=400, segments=8)).plan
-    assert found.segments == 8
-    assert found.ranges > 100
-
-
-# -- what is chosen
-
-
-def filled(dsn: str, rows: int, key: str) -> None:
-    run_sql(
-        dsn,
-        "DROP TABLE IF EXISTS t",
-        "CREATE TABLE t (id text PRIMARY KEY, k int, pad text)",
-        f"INSERT INTO t SELECT {key}, i % 9, repeat('x', 400) FROM generate_series(1, {rows}) i",
-    )
-
-
-def chosen(database: Database, **options: object) -> tuple[str, str]:
-    found = prepare.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(**options)).choice  # type: ignore[arg-type]
-    return found.scan.value, found.why
-
-
-def test_auto_takes_blocks_where_the_keys_order_is_not_the_rows(
-    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scan_choice, "FEWEST_BYTES", 1 << 20)
-    filled(dsn, 10_000, "md5(i::text)")
-    assert chosen(database)[0] == "block"
-    assert re.search(r"correlation 0\.0", chosen(database)[1])
-    assert chosen(database, scan="key") == ("key", "as wanted")
-    filled(dsn, 10_000, "lpad(i::text, 9, '0')")
-    assert chosen(database)[0] == "key"
-
-
-def test_auto_takes_the_key_for_a_small_table(dsn: str, database: Database) -> None:
-    filled(dsn, 1_000, "md5(i::text)")
-    assert chosen(database) == ("key", "the table is small")
-
-
-def test_auto_takes_an_index_that_is_narrower_and_trusted(
-    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scan_choice, "FEWEST_BYTES", 1 << 20)
-    filled(dsn, 10_000, "md5(i::text)")
-    steps.finish_all(database, steps.begin(database)[1])
-    assert chosen(database)[0] == "index"
-    assert chosen(database, verify="none")[0] == "block"
-    _, run = steps.begin(database, **OLD, scan="auto")
-    with database.transaction() as connection:
-        assert execute(connection, "SELECT scan FROM roir.generation ORDER BY id DESC LIMIT 1").scalar() == "index"
-    finish(database, run)
-    run_sql(dsn, "ALTER TABLE t DISABLE TRIGGER roir_capture")
-    assert chosen(database)[0] == "block", "not every write was captured"
-
-
-def test_an_index_with_known_differences_is_not_copied(
-    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from airflow_roir.definition import VerifyOptions
-    from airflow_roir.engine import verify
-
-    monkeypatch.setattr(scan_choice, "FEWEST_BYTES", 1 << 20)
-    filled(dsn, 10_000, "md5(i::text)")
-    prepared, run = steps.begin(database)
-    steps.finish_all(database, run)
-    run_sql(dsn, f"DELETE FROM {physical.base(prepared.generation_id)} WHERE c1 = 3")
-    verify.verify(database, "ix", VerifyOptions(), "test")
-    assert chosen(database)[0] == "block"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"scan": "index"}, "there is no index to rebuild yet"), ({"scan": "heap"}, "must be one of auto, key, block")],
-)
-def test_what_cannot_be_is_refused(table: str, database: Database, options: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
-        steps.begin(database, **IX, **options)  # type: ignore[arg-type]
-
-
-def test_a_partitioned_tables_index_is_not_read(dsn: str, database: Database) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k int) PARTITION BY RANGE (id)",
-        "CREATE TABLE t0 PARTITION OF t DEFAULT",
-        "INSERT INTO t SELECT i, i FROM generate_series(0, 199) i",
-    )
-    steps.finish_all(database, steps.begin(database)[1])
-    with pytest.raises(InvalidInput, match="its view hides"):
-        steps.begin(database, **OLD, scan="index")
-
-
 def test_an_index_that_was_reverted_from_is_not_dropped_while_it_is_read(table: str, database: Database) -> None:
     steps.finish_all(database, steps.begin(database, **IX, **SMALL)[1])  # type: ignore[arg-type]
     steps.finish_all(database, steps.begin(database, **OLD, **SMALL)[1])  # type: ignore[arg-type]
@@ -401,14 +297,3 @@ def test_an_index_that_is_only_reverted_from_is_still_right_to_read(table: str, 
     revert.revert(database, "ix", "test")
     run_sql(table, "UPDATE t SET v = v + 1 WHERE id % 2 = 0", "DELETE FROM t WHERE id % 5 = 0")
     finish(database, run)
-
-
-def test_every_kind_of_scan_is_known_to_the_control_tables(table: str, database: Database) -> None:
-    assert {scan.value for scan in Scan} == {"key", "block", "index"}
-    check = (
-        "SELECT pg_get_constraintdef(oid) FROM pg_constraint "
-        "WHERE conrelid = 'roir.generation'::regclass AND contype = 'c' AND conname ~ 'scan'"
-    )
-    with database.transaction() as connection:
-        stated = execute(connection, check).scalar_one()
-    assert set(re.findall(r"'(\w+)'", stated)) == {scan.value for scan in Scan}
