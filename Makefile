@@ -32,6 +32,10 @@ export UV_PYTHON_DOWNLOADS := never
 
 on = $(filter-out 0 no false,$(1))
 
+# What a recipe begins with that starts Spark many times: the archive, made once, pays off with the sixth start.
+quick_spark = export JAVA_HOME SPARK_SUBMIT_OPTS; JAVA_HOME="$$(scripts/ensure-java)"; \
+	SPARK_SUBMIT_OPTS="$$(scripts/spark-archive $(VENV)) $${SPARK_SUBMIT_OPTS:-}";
+
 .PHONY: help
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,14 +70,12 @@ lint: $(STAMP)  ## ruff, mypy (strict on the engine), the import contracts
 # worksteal hands each worker a contiguous half, so that module fixtures are made once, and evens out the end.
 .PHONY: test
 test: $(STAMP)  ## All tests but the marked long ones; ARGS goes to pytest
-	@export JAVA_HOME SPARK_SUBMIT_OPTS; JAVA_HOME="$$(scripts/ensure-java)"; \
-	SPARK_SUBMIT_OPTS="$$(scripts/spark-archive $(VENV))"; \
+	@$(quick_spark) \
 	  $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not soak and not bench and not cluster" $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its errors; minutes each
-	@export JAVA_HOME SPARK_SUBMIT_OPTS; JAVA_HOME="$$(scripts/ensure-java)"; \
-	SPARK_SUBMIT_OPTS="$$(scripts/spark-archive $(VENV))"; \
+	@$(quick_spark) \
 	  $(BIN)/python -m pytest -m cluster tests/spark $(ARGS)
 
 .PHONY: model
@@ -90,8 +92,7 @@ test-pg: $(STAMP)  ## The engine's tests on PostgreSQL PG: 16 is embedded, other
 
 .PHONY: soak
 soak: $(STAMP)  ## Kill everything in every phase, at random moments, for SECONDS (an hour)
-	@export JAVA_HOME SPARK_SUBMIT_OPTS; JAVA_HOME="$$(scripts/ensure-java)"; \
-	SPARK_SUBMIT_OPTS="$$(scripts/spark-archive $(VENV))"; \
+	@$(quick_spark) \
 	  $(BIN)/python -m benchmarks.soak --seconds $(SECONDS) $(ARGS)
 
 .PHONY: bench
@@ -130,8 +131,7 @@ bench-fold: $(STAMP)  ## Delta rows folded per second; ARGS="--rows 200000 --bas
 
 .PHONY: demo
 demo: $(STAMP)  ## Build a real index under a real Airflow; KEEP=1 leaves it running, SCALE=n takes TPC-H
-	@export JAVA_HOME SPARK_SUBMIT_OPTS; JAVA_HOME="$$(scripts/ensure-java)"; \
-	SPARK_SUBMIT_OPTS="$$(scripts/spark-archive $(VENV))"; \
+	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
 	  $(BIN)/python -m demo $(if $(call on,$(KEEP)),--keep) $(if $(SCALE),--scale $(SCALE))
 
 .PHONY: demo-stop
