@@ -135,7 +135,13 @@ def keep(path: Path, name: str, results: dict[str, Any]) -> None:
 def chart(summaries: list[dict[str, Any]], title: str) -> str:
     """Of the ratios to the limit, the fastest first, as SVG."""
     drawn = [
-        Bar(one["title"].replace("`", ""), one["ratio"], one["ratio_min"], one["ratio_max"], one["title"][:4] == "ours")
+        Bar(
+            one["title"].replace("`", ""),
+            one["ratio"],
+            one["ratio_min"],
+            one["ratio_max"],
+            one["side"].startswith("ours"),
+        )
         for one in sorted(summaries, key=lambda one: float(one["ratio"]))
     ]
     return bars(drawn, f"Wall time to the limit's: {title}", mark=1.0)

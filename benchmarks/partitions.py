@@ -94,7 +94,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for count in options.partitions:
         chance = random.Random(count)
-        with embedded_postgres(settings="fsync = on\n") as dsn:
+        with embedded_postgres(fsync="on") as dsn:
             database = Database(dsn, "roir bench")
             schema.init(database)
             connection = psycopg2.connect(dsn)

@@ -21,7 +21,7 @@ def pauses_by_switch(bench: Any, pauses: int) -> list[dict[str, Any]]:
         dags = Path(folder) / "dags"
         shutil.copytree(Path(__file__).parents[1] / "dags", dags, ignore=shutil.ignore_patterns("__pycache__"))
         home = Path(folder) / "airflow"
-        with embedded_postgres() as metadata, StandaloneAirflow(home, dags, metadata) as airflow:
+        with embedded_postgres(fsync="on") as metadata, StandaloneAirflow(home, dags, metadata) as airflow:
             airflow.wait_until_ready([DAG])
             server = bench.server
             airflow.add_connection(

@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--writes", type=int, default=500, help="per second, beside the last verification of a round")
     options = parser.parse_args()
     rounds: list[dict[str, Any]] = []
-    with embedded_postgres(settings="fsync = on\n") as dsn:
+    with embedded_postgres(fsync="on") as dsn:
         database = Database(dsn, "roir bench")
         schema.init(database)
         connection = psycopg2.connect(dsn)

@@ -22,7 +22,7 @@ PACKAGED = Path("/usr/lib/postgresql")
 
 # Two-phase commit and logical replication are off by default. What a killed server has written is the system's to
 # keep; only a machine that loses its power loses what wasn't flushed.
-FOR_TESTS = "max_prepared_transactions = 16\nwal_level = logical\nfsync = off\n"
+FOR_TESTS = "max_prepared_transactions = 16\nwal_level = logical\nfsync = {}\n"
 
 
 def programs(version: int) -> Path:
@@ -63,10 +63,10 @@ def start_postgres(
 
 
 @contextmanager
-def embedded_postgres(version: int = 18, settings: str = "") -> Iterator[str]:
-    """A fresh server in a temporary folder; yields the DSN of its superuser. settings: overrule `FOR_TESTS`."""
+def embedded_postgres(version: int = 18, fsync: str = "off") -> Iterator[str]:
+    """A fresh server in a temporary folder; yields the DSN of its superuser. fsync: `on` where time counts."""
     with tempfile.TemporaryDirectory(prefix="roir-pg-") as folder:
-        server = start_postgres(Path(folder), version, settings=FOR_TESTS + settings)
+        server = start_postgres(Path(folder), version, settings=FOR_TESTS.format(fsync))
         try:
             yield server.get_uri()
         finally:
