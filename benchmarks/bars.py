@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from benchmarks.svg import svg
+
 WIDTH, LABELS, ROW, TOP = 900, 470, 22, 56
 OURS, OTHERS, SPREAD = "#b5562a", "#999", "#333"
 
@@ -26,9 +28,6 @@ def bars(drawn: Sequence[Bar], title: str, mark: float) -> str:
     scale = (WIDTH - LABELS - 60) / max(bar.high for bar in drawn)
     height = TOP + ROW * len(drawn) + 12
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
         f'<text x="10" y="20" font-size="14">{escape(title)}</text>',
         f'<path d="M{LABELS + mark * scale:.1f} {TOP - 16}V{height - 8}" stroke="{SPREAD}" stroke-dasharray="3 3"/>',
     ]
@@ -41,4 +40,4 @@ def bars(drawn: Sequence[Bar], title: str, mark: float) -> str:
             f'<path d="M{LABELS + bar.low * scale:.1f} {y}H{LABELS + bar.high * scale:.1f}" stroke="{SPREAD}"/>',
             f'<text x="{LABELS + bar.high * scale + 6:.1f}" y="{y + 4}">{bar.value:.2f}</text>',
         ]
-    return "\n".join([*parts, "</svg>", ""])
+    return svg(WIDTH, height, parts)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from benchmarks.svg import svg
+
 WIDTH, HEIGHT, MARGIN, BINS = 720, 260, 44, 40
 
 
@@ -21,9 +23,6 @@ def histogram(values: Sequence[float], beside: Sequence[float], title: str) -> s
         counts[min(int(value / most * BINS), BINS - 1)] += 1
     width, height = (WIDTH - 2 * MARGIN) / BINS, HEIGHT - 2 * MARGIN
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
         f'<text x="{MARGIN}" y="18" font-size="14">{title} ({len(values)} pauses)</text>',
     ]
     for place, count in enumerate(counts):
@@ -46,4 +45,4 @@ def histogram(values: Sequence[float], beside: Sequence[float], title: str) -> s
     for tick in range(6):
         x = MARGIN + tick / 5 * (WIDTH - 2 * MARGIN)
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - MARGIN + 16}" text-anchor="middle">{most * tick / 5:.2f}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    return svg(WIDTH, HEIGHT, parts)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, log10
 
+from benchmarks.svg import svg
+
 WIDTH, HEIGHT, MARGIN, LEGEND = 720, 320, 48, 190
 COLOURS = ("#b5562a", "#e0a070", "#777", "#bbb", "#4a78b5", "#1d3b63")
 
@@ -40,9 +42,6 @@ def lines(series: Mapping[str, Mapping[float, float]], title: str, across: str, 
         return MARGIN + x_axis.place(x) * wide, HEIGHT - MARGIN - y_axis.place(y) * tall
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
         f'<text x="{MARGIN}" y="20" font-size="14">{title}</text>',
         f'<text x="{MARGIN}" y="{HEIGHT - 10}">{across}</text>',
     ]
@@ -60,7 +59,7 @@ def lines(series: Mapping[str, Mapping[float, float]], title: str, across: str, 
         x, y = WIDTH - LEGEND - MARGIN + 12, MARGIN + 20 * n
         parts.append(f'<path d="M{x} {y}h16" stroke="{colour}" stroke-width="3"/>')
         parts.append(f'<text x="{x + 22}" y="{y + 4}">{name}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    return svg(WIDTH, HEIGHT, parts)
 
 
 def _short(value: float) -> str:
