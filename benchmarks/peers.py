@@ -25,7 +25,7 @@ def sides(scene: Scene) -> list[Side]:
         Side("limit, vacuumed", "the limit and `VACUUM (ANALYZE)`, which ours includes", _limit_vacuumed),
         Side("native", f"native covering index on the source, `CONCURRENTLY`, {width} more processes", _native,
              lacking=_lacks_concurrently),
-        Side("native reindex", "`REINDEX INDEX CONCURRENTLY` of that", _reindex_native, _native,
+        Side("native reindex", "`REINDEX INDEX CONCURRENTLY` of that native index", _reindex_native, _native,
              lacking=_lacks_concurrently),
         Side("reindex", "`REINDEX INDEX CONCURRENTLY` on the same entries", _reindex_entries, _make_entries),
         Side("pg_repack", f"`pg_repack -j {width} --order-by` on the same entries", _repack_ordered, _make_entries,
