@@ -15,8 +15,8 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import BuildOptions, quote
-from airflow_roir.engine import control
+from airflow_roir.definition import BuildOptions, Scan, quote
+from airflow_roir.engine import control, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.database import Database, execute, is_transient
@@ -273,12 +273,18 @@ class BuildWorker:
 
     def _copy(self, relation: str, stretch: Stretch) -> int:
         job = self.job
-        return execute(
-            self.connection,
-            f"{stretch.settings} INSERT INTO {physical.base(job.generation_id)} ({', '.join(job.entry.physical())}) "
-            f"SELECT {', '.join(self._columns)} FROM {relation} WHERE {stretch.where}",
-            stretch.values,
-        ).rowcount
+        base = physical.base(job.generation_id)
+        if stretch.settings:
+            execute(self.connection, stretch.settings)
+        rows = f"SELECT {', '.join(self._columns)} FROM {relation} WHERE {stretch.where}"
+        values: dict[str, Any] = stretch.values
+        # An index that is rebuilt from itself is a table of ours.
+        if job.scan is not Scan.INDEX and not owner.is_trusted(self.connection, job.source):
+            columns = owner.columns_of(self.connection, base)
+            item, values = owner.relation(self.connection, job.source, rows, columns, values)
+            rows = f"SELECT * FROM {item}"
+        copy = f"INSERT INTO {base} ({', '.join(job.entry.physical())}) {rows}"
+        return execute(self.connection, copy, values).rowcount
 
     def _release(self, claim: Claim) -> None:
         execute(

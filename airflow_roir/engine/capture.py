@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
-from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine import owner as owners
 from airflow_roir.engine import tables
 from airflow_roir.engine.capture_function import (
     ACTIVE,
@@ -27,9 +27,8 @@ from airflow_roir.engine.capture_function import (
     truncate_function_name,
 )
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import execute, sqlstate
+from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.errors import InvalidInput
 
 ROWS, TRUNCATE = "rows", "truncate"
 
@@ -44,12 +43,11 @@ OLD_TRUNCATE = """
 SELECT tgname FROM pg_trigger
  WHERE tgrelid = %(source)s AND tgfoid = to_regprocedure(%(function)s) AND tgtype & 32 <> 0
 """
-OWNED = """
-SELECT current_user::text AS role, pg_get_userbyid(p.proowner) = %(owner)s AS owned,
-       has_schema_privilege(%(owner)s, p.pronamespace, 'CREATE') OR u.rolsuper AS may_create
-  FROM pg_proc p, pg_roles u WHERE p.oid = to_regprocedure(%(function)s) AND u.rolname = current_user
-"""
 MAY = "SELECT bool_and(has_table_privilege(%(owner)s, %(name)s, r)) FROM unnest(%(rights)s::text[]) r"
+UNREADABLE = """
+SELECT string_agg(inhrelid::regclass::text, ', ') FROM pg_inherits
+ WHERE inhparent = to_regclass(%(base)s) AND NOT has_table_privilege(%(owner)s, inhrelid, 'SELECT')
+"""
 MADE = """
 SELECT r.prosrc AS rows, t.prosrc AS truncate,
        r.prosecdef AND t.prosecdef AND pg_get_userbyid(r.proowner) = %(owner)s AND r.proconfig = t.proconfig AS as_made
@@ -117,28 +115,16 @@ def _hand_over(connection: Connection, source: Source, generations: list[Target]
 
     So whoever owns a table gets no more rights by it than he has, whatever role we are.
     """
-    function = f"{function_name(source.oid)}()"
-    row = execute(connection, OWNED, {"function": function, "owner": source.owner}).one()
     owner = quote(source.owner)
-    if not row.owned:
-        # An owner needs to be one who may create there, for as long as it takes to become one.
-        before = f"GRANT CREATE ON SCHEMA {tables.DATA_SCHEMA} TO {owner}"
-        after = f"REVOKE CREATE ON SCHEMA {tables.DATA_SCHEMA} FROM {owner}"
-        try:
-            with connection.begin_nested():
-                for statement in (
-                    *([] if row.may_create else [before]),
-                    f"ALTER FUNCTION {function} OWNER TO {owner}",
-                    *([] if row.may_create else [after]),
-                ):
-                    execute(connection, statement)
-        except DBAPIError as error:
-            if sqlstate(error) != "42501":
-                raise
-            raise InvalidInput(
-                f"table {source.name}: its capture must run as its owner, and role {quote(row.role)} can't arrange "
-                f"that: GRANT {owner} TO {quote(row.role)}, with the option SET where the server knows it"
-            ) from error
+    owners.hand_over(connection, source, f"{function_name(source.oid)}()")
+    owners.install(connection, source)
+    if not owners.is_trusted(connection, source):
+        for target in generations:
+            # A verification reads each by itself.
+            wanted = {"owner": source.owner, "base": physical.base(target.generation_id)}
+            segments = execute(connection, UNREADABLE, wanted).scalar()
+            if segments is not None:
+                execute(connection, f"GRANT SELECT ON {segments} TO {owner}")
     for target in generations:
         stores = [physical.base(target.generation_id)]
         stores += [physical.delta(target.generation_id)] if target.mode != ACTIVE else []
@@ -242,6 +228,7 @@ def drop_functions(connection: Connection, source_oid: int) -> None:
     functions = [f"{function_name(source_oid)}()", f"{truncate_function_name(source_oid)}()"]
     for row in execute(connection, FOLLOWED, {"functions": functions}).all():
         execute(connection, f"DROP TRIGGER {row.name} ON {row.relation}")
+    functions.append(f"{owners.function_name(source_oid)}(text)")
     execute(connection, f"DROP FUNCTION IF EXISTS {', '.join(functions)}")
 
 

@@ -6,6 +6,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import MAX_KEY_COLUMNS, IndexDefinition, quote
+from airflow_roir.engine import owner
 from airflow_roir.engine.catalog import Source, identity_columns
 from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.errors import InvalidInput, NotFound
@@ -125,7 +126,8 @@ def check_definition(connection: Connection, source: Source, definition: IndexDe
     for column in definition.key:
         try:
             with connection.begin_nested():
-                execute(connection, f"SELECT 1 FROM {source.sql} ORDER BY {quote(column)} LIMIT 0")
+                query = f"SELECT 1 FROM {source.sql} ORDER BY {quote(column)} LIMIT 0"
+                owner.rows(connection, source, query, "one int")
         except DBAPIError as error:
             if sqlstate(error) == "42501":
                 raise InvalidInput(f"index {index}: no right to read {source.sql}") from error

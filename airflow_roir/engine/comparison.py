@@ -169,7 +169,7 @@ SELECT bucket FROM (
 
 def missing_or_different(
     source: Source, entry: Entry, generation_id: int, leaf: str, where: str, with_delta: bool
-) -> str:
+) -> tuple[str, str]:
     """Source rows without their entry, or with another one; see `_recorded`. where: over the leaf, alias `r`."""
     values = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(of_source(entry, "r")))
     base = lookup(entry, physical.base(generation_id), "true AS present")
@@ -197,7 +197,9 @@ def missing_or_different(
     )
 
 
-def extra(source: Source, entry: Entry, generation_id: int, relation: str, where: str, with_delta: bool) -> str:
+def extra(
+    source: Source, entry: Entry, generation_id: int, relation: str, where: str, with_delta: bool
+) -> tuple[str, str]:
     """Entries that no source row projects to; see `_recorded`. where: over the relation, alias `x`.
 
     One with the key of another version of the row is extra too; the version itself is looked for from the source's
@@ -224,8 +226,15 @@ def extra(source: Source, entry: Entry, generation_id: int, relation: str, where
     )
 
 
-def _recorded(entry: Entry, compared: str, ours: str, theirs: str) -> str:
-    """One statement, so one snapshot, that compares and writes down what differs; returns how many it read and found.
+# What is compared, as a column definition list.
+COMPARED = "kind text, key jsonb, primary_key jsonb, looked_at jsonb, other jsonb"
+SUMMED = "buckets int[], counts bigint[], sums numeric[], rows bigint"
+
+
+def _recorded(entry: Entry, compared: str, ours: str, theirs: str) -> tuple[str, str]:
+    """What compares, and the statement around it, `{compared}`, that writes down what differs.
+
+    One statement, so one snapshot; it returns how many it read and found.
 
     `compared` has the columns of the looked-at side, `other` (the other side's, as JSON), and the kind of difference.
     """
@@ -233,19 +242,20 @@ def _recorded(entry: Entry, compared: str, ours: str, theirs: str) -> str:
     columns = f"kind, key, primary_key, {ours}" + (
         ", " + ("entry_values" if ours == "source_values" else "source_values") if theirs else ""
     )
-    return f"""
-    WITH compared AS MATERIALIZED (
-        SELECT kind, CASE WHEN kind IS NOT NULL THEN {_texts(entry, "c.", range(entry.key))} END AS key,
-               CASE WHEN kind IS NOT NULL THEN {_texts(entry, "c.", primary_key)} END AS primary_key,
-               CASE WHEN kind IS NOT NULL THEN {_texts(entry, "c.")} END AS looked_at,
-               CASE WHEN kind IS NOT NULL THEN other END AS other
-          FROM ({compared}) c
-    ), written AS (
+    around = f"""
+    WITH compared AS MATERIALIZED (SELECT * FROM {{compared}}), written AS (
         INSERT INTO roir.discrepancy (verification_id, unit_id, {columns})
         SELECT %(verification)s, %(unit)s, kind, key, primary_key, looked_at{", " + theirs if theirs else ""}
           FROM compared WHERE kind IS NOT NULL
     )
     SELECT count(*) AS rows, count(kind) AS found FROM compared"""
+    query = f"""
+        SELECT kind, CASE WHEN kind IS NOT NULL THEN {_texts(entry, "c.", range(entry.key))} END AS key,
+               CASE WHEN kind IS NOT NULL THEN {_texts(entry, "c.", primary_key)} END AS primary_key,
+               CASE WHEN kind IS NOT NULL THEN {_texts(entry, "c.")} END AS looked_at,
+               CASE WHEN kind IS NOT NULL THEN other END AS other
+          FROM ({compared}) c"""
+    return query, around
 
 
 def _texts(entry: Entry, prefix: str, positions: Sequence[int] | None = None) -> str:

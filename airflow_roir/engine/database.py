@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg2
+import psycopg2.extensions
 from psycopg2 import errors as pg_errors
 from sqlalchemy import Connection, CursorResult, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
@@ -130,6 +131,17 @@ def execute(connection: Connection, sql: str, values: Mapping[str, Any] | None =
     if not values:
         return connection.exec_driver_sql(sql, execution_options={"no_parameters": True})
     return connection.exec_driver_sql(_QUOTED.sub(lambda quoted: quoted[0].replace("%", "%%"), sql), dict(values))
+
+
+def bound(connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> str:
+    """The text that `execute` would send."""
+    if not values:
+        return sql
+    cursor: Any = connection.connection.cursor()
+    text: bytes = cursor.mogrify(_QUOTED.sub(lambda quoted: quoted[0].replace("%", "%%"), sql), dict(values))
+    codec: str = psycopg2.extensions.encodings[cursor.connection.encoding]
+    cursor.close()
+    return text.decode(codec)
 
 
 def sqlstate(error: DBAPIError) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName, quote
+from airflow_roir.engine import owner
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
@@ -54,9 +55,8 @@ def measure(connection: Connection, index: QualifiedName, source: Source, entry:
     sizes = " + ".join(f"coalesce(pg_column_size(s.{quote(name)}), 0)" for name in names)
     share = SAMPLE_ROWS * 100 / rows if rows else 100.0
     sample = "" if share >= 50 else f" TABLESAMPLE SYSTEM ({share:.6f}) REPEATABLE (1)"
-    biggest = HEADER_BYTES + int(
-        execute(connection, f"SELECT coalesce(max({sizes}), 0) FROM {source.sql} s{sample}").scalar_one()
-    )
+    query = f"SELECT coalesce(max({sizes}), 0) FROM {source.sql} s{sample}"
+    biggest = HEADER_BYTES + int(owner.rows(connection, source, query, "bytes int").scalar_one())
     if biggest > limit:
         raise InvalidInput(
             f"index {index}: {source.name} has a row whose key, primary key and covered columns take {biggest} bytes; "

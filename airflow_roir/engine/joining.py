@@ -7,11 +7,12 @@ capture mode, for the reason that the capture is, and whatever copy of it there 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import capture
+from airflow_roir.engine import capture, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import ACTIVE, CAPTURE
 from airflow_roir.engine.catalog import Source
@@ -71,21 +72,32 @@ def batch(
         mode = capture.mode(connection, generation_id)
         before = execute(connection, POSITION, {"id": joining_id}).scalar_one()
         name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
-        values: dict[str, str] = {}
+        values: dict[str, Any] = {}
         where = ScanRange(None, None, before).condition(source.primary_key, source.comparands, None, values)
         key = ", ".join(f"s.{quote(column)}" for column in source.primary_key)
         texts = ", ".join(source.columns[column].text("s") for column in source.primary_key)
-        last = execute(
+        last = owner.rows(
             connection,
+            source,
             f"SELECT {texts} FROM (SELECT * FROM {name} s WHERE {where} ORDER BY {key} LIMIT {batch_rows}) s "
             f"ORDER BY {', '.join(f's.{quote(column)} DESC' for column in source.primary_key)} LIMIT 1",
+            ", ".join(f"k{i} text" for i in range(len(source.primary_key))),
             values,
+            others=[relation],
         ).first()
         if last is None:
             return None
         values = {}
         where = ScanRange(None, None, before).condition(source.primary_key, source.comparands, list(last), values)
-        rows = _write(connection, generation_id, entry, mode, name, where, values)
+        columns, rest, bindings = ", ".join(entry.source_columns("s")), f"{name} s WHERE {where} FOR SHARE", values
+        if not owner.is_trusted(connection, source, [relation]):
+            # As the owner no row stays locked: then all of them, for this transaction.
+            execute(connection, f"LOCK TABLE ONLY {name} IN SHARE ROW EXCLUSIVE MODE")
+            query = f"SELECT {columns} FROM {name} s WHERE {where}"
+            types = owner.columns_of(connection, physical.base(generation_id))
+            rest, bindings = owner.relation(connection, source, query, types, values, [relation])
+            columns = "r.*"
+        rows = _write(connection, generation_id, entry, mode, columns, rest, bindings)
         moved = {
             "id": joining_id,
             "watermark": json.dumps(list(last)),
@@ -101,23 +113,21 @@ def _write(
     generation_id: int,
     entry: Entry,
     mode: str,
-    name: str,
-    where: str,
-    values: dict[str, str],
+    projected: str,
+    rows: str,
+    values: dict[str, Any],
 ) -> int:
+    """Put rows: `projected` as entries, `rows` what follows FROM."""
     base, delta = physical.base(generation_id), physical.delta(generation_id)
     columns = ", ".join(entry.physical())
-    projected = ", ".join(entry.source_columns("s"))
     if mode == CAPTURE:
         return execute(
             connection,
             f"INSERT INTO {delta} ({columns}, state) SELECT {projected}, '{EntryState.REGULAR.value}' "
-            f"FROM {name} s WHERE {where} FOR SHARE {entry.on_conflict(state=True)}",
+            f"FROM {rows} {entry.on_conflict(state=True)}",
             values,
         ).rowcount
-    put = (
-        f"INSERT INTO {base} ({columns}) SELECT {projected} FROM {name} s WHERE {where} FOR SHARE {entry.on_conflict()}"
-    )
+    put = f"INSERT INTO {base} ({columns}) SELECT {projected} FROM {rows} {entry.on_conflict()}"
     if mode == ACTIVE:
         return execute(connection, put, values).rowcount
     counted = execute(

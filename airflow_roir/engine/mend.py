@@ -7,13 +7,15 @@ writer that brought such a row has either committed, and is seen, or waits for t
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import comparison
+from airflow_roir.engine import comparison, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, execute, is_transient
 from airflow_roir.engine.run import Job
@@ -42,6 +44,9 @@ SELECT format_type(atttypid, -1) FROM pg_attribute
 """
 
 
+RECORDED = "SELECT id, key, primary_key FROM roir.discrepancy WHERE id = ANY (%(ids)s)"
+
+
 class Mender:
     """Mends discrepancies of one generation, in one session.
 
@@ -55,12 +60,17 @@ class Mender:
         self.base = physical.base(job.generation_id)
         self.entry = entry = job.entry
         self.source = job.source.sql
+        self.read = job.source
         with connection.begin():
             types = list(execute(connection, TYPES, {"base": self.base}).scalars())
+            self.trusted = owner.is_trusted(connection, job.source)
         recorded = comparison.recorded_identity(entry, "d", types)
         identity = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(recorded))
         # The recorded identities, with the names of the entry's first columns.
-        self.recorded = f"(SELECT d.id, {identity} FROM roir.discrepancy d WHERE d.id = ANY (%(ids)s)) s"
+        # The owner, as whom a source is read where he isn't trusted, sees no table of ours.
+        listed = "jsonb_to_recordset(%(recorded)s::jsonb) AS d (id bigint, key jsonb, primary_key jsonb)"
+        found = "roir.discrepancy d WHERE d.id = ANY (%(ids)s)" if self.trusted else listed
+        self.recorded = f"(SELECT d.id, {identity} FROM {found}) s"
         self.row = comparison.row_of(entry, "r", "s.")
 
     def put(self, ids: list[int]) -> list[int]:
@@ -74,16 +84,23 @@ class Mender:
         joined = f"FROM {self.recorded} JOIN {self.source} r ON {self.row}"
         with self.connection.begin():
             self._wait_little()
+            held = "FOR NO KEY UPDATE SKIP LOCKED"
+            if not self.trusted:
+                # As the owner no row stays locked: then all of them, for this transaction.
+                execute(self.connection, f"LOCK TABLE {self.source} IN SHARE ROW EXCLUSIVE MODE")
+                held = ""
             rows = (
                 f"SELECT s.id FROM {self.recorded} CROSS JOIN LATERAL (SELECT FROM {self.source} r WHERE {self.row} "
-                "FOR NO KEY UPDATE SKIP LOCKED) l"
+                f"{held}) l"
             )
             locked = self._ids(rows, ids)
             right = f"SELECT s.id {joined} CROSS JOIN LATERAL ({entry}) e WHERE ROW({read})::record *= {image}"
             gone = self._ids(right, locked)
             wrong = locked - gone
-            write = f"INSERT INTO {self.base} ({columns}) SELECT {read} {joined} {self.entry.on_conflict()}"
-            execute(self.connection, write, {"ids": list(wrong)})
+            types = owner.columns_of(self.connection, self.base)
+            item, values = self._asked(f"SELECT {read} {joined}", types, wrong)
+            write = f"INSERT INTO {self.base} ({columns}) SELECT * FROM {item} WHERE true {self.entry.on_conflict()}"
+            execute(self.connection, write, values)
             self._settle("gone", gone)
             self._settle("mended", wrong)
             return list(set(ids) - locked - self._with_row(ids))
@@ -92,15 +109,16 @@ class Mender:
         """Remove entries that no row projects to, in one transaction; returns those that could not be settled."""
         found = comparison.lookup(self.entry, self.base, "b.tableoid, b.ctid")
         entries = (
-            f"SELECT s.id, e.tableoid::regclass::text AS segment, e.ctid::text AS tid FROM {self.recorded} "
-            f"CROSS JOIN LATERAL ({found}) e"
+            f"SELECT s.id, e.tableoid AS segment, e.ctid AS tid FROM {self.recorded} CROSS JOIN LATERAL ({found}) e"
         )
         with self.connection.begin():
             self._wait_little()
             # Before the entries, as a TRUNCATE of the source does; and no partition begins to join meanwhile.
             execute(self.connection, f"LOCK TABLE {self.source} IN ACCESS SHARE MODE")
             by_segment: dict[str, dict[str, int]] = {}
-            for entry in execute(self.connection, entries, {"ids": ids}).all():
+            item, values = self._asked(entries, "id bigint, segment oid, tid tid", ids)
+            places = f"SELECT id, segment::regclass::text AS segment, tid::text AS tid FROM {item}"
+            for entry in execute(self.connection, places, values).all():
                 by_segment.setdefault(entry.segment, {})[entry.tid] = entry.id
             removed: set[int] = set()
             hidden: set[int] = set()
@@ -125,19 +143,31 @@ class Mender:
         visible = f"SELECT coalesce(roir.is_shown({self.generation_id}, 'x'), 'true')"
         shown = execute(self.connection, visible).scalar_one()
         row = f"SELECT FROM {self.source} r WHERE {comparison.row_of(self.entry, 'r', 'x.')}"
-        delete = (
-            f"DELETE FROM {segment} x WHERE {these(locked)} AND NOT EXISTS ({row}) AND {shown} RETURNING x.ctid::text"
-        )
+        without = f"{these(locked)} AND NOT EXISTS ({row}) AND {shown}"
+        if not self.trusted:
+            query = f"SELECT x.ctid FROM {segment} x WHERE {without}"
+            without = these(owner.rows(self.connection, self.read, query, "tid tid").scalars().all())
+        delete = f"DELETE FROM {segment} x WHERE {without} RETURNING x.ctid::text"
         removed.update(tids[tid] for tid in execute(self.connection, delete).scalars())
-        unseen = f"SELECT x.ctid::text FROM {segment} x WHERE {these(locked)} AND NOT {shown}"
-        hidden.update(tids[tid] for tid in execute(self.connection, unseen).scalars())
+        unseen = f"SELECT x.ctid FROM {segment} x WHERE {these(locked)} AND NOT {shown}"
+        hidden.update(tids[tid] for tid in owner.rows(self.connection, self.read, unseen, "tid tid").scalars())
 
     def _with_row(self, ids: list[int]) -> set[int]:
         rows = f"SELECT s.id FROM {self.recorded} WHERE EXISTS (SELECT FROM {self.source} r WHERE {self.row})"
         return self._ids(rows, ids)
 
     def _ids(self, query: str, ids: Iterable[int]) -> set[int]:
-        return set(execute(self.connection, query, {"ids": list(ids)}).scalars())
+        item, values = self._asked(query, "id bigint", ids)
+        return set(execute(self.connection, f"SELECT id FROM {item}", values).scalars())
+
+    def _asked(self, query: str, columns: str, ids: Iterable[int]) -> tuple[str, dict[str, Any]]:
+        """A query over what was recorded under these ids, to be used in FROM."""
+        values: dict[str, Any] = {"ids": list(ids)}
+        if not self.trusted:
+            values = {
+                "recorded": json.dumps([dict(row) for row in execute(self.connection, RECORDED, values).mappings()])
+            }
+        return owner.relation(self.connection, self.read, query, columns, values)
 
     def _wait_little(self) -> None:
         execute(self.connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import capture
+from airflow_roir.engine import capture, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import CAPTURE, DIRECT
 from airflow_roir.engine.catalog import Source
@@ -62,7 +62,7 @@ def check(
                 f"index {index}: partition {change.name} of {source.name} was dropped or detached without roir; "
                 f"run: roir sync-partitions {source.name}"
             )
-        if change.relation not in known and brings_rows(connection, generation_id, entry, change.relation):
+        if change.relation not in known and brings_rows(connection, source, generation_id, entry, change.relation):
             raise PartitionsChanged(
                 f"index {index}: partition {change.name} was attached to {source.name} with rows, without roir; "
                 f"run: roir sync-partitions {source.name}"
@@ -78,7 +78,7 @@ def adopt(connection: Connection, source: Source, generation_id: int, leaves: Co
         execute(connection, "SELECT roir.adopt_partitions(%(generation)s, %(source)s, %(leaves)s::oid[])", values)
 
 
-def brings_rows(connection: Connection, generation_id: int, entry: Entry, leaf: int) -> bool:
+def brings_rows(connection: Connection, source: Source, generation_id: int, entry: Entry, leaf: int) -> bool:
     """True where a leaf has rows that no capture saw, in this snapshot: a captured row and its entry commit together.
 
     Before the switch only the delta counts, since the build doesn't copy from a leaf that it doesn't know.
@@ -102,9 +102,12 @@ def brings_rows(connection: Connection, generation_id: int, entry: Entry, leaf: 
     )
     rows = f"(SELECT {projected} FROM {name}) s"
     return bool(
-        execute(
+        owner.rows(
             connection,
+            source,
             f"SELECT EXISTS (SELECT FROM {rows} WHERE NOT ({any_null}) AND {plain}) "
             f"OR EXISTS (SELECT FROM {rows} WHERE ({any_null}) AND {with_nulls})",
+            "brings boolean",
+            others=[leaf],
         ).scalar_one()
     )

@@ -10,6 +10,7 @@ from itertools import pairwise
 from sqlalchemy import Connection
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, quote
+from airflow_roir.engine import owner
 from airflow_roir.engine.catalog import Source, SourceSize, identity_columns, size_of
 from airflow_roir.engine.database import execute
 
@@ -100,7 +101,8 @@ def sample_of(connection: Connection, source: Source) -> str:
 
 
 def _count(connection: Connection, source: Source, sample: str, share: float) -> int:
-    counted = execute(connection, f"SELECT count(*) FROM {source.sql} {sample}").scalar_one()
+    query = f"SELECT count(*) FROM {source.sql} {sample}"
+    counted = owner.rows(connection, source, query, "rows bigint").scalar_one()
     return round(int(counted) / share)
 
 
@@ -133,8 +135,9 @@ def _range_bounds(connection: Connection, source: Source, sample: str, ranges: i
     key = ", ".join(f"s.{quote(name)}" for name in source.primary_key)
     # By position, since a column may be called anything, `n` too.
     texts = ", ".join(f"{source.columns[name].text('s')} AS k{i}" for i, name in enumerate(source.primary_key))
-    rows = execute(
+    rows = owner.rows(
         connection,
+        source,
         f"""
         SELECT leaf, {", ".join(f"k{i}" for i in range(len(source.primary_key)))}
           FROM (SELECT *, greatest(1, round(total * %(ranges)s::numeric / everything)) AS pieces
@@ -144,6 +147,7 @@ def _range_bounds(connection: Connection, source: Source, sample: str, ranges: i
                           FROM {source.sql} s {sample}) numbered) shared
          WHERE n > 0 AND trunc(n * pieces / total) > trunc((n - 1) * pieces / total)
          ORDER BY leaf, n""",
+        ", ".join(["leaf bigint", *(f"k{i} text" for i in range(len(source.primary_key)))]),
         {"ranges": ranges},
     )
     for row in rows:
@@ -160,7 +164,8 @@ def _segment_bounds(
     each nullable column more sends its NULLs to the default segment, so the most even cut wins.
     """
     identity = identity_columns(source, definition)
-    if segments == 1:
+    if segments == 1 or owner.runs_checks(connection, source, identity):
+        # The bounds of segments are read from text as us.
         return 1, []
     best: tuple[float, int, list[Bound]] | None = None
     for length in range(1, len(identity) + 1):
@@ -168,10 +173,12 @@ def _segment_bounds(
         # Qualified, or ORDER BY would sort the texts, which have the columns' names.
         columns = ", ".join(f"s.{quote(name)}" for name in names)
         texts = ", ".join(source.columns[name].text("s") for name in names)
-        rows = execute(
+        rows = owner.rows(
             connection,
+            source,
             f"SELECT {texts}, count(*), {' AND '.join(f's.{quote(n)} IS DISTINCT FROM NULL' for n in names)} "
             f"FROM {source.sql} s {sample} GROUP BY {columns} ORDER BY {columns}",
+            ", ".join([*(f"k{i} text" for i in range(length)), "rows bigint", "complete boolean"]),
         ).all()
         counted = [(tuple(row)[:length], int(row[length]), bool(row[length + 1])) for row in rows]
         values = [(value, count) for value, count, complete in counted if complete]

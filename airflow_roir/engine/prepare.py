@@ -14,7 +14,18 @@ from sqlalchemy import Connection, Row, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
-from airflow_roir.engine import capture, catalog, checks, control, entry_size, health, partitions, scan_choice, tables
+from airflow_roir.engine import (
+    capture,
+    catalog,
+    checks,
+    control,
+    entry_size,
+    health,
+    owner,
+    partitions,
+    scan_choice,
+    tables,
+)
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import CAPTURE
 from airflow_roir.engine.catalog import Source
@@ -106,7 +117,12 @@ def rehearse(
         return Rehearsal(name, source, definition, entry, found, choice, "rebuild" if existing else "create", size)
 
     readers = Drain(database, source.sql, source.relations, options.lock_timeout_ms, patience_s, modes=EXCLUSIVE)
-    return readers.run(lambda connection, _lock: plan(connection), report)
+
+    def plan_as_owner(connection: Connection, _lock: Callable[[], None]) -> Rehearsal:
+        with owner.for_a_while(connection, source):
+            return plan(connection)
+
+    return readers.run(plan_as_owner, report)
 
 
 def prepare(

@@ -7,7 +7,7 @@ the entry anew. So this needs no order with anybody, and what comes into the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,10 +15,12 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, retry
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import LockNotAcquired
+from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
 
 # Some ten thousand entries: a writer of one of them waits for that long (some 100 ms) at the most.
 BLOCKS_PER_STEP = 128
@@ -95,6 +97,10 @@ def step(database: Database, row: Row[Any], store: Row[Any], first: int) -> int:
         if execute(connection, "SELECT to_regclass(%(name)s)", {"name": store.name}).scalar() is None:
             return 0
         # Nothing is bound here: the conditions may hold literals with a per cent sign.
+        source = _source(connection, row)
+        if source is not None and not owner.is_trusted(connection, source):
+            found = f"x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {row.within} AND NOT {row.has_row} {only}"
+            return _step_as_owner(connection, source, store, found, f"NOT {row.has_row} {only}")
         taken = execute(
             connection,
             f"SELECT x.ctid::text FROM {store.name} x WHERE x.ctid >= '({first},0)' AND x.ctid < '({end},0)' "
@@ -103,13 +109,40 @@ def step(database: Database, row: Row[Any], store: Row[Any], first: int) -> int:
         if not (tids := ", ".join(f"'{tid}'" for tid in taken)):
             return 0
         still = f"x.ctid = ANY (ARRAY[{tids}]::tid[]) AND NOT {row.has_row} {only}"
-        # In a delta it becomes antimatter, whatever the base holds.
-        change = (
-            f"UPDATE {store.name} x SET state = '{EntryState.ANTIMATTER.value}' WHERE {still}"
-            if store.delta
-            else f"DELETE FROM {store.name} x WHERE {still}"
-        )
-        return execute(connection, change).rowcount
+        return _take_away(connection, store, still)
+
+
+def _take_away(connection: Connection, store: Row[Any], where: str) -> int:
+    # In a delta it becomes antimatter, whatever the base holds.
+    change = (
+        f"UPDATE {store.name} x SET state = '{EntryState.ANTIMATTER.value}' WHERE {where}"
+        if store.delta
+        else f"DELETE FROM {store.name} x WHERE {where}"
+    )
+    return execute(connection, change).rowcount
+
+
+def _step_as_owner(connection: Connection, source: Source, store: Row[Any], found: str, still: str) -> int:
+    """The same, where only the owner may be asked for rows: we lock and remove by the entries' places."""
+
+    def these(tids: Sequence[str]) -> str:
+        places = ", ".join(f"'{tid}'" for tid in tids)
+        return f"x.ctid = ANY (ARRAY[{places}]::tid[])"
+
+    def asked(where: str) -> Sequence[str]:
+        query = f"SELECT x.ctid FROM {store.name} x WHERE {where}"
+        return owner.rows(connection, source, query, "place tid").scalars().all()
+
+    taken = execute(connection, f"SELECT x.ctid::text FROM {store.name} x WHERE {these(asked(found))} FOR UPDATE")
+    held = taken.scalars().all()
+    return _take_away(connection, store, these(asked(f"{these(held)} AND {still}"))) if held else 0
+
+
+def _source(connection: Connection, row: Row[Any]) -> Source | None:
+    try:
+        return catalog.read_source(connection, catalog.name_of(connection, row.source_oid))
+    except (NotFound, InvalidInput):
+        return None
 
 
 def _blocks(connection: Connection, name: str) -> int:

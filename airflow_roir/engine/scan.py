@@ -18,6 +18,7 @@ from typing import Protocol
 from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan, quote
+from airflow_roir.engine import owner
 from airflow_roir.engine.batch_size import GROWTH, REMEMBERED
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.run import Job
@@ -71,6 +72,8 @@ class KeyReader:
 
     def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
         """Looks the batch's last key up: exactly `rows` rows, but for the range's last batch."""
+        # Where its owner isn't trusted the read itself leaves no lock behind.
+        execute(self.connection, f"LOCK TABLE ONLY {relation} IN ACCESS SHARE MODE")
         last, done = self._last_key(relation, scan, rows)
         values: dict[str, str] = {}
         where = scan.condition(self.source.primary_key, self._casts, None if done else last, values)
@@ -93,10 +96,12 @@ class KeyReader:
         # Within, so that the texts aren't made of each row that is passed over.
         columns = ", ".join(quote(name) for name in self.source.primary_key)
         head = f"SELECT {texts} FROM (SELECT {columns} FROM {relation} s WHERE {where} ORDER BY"
-        found = execute(self.connection, f"{head} {key} OFFSET {limit - 1} LIMIT 1) s", values).first()
+        named = ", ".join(f"k{i} text" for i in range(len(self.source.primary_key)))
+        query = f"{head} {key} OFFSET {limit - 1} LIMIT 1) s"
+        found = owner.rows(self.connection, self.source, query, named, values).first()
         if found is not None:
             return list(found), False
-        found = execute(self.connection, f"{head} {descending} LIMIT 1) s", values).first()
+        found = owner.rows(self.connection, self.source, f"{head} {descending} LIMIT 1) s", named, values).first()
         return (None if found is None else list(found)), True
 
 

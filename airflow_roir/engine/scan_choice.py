@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import BuildOptions, Scan, quote
-from airflow_roir.engine import control, health
+from airflow_roir.engine import control, health, owner
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import File, cut, files_of, segments_of
@@ -124,7 +124,7 @@ def correlation(connection: Connection, source: Source) -> float:
     """How well the order of the primary key is that of the blocks, from 0 (not at all) to 1, by a sample."""
     key = ", ".join(f"s.{quote(name)}" for name in source.primary_key)
     query = CORRELATION.format(key=key, source=source.sql, sample=sample_of(connection, source))
-    found = execute(connection, query).scalar()
+    found = owner.rows(connection, source, query, "correlation float8").scalar()
     return 1.0 if found is None else float(found)
 
 

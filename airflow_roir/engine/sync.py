@@ -126,7 +126,7 @@ def _take_in(
     values = {"generation": generation.id, "source": source.oid, "relation": change.relation}
     with database.transaction() as connection:
         found = execute(connection, JOINING, values).scalar()
-        if found is None and partitions.brings_rows(connection, generation.id, entry, change.relation):
+        if found is None and partitions.brings_rows(connection, source, generation.id, entry, change.relation):
             execute(connection, JOIN, values)
             found = execute(connection, JOINING, values).scalar_one()
     added = 0

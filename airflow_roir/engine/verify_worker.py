@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import build, comparison, mend
+from airflow_roir.engine import build, comparison, mend, owner
 from airflow_roir.engine.build import Stop
 from airflow_roir.engine.comparison import of_source
 from airflow_roir.engine.database import execute
@@ -199,7 +199,8 @@ class VerifyWorker:
                 sql = comparison.total(entry, read, f"{name} r", where, self.newer)
             else:
                 sql = comparison.sums(entry, read, f"{name} r", where, self.newer, self.verify_job.buckets)
-            return {**self._execute(claim, sql, values)._mapping, "snapshot": shared or f"unit {claim.unit_id}"}
+            row = self._execute(claim, sql, values, comparison.SUMMED, "SELECT * FROM {compared}")
+            return {**row._mapping, "snapshot": shared or f"unit {claim.unit_id}"}
 
     def _hold(self, claim: UnitClaim) -> str | None:
         """Keep partitions from being taken out while the unit is read; the relation's name, None where it is gone.
@@ -262,17 +263,18 @@ class VerifyWorker:
         values["where"] = " AND ".join(terms) or "true"
         return "%(where)s"
 
-    def _execute(self, claim: UnitClaim, sql: str, values: dict[str, Any]) -> Row[Any]:
-        """Bound, but where pieces are cut by blocks: there all values are numbers."""
+    def _execute(self, claim: UnitClaim, sql: str, values: dict[str, Any], columns: str, around: str) -> Row[Any]:
+        """Bound, but where pieces are cut by blocks: there all values are numbers. around: has the query in FROM."""
         if claim.side != "source":
             for name in sorted(values, key="where".__eq__):
                 sql = sql.replace(f"%({name})s", str(values[name]))
             values = {}
-        return execute(self.connection, sql, values).one()
+        item, values = owner.relation(self.connection, self.job.source, sql, columns, values)
+        return execute(self.connection, around.replace("{compared}", item), values).one()
 
     def _check(self, claim: UnitClaim, name: str) -> tuple[int, int]:
         job, with_delta = self.job, self.verify_job.with_delta
-        values: dict[str, Any] = {"verification": self.verify_job.verification_id, "unit": claim.unit_id}
+        values: dict[str, Any] = {}
         # Not "s": that is the source's in the question whether an entry is shown.
         alias = "r" if claim.side == "source" else "x"
         where = self._where(claim, values, alias)
@@ -282,12 +284,16 @@ class VerifyWorker:
             # A constant, so that the server looks them up by hash.
             where += f" AND {bucket} = ANY ('{{{','.join(map(str, self.verify_job.suspicious))}}}'::int[])"
         if claim.side == "source":
-            sql = comparison.missing_or_different(job.source, job.entry, job.generation_id, name, where, with_delta)
+            sql, around = comparison.missing_or_different(
+                job.source, job.entry, job.generation_id, name, where, with_delta
+            )
         else:
             # A regular row of the delta overrides the base itself.
             of_base = with_delta and claim.side == "entry"
-            sql = comparison.extra(job.source, job.entry, job.generation_id, name, where, of_base)
-        row = self._execute(claim, sql, values)
+            sql, around = comparison.extra(job.source, job.entry, job.generation_id, name, where, of_base)
+        for name_of, number in (("verification", self.verify_job.verification_id), ("unit", claim.unit_id)):
+            around = around.replace(f"%({name_of})s", str(int(number)))
+        row = self._execute(claim, sql, values, comparison.COMPARED, around)
         return row.rows, row.found
 
     def _check_tree(self, claim: UnitClaim, name: str) -> None:

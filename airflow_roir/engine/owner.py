@@ -1,0 +1,256 @@
+"""The one place that reads a source: what runs there on its owner's behalf runs as its owner, whatever role we are.
+
+To read a table is to run code of its owner: conditions and expressions of its indexes and its CHECKs (the planner
+evaluates what is constant in them), checks of domains, casts, views and rules behind a name. Where the owner may do all
+that we may, a statement is simply sent. Else it goes through a function that he owns, SECURITY DEFINER, whose body only
+we can write (docs/architecture.md, "Whose code runs as whom").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, CursorResult, Row
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.database import bound, execute, sqlstate
+from airflow_roir.engine.tables import DATA_SCHEMA
+from airflow_roir.errors import InvalidInput, SourceChanged
+
+# Whoever owns our schema is us, whoever else may create in it could put a function of his in our function's place.
+STANDING = f"""
+SELECT bool_and(trusted) AS trusted, count(DISTINCT owner) AS owners, min(owner::text) AS owner,
+       coalesce((SELECT p.prosecdef AND p.proconfig IS NULL AND p.proowner = c.relowner AND p.prosrc = %(body)s
+                   FROM pg_proc p, pg_class c
+                  WHERE p.oid = to_regprocedure(%(function)s) AND c.oid = %(source)s), false) AS made,
+       bool_or(may_create) AS may_create,
+       (SELECT c.oid::regclass::text || ' to ' || pg_get_userbyid(c.relowner) FROM pg_class c, pg_class s
+         WHERE c.oid = ANY (%(relations)s) AND s.oid = %(source)s AND c.relowner <> s.relowner LIMIT 1) AS other
+  FROM (SELECT o.rolname AS owner,
+               o.rolsuper OR o.oid = n.nspowner OR o.rolname = current_user AND o.rolname = session_user AS trusted,
+               has_schema_privilege(o.oid, n.oid, 'CREATE') AS may_create
+          FROM pg_namespace n, (SELECT DISTINCT c.relowner FROM pg_class c WHERE c.oid = ANY (%(relations)s)) c
+          JOIN pg_roles o ON o.oid = c.relowner
+         WHERE n.nspname = '{DATA_SCHEMA}') owners
+"""
+OWNED = """
+SELECT current_user::text AS role, pg_get_userbyid(p.proowner) = %(owner)s AS owned,
+       has_schema_privilege(%(owner)s, p.pronamespace, 'CREATE') OR u.rolsuper AS may_create
+  FROM pg_proc p, pg_roles u WHERE p.oid = to_regprocedure(%(function)s) AND u.rolname = current_user
+"""
+TYPES = """
+SELECT string_agg(quote_ident(attname) || ' ' || format_type(atttypid, atttypmod), ', ' ORDER BY attnum)
+  FROM pg_attribute WHERE attrelid = to_regclass(%(relation)s) AND attnum > 0 AND NOT attisdropped
+"""
+# Domains are the only types whose input runs code that isn't a superuser's.
+CHECKED = """
+WITH RECURSIVE inside (oid) AS (
+    SELECT a.atttypid FROM pg_attribute a
+     WHERE a.attrelid = %(oid)s AND a.attname = ANY (%(names)s) AND NOT a.attisdropped
+    UNION
+    SELECT x.oid FROM inside i JOIN pg_type t ON t.oid = i.oid
+     CROSS JOIN LATERAL (
+           SELECT t.typelem WHERE t.typelem <> 0
+           UNION ALL SELECT t.typbasetype WHERE t.typtype = 'd'
+           UNION ALL SELECT a.atttypid FROM pg_attribute a
+                      WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+           UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) x (oid))
+SELECT EXISTS (SELECT FROM inside i JOIN pg_type t ON t.oid = i.oid JOIN pg_roles o ON o.oid = t.typowner
+                WHERE t.typtype = 'd' AND NOT o.rolsuper)
+"""
+# To hand something over twice at once is an error of the server: both change the schema's row.
+ONE_BY_ONE = "SELECT pg_advisory_xact_lock(hashtext('roir'), hashtext('owner'))"
+
+
+def function_name(source_oid: int) -> str:
+    """The function that reads a source as its owner."""
+    return f"{DATA_SCHEMA}.read_{source_oid}"
+
+
+def rows(
+    connection: Connection,
+    source: Source,
+    query: str,
+    columns: str,
+    values: Mapping[str, Any] | None = None,
+    others: Sequence[int] = (),
+) -> CursorResult[Any]:
+    """Send a query that reads a source. columns: what it returns, as a column definition list, of built-in types.
+
+    others: oids of tables, besides the source's, that the query reads. Locks that it takes are gone afterwards where
+    the owner isn't trusted. Raises InvalidInput where our role can't become the owner.
+    """
+    if is_trusted(connection, source, others):
+        return execute(connection, query, values)
+    item, bindings = _item(connection, source, query, columns, values)
+    return execute(connection, f"SELECT * FROM {item}", bindings)
+
+
+def relation(
+    connection: Connection,
+    source: Source,
+    query: str,
+    columns: str,
+    values: Mapping[str, Any] | None = None,
+    others: Sequence[int] = (),
+) -> tuple[str, dict[str, Any]]:
+    """As `rows`, to be used in FROM of a statement of ours, which gets the rows as values and runs nothing of his.
+
+    Returns the item, with the alias `r`, and the values to bind.
+    """
+    if is_trusted(connection, source, others):
+        return f"({query}) r", dict(values or {})
+    return _item(connection, source, query, columns, values)
+
+
+def is_trusted(connection: Connection, source: Source, others: Sequence[int] = ()) -> bool:
+    """True where the source's owner may do what we may, or is ourselves. Raises InvalidInput where there are several.
+
+    An owner changes under an ACCESS EXCLUSIVE lock only: what is locked before keeps the answer.
+    """
+    return bool(_standing(connection, source, others).trusted)
+
+
+def columns_of(connection: Connection, table: str) -> str:
+    """The columns of one of our tables, as a column definition list."""
+    return str(execute(connection, TYPES, {"relation": table}).scalar_one())
+
+
+def runs_checks(connection: Connection, source: Source, names: Sequence[str]) -> bool:
+    """True where to read values of these columns back from text runs a domain's checks: somebody's code, as us."""
+    if not names or is_trusted(connection, source):
+        return False
+    return bool(execute(connection, CHECKED, {"oid": source.oid, "names": list(names)}).scalar_one())
+
+
+@contextmanager
+def for_a_while(connection: Connection, source: Source) -> Iterator[None]:
+    """What is needed to read a source isn't there any more afterwards, unless it was before. One transaction."""
+    function = f"{function_name(source.oid)}(text)"
+    made = execute(connection, "SELECT to_regprocedure(%(f)s)", {"f": function}).scalar() is not None
+    yield
+    if not made:
+        execute(connection, f"DROP FUNCTION IF EXISTS {function}")
+
+
+def install(connection: Connection, source: Source) -> None:
+    """Make the function that reads the source as its owner, where that is needed."""
+    standing = _standing(connection, source)
+    if standing.trusted or standing.made:
+        return
+    if standing.may_create:
+        raise InvalidInput(
+            f"table {source.name}: its owner {quote(source.owner)} may create in schema {DATA_SCHEMA}, where he could "
+            f"take roir's place: REVOKE CREATE ON SCHEMA {DATA_SCHEMA} FROM {quote(source.owner)}"
+        )
+    name = function_name(source.oid)
+    with connection.begin_nested():
+        execute(connection, ONE_BY_ONE)
+        if _standing(connection, source).made:
+            return
+        # Not replaced: what stays his could be altered by him but for its body.
+        execute(connection, f"DROP FUNCTION IF EXISTS {name}(text)")
+        execute(connection, render(source))
+        execute(connection, f"REVOKE ALL ON FUNCTION {name}(text) FROM PUBLIC")
+        hand_over(connection, source, f"{name}(text)")
+
+
+def render(source: Source) -> str:
+    """The function, pure text."""
+    tag = "$roir$"
+    while tag in source.owner:
+        tag = f"{tag[:-1]}_$"
+    return (
+        f"CREATE FUNCTION {function_name(source.oid)}(statement text) RETURNS SETOF record\n"
+        f"LANGUAGE plpgsql SECURITY DEFINER AS {tag}{_body(source)}{tag}"
+    )
+
+
+def _body(source: Source) -> str:
+    """Whatever its owner alters of the function, this is only run as he, and where nobody can become anybody else."""
+    literal = source.owner.replace("'", "''")
+    return f"""
+DECLARE
+  whole boolean := false;
+BEGIN
+  IF current_user OPERATOR(pg_catalog.<>) '{literal}'::pg_catalog.name THEN
+    RAISE EXCEPTION USING ERRCODE = 'RO003', MESSAGE = 'a source is read as its owner only';
+  END IF;
+  BEGIN
+    -- Refused within SECURITY DEFINER only, where nobody can change the role back.
+    PERFORM pg_catalog.set_config('role', 'none', true);
+    RAISE EXCEPTION USING ERRCODE = 'RO003', MESSAGE = 'a source is read by SECURITY DEFINER only';
+  EXCEPTION WHEN insufficient_privilege THEN NULL;
+  END;
+  BEGIN
+    RETURN QUERY EXECUTE statement;
+    whole := true;
+    -- The rows stay. What was done behind them doesn't: settings, cursors, deferred triggers, temporary tables.
+    RAISE EXCEPTION USING ERRCODE = 'RO002';
+  EXCEPTION WHEN SQLSTATE 'RO002' THEN
+    IF NOT whole THEN
+      RAISE;
+    END IF;
+  END;
+END
+"""
+
+
+def hand_over(connection: Connection, source: Source, function: str) -> None:
+    """Make the source's owner the owner of one of our functions. function: with its arguments' types.
+
+    Raises InvalidInput where our role may not.
+    """
+    row = execute(connection, OWNED, {"function": function, "owner": source.owner}).one()
+    if row.owned:
+        return
+    owner = quote(source.owner)
+    # An owner needs to be one who may create there, for as long as it takes to become one.
+    before = f"GRANT CREATE ON SCHEMA {DATA_SCHEMA} TO {owner}"
+    after = f"REVOKE CREATE ON SCHEMA {DATA_SCHEMA} FROM {owner}"
+    try:
+        with connection.begin_nested():
+            if not row.may_create:
+                execute(connection, ONE_BY_ONE)
+            for statement in (
+                *([] if row.may_create else [before]),
+                f"ALTER FUNCTION {function} OWNER TO {owner}",
+                *([] if row.may_create else [after]),
+            ):
+                execute(connection, statement)
+    except DBAPIError as error:
+        if sqlstate(error) != "42501":
+            raise
+        raise InvalidInput(
+            f"table {source.name}: its capture must run as its owner, and role {quote(row.role)} can't arrange "
+            f"that: GRANT {owner} TO {quote(row.role)}, with the option SET where the server knows it"
+        ) from error
+
+
+def _item(
+    connection: Connection, source: Source, query: str, columns: str, values: Mapping[str, Any] | None
+) -> tuple[str, dict[str, Any]]:
+    install(connection, source)
+    return f"{function_name(source.oid)}(%(as_owner)s) AS r({columns})", {"as_owner": bound(connection, query, values)}
+
+
+def _standing(connection: Connection, source: Source, others: Sequence[int] = ()) -> Row[Any]:
+    values = {
+        "function": f"{function_name(source.oid)}(text)",
+        "relations": [source.oid, *source.relations, *others],
+        "source": source.oid,
+        "body": _body(source),
+    }
+    row = execute(connection, STANDING, values).one()
+    if row.owner is not None and row.owner != source.owner and row.owners == 1:
+        raise SourceChanged(f"table {source.name} has another owner since it was looked at; begin again")
+    if not row.trusted and row.owners > 1:
+        raise InvalidInput(
+            f"table {source.name} belongs to {quote(source.owner)}, its partition {row.other}: what reads the one must "
+            "be allowed to read the other, as one role. Use ALTER TABLE … OWNER TO on the partition"
+        )
+    return row
