@@ -52,7 +52,10 @@ class Column:
         """SQL for this column's lossless text; the session's settings are pinned (DESIGN section 6)."""
         name = quote(self.name) if alias is None else f"{alias}.{quote(self.name)}"
         # regclass and its kin print names, which a rename changes; their order is that of the oid anyway.
-        return f"{name}::oid::text" if self.oid_alias else f"{name}::text"
+        if self.oid_alias:
+            return f"{name}::oid::text"
+        # Somebody may have made a cast to text that loses something; this is what the type's input reads.
+        return f"concat({name})" if "." in self.cast else f"{name}::text"
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,14 @@ def image(column: EntryColumn, value: str) -> str:
     if column.cast in PADDED:
         # Its text has lost the blanks at the end.
         return f"bpcharsend({value})"
-    return f'{value}::text COLLATE "C"' if column.cast not in TEXTUAL else f'{value} COLLATE "C"'
+    return f'({_output(column, value)}) COLLATE "C"' if column.cast not in TEXTUAL else f'{value} COLLATE "C"'
+
+
+def _output(column: EntryColumn, value: str) -> str:
+    """SQL for a value's text. The owner of a type may have made a cast to text that loses something."""
+    if "." not in column.cast:
+        return f"{value}::text"
+    return f"CASE WHEN {value} IS DISTINCT FROM NULL THEN concat({value}) END"
 
 
 def _has_scale(column: EntryColumn) -> bool:
@@ -93,7 +100,7 @@ def text(column: EntryColumn, value: str) -> str:
     """SQL for a value's lossless text, under pinned settings."""
     if column.cast in PADDED:
         return f"textin(bpcharout({value}))"
-    return f"{value}::oid::text" if column.oid_alias else f"{value}::text"
+    return f"{value}::oid::text" if column.oid_alias else _output(column, value)
 
 
 def row_hash(entry: Entry, values: Sequence[str], newer: bool) -> str:

@@ -89,7 +89,11 @@ def batch(
             return None
         values = {}
         where = ScanRange(None, None, before).condition(source.primary_key, source.comparands, list(last), values)
-        columns, rest, bindings = ", ".join(entry.source_columns("s")), f"{name} s WHERE {where} FOR SHARE", values
+        columns, rest, bindings = (
+            ", ".join(column.of("s") for column in entry.columns),
+            f"{name} s WHERE {where} FOR SHARE",
+            values,
+        )
         if not owner.is_trusted(connection, source, [relation]):
             # As the owner no row stays locked: then all of them, for this transaction.
             execute(connection, f"LOCK TABLE ONLY {name} IN SHARE ROW EXCLUSIVE MODE")

@@ -43,7 +43,7 @@ SELECT current_user::text AS role, pg_get_userbyid(p.proowner) = %(owner)s AS ow
   FROM pg_proc p, pg_roles u WHERE p.oid = to_regprocedure(%(function)s) AND u.rolname = current_user
 """
 TYPES = """
-SELECT string_agg(quote_ident(attname) || ' ' || format_type(atttypid, atttypmod), ', ' ORDER BY attnum)
+SELECT string_agg(quote_ident(attname) || ' ' || format_type(atttypid, -1), ', ' ORDER BY attnum)
   FROM pg_attribute WHERE attrelid = to_regclass(%(relation)s) AND attnum > 0 AND NOT attisdropped
 """
 # Domains are the only types whose input runs code that isn't a superuser's.
@@ -116,7 +116,7 @@ def is_trusted(connection: Connection, source: Source, others: Sequence[int] = (
 
 
 def columns_of(connection: Connection, table: str) -> str:
-    """The columns of one of our tables, as a column definition list."""
+    """The columns of one of our tables, as a column definition list; without modifiers, which queries may lack."""
     return str(execute(connection, TYPES, {"relation": table}).scalar_one())
 
 

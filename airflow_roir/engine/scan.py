@@ -172,4 +172,4 @@ def columns_of(job: Job) -> list[str]:
     """SQL for the columns of an entry, in the relations that the ranges are pieces of."""
     if job.scan is Scan.INDEX:
         return job.entry.physical()
-    return [quote(column.source) for column in job.entry.columns]
+    return [f"{quote(column.source)}{column.to_base_type}" for column in job.entry.columns]
