@@ -126,7 +126,7 @@ DOORS: dict[str, tuple[str, ...]] = {
 }
 # None of its code is run by reading.
 QUIET = ("domain", "cast of a type", "policy", "generated column")
-ROLES = ("superuser", "member")
+ROLES = ["superuser", pytest.param("member", marks=pytest.mark.sweep)]
 
 
 @dataclass
@@ -206,7 +206,7 @@ def build(scene: Scene, **options: Any) -> Run:
     return run
 
 
-@pytest.mark.parametrize("scan", ["key", "block"])
+@pytest.mark.parametrize("scan", ["key", pytest.param("block", marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("door", DOORS)
 def test_no_step_gives_an_owner_rights(scene: Scene, door: str, scan: str) -> None:
     scene.as_owner(*DOORS[door])
