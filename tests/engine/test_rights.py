@@ -30,7 +30,7 @@ BEGIN
     BEGIN ALTER ROLE {owner} CREATEROLE; PERFORM nextval('evil.gains');
     EXCEPTION WHEN OTHERS THEN NULL; END;
     BEGIN EXECUTE 'SET LOCAL ROLE NONE';
-        IF current_user <> '{owner}' THEN PERFORM nextval('evil.gains'); END IF;
+        IF current_user OPERATOR(pg_catalog.<>) '{owner}' THEN PERFORM nextval('evil.gains'); END IF;
     EXCEPTION WHEN OTHERS THEN NULL; END;
     BEGIN PERFORM FROM victims.secret; PERFORM nextval('evil.gains');
     EXCEPTION WHEN OTHERS THEN NULL; END;
@@ -49,7 +49,7 @@ END $$
 NOTE = """
 CREATE FUNCTION evil.note() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    IF current_user <> '{owner}' THEN PERFORM nextval('evil.as_another'); END IF;
+    IF current_user OPERATOR(pg_catalog.<>) '{owner}' THEN PERFORM nextval('evil.as_another'); END IF;
     BEGIN ALTER ROLE {owner} CREATEROLE; PERFORM nextval('evil.gains');
     EXCEPTION WHEN OTHERS THEN NULL; END;
     RETURN true;
