@@ -19,7 +19,7 @@ DEFAULT = {
     "an abort, then a create": Bounds(BOTH, primary_keys=(1,), operations=2, aborts=1),
     "a create, then a rebuild": Bounds(BOTH, primary_keys=(1,), operations=2),
     "a rebuild": Bounds(BOTH, built=True),
-    "swapped primary keys": Bounds((("RC", 2),), ((1, "a0"), (2, "a0")), swaps=True),
+    "swapped primary keys": Bounds((("RC", 2),), ((1, "a0"), (2, "a0")), swaps=True, key="immediate"),
     "a truncate": Bounds(BOTH, TWO_ROWS, truncates=1),
 }
 LARGE = {
@@ -36,8 +36,8 @@ LARGE = {
     "a create, then a rebuild, two writes": Bounds(
         (("RC", 2), REPEATABLE_READ), primary_keys=(1,), values=WITH_INCLUDED, operations=2
     ),
-    "swapped primary keys, old snapshots": Bounds((("RC", 2), REPEATABLE_READ), ((1, "a0"), (2, "a0")), swaps=True),
+    "swapped primary keys, old snapshots": Bounds((("RC", 2), REPEATABLE_READ), ((1, "a0"), (2, "a0")), swaps=True, key="immediate"),
     "swapped primary keys in a rebuild, a truncate": Bounds(
-        BOTH, ((1, "a0"), (2, "a0")), swaps=True, built=True, truncates=1
+        BOTH, ((1, "a0"), (2, "a0")), swaps=True, key="immediate", built=True, truncates=1
     ),
 }

@@ -149,7 +149,8 @@ class Schedule:
         count: Any = 1
         try:
             if verb == "delete":
-                table, count = mvcc.delete(table, ident, snapshot, me, both.repeatable)
+                table, found = mvcc.delete(table, ident, snapshot, me, both.repeatable)
+                count = len(found)
             elif verb == "change":
                 table, found = mvcc.change(table, ident, value, snapshot, me, both.repeatable)
                 count = len(found)
@@ -227,5 +228,5 @@ def test_a_waiting_delete_follows_an_update_and_nothing_else(how: str) -> None:
         table = mvcc.insert(table, 1, "b", mark(0))
     with pytest.raises(Wait):
         mvcc.delete(table, 1, 1, mark(1), False)
-    _, count = mvcc.delete(mvcc.commit(table, mark(0), 2), 1, 1, mark(1), False)
-    assert count == (how == "updated")
+    _, found = mvcc.delete(mvcc.commit(table, mark(0), 2), 1, 1, mark(1), False)
+    assert len(found) == (how == "updated")
