@@ -39,6 +39,7 @@ class Variant(Enum):
     NO_LOCK_BUT_REFUSAL = "a careful visit locks nothing, but gets 40001 where its one snapshot is not the truth any more"
     LOCK_ON_PLAIN_KEYS = "a careful visit asks for others' versions where the primary key isn't DEFERRABLE"
     OWN_HIDES_OTHERS_ON_PLAIN_KEYS = "as the two before, by primary key alone"
+    LOOK_ONCE = "a careful visit doesn't look again after it has taken an entry out"
     CAPTURE_MODE_TAKES_OLD_SNAPSHOTS = "with a DEFERRABLE key capture mode takes snapshots older than prepare"
     TRUNCATE_BETWEEN_READ_AND_WRITE = "a batch reads the source in one transaction and writes the base in another"
 

@@ -359,14 +359,18 @@ class _Session:
     def _answered(self, op: tuple[Any, ...], source: mvcc.Table, value: str | None) -> State:
         """The look's answer becomes the statement that follows."""
         verb, number, ident = op
-        if verb == "look for delta":
-            then = ("put delta", number, ident, "antimatter" if value is None else "regular" + value[1:])
-        elif value is None:
-            then = ("take out", number, ident)
-        else:
-            then = ("put base", number, ident, value[1:])
+        delta, again = verb.endswith("delta"), verb.startswith("look again")
+        then: list[tuple[Any, ...]] = []
+        if value is not None:
+            then = [("put delta", number, ident, "regular" + value[1:]) if delta else ("put base", number, ident, value[1:])]
+        elif not again:
+            then = [("put delta", number, ident, "antimatter") if delta else ("take out", number, ident)]
+            # Between the look and the removal another transaction may have brought a row of this key. What removes
+            # the entry holds it, so that from then on nobody else can.
+            if self.bounds.key != "plain" and not self.repeatable and self.variant != Variant.LOOK_ONCE:
+                then.append((f"look again for {'delta' if delta else 'base'}", number, ident))
         state = self.state._replace(source=source)
-        return self._set(state=state, ops=(then, *self.user.ops[1:]), statement=NO_SNAPSHOT)
+        return self._set(state=state, ops=(*then, *self.user.ops[1:]), statement=NO_SNAPSHOT)
 
     def _take_out(self, base: mvcc.Table, ident: tuple[str, int], snapshot: int) -> mvcc.Table:
         """A removal, and its probe: where one snapshot shows nothing, an insert meets what it can't see."""
