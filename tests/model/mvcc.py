@@ -107,9 +107,14 @@ def may_conflict(table: Table, ident: Any, me: int) -> bool:
     return any(v[0] == ident and not (v[3] == me and v[4] < LOCKED) and not 0 <= v[3] < NEVER for v in table)
 
 
+def own_rows(table: Table, ident: Any, me: int) -> list[Version]:
+    """What transaction `me` has written under an ident and not ended."""
+    return [v for v in table if v[0] == ident and v[2] == me and (v[3] != me or v[4] >= LOCKED)]
+
+
 def check(table: Table, ident: Any, me: int) -> None:
     """The later check of a DEFERRABLE key, where this transaction's row is still there. As `insert` raises."""
-    mine = [v for v in table if v[0] == ident and v[2] == me and (v[3] != me or v[4] >= LOCKED)]
+    mine = own_rows(table, ident, me)
     if not mine:
         return
     others = tuple(v for v in table if v[0] == ident and v[2] != me)
@@ -117,9 +122,14 @@ def check(table: Table, ident: Any, me: int) -> None:
         raise UniqueViolation
 
 
-def share(table: Table, ident: Any, snapshot: int, me: int, repeatable: bool) -> tuple[Table, list[Version]]:
-    """SELECT … FOR SHARE of others' rows. Returns the table and what is locked. Raises as `delete`."""
-    found = _reach(table, ident, snapshot, me, repeatable, own=False, exclusive=False)
+def share(
+    table: Table, ident: Any, snapshot: int, me: int, repeatable: bool, key: str = ""
+) -> tuple[Table, list[Version]]:
+    """SELECT … FOR SHARE of others' rows. Returns the table and what is locked. Raises as `delete`.
+
+    key: only rows whose value begins with it, before and after they were waited for.
+    """
+    found = _reach(table, ident, snapshot, me, repeatable, own=False, exclusive=False, key=key)
     for version in found:
         if version[3] != me:
             bits = _SHARED_BY - version[3] if version[4] == SHARED else 0
@@ -189,11 +199,12 @@ def _reach(
     repeatable: bool,
     own: bool | None = None,
     exclusive: bool = True,
+    key: str = "",
 ) -> list[Version]:
     """The versions that a statement gets hold of: what its snapshot shows, or what became of that."""
     found = []
     for version in versions(table, ident, snapshot, me, own):
-        now: Version | None = version
+        now: Version | None = version if version[1].startswith(key) else None
         while now is not None and now[3] not in (NEVER, me):
             if now[4] == SHARED and not exclusive:
                 break
@@ -207,7 +218,7 @@ def _reach(
             # READ COMMITTED follows an updated row to its newest version; a deleted one is gone, whatever came after.
             follower = [v for v in table if v[0] == ident and v[2] == now[3]] if now[4] == UPDATED else []
             now = follower[0] if follower else None
-        if now is not None and (now[3] == NEVER or now[4] >= LOCKED):
+        if now is not None and (now[3] == NEVER or now[4] >= LOCKED) and now[1].startswith(key):
             found.append(now)
     return found
 

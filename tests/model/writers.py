@@ -15,7 +15,13 @@ from tests.model.state import NO_SNAPSHOT, Bounds, State, User, Variant
 Step = tuple[str, State]
 Entry = tuple[tuple[str, int], str]
 
-_WEAKER_LOOKS = (Variant.KEY_SHARE, Variant.NO_LOCK, Variant.NO_LOCK_BUT_REFUSAL)
+_ASK_FOR_OTHERS = (
+    Variant.LOCK_ON_PLAIN_KEYS,
+    Variant.OWN_HIDES_OTHERS_ON_PLAIN_KEYS,
+    Variant.KEY_SHARE,
+    Variant.NO_LOCK,
+    Variant.NO_LOCK_BUT_REFUSAL,
+)
 
 
 def mark(number: int) -> int:
@@ -64,7 +70,7 @@ class _Session:
                 waits = False
                 yield step
             if waits and self._is_deadlocked():
-                yield f"{self.name} → deadlock, rolled back", self._rollback()
+                yield f"{self.name} waits → deadlock", self._rollback()
             return
         if user.left:
             yield from self._begin_statement()
@@ -152,7 +158,7 @@ class _Session:
                 return
             if len(afters) > 1:
                 for number, after in enumerate(afters, 1):
-                    yield f"{self.name}{said} (finds {len(afters)} versions of the row, takes number {number})", after
+                    yield f"{self.name}{said} (two versions of the row: takes number {number})", after
                 return
             session, progress = session._after(afters[0]), True
             if self.bounds.fine:
@@ -214,7 +220,7 @@ class _Session:
             ops += self._compile(old_row, new_row, again)
         checks = user.checks
         if self.bounds.key == "deferred":
-            checks = tuple(sorted({*checks, *arriving}))
+            checks = tuple(sorted(one for one in {*checks, *arriving} if mvcc.own_rows(source, one, me)))
         return self._set(
             state=self.state._replace(source=source),
             chosen=chosen,
@@ -232,9 +238,7 @@ class _Session:
 
     # -- the capture function
 
-    def _compile(
-        self, old: tuple[int, str] | None, new: tuple[int, str] | None, again: bool
-    ) -> list[tuple[Any, ...]]:
+    def _compile(self, old: tuple[int, str] | None, new: tuple[int, str] | None, again: bool) -> list[tuple[Any, ...]]:
         """What the function does for one event, as it is rendered now: no mode changes under an open writer.
 
         again: this transaction has locked the row or written to it once more since that event.
@@ -304,7 +308,7 @@ class _Session:
         me, repeatable = self.me, self.repeatable
         base, delta, ident = generation.base, generation.delta, rest[0]
         if verb.startswith("look"):
-            return [self._answered(op, source, value) for source, value in self._look(ident, snapshot)]
+            return self._look(op, ident, snapshot)
         if verb == "put delta":
             there = ident in mvcc.rows(delta, snapshot, me)
             if self.variant == Variant.ANTIMATTER_DROPPED_AT_INSERT and rest[-1] is True and there:
@@ -322,47 +326,57 @@ class _Session:
         state = self.state._replace(generations=tuple(generations))
         return [self._set(state=state, ops=self.user.ops[1:], statement=NO_SNAPSHOT)]
 
-    def _look(self, ident: tuple[str, int], snapshot: int) -> list[tuple[mvcc.Table, str | None]]:
-        """The careful path's question to the source: with what value a row projects to the entry, if one does.
+    def _look(self, op: tuple[Any, ...], ident: tuple[str, int], snapshot: int) -> list[State]:
+        """The careful path's question to the source: with what value does a row project to the entry, if one does?
 
-        Several answers where the server may give any of them. Raises Wait and SerializationFailure.
+        Several states where the server may find any of several versions. Raises Wait and SerializationFailure.
         """
         key, pk = ident
-        source, me, variant = self.state.source, self.me, self.variant
+        source, me, repeatable, variant = self.state.source, self.me, self.repeatable, self.variant
         seen = mvcc.versions(source, pk, snapshot, me)
         own = [version for version in seen if version[2] == me]
-        hides = variant == Variant.OWN_HIDES_OTHERS
-        others: list[mvcc.Version] = []
-        plain = self.bounds.key == "plain"
-        if plain and variant == Variant.OWN_HIDES_OTHERS_ON_PLAIN_KEYS:
-            plain, hides = False, True
-        if plain and variant in (Variant.LOCK_ON_PLAIN_KEYS, *_WEAKER_LOOKS):
-            plain = False
-        fitting = [version for version in own if version[1][0] == key]
-        found = source
-        if variant in (Variant.ANY_VERSION_ANSWERS, Variant.OTHERS_ANSWER_TOO) or (
-            not plain and not (own if hides else fitting)
-        ):
-            if variant in (Variant.ANY_VERSION_ANSWERS, Variant.NO_LOCK):
-                others = [version for version in seen if version[2] != me]
-            elif variant == Variant.NO_LOCK_BUT_REFUSAL:
-                others = [version for version in seen if version[2] != me]
-                if self.repeatable and any(0 <= version[3] < mvcc.NEVER for version in others):
-                    raise SerializationFailure
-            elif variant == Variant.KEY_SHARE:
-                others = mvcc.key_share(source, pk, snapshot, me, self.repeatable)
-            else:
-                found, others = mvcc.share(source, pk, snapshot, me, self.repeatable)
-        values = sorted({version[1] for version in (*own, *others) if version[1][0] == key})
-        return [(found, value) for value in values] or [(found, None)]
+        others = [version for version in seen if version[2] != me]
+
+        def fitting(found: list[mvcc.Version]) -> list[str]:
+            return sorted({version[1] for version in found if version[1][0] == key})
+
+        if variant == Variant.ANY_VERSION_ANSWERS:
+            return self._answers(op, source, fitting(seen))
+        if variant == Variant.LOCK_ANY_VERSION:
+            if fitting(own) and fitting(others) and len(op) == 3:
+                # It takes the one that comes first, wherever that lies.
+                return [self._set(ops=((*op, first), *self.user.ops[1:])) for first in ("own", "others")]
+            if fitting(others) and op[3:] != ("own",):
+                source, others = mvcc.share(source, pk, snapshot, me, repeatable, key)
+                return self._answers(op, source, fitting(others) or fitting(own))
+            return self._answers(op, source, fitting(own))
+        plain, by_key_alone = self.bounds.key == "plain", variant == Variant.OWN_HIDES_OTHERS
+        if plain and variant in _ASK_FOR_OTHERS:
+            plain, by_key_alone = False, variant == Variant.OWN_HIDES_OTHERS_ON_PLAIN_KEYS
+        if plain or fitting(own) or (own and by_key_alone):
+            # Nobody else can have a row of a key that this transaction holds and that is checked at once.
+            return self._answers(op, source, fitting(own))
+        if variant == Variant.KEY_SHARE:
+            others = mvcc.key_share(source, pk, snapshot, me, repeatable)
+        elif variant == Variant.NO_LOCK_BUT_REFUSAL:
+            if repeatable and any(0 <= version[3] < mvcc.NEVER for version in others):
+                raise SerializationFailure
+        elif variant != Variant.NO_LOCK:
+            source, others = mvcc.share(source, pk, snapshot, me, repeatable)
+        return self._answers(op, source, fitting(others))
+
+    def _answers(self, op: tuple[Any, ...], source: mvcc.Table, values: list[str]) -> list[State]:
+        return [self._answered(op, source, value) for value in values] or [self._answered(op, source, None)]
 
     def _answered(self, op: tuple[Any, ...], source: mvcc.Table, value: str | None) -> State:
         """The look's answer becomes the statement that follows."""
-        verb, number, ident = op
+        verb, number, ident, *_ = op
         delta, again = verb.endswith("delta"), verb.startswith("look again")
         then: list[tuple[Any, ...]] = []
-        if value is not None:
-            then = [("put delta", number, ident, "regular" + value[1:]) if delta else ("put base", number, ident, value[1:])]
+        if value is not None and delta:
+            then = [("put delta", number, ident, "regular" + value[1:])]
+        elif value is not None:
+            then = [("put base", number, ident, value[1:])]
         elif not again:
             then = [("put delta", number, ident, "antimatter") if delta else ("take out", number, ident)]
             # Between the look and the removal another transaction may have brought a row of this key. What removes
