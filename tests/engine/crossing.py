@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from airflow_roir.engine import fold
 from airflow_roir.engine.run import Job, Run, load_job
 from tests.engine import stages, steps
-from tests.engine.ground import SLOTS, Failure, Ground, Outcomes, by_slot, create, fill
+from tests.engine.ground import Failure, Ground, Outcomes, by_slot, create, fill
 from tests.engine.isolation import Play, Schedule, Session
 from tests.engine.menu import Rows
 
 PHASES = ("nothing", "prepared", "built", "sealed", "switched", "folded", "published")
 # Where they begin they wait for all writers.
 DRAINED = ("prepared", "switched", "published")
+# Plays at a time: each has two sessions, of a hundred that the server takes.
+ABREAST = 12
+NUMBERS = itertools.count()
 LEGS = tuple(itertools.combinations(PHASES, 2))
 
 
@@ -28,23 +31,31 @@ class Crossing:
 
     def __init__(self, ground: Ground) -> None:
         self.ground = ground
-        self.sessions = [[Session(ground.dsn) for _ in range(2)] for _ in range(SLOTS)]
-        self.numbers = itertools.count()
+        self.sessions: list[list[Session]] = []
 
-    def close(self) -> None:
-        """End the sessions."""
+    def __enter__(self) -> Crossing:
+        for _ in range(ABREAST):
+            self.sessions.append([Session(self.ground.dsn) for _ in range(2)])
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for session in itertools.chain(*self.sessions):
             session.close()
 
+    def sweep(self, schedules: Iterable[Schedule], begin: str, end: str) -> None:
+        """As `Ground.sweep`, from one phase to another."""
+        for lot in self.ground.lots(schedules, ABREAST):
+            self.play(*lot, begin, end)
+
     def play(self, schedules: Sequence[Schedule], twins: Sequence[Outcomes], begin: str, end: str) -> list[Failure]:
         """As `Ground.play`; at the build's turn the operation goes from one phase to another."""
-        ground, name = self.ground, f"t{next(self.numbers)}"
-        ground.run(f"{create(name, ground.kind)}; {fill(name)}; ANALYZE {name}")
+        ground, name = self.ground, f"crossed_{next(NUMBERS)}"
+        ground.run(f"{create(name, ground.kind)}; {fill(name, ABREAST)}; ANALYZE {name}")
         operation = Voyage(ground, name)
         operation.reach(begin)
         if begin != "nothing":
             ground.run(f"UPDATE {name} SET v = v + 10 WHERE id / 10 % 3 = 0")
-            ground.run(f"INSERT INTO {name} SELECT s * 10 + 7, 'k', 0 FROM generate_series(1, {SLOTS - 1}, 3) s")
+            ground.run(f"INSERT INTO {name} SELECT s * 10 + 7, 'k', 0 FROM generate_series(1, {ABREAST - 1}, 3) s")
             ground.run(f"DELETE FROM {name} WHERE id % 10 = 7")
         plays = [
             Play(schedule, Rows(name, slot).sql, self.sessions[slot], ground.watcher)

@@ -36,6 +36,7 @@ ORDINARY, IMMEDIATE, DEFERRED = "ordinary", "DEFERRABLE INITIALLY IMMEDIATE", "D
 KINDS = (ORDINARY, IMMEDIATE, DEFERRED)
 
 Outcomes = dict[tuple[int, int], Outcome]
+Replay = Callable[[Sequence[Schedule], Sequence[Outcomes]], list["Failure"]]
 
 
 def create(table: str, kind: str) -> str:
@@ -81,8 +82,9 @@ class Count:
         seconds = time.monotonic() - self.began
         kinds = dict(Counter(failure.where for failure in self.failures))
         return (
-            f"{self.played} schedules in {seconds:.1f} s ({self.played / seconds * 60:,.0f} a minute), {self.impossible} "
-            f"beginnings impossible, {self.refused} with 40001, {len(self.failures)} wrong {kinds or ''}"
+            f"{self.played} schedules in {seconds:.1f} s ({self.played / seconds * 60:,.0f} a minute), "
+            f"{self.impossible} beginnings impossible, {self.refused} with 40001, {len(self.failures)} wrong"
+            f"{f' {kinds}' if kinds else ''}"
         )
 
 
@@ -106,7 +108,7 @@ class Ground:
         for mode in modes:
             table = "t_" + mode.replace(" ", "_").replace("-", "_")
             self.run(f"{create(table, kind)}; {fill(table)}; ANALYZE {table}")
-            self.stages[mode] = Stage(database, mode, index=f"ix_{table}", table=table, include="v", **definition)
+            self.stages[mode] = Stage(self.database, mode, index=f"ix_{table}", table=table, include="v", **definition)
         self.fillings = 0
         self.count = Count()
 
@@ -138,8 +140,8 @@ class Ground:
             stale = f"INSERT INTO {base} ({columns}) SELECT * FROM ({absent} WHERE {antimatter} = 1) x (k, id, v)"
             statements += [
                 f"INSERT INTO {base} ({columns}) {projection} WHERE {layout} > 0 AND {scanned}",
-                f"UPDATE {base} s SET c3 = NULL FROM {table} t WHERE t.id = s.c2 AND {layout.replace('s.id', 't.id')} = 1",
-                f"INSERT INTO {delta} {projection.replace(' FROM', ', %s FROM' % quoted('regular'))} WHERE {layout} < 2",
+                f"UPDATE {base} x SET c3 = NULL FROM {table} s WHERE s.id = x.c2 AND {layout} = 1",
+                f"INSERT INTO {delta} SELECT *, 'regular' FROM ({projection} WHERE {layout} < 2) x",
                 f"{stale} WHERE {stages.scanned(job, 'x.id')}",
                 f"INSERT INTO {delta} SELECT x.*, 'antimatter' FROM ({absent} WHERE {antimatter} > 0) x",
             ]
@@ -265,10 +267,12 @@ class Ground:
             for mode in self.stages:
                 self.play(*lot, mode)
 
-    def lots(self, schedules: Iterable[Schedule]) -> Iterator[tuple[Sequence[Schedule], Sequence[Outcomes]]]:
+    def lots(
+        self, schedules: Iterable[Schedule], slots: int = SLOTS
+    ) -> Iterator[tuple[Sequence[Schedule], Sequence[Outcomes]]]:
         """Schedules with their outcomes on the twin, as many at a time as there are slots."""
         twins = self.twins(schedules)
-        while lot := list(itertools.islice(twins, SLOTS)):
+        while lot := list(itertools.islice(twins, slots)):
             yield tuple(zip(*lot, strict=True))  # type: ignore[misc]
 
     def report(self) -> str:
@@ -300,7 +304,3 @@ def compared(play: Play, twin: Outcomes) -> str:
         for who, position in sorted({*twin, *play.outcomes})
         if twin.get((who, position)) != play.outcomes.get((who, position))
     )
-
-
-def quoted(text: str) -> str:
-    return f"'{text}'"

@@ -160,8 +160,7 @@ class Session:
                 if self.connection.poll() != psycopg2.extensions.POLL_OK:
                     return False
         except psycopg2.Error as error:
-            assert error.pgcode, error
-            self.error = error.pgcode
+            self.error = error.pgcode or str(error)
         self.busy = False
         return True
 
@@ -256,10 +255,9 @@ class Play:
         last = self._done[who] == len(transaction.turns)
         if session.failed and not last:
             return
-        if turn == SNAPSHOT:
-            statement = "SELECT 1"
-        else:
-            statement = turn if last else self.sql(turn, who, position)
+        statement = turn
+        if not last:
+            statement = "SELECT 1" if turn == SNAPSHOT else self.sql(turn, who, position)
         if (who, position) in self.refused:
             statement = ROLLBACK if last else REFUSE
         if position == 0:

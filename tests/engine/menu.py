@@ -66,12 +66,12 @@ MENU = {
     ),
 }
 # They ask for an index that isn't deferrable.
-ARBITERS = frozenset(name for name, statement in MENU.items() if "ON CONFLICT (id)" in statement)
+ARBITERS = frozenset(name for name, statement in MENU.items() if "ON CONFLICT" in statement)
 # They fail at once where the primary key isn't deferrable.
 DUPLICATES = frozenset(("swap a and b", "insert b, then delete all but it"))
 TRIGGERS = """
 CREATE FUNCTION {t}_audit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-  UPDATE {t} SET v = -v, k = CASE k WHEN 'k' THEN 'j' ELSE 'k' END WHERE id = NEW.id; RETURN NULL; END $$;
+  UPDATE {t} SET v = -v, k = CASE k WHEN 'k' THEN 'j' ELSE 'k' END WHERE id = NEW.id AND v < 0; RETURN NULL; END $$;
 CREATE FUNCTION {t}_first() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
   DELETE FROM {t} WHERE id = NEW.id - 1; RETURN NEW; END $$;
 CREATE TRIGGER audit AFTER INSERT OR UPDATE ON {t} FOR EACH ROW WHEN (NEW.v < 0) EXECUTE FUNCTION {t}_audit();
