@@ -10,9 +10,6 @@ from airflow_roir.definition import IndexDefinition, QualifiedName, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.errors import InvalidInput, NotFound
 
-TRIGGER = "roir_capture"
-TRUNCATE_TRIGGER = "roir_capture_truncate"
-
 _RELATION_KINDS = {
     "v": "a view",
     "m": "a materialized view",
@@ -39,6 +36,7 @@ class Column:
     cast: str
     collation: str | None
     collation_version: str | None
+    attnum: int
     not_null: bool
     virtual: bool
     max_bytes: int | None
@@ -66,6 +64,7 @@ class Source:
 
     oid: int
     name: QualifiedName
+    owner: str
     partitioned: bool
     columns: dict[str, Column]
     primary_key: tuple[str, ...]
@@ -98,7 +97,7 @@ SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::t
 """
 
 COLUMNS = """
-SELECT a.attname AS name, a.attgenerated::text = 'v' AS virtual, t.typtype::text = 'd' AS domain,
+SELECT a.attname AS name, a.attnum, a.attgenerated::text = 'v' AS virtual, t.typtype::text = 'd' AS domain,
        format_type(b.oid, b.typmod) AS type, format_type(b.oid, -1) AS cast,
        a.attnotnull AS not_null,
        CASE WHEN a.attcollation <> 0
@@ -196,6 +195,7 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
     return Source(
         oid=row.oid,
         name=full,
+        owner=row.owner,
         partitioned=row.kind == "p",
         columns=columns_of(connection, row.oid),
         primary_key=tuple(k.name for k in key),
@@ -217,6 +217,7 @@ def columns_of(connection: Connection, oid: int) -> dict[str, Column]:
             cast=c.cast,
             collation=c.collation,
             collation_version=c.collation_version,
+            attnum=c.attnum,
             not_null=c.not_null,
             virtual=c.virtual,
             max_bytes=_max_bytes(c.typlen, c.base_name, c.typmod),
