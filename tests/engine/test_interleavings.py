@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import database_dsn, run_sql
 from tests.engine import menu
 from tests.engine.crossing import LEGS, Crossing, drains
-from tests.engine.ground import DEFERRED, KINDS, ORDINARY, Count, Ground
+from tests.engine.ground import DEFERRED, IMMEDIATE, KINDS, ORDINARY, Count, Ground
 from tests.engine.isolation import (
     BUILD,
     COMMIT,
@@ -103,6 +103,18 @@ def test_a_deferred_primary_key_has_two_rows_while_one_of_them_is_being_deleted(
 ) -> None:
     """The old row isn't deleted yet for whoever writes the new one; at his commit it is."""
     ground = grounds(DEFERRED)
+    theirs, ours = Transaction(READ_COMMITTED, ("delete b",)), Transaction(isolation, (statement,))
+    ground.sweep(Schedule((theirs, ours), turns) for turns in interleavings((theirs, ours)) for _ in range(3))
+    settled(ground)
+
+
+@pytest.mark.parametrize("isolation", OLD)
+@pytest.mark.parametrize("statement", ["insert b", "a to b"])
+def test_a_deferrable_primary_key_whose_row_is_deleted_since_the_snapshot(
+    grounds: Grounds, isolation: str, statement: str
+) -> None:
+    """Checked at the statement's end, and yet an old snapshot shows the row that is gone."""
+    ground = grounds(IMMEDIATE)
     theirs, ours = Transaction(READ_COMMITTED, ("delete b",)), Transaction(isolation, (statement,))
     ground.sweep(Schedule((theirs, ours), turns) for turns in interleavings((theirs, ours)) for _ in range(3))
     settled(ground)
