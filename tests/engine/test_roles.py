@@ -184,7 +184,8 @@ def test_the_public_has_no_right_to_anything_of_ours(database: Database, dsn: st
     )
     assert sorted(definers) == [("is_in_mode",), ("published",)], "only what tells how a generation stands"
     assert sql(
-        user, "SELECT DISTINCT p.proconfig::text FROM pg_proc p WHERE prosecdef AND proname IN ('published', 'is_in_mode')"
+        user,
+        "SELECT DISTINCT p.proconfig::text FROM pg_proc p WHERE prosecdef AND proname IN ('published', 'is_in_mode')",
     ) == [('{"search_path=pg_catalog, pg_temp"}',)]
 
 
