@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import re
 import time
@@ -12,41 +14,81 @@ from typing import Any, TypeVar
 
 import psycopg2
 from psycopg2 import errors as pg_errors
+from psycopg2.extensions import encodings
 from sqlalchemy import Connection, CursorResult, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from airflow_roir.errors import LockNotAcquired
+from airflow_roir.errors import InvalidInput, LockNotAcquired
 
 T = TypeVar("T")
 
-# Text output of a value must mean the same value whenever and wherever it is read back (DESIGN section 6), and
-# no name may be found through a schema that somebody else can write to.
+# Defaults of the role or the database must not reach into our work: text output of a value must mean the same value
+# whenever and wherever it is read back (DESIGN section 6), no name may be found through a schema that somebody else can
+# write to, and nothing may end a statement but us. What isn't named here changes no outcome, which
+# `tests/engine/test_settings.py` holds setting by setting. A setting that the server doesn't know is left out.
 SESSION_SETTINGS = {
+    # What values look like as text, and what text means as a value.
     "TimeZone": "UTC",
     "DateStyle": "ISO, YMD",
     "IntervalStyle": "postgres",
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "xmloption": "content",
+    "xmlbinary": "base64",
     "lc_monetary": "C",
+    "array_nulls": "on",
+    # What SQL means.
     "search_path": "pg_catalog, pg_temp",
+    "standard_conforming_strings": "on",
+    "quote_all_identifiers": "off",
+    "transform_null_equals": "off",
+    "check_function_bodies": "on",
+    # What ends a statement or a session.
     # A worker that hangs between two statements must not hold a snapshot for longer than this (I7).
     "idle_in_transaction_session_timeout": "60s",
+    "idle_session_timeout": "0",
     "statement_timeout": "0",
+    "transaction_timeout": "0",
     "lock_timeout": "0",
+    "exit_on_error": "off",
     # Row-level security must raise rather than hide rows from a build.
     "row_security": "off",
+    "restrict_nonsystem_relation_kind": "",
+    # Fold and scan go by the blocks and row versions of a heap.
+    "default_table_access_method": "heap",
     # A batch looks at the catalogs by queries whose estimates are wild: compiling them took 250 ms each, running 1 ms.
     "jit": "off",
+    # At `debug5` each statement brings hundreds of lines over the network, which nobody reads.
+    "client_min_messages": "warning",
 }
 
-# The server gives up what a killed worker has begun, a long index build too, and frees its locks for the next.
-NOTICE_DEAD_CLIENTS = (
+# Sent alone, since it needs no snapshot: where a transaction is serializable, read only and deferrable by default, the
+# very first snapshot waits for the end of every serializable writer.
+FIRST = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE"
+PIN = (
+    "SELECT pg_catalog.set_config(s.name, s.value, false) "
+    "FROM ROWS FROM (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[])) AS s (name, value) "
+    # One that is as we want it too: a server that reads its configuration anew changes what no session has set.
+    "WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL"
+)
+PIN_BY_SERVER = (
+    # The server gives up what a killed worker has begun, a long index build too, and frees its locks for the next.
     "SELECT pg_catalog.set_config('client_connection_check_interval', '5s', false) "
     # Refused by a server that runs on Windows.
-    "WHERE pg_catalog.version() !~* 'windows|mingw|visual c'"
+    "WHERE pg_catalog.version() !~* 'windows|mingw|visual c' "
+    "UNION ALL "
+    # Triggers and guards fire for us too. Who was made a replica by a superuser may be unable to change that.
+    "SELECT pg_catalog.set_config('session_replication_role', 'origin', false) "
+    "WHERE pg_catalog.has_parameter_privilege('session_replication_role', 'SET') "
+    "UNION ALL "
+    # The role's own choice, unless it names what is the default anyway: a partitioned table may not be told that.
+    "SELECT pg_catalog.set_config('default_tablespace', '', false) "
+    "FROM pg_catalog.pg_database d JOIN pg_catalog.pg_tablespace t ON t.oid = d.dattablespace "
+    "WHERE d.datname = current_database() AND t.spcname = pg_catalog.current_setting('default_tablespace')"
 )
+# Signs of our own texts, for databases whose encoding has none of them.
+PLAIN = str.maketrans({"…": "...", "→": "->", "–": "-", "’": "'"})
 
 # A server that restarts or fails over is back within this; a longer outage pauses the operation.
 OUTAGE_PATIENCE_S = 60.0
@@ -69,9 +111,13 @@ class Database:
         self.dsn = dsn
         self.application_name = application_name
         self._engine: Engine = create_engine(
-            "postgresql+psycopg2://", creator=self._open, poolclass=NullPool, use_native_hstore=False
+            "postgresql+psycopg2://",
+            creator=self._open,
+            poolclass=NullPool,
+            use_native_hstore=False,
+            json_serializer=to_json,
         )
-        event.listen(self._engine, "connect", _pin_settings)
+        event.listen(self._engine, "before_cursor_execute", _keep_to_encoding, retval=True)
 
     def __repr__(self) -> str:
         return f"Database(application_name={self.application_name!r})"
@@ -80,6 +126,21 @@ class Database:
         return (Database, (self.dsn, self.application_name))
 
     def _open(self) -> Any:
+        connection = self._connect()
+        try:
+            if connection.get_parameter_status("standard_conforming_strings") == "off":
+                # psycopg2 decides at the start of a session how it quotes, so it must be so from there on. Not always:
+                # poolers refuse options that they don't know.
+                connection.close()
+                given = psycopg2.extensions.parse_dsn(self.dsn).get("options", os.environ.get("PGOPTIONS", ""))
+                connection = self._connect(options=f"{given} -c standard_conforming_strings=on".strip())
+            _pin_settings(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _connect(self, **options: str) -> Any:
         # TCP keepalives: a worker whose server vanished behind a dropped route must notice within a minute.
         return psycopg2.connect(
             self.dsn,
@@ -90,6 +151,7 @@ class Database:
             keepalives_count=4,
             # Keepalives are not sent while an answer is owed: this bounds that, where the kernel would try for hours.
             tcp_user_timeout=60_000,
+            **options,
         )
 
     @contextmanager
@@ -111,14 +173,65 @@ class Database:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
 
-def _pin_settings(dbapi_connection: Any, _record: Any) -> None:
-    with dbapi_connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT " + ", ".join(["pg_catalog.set_config(%s, %s, false)"] * len(SESSION_SETTINGS)),
-            [part for setting in SESSION_SETTINGS.items() for part in setting],
+def _pin_settings(connection: Any) -> None:
+    """Each statement is its own transaction: it counts from the next one on, whatever becomes of that."""
+    connection.autocommit = True
+    if connection.get_parameter_status("standard_conforming_strings") == "off":
+        raise InvalidInput(
+            "standard_conforming_strings is off, and what stands between roir and the database keeps it so; "
+            "ALTER ROLE … SET standard_conforming_strings = on for the role that roir connects as"
         )
-        cursor.execute(NOTICE_DEAD_CLIENTS)
-    dbapi_connection.commit()
+    with connection.cursor() as cursor:
+        cursor.execute(FIRST)
+        _pin_encoding(connection)
+        cursor.execute(PIN, (list(SESSION_SETTINGS), list(SESSION_SETTINGS.values())))
+        cursor.execute(PIN_BY_SERVER)
+    connection.autocommit = False
+
+
+def _pin_encoding(connection: Any) -> None:
+    """Text reaches us as Unicode. An SQL_ASCII database has bytes only: each one is a character then, and stays it."""
+    server = connection.get_parameter_status("server_encoding")
+    try:
+        connection.set_client_encoding("LATIN1" if server == "SQL_ASCII" else "UTF8")
+    except psycopg2.Error as error:
+        raise InvalidInput(
+            f"the database's encoding is {server}, which PostgreSQL can't convert to UTF8: {str(error).strip()}. "
+            "Its tables can't be indexed"
+        ) from error
+
+
+def _keep_to_encoding(
+    connection: Connection, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool
+) -> tuple[str, Any]:
+    """What a database's encoding can't hold is written in signs that it can: our own texts, and reasons of users.
+
+    No value of a row is among that, since it came from there.
+    """
+    session: Any = connection.connection.dbapi_connection
+    server = session.get_parameter_status("server_encoding")
+    if server == "UTF8":
+        return statement, parameters
+    codec = encodings.get(re.sub(r"\W|_", "", server).upper(), "ascii") if server != "SQL_ASCII" else "latin-1"
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, str):
+            try:
+                value.encode(codec)
+            except UnicodeEncodeError:
+                return value.translate(PLAIN).encode(codec, "backslashreplace").decode(codec)
+        elif isinstance(value, Mapping):
+            return {name: kept(one) for name, one in value.items()}
+        elif isinstance(value, list | tuple):
+            return type(value)(kept(one) for one in value)
+        return value
+
+    return kept(statement), kept(parameters)
+
+
+def to_json(value: Any) -> str:
+    """JSON for a `jsonb`, without escapes: a server translates those into Unicode's encodings alone."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def execute(connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> CursorResult[Any]:
