@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -14,81 +13,16 @@ from typing import Any, TypeVar
 
 import psycopg2
 from psycopg2 import errors as pg_errors
-from psycopg2.extensions import encodings
 from sqlalchemy import Connection, CursorResult, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from airflow_roir.errors import InvalidInput, LockNotAcquired
+from airflow_roir.engine.session import SESSION_SETTINGS as SESSION_SETTINGS
+from airflow_roir.engine.session import keep_to_encoding, pin
+from airflow_roir.engine.session import to_json as to_json
+from airflow_roir.errors import LockNotAcquired
 
 T = TypeVar("T")
-
-# Defaults of the role or the database must not reach into our work: text output of a value must mean the same value
-# whenever and wherever it is read back (DESIGN section 6), no name may be found through a schema that somebody else can
-# write to, and nothing may end a statement but us. What isn't named here changes no outcome, which
-# `tests/engine/test_settings.py` holds setting by setting. A setting that the server doesn't know is left out.
-SESSION_SETTINGS = {
-    # What values look like as text, and what text means as a value.
-    "TimeZone": "UTC",
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "postgres",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-    "xmloption": "content",
-    "xmlbinary": "base64",
-    "lc_monetary": "C",
-    "array_nulls": "on",
-    # What SQL means.
-    "search_path": "pg_catalog, pg_temp",
-    "standard_conforming_strings": "on",
-    "quote_all_identifiers": "off",
-    "transform_null_equals": "off",
-    "check_function_bodies": "on",
-    # What ends a statement or a session.
-    # A worker that hangs between two statements must not hold a snapshot for longer than this (I7).
-    "idle_in_transaction_session_timeout": "60s",
-    "idle_session_timeout": "0",
-    "statement_timeout": "0",
-    "transaction_timeout": "0",
-    "lock_timeout": "0",
-    "exit_on_error": "off",
-    # Row-level security must raise rather than hide rows from a build.
-    "row_security": "off",
-    "restrict_nonsystem_relation_kind": "",
-    # Fold and scan go by the blocks and row versions of a heap.
-    "default_table_access_method": "heap",
-    # A batch looks at the catalogs by queries whose estimates are wild: compiling them took 250 ms each, running 1 ms.
-    "jit": "off",
-    # At `debug5` each statement brings hundreds of lines over the network, which nobody reads.
-    "client_min_messages": "warning",
-}
-
-# Sent alone, since it needs no snapshot: where a transaction is serializable, read only and deferrable by default, the
-# very first snapshot waits for the end of every serializable writer.
-FIRST = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE"
-PIN = (
-    "SELECT pg_catalog.set_config(s.name, s.value, false) "
-    "FROM ROWS FROM (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[])) AS s (name, value) "
-    # One that is as we want it too: a server that reads its configuration anew changes what no session has set.
-    "WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL"
-)
-PIN_BY_SERVER = (
-    # The server gives up what a killed worker has begun, a long index build too, and frees its locks for the next.
-    "SELECT pg_catalog.set_config('client_connection_check_interval', '5s', false) "
-    # Refused by a server that runs on Windows.
-    "WHERE pg_catalog.version() !~* 'windows|mingw|visual c' "
-    "UNION ALL "
-    # Triggers and guards fire for us too. Who was made a replica by a superuser may be unable to change that.
-    "SELECT pg_catalog.set_config('session_replication_role', 'origin', false) "
-    "WHERE pg_catalog.has_parameter_privilege('session_replication_role', 'SET') "
-    "UNION ALL "
-    # The role's own choice, unless it names what is the default anyway: a partitioned table may not be told that.
-    "SELECT pg_catalog.set_config('default_tablespace', '', false) "
-    "FROM pg_catalog.pg_database d JOIN pg_catalog.pg_tablespace t ON t.oid = d.dattablespace "
-    "WHERE d.datname = current_database() AND t.spcname = pg_catalog.current_setting('default_tablespace')"
-)
-# Signs of our own texts, for databases whose encoding has none of them.
-PLAIN = str.maketrans({"…": "...", "→": "->", "–": "-", "’": "'"})
 
 # A server that restarts or fails over is back within this; a longer outage pauses the operation.
 OUTAGE_PATIENCE_S = 60.0
@@ -117,7 +51,7 @@ class Database:
             use_native_hstore=False,
             json_serializer=to_json,
         )
-        event.listen(self._engine, "before_cursor_execute", _keep_to_encoding, retval=True)
+        event.listen(self._engine, "before_cursor_execute", keep_to_encoding, retval=True)
 
     def __repr__(self) -> str:
         return f"Database(application_name={self.application_name!r})"
@@ -134,7 +68,7 @@ class Database:
                 connection.close()
                 given = psycopg2.extensions.parse_dsn(self.dsn).get("options", os.environ.get("PGOPTIONS", ""))
                 connection = self._connect(options=f"{given} -c standard_conforming_strings=on".strip())
-            _pin_settings(connection)
+            pin(connection)
         except BaseException:
             connection.close()
             raise
@@ -171,67 +105,6 @@ class Database:
         """A session outside any transaction block, for VACUUM."""
         with self._engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
-
-
-def _pin_settings(connection: Any) -> None:
-    """Each statement is its own transaction: it counts from the next one on, whatever becomes of that."""
-    connection.autocommit = True
-    if connection.get_parameter_status("standard_conforming_strings") == "off":
-        raise InvalidInput(
-            "standard_conforming_strings is off, and what stands between roir and the database keeps it so; "
-            "ALTER ROLE … SET standard_conforming_strings = on for the role that roir connects as"
-        )
-    with connection.cursor() as cursor:
-        cursor.execute(FIRST)
-        _pin_encoding(connection)
-        cursor.execute(PIN, (list(SESSION_SETTINGS), list(SESSION_SETTINGS.values())))
-        cursor.execute(PIN_BY_SERVER)
-    connection.autocommit = False
-
-
-def _pin_encoding(connection: Any) -> None:
-    """Text reaches us as Unicode. An SQL_ASCII database has bytes only: each one is a character then, and stays it."""
-    server = connection.get_parameter_status("server_encoding")
-    try:
-        connection.set_client_encoding("LATIN1" if server == "SQL_ASCII" else "UTF8")
-    except psycopg2.Error as error:
-        raise InvalidInput(
-            f"the database's encoding is {server}, which PostgreSQL can't convert to UTF8: {str(error).strip()}. "
-            "Its tables can't be indexed"
-        ) from error
-
-
-def _keep_to_encoding(
-    connection: Connection, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool
-) -> tuple[str, Any]:
-    """What a database's encoding can't hold is written in signs that it can: our own texts, and reasons of users.
-
-    No value of a row is among that, since it came from there.
-    """
-    session: Any = connection.connection.dbapi_connection
-    server = session.get_parameter_status("server_encoding")
-    if server == "UTF8":
-        return statement, parameters
-    codec = encodings.get(re.sub(r"\W|_", "", server).upper(), "ascii") if server != "SQL_ASCII" else "latin-1"
-
-    def kept(value: Any) -> Any:
-        if isinstance(value, str):
-            try:
-                value.encode(codec)
-            except UnicodeEncodeError:
-                return value.translate(PLAIN).encode(codec, "backslashreplace").decode(codec)
-        elif isinstance(value, Mapping):
-            return {name: kept(one) for name, one in value.items()}
-        elif isinstance(value, list | tuple):
-            return type(value)(kept(one) for one in value)
-        return value
-
-    return kept(statement), kept(parameters)
-
-
-def to_json(value: Any) -> str:
-    """JSON for a `jsonb`, without escapes: a server translates those into Unicode's encodings alone."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def execute(connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> CursorResult[Any]:
@@ -288,38 +161,56 @@ def retry(work: Callable[[], T], patience_s: float = OUTAGE_PATIENCE_S, first_wa
 
 @dataclass(frozen=True)
 class Blocker:
-    """A session or prepared transaction that holds a lock that a drain must wait for."""
+    """A session or prepared transaction that holds a lock that a drain must wait for.
+
+    autovacuum: it is an autovacuum worker, which gives way when it is cancelled and comes again later.
+    """
 
     pid: int | None
     who: str
     transaction_age_s: int
     activity: str
+    autovacuum: bool = False
 
     def __str__(self) -> str:
         name = f"pid {self.pid}" if self.pid is not None else "prepared transaction"
         return f"{name} ({self.who}, transaction open for {self.transaction_age_s} s, {self.activity})"
 
 
+# What a role may not see of others' sessions is NULL. Only an autovacuum worker has no user and holds such a lock.
 BLOCKERS = """
-SELECT DISTINCT l.pid,
-       coalesce(nullif(a.application_name, ''), a.usename::text, p.gid) AS who,
+SELECT held.pid,
+       CASE WHEN held.kind = 'autovacuum worker'
+            THEN coalesce(nullif(a.query, '<insufficient privilege>'), 'autovacuum: ' || held.relation)
+            WHEN held.kind = 'parallel worker'
+            THEN format('parallel worker of pid %%s', a.leader_pid) || coalesce(' ' || nullif(a.application_name, ''), '')
+            WHEN held.kind <> 'client backend' THEN concat_ws(' ', held.kind, nullif(a.application_name, ''))
+            ELSE coalesce(nullif(a.application_name, ''), a.usename::text, p.gid) END AS who,
        coalesce(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)), 0)::int AS age,
-       coalesce(a.state, 'prepared') AS activity
-  FROM pg_locks l
-  LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+       coalesce(a.state, CASE WHEN held.pid IS NULL THEN 'prepared' ELSE 'active' END) AS activity,
+       -- The server doesn't cancel one that is to prevent a wraparound; neither do we.
+       held.kind = 'autovacuum worker' AND a.query NOT LIKE '%%(to prevent wraparound)%%' AS autovacuum
+  FROM (SELECT l.pid, l.virtualtransaction, min(l.relation::regclass::text) AS relation,
+               min(coalesce(b.backend_type, CASE WHEN b.pid IS NOT NULL AND b.usesysid IS NULL
+                                                  AND l.mode = 'ShareUpdateExclusiveLock'
+                                                 THEN 'autovacuum worker' ELSE 'client backend' END)) AS kind
+          FROM pg_locks l
+          LEFT JOIN pg_stat_activity b ON b.pid = l.pid
+         WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+           AND (l.relation = ANY (%(relations)s) AND l.mode = ANY (%(modes)s)
+                OR l.relation IN (SELECT to_regclass(n)::oid FROM unnest(%(exclusive)s::text[]) n
+                                  UNION SELECT t.relid FROM unnest(%(exclusive)s::text[]) n,
+                                                    pg_partition_tree(to_regclass(n)) t))
+         GROUP BY l.pid, l.virtualtransaction) held
+  LEFT JOIN pg_stat_activity a ON a.pid = held.pid
   LEFT JOIN pg_prepared_xacts p
-    ON l.pid IS NULL
+    ON held.pid IS NULL
    -- It keeps the virtual transaction that it had in its session, and the lock on its own id.
    AND p.transaction IN (SELECT x.transactionid FROM pg_locks x
                           WHERE x.pid IS NULL AND x.locktype = 'transactionid'
-                            AND x.virtualtransaction = l.virtualtransaction)
- WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
-   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-   AND (l.relation = ANY (%(relations)s) AND l.mode = ANY (%(modes)s)
-        OR l.relation IN (SELECT to_regclass(n)::oid FROM unnest(%(exclusive)s::text[]) n
-                          UNION SELECT p.relid FROM unnest(%(exclusive)s::text[]) n,
-                                            pg_partition_tree(to_regclass(n)) p))
- ORDER BY age DESC
+                            AND x.virtualtransaction = held.virtualtransaction)
+ ORDER BY age DESC, held.pid
 """
 DRAIN_CONFLICTS = [
     "RowExclusiveLock",
@@ -345,7 +236,25 @@ def find_blockers(
     """
     values = {"relations": list(relations), "modes": list(modes), "exclusive": list(exclusive)}
     rows = execute(connection, BLOCKERS, values)
-    return [Blocker(row.pid, row.who or "unknown", row.age, row.activity) for row in rows]
+    return [Blocker(row.pid, row.who or "unknown", row.age, row.activity, bool(row.autovacuum)) for row in rows]
+
+
+# How much longer than deadlock_timeout an attempt waits for the server to cancel an autovacuum.
+LONGER_MS = 100
+# Still the same worker: it may have ended, and its pid be another one's by now.
+CANCEL = """
+SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity a
+ WHERE a.pid = ANY (%(pids)s) AND (a.backend_type = 'autovacuum worker' OR a.usesysid IS NULL)
+"""
+
+# Undefined table, object, function, column; and what an attempt does about an object that went meanwhile.
+VANISHED = ("42P01", "42704", "42883", "42703")
+MOST_VANISHED = 5
+
+
+def has_vanished(error: DBAPIError) -> bool:
+    """True where an object that was there a moment ago is gone, or somebody else has changed it at the same time."""
+    return sqlstate(error) in VANISHED or (sqlstate(error) == "XX000" and "concurrently" in str(error.orig))
 
 
 # How a drain's report begins.
@@ -389,12 +298,18 @@ class Drain:
         """
         deadline = time.monotonic() + self.patience_s
         wait_s = 0.05
+        vanished = 0
+        limit_ms = int(self.timeout_ms)
         while True:
             try:
                 with self.database.transaction() as connection:
-                    execute(connection, f"SET LOCAL lock_timeout = {int(self.timeout_ms)}")
-                    return body(connection, lambda c=connection: self._lock(c))  # type: ignore[misc]
+                    execute(connection, f"SET LOCAL lock_timeout = {limit_ms}")
+                    return body(connection, lambda c=connection, ms=limit_ms: self._lock(c, ms))  # type: ignore[misc]
             except DBAPIError as error:
+                if vanished < MOST_VANISHED and has_vanished(error):
+                    # Dropped by somebody else, between our look and our statement: the next look sees that.
+                    vanished += 1
+                    continue
                 # QueryCanceled: the LOCK statement's own limit, see `_lock`.
                 given_up = pg_errors.LockNotAvailable | pg_errors.QueryCanceled | pg_errors.DeadlockDetected
                 if not isinstance(error.orig, given_up):
@@ -408,14 +323,39 @@ class Drain:
                     f"no lock on {self.sql} within {self.patience_s:g} s, blocked by {named}. "
                     "End that transaction, or try again later"
                 )
+            limit_ms = int(self.timeout_ms)
+            if blockers and all(blocker.autovacuum for blocker in blockers):
+                if self._cancel(blockers):
+                    continue
+                limit_ms = self._longer()
             time.sleep(wait_s * random.uniform(0.5, 1.0))
             # Two seconds between attempts leave writers alone for most of the time (PEERS: pgroll, Spirit).
             wait_s = min(wait_s * 2, 2.0)
 
-    def _lock(self, connection: Connection) -> None:
+    def _cancel(self, workers: Sequence[Blocker]) -> bool:
+        """Cancel autovacuum workers, which come again by themselves. False where the role may not."""
+        try:
+            with self.database.transaction() as connection:
+                execute(connection, CANCEL, {"pids": [worker.pid for worker in workers]})
+        except DBAPIError as error:
+            if sqlstate(error) == "42501":
+                return False
+            raise
+        return True
+
+    def _longer(self) -> int:
+        """For an attempt that waits until the server itself cancels an autovacuum, which it does for who waits so long.
+
+        No writer's own look for a deadlock falls into that time: who queues behind us in its first tenth of a second is
+        seen by ours, and who comes later has us out of his way before.
+        """
+        with self.database.transaction() as connection:
+            query = "SELECT setting::int FROM pg_settings WHERE name = 'deadlock_timeout'"
+            return int(execute(connection, query).scalar_one()) + LONGER_MS
+
+    def _lock(self, connection: Connection, limit: int) -> None:
         """Writers queue behind us from the first relation's lock on: one limit for all that is waited for since."""
         begun = time.monotonic()
-        limit = int(self.timeout_ms)
         # lock_timeout begins anew with each lock, and a partitioned source has one per leaf.
         execute(connection, f"SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}")
         execute(connection, f"LOCK TABLE {self.sql} IN SHARE ROW EXCLUSIVE MODE")

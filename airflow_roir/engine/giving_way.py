@@ -33,7 +33,7 @@ SELECT EXISTS (
 """
 
 
-class GaveWay(Exception):  # noqa: N818  # no error: the work is to be done again
+class GaveWay(Exception):  # no error: the work is to be done again
     """The statement was cancelled since somebody waited for its lock. Its transaction is rolled back."""
 
 

@@ -6,7 +6,6 @@ capture mode, for the reason that the capture is, and whatever copy of it there 
 
 from __future__ import annotations
 
-
 from sqlalchemy import Connection
 
 from airflow_roir.definition import quote

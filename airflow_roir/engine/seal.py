@@ -131,9 +131,7 @@ class SealWorker:
         with self.connection.begin():
             self._commit(claim, "indexed", "sealed")
 
-    def _giving_way(
-        self, connection: Connection, claim: SegmentClaim, gives_way: bool
-    ) -> AbstractContextManager[None]:
+    def _giving_way(self, connection: Connection, claim: SegmentClaim, gives_way: bool) -> AbstractContextManager[None]:
         if not gives_way:
             return nullcontext()
         generation_id = self.job.generation_id

@@ -113,7 +113,8 @@ class Writer:
             f"UPDATE t SET k = CASE WHEN k IS NULL THEN 'was null' ELSE NULL END WHERE id % 11 = {round_ + 4}",
             f"UPDATE t SET id = -id WHERE id % 13 = {round_}",
             f"DELETE FROM t WHERE id % 17 = {round_}",
-            rows(first + 30, first + 50) + f"ON CONFLICT (id, kind, {', '.join(BOUNDS)}) DO UPDATE SET v = -1, k = 'up'",
+            rows(first + 30, first + 50)
+            + f"ON CONFLICT (id, kind, {', '.join(BOUNDS)}) DO UPDATE SET v = -1, k = 'up'",
             *(f"TRUNCATE p_{name}_{'high' if round_ % 2 else 'low'}" for name in BOUNDS),
             rows(first + 100, first + 130),
         ):
@@ -151,7 +152,9 @@ def life_cycle(dsn: str, settings: Settings, in_session: bool) -> None:
         steps.assert_exact(database)
         cleanup.clean_up(database)
         bound = BOUNDS[name][1].replace("'", "''")
-        attach.attach_partition(database, f"p_{name}", f"p_{name}_high", f"FOR VALUES FROM ('{bound}') TO (MAXVALUE)", "x")
+        attach.attach_partition(
+            database, f"p_{name}", f"p_{name}_high", f"FOR VALUES FROM ('{bound}') TO (MAXVALUE)", "x"
+        )
     steps.assert_exact(database)
     writer.write(0)
     # Who may read no view at all reads no index.
@@ -268,7 +271,9 @@ def settings_of(dsn: str) -> dict[str, list[str]]:
             values[name] = list(enum)
         elif kind in ("integer", "real"):
             # The greatest there is takes memory, or time, that no test has.
-            values[name] = list(dict.fromkeys([low, boot, high if float(high) <= 100_000 or kind == "real" else "9999"]))
+            values[name] = list(
+                dict.fromkeys([low, boot, high if float(high) <= 100_000 or kind == "real" else "9999"])
+            )
         else:
             raise AssertionError(f"{name}: name odd values for it in VALUES, or say in LEFT_OUT why not")
     return values
