@@ -49,6 +49,8 @@ SESSION_SETTINGS = {
     "default_table_access_method": "heap",
     # A batch looks at the catalogs by queries whose estimates are wild: compiling them took 250 ms each, running 1 ms.
     "jit": "off",
+    # "geqo failed to make a valid plan", where a role lets it begin with few tables and small pools.
+    "geqo": "off",
     # At `debug5` each statement brings hundreds of lines over the network, which nobody reads.
     "client_min_messages": "warning",
 }

@@ -14,6 +14,8 @@ BEGIN
             ('datestyle', 'ISO, YMD'), ('timezone', 'UTC'), ('intervalstyle', 'postgres'), ('extra_float_digits', '3'),
             ('bytea_output', 'hex'), ('xmloption', 'content'), ('lc_monetary', 'C'), ('array_nulls', 'on'),
             ('standard_conforming_strings', 'on'), ('quote_all_identifiers', 'off'), ('transform_null_equals', 'off'),
+            -- Which fails to plan some of our queries where it is to search small pools.
+            ('geqo', 'off'),
             ('restrict_nonsystem_relation_kind', '')) AS pins (name, value)
             -- The last one is of later minor versions.
             WHERE current_setting(pins.name, true) IS NOT NULL

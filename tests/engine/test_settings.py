@@ -7,15 +7,16 @@ the database's. Settings go through one life cycle together where they can; wher
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg2
 import psycopg2.extensions
 import pytest
+from sqlalchemy import event
 
-from airflow_roir.engine import attach, cleanup, fold, verification
+from airflow_roir.engine import attach, cleanup, finalize, fold, verification
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import SESSION_SETTINGS, Database, execute
 from airflow_roir.engine.run import start_run
@@ -303,6 +304,13 @@ _numbers = itertools.count(1)
 WAYS = ("session", "role", "database")
 
 
+def listed(setting: str, value: str) -> str:
+    """The value as ALTER … SET takes it: a list is to be one, not one name with a comma in it."""
+    lists = ("search_path", "DateStyle", "temp_tablespaces", "restrict_nonsystem_relation_kind")
+    parts = value.split(",") if setting in lists else [value]
+    return ", ".join("'" + part.strip().strip('"').replace("'", "''") + "'" for part in parts)
+
+
 def go_through(server: str, template: str, way: str, settings: Settings) -> None:
     """One life cycle, in a database of its own, with settings that were made in one way."""
     name = f"settings_{next(_numbers)}"
@@ -310,28 +318,25 @@ def go_through(server: str, template: str, way: str, settings: Settings) -> None
     try:
         for setting, value in settings.items() if way != "session" else ():
             whom = f"DATABASE {name}" if way == "database" else f"ROLE postgres IN DATABASE {name}"
-            with psycopg2.connect(server) as connection, connection.cursor() as cursor:
-                listed = setting in ("search_path", "DateStyle", "temp_tablespaces", "restrict_nonsystem_relation_kind")
-                # A list is to be one, not one name with a comma in it.
-                given = [part.strip().strip('"') for part in value.split(",")] if listed else [value]
-                with suppress(psycopg2.Error):
-                    cursor.execute(f"ALTER {whom} SET {setting} TO {', '.join(['%s'] * len(given))}", given)
-            connection.close()
+            with suppress(psycopg2.Error):
+                run_sql(server, f"ALTER {whom} SET {setting} TO {listed(setting, value)}")
         life_cycle(database_dsn(server, name), settings, in_session=way == "session")
     finally:
         run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def guilty(server: str, template: str, way: str, settings: dict[str, str]) -> dict[str, str]:
-    """Which of the settings does it, as few as it takes."""
-    left = dict(settings)
-    for name in list(settings):
-        fewer = {key: value for key, value in left.items() if key != name}
+def guilty(server: str, template: str, way: str, settings: dict[str, str], size: int) -> dict[str, str]:
+    """Which of the settings do it, as few as it takes: leaves out smaller and smaller pieces."""
+    names = list(settings)
+    for first in range(0, len(names), size):
+        fewer = {name: value for name, value in settings.items() if name not in names[first : first + size]}
+        if len(fewer) == len(settings):
+            continue
         try:
             go_through(server, template, way, fewer)
         except Exception:
-            left = fewer
-    return left
+            settings = fewer
+    return settings if size == 1 else guilty(server, template, way, settings, max(1, size // 4))
 
 
 # Of the values that were found to matter, and what is next to them; the whole is the sweep.
@@ -373,7 +378,7 @@ def _for(way: str, settings: Settings) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["session", "database"])
 def test_settings_that_change_texts_or_meanings_change_no_index(server: str, prepared: str, way: str) -> None:
     go_through(server, prepared, way, _for(way, SAMPLE))
 
@@ -387,5 +392,147 @@ def test_no_setting_at_any_value_changes_an_index(server: str, prepared: str, wa
         try:
             go_through(server, prepared, way, wanted)
         except Exception as error:
-            few = guilty(server, prepared, way, wanted)
-            raise AssertionError(f"round {number}, {way}: {few}") from error
+            few = guilty(server, prepared, way, wanted, len(wanted) // 4)
+            raise AssertionError(f"round {number}, {way}: {few}: {error}") from error
+
+
+# Of each setting that our sessions pin, something else.
+HOSTILE = {
+    **SAMPLE,
+    "xmloption": "document",
+    "xmlbinary": "hex",
+    "check_function_bodies": "off",
+    "idle_in_transaction_session_timeout": "11s",
+    "idle_session_timeout": "11s",
+    "statement_timeout": "11s",
+    "transaction_timeout": "11s",
+    "lock_timeout": "11s",
+    "exit_on_error": "on",
+    "row_security": "on",
+    "jit": "on",
+    "geqo": "on",
+    "session_replication_role": "replica",
+}
+PINNED = {
+    **SESSION_SETTINGS,
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    "default_tablespace": "",
+    "session_replication_role": "origin",
+    "client_encoding": "UTF8",
+}
+
+
+def test_no_default_of_a_database_reaches_into_our_sessions(dsn: str, server: str) -> None:
+    assert set(SESSION_SETTINGS) <= set(HOSTILE)
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT current_database()")
+        [name] = cursor.fetchone() or ("",)
+        cursor.execute("CREATE ACCESS METHOD heap2 TYPE TABLE HANDLER heap_tableam_handler")
+    connection.close()
+    known = settings_names(server)
+    for setting, value in HOSTILE.items():
+        if setting in known:
+            run_sql(server, f"ALTER DATABASE {name} SET {setting} TO {listed(setting, value)}")
+    database = Database(dsn, "roir tests")
+    for connect in (database.connect, database.autocommit):
+        with connect() as session:
+            for setting, value in PINNED.items():
+                if setting not in known:
+                    continue
+                now = execute(session, f"SHOW {setting}").scalar_one()
+                same = f"SELECT '{now}'::interval = '{value}'::interval" if setting.endswith("timeout") else None
+                assert execute(session, same).scalar_one() if same else now == value, setting
+            assert execute(session, "SHOW transaction_isolation").scalar_one() == "read committed"
+            # What psycopg2 quotes reads back.
+            odd = "a\\b'c\\"
+            assert execute(session, "SELECT %(odd)s::text", {"odd": odd}).scalar_one() == odd
+
+
+def settings_names(dsn: str) -> set[str]:
+    return {name for (name,) in sql(steps.session(dsn), "SELECT lower(name) FROM pg_settings")} | {
+        name for (name,) in sql(steps.session(dsn), "SELECT name FROM pg_settings")
+    }
+
+
+def test_functions_that_users_call_pin_what_ours_sessions_pin(dsn: str) -> None:
+    """Those without settings look a name up in the caller's search_path, or deal with numbers alone."""
+    found = sql(
+        steps.session(dsn),
+        "SELECT proname, proconfig FROM pg_proc WHERE pronamespace = 'roir'::regnamespace AND proname <> 'published' "
+        "AND EXISTS (SELECT FROM unnest(proconfig) c WHERE c LIKE 'search_path=%%')",
+    )
+    wanted = {"datestyle", "timezone", "intervalstyle", "extra_float_digits", "bytea_output", "array_nulls"}
+    wanted |= {"standard_conforming_strings", "quote_all_identifiers", "transform_null_equals", "lc_monetary", "geqo"}
+    for name, config in found:
+        assert wanted <= {setting.split("=")[0].lower() for setting in config}, name
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_two_prepares_of_one_source_both_are_captured(dsn: str, server: str, isolation: str) -> None:
+    """The second one's transaction has begun, and has a snapshot, before the first one commits."""
+    databases = hostile(dsn, server, isolation)
+    run_sql(
+        dsn, "CREATE TABLE u (id int PRIMARY KEY, k text)", "INSERT INTO u SELECT i, i FROM generate_series(1, 50) i"
+    )
+    with interleaved(databases[0], "LOCK TABLE", lambda: steps.begin(databases[1], "ix2", "u")):
+        steps.begin(databases[0], "ix1", "u")
+    user = steps.session(dsn)
+    user.set_session(isolation_level="READ COMMITTED")
+    sql(user, "UPDATE u SET k = 'new' WHERE id % 2 = 0")
+    user.commit()
+    assert [sql(user, f"SELECT count(*) FROM roir_data.g{n}_delta")[0][0] > 0 for n in (1, 2)] == [True, True]
+    user.rollback()
+    for index in ("ix1", "ix2"):
+        steps.finish_all(databases[0], start_run(databases[0], index, "test", take_over=True))
+        steps.assert_exact(databases[0], index)
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_two_switches_of_one_source_agree_with_its_capture(dsn: str, server: str, isolation: str) -> None:
+    databases = hostile(dsn, server, isolation)
+    run_sql(
+        dsn, "CREATE TABLE u (id int PRIMARY KEY, k text)", "INSERT INTO u SELECT i, i FROM generate_series(1, 50) i"
+    )
+    runs = []
+    for index in ("ix1", "ix2"):
+        _, run = steps.begin(databases[0], index, "u")
+        steps.build_all(databases[0], run)
+        steps.seal_all(databases[0], run)
+        runs.append(run)
+    with interleaved(databases[0], "LOCK TABLE", lambda: fold.switch(databases[1], runs[1])):
+        fold.switch(databases[0], runs[0])
+    user = steps.session(dsn)
+    user.set_session(isolation_level="READ COMMITTED")
+    sql(user, "UPDATE u SET k = 'new' WHERE id % 2 = 0")
+    user.commit()
+    assert [sql(user, f"SELECT count(*) FROM roir_data.g{n}_delta")[0][0] for n in (1, 2)] == [0, 0]
+    user.rollback()
+    for index, run in zip(("ix1", "ix2"), runs, strict=True):
+        finalize.finalize_run(databases[0], run)
+        steps.assert_exact(databases[0], index)
+
+
+def hostile(dsn: str, server: str, isolation: str) -> tuple[Database, Database]:
+    """Two processes' databases, whose sessions would be of that isolation by default."""
+    name = dsn.split("?")[0].rsplit("/", 1)[1]
+    run_sql(server, f"ALTER DATABASE {name} SET default_transaction_isolation TO '{isolation}'")
+    return Database(dsn, "one"), Database(dsn, "other")
+
+
+@contextmanager
+def interleaved(database: Database, before: str, work: Callable[[], object]) -> Iterator[None]:
+    """In the block, once: `work` is done just before the first statement that begins so."""
+    due = [work]
+
+    def look(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if due and statement.startswith(before):
+            due.pop()()
+
+    event.listen(database._engine, "before_cursor_execute", look)
+    try:
+        yield
+    finally:
+        event.remove(database._engine, "before_cursor_execute", look)
+    assert not due
