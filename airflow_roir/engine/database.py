@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool
 from airflow_roir.engine.session import SESSION_SETTINGS as SESSION_SETTINGS
 from airflow_roir.engine.session import keep_to_encoding, pin
 from airflow_roir.engine.session import to_json as to_json
-from airflow_roir.errors import LockNotAcquired
+from airflow_roir.errors import InvalidInput, LockNotAcquired
 
 T = TypeVar("T")
 
@@ -60,7 +60,13 @@ class Database:
         return (Database, (self.dsn, self.application_name))
 
     def _open(self) -> Any:
-        connection = self._connect()
+        try:
+            connection = self._connect()
+        except psycopg2.OperationalError as error:
+            if "conversion between UTF8 and" in str(error):
+                said = str(error).strip().rsplit("FATAL:", 1)[-1].strip()
+                raise InvalidInput(f"{said}: tables of a database in that encoding can't be indexed") from error
+            raise
         try:
             if connection.get_parameter_status("standard_conforming_strings") == "off":
                 # psycopg2 decides at the start of a session how it quotes, so it must be so from there on. Not always:
@@ -74,7 +80,7 @@ class Database:
             raise
         return connection
 
-    def _connect(self, **options: str) -> Any:
+    def _connect(self, **options: Any) -> Any:
         # TCP keepalives: a worker whose server vanished behind a dropped route must notice within a minute.
         return psycopg2.connect(
             self.dsn,
@@ -85,6 +91,8 @@ class Database:
             keepalives_count=4,
             # Keepalives are not sent while an answer is owed: this bounds that, where the kernel would try for hours.
             tcp_user_timeout=60_000,
+            # From the start on: psycopg2 opens no session in an encoding that Python doesn't know.
+            client_encoding="UTF8",
             **options,
         )
 
@@ -183,7 +191,7 @@ SELECT held.pid,
        CASE WHEN held.kind = 'autovacuum worker'
             THEN coalesce(nullif(a.query, '<insufficient privilege>'), 'autovacuum: ' || held.relation)
             WHEN held.kind = 'parallel worker'
-            THEN format('parallel worker of pid %%s', a.leader_pid) || coalesce(' ' || nullif(a.application_name, ''), '')
+            THEN concat_ws(' ', 'parallel worker of pid', a.leader_pid, nullif(a.application_name, ''))
             WHEN held.kind <> 'client backend' THEN concat_ws(' ', held.kind, nullif(a.application_name, ''))
             ELSE coalesce(nullif(a.application_name, ''), a.usename::text, p.gid) END AS who,
        coalesce(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)), 0)::int AS age,

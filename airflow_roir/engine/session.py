@@ -105,13 +105,7 @@ def pin(connection: Any) -> None:
 def _pin_encoding(connection: Any) -> None:
     """Text reaches us as Unicode. An SQL_ASCII database has bytes only: each one is a character then, and stays it."""
     server = connection.get_parameter_status("server_encoding")
-    try:
-        connection.set_client_encoding("LATIN1" if server == "SQL_ASCII" else "UTF8")
-    except psycopg2.Error as error:
-        raise InvalidInput(
-            f"the database's encoding is {server}, which PostgreSQL can't convert to UTF8: {str(error).strip()}. "
-            "Its tables can't be indexed"
-        ) from error
+    connection.set_client_encoding("LATIN1" if server == "SQL_ASCII" else "UTF8")
 
 
 def keep_to_encoding(

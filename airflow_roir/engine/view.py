@@ -121,8 +121,8 @@ def lost(connection: Connection, name: QualifiedName, generation_id: int) -> str
         f"its entries are shown by {shows} now; give that its name again" if shows else "no view shows its entries"
     )
     return (
-        f"index {name}: there is no view of that name, or one that isn't roir's: {renamed}. Or drop the index and build "
-        f"it anew: roir drop '{name}'"
+        f"index {name}: there is no view of that name, or one that isn't roir's: {renamed}. Or drop the index and "
+        f"build it anew: roir drop '{name}'"
     )
 
 

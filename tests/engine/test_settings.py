@@ -77,8 +77,8 @@ SETUP = (
         for name, (_, bound) in BOUNDS.items()
         for statement in (
             f"CREATE TABLE p_{name} PARTITION OF t FOR VALUES IN ('{name}') PARTITION BY RANGE ({name})",
-            f"CREATE TABLE p_{name}_high PARTITION OF p_{name} FOR VALUES FROM ('{bound.replace(chr(39), chr(39) * 2)}') "
-            "TO (MAXVALUE)",
+            f"CREATE TABLE p_{name}_high PARTITION OF p_{name} "
+            f"FOR VALUES FROM ('{bound.replace(chr(39), chr(39) * 2)}') TO (MAXVALUE)",
             f"CREATE TABLE p_{name}_low PARTITION OF p_{name} DEFAULT",
         )
     ),
