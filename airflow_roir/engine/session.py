@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import psycopg2
 from psycopg2.extensions import encodings
 from sqlalchemy import Connection
 

@@ -193,7 +193,8 @@ VALUES = {
     "TimeZone": ["Asia/Kolkata", "America/St_Johns", "Asia/Shanghai", "Pacific/Apia", "UTC", "<+0530>-05:30"],
     "timezone_abbreviations": ["India", "Australia", "Default"],
     "client_encoding": ["LATIN1", "SQL_ASCII", "WIN1252", "UTF8", "EUC_JP"],
-    "search_path": ["", "pg_temp, public", "nowhere", "public, pg_catalog", '"$user"'],
+    # With the table in it: else its bare name means nothing, to us neither.
+    "search_path": ["pg_temp, public", "public, pg_catalog", "nowhere, public"],
     "default_table_access_method": ["heap", "heap2"],
     "default_tablespace": ["", "pg_default"],
     "temp_tablespaces": ["", "pg_default"],
