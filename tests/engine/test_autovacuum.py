@@ -77,7 +77,7 @@ def attempt(database: Database, patience_s: int = 30) -> list[str]:
 
 
 def test_a_drain_cancels_an_autovacuum_and_names_it(vacuumed: tuple[str, Any]) -> None:
-    dsn, watch = vacuumed
+    dsn, _ = vacuumed
     reports = attempt(Database(dsn, "roir tests"))
     assert "autovacuum: VACUUM" in reports[0]
     assert "public.t" in reports[0]
@@ -99,7 +99,8 @@ def test_who_may_not_cancel_one_waits_until_the_server_does(vacuumed: tuple[str,
     # The owner of all, but no superuser.
     for (statement,) in sql(
         watch,
-        "SELECT format('ALTER SCHEMA %%I OWNER TO %%I', n, %s::text) FROM unnest(ARRAY['roir', 'roir_data']) n UNION ALL "
+        "SELECT format('ALTER SCHEMA %%I OWNER TO %%I', n, %s::text) FROM unnest(ARRAY['roir', 'roir_data']) n "
+        "UNION ALL "
         "SELECT format('ALTER TABLE %%s OWNER TO %%I', oid::regclass, %s::text) FROM pg_class "
         "WHERE relnamespace = 'roir'::regnamespace AND relkind = 'r' UNION ALL "
         "SELECT format('ALTER FUNCTION %%s OWNER TO %%I', oid::regprocedure, %s::text) FROM pg_proc "

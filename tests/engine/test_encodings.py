@@ -48,7 +48,8 @@ def test_an_operation_goes_its_way_in_any_encoding(
     if default:
         run_sql(
             dsn,
-            f"DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET client_encoding = {default}', current_database()); END $$",
+            f"DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET client_encoding = {default}', current_database()); "
+            "END $$",
         )
     database = Database(dsn, "roir tests")
     schema.init(database)
@@ -58,7 +59,8 @@ def test_an_operation_goes_its_way_in_any_encoding(
     sql(user, f'CREATE TABLE t (id text PRIMARY KEY, "k{letter}" text, v text)')
     sql(
         user,
-        f"INSERT INTO t SELECT '{letter}' || i || '\\\"', '{letter}' || i % 7, '{letter}' FROM generate_series(1, 90) i",
+        f"INSERT INTO t SELECT '{letter}' || i || '\\\"', '{letter}' || i % 7, '{letter}' "
+        "FROM generate_series(1, 90) i",
     )
     user.commit()
     _, run = steps.begin(database, keys=f'"k{letter}"', include="v", ranges=3, segments=2, batch_rows=7)
