@@ -15,6 +15,9 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, LockNotAcquired
 
+# How long to try to open a table again that can't be attached.
+GIVE_UP_PATIENCE_S = 10.0
+CLOSED = "SELECT EXISTS (SELECT FROM roir.source_partition WHERE relation = %(partition)s AND status = 'joining')"
 TARGETS = """
 SELECT p.id, p.generation_id, g.entry FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
  WHERE p.relation = %(partition)s AND p.status = 'joining' AND g.status <> 'dropped' ORDER BY p.generation_id
@@ -46,7 +49,8 @@ def attach_partition(
     bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. From the first step on nobody can write to
     `partition`; its rows' entries are copied in batches, and stay hidden until the last step attaches it. Call it
     again after a crash: it goes on. `roir.cancel_attach` gives it up. Works in every phase of an operation.
-    Raises NotFound, InvalidInput, LockNotAcquired (it goes on where it stood).
+    Raises NotFound; InvalidInput, where the table can't become that partition, and takes writes again; LockNotAcquired
+    (the table stays closed to writers; repeated, the attach goes on where it stood).
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -82,9 +86,34 @@ def attach_partition(
                 return copied
     except DBAPIError as error:
         # What PostgreSQL says of bounds, columns and rows that don't fit, and what roir.begin_attach does.
+        said = str(error.orig).split("\n", 1)[0]
         if sqlstate(error)[:2] in ("42", "23", "22") or sqlstate(error) in ("P0002", "55006"):
-            raise InvalidInput(str(error.orig).split("\n", 1)[0]) from None
+            if _give_up(database, oid, name.sql):
+                raise InvalidInput(f"{said}. The attach was given up: {name} takes writes again") from None
+            raise InvalidInput(said) from None
         raise
+
+
+def _give_up(database: Database, oid: int, name: str) -> bool:
+    """Open the table again that can't become a partition. True where it was closed.
+
+    Raises LockNotAcquired, which says what stands and what is to be done.
+    """
+    with database.transaction() as connection:
+        closed = execute(connection, CLOSED, {"partition": oid}).scalar_one()
+
+    def cancel(connection: Connection, lock: Callable[[], None]) -> None:
+        execute(connection, "SELECT roir.cancel_attach(%(partition)s::oid)", {"partition": oid})
+
+    if closed:
+        try:
+            Drain(database, name, [oid], LOCK_TIMEOUT_MS, GIVE_UP_PATIENCE_S).run(cancel, lambda _line: None, [name])
+        except LockNotAcquired as error:
+            raise LockNotAcquired(
+                f"{name} can't be attached like that, and is closed to writers still: {error}. Then repeat with what "
+                f"fits, or give it up: SELECT roir.cancel_attach('{name}')"
+            ) from error
+    return bool(closed)
 
 
 def _wait_for_older_snapshots(database: Database, report: Callable[[str], None], patience_s: float) -> None:

@@ -6,7 +6,6 @@ The worker never looks at the delta and takes no row lock: *touched wins* (DESIG
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from airflow_roir.definition import BuildOptions, quote
 from airflow_roir.engine import control
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.batch_size import BatchSize
-from airflow_roir.engine.database import Database, execute, is_transient
+from airflow_roir.engine.database import Database, execute, is_transient, to_json
 from airflow_roir.engine.run import TABLE_LOCK_WAIT as TABLE_LOCK_WAIT
 from airflow_roir.engine.run import (
     Job,
@@ -226,8 +225,8 @@ class BuildWorker:
                     "range": claim.range_id,
                     "token": claim.token,
                     "epoch": run.epoch,
-                    "watermark": None if watermark is None else json.dumps(watermark),
-                    "old_watermark": None if claim.scan.watermark is None else json.dumps(claim.scan.watermark),
+                    "watermark": None if watermark is None else to_json(watermark),
+                    "old_watermark": None if claim.scan.watermark is None else to_json(claim.scan.watermark),
                     "done": done,
                     "rows": rows,
                     "seconds": round(seconds, 3),

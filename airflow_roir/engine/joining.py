@@ -6,8 +6,6 @@ capture mode, for the reason that the capture is, and whatever copy of it there 
 
 from __future__ import annotations
 
-import json
-
 from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
@@ -15,7 +13,7 @@ from airflow_roir.engine import capture
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import ACTIVE, CAPTURE
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, execute, retry
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, execute, retry, to_json
 from airflow_roir.engine.entry import Entry
 from airflow_roir.entry_state import EntryState
 from airflow_roir.scan_range import ScanRange
@@ -88,8 +86,8 @@ def batch(
         rows = _write(connection, generation_id, entry, mode, name, where, values)
         moved = {
             "id": joining_id,
-            "watermark": json.dumps(list(last)),
-            "before": None if before is None else json.dumps(before),
+            "watermark": to_json(list(last)),
+            "before": None if before is None else to_json(before),
         }
         # Whoever else brings it in too has been there: that does no harm, going back would.
         execute(connection, ADVANCE, moved)

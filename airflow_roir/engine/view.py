@@ -100,6 +100,32 @@ def show(
     execute(connection, sql + (f" WHERE (SELECT roir.published({generation_id}))" if guarded else ""))
 
 
+def is_ours(connection: Connection, name: QualifiedName, index_id: int) -> bool:
+    """True where the relation of that name is the view of that index, not one that took its name."""
+    row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
+    return row is not None and bool(row.ours)
+
+
+SHOWING = """
+SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') FROM pg_depend d
+  JOIN pg_rewrite r ON r.oid = d.objid JOIN pg_class c ON c.oid = r.ev_class
+ WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass
+   AND d.refobjid = to_regclass(%(base)s) AND c.relkind = 'v'
+"""
+
+
+def lost(connection: Connection, name: QualifiedName, generation_id: int) -> str:
+    """What to say where the view of an active generation isn't there under its name, with the remedy."""
+    shows = execute(connection, SHOWING, {"base": physical.base(generation_id)}).scalar()
+    renamed = (
+        f"its entries are shown by {shows} now; give that its name again" if shows else "no view shows its entries"
+    )
+    return (
+        f"index {name}: there is no view of that name, or one that isn't roir's: {renamed}. Or drop the index and "
+        f"build it anew: roir drop '{name}'"
+    )
+
+
 def hide(connection: Connection, generation_id: int) -> None:
     """Make the view of an active generation hide the entries of partitions that are leaving or joining, if any are."""
     execute(connection, HIDE, {"generation": generation_id})
