@@ -1,4 +1,4 @@
-"""A full disk, for builds and for users: who finds no room fails, nothing is lost, and all goes on after room is made."""
+"""A full disk, for builds and for users: who finds no room fails, nothing is lost, and all goes on afterwards."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from airflow_roir.engine.status import status
 from tests.conftest import run_sql, with_template
 from tests.crash.server import Server
 from tests.engine import steps
+from tests.engine.steps import sql
 from tests.engine.test_partitions import make
 
+PATIENCE_S = 60.0
 POINTS = ("prepared", "mid_build", "built", "sealed", "mid_fold", "folded", "published", "cleaned")
 SAMPLE = "mid_fold"
 points = pytest.mark.parametrize(
@@ -53,7 +56,16 @@ class Archive:
         subprocess.run(["chown", "-R", f"{self.server._user or 'root'}", data], check=True)
         data.chmod(0o700)
         self.control(data, "start", "-w", "-l", data / "log")
-        return f"postgresql://postgres@:5998/postgres?host={socket}"
+        dsn = f"postgresql://postgres@:5998/db?host={socket}"
+        # It is up before it is promoted.
+        user = steps.session(dsn)
+        user.autocommit = True
+        deadline = time.monotonic() + PATIENCE_S
+        while sql(user, "SELECT pg_is_in_recovery()") == [(True,)]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        user.close()
+        return dsn
 
     def end(self, point: str) -> None:
         self.control(self.folder / f"{point}-data", "stop", "-m", "immediate")
@@ -88,39 +100,38 @@ def archive(pg: int) -> Iterator[Archive]:
 def through_phases(server: Server, folder: Path) -> None:
     """One operation through all phases, with writes before each point; the copy begins before it and ends within."""
     with_template(server.dsn())
-    # The copy is of the whole server; the database `postgres` would do, had it the control schema.
     server.execute("CREATE DATABASE db TEMPLATE roir_template")
     dsn = server.dsn("db")
     make(dsn)
     database = Database(dsn)
     keeper = psycopg2.connect(dsn)
     keeper.autocommit = True
-    steps.sql(keeper, "SELECT pg_backup_start('copy', true)")
+    sql(keeper, "SELECT pg_backup_start('copy', true)")
     user = steps.session(dsn)
 
     def reached(point: str) -> None:
-        steps.sql(user, f"UPDATE t SET k = '{point}' WHERE id % 5 = {POINTS.index(point) % 5}")
-        steps.sql(user, f"DELETE FROM t WHERE id = {POINTS.index(point) + 20}")
-        steps.sql(user, f"INSERT INTO t VALUES ({POINTS.index(point)}, {POINTS.index(point) + 900}, '{point}', 1)")
+        sql(user, f"UPDATE t SET k = '{point}' WHERE id % 5 = {POINTS.index(point) % 5}")
+        sql(user, f"DELETE FROM t WHERE id = {POINTS.index(point) + 20}")
+        sql(user, f"INSERT INTO t VALUES ({POINTS.index(point)}, {POINTS.index(point) + 900}, '{point}', 1)")
         user.commit()
         # Not committed: recovered, it is gone.
-        steps.sql(user, f"UPDATE t SET k = 'open', v = v + 1 WHERE id % 3 = {POINTS.index(point) % 3}")
+        sql(user, f"UPDATE t SET k = 'open', v = v + 1 WHERE id % 3 = {POINTS.index(point) % 3}")
         run_sql(dsn, f"SELECT pg_create_restore_point('{point}')")
         user.rollback()
 
     _, run = steps.begin(database, include="v", ranges=4, segments=2)
-    reached("prepared")
     shutil.copytree(
         server._data, folder / "copy", ignore=shutil.ignore_patterns("pg_wal", "postmaster.*", "pg_replslot")
     )
-    worker = steps.worker(database, run)
-    worker.batch(worker.claim())  # type: ignore[arg-type]
-    worker.connection.close()
-    ((label,),) = steps.sql(keeper, "SELECT labelfile FROM pg_backup_stop(false)")
+    ((label,),) = sql(keeper, "SELECT labelfile FROM pg_backup_stop(false)")
     (folder / "copy" / "backup_label").write_text(label)
     for inner in ("pg_wal", "pg_replslot"):
         (folder / "copy" / inner).mkdir()
     keeper.close()
+    reached("prepared")
+    worker = steps.worker(database, run)
+    worker.batch(worker.claim())  # type: ignore[arg-type]
+    worker.connection.close()
     reached("mid_build")
     steps.build_all(database, run)
     reached("built")
@@ -140,7 +151,7 @@ def through_phases(server: Server, folder: Path) -> None:
 
 @points
 def test_the_operation_goes_on_from_where_it_stood(archive: Archive, point: str) -> None:
-    dsn = archive.recovered(point).replace("/postgres?", "/db?")
+    dsn = archive.recovered(point)
     try:
         database = Database(dsn)
         run_sql(dsn, "UPDATE t SET k = 'later' WHERE id % 7 = 0")
@@ -169,13 +180,13 @@ def test_the_operation_goes_on_from_where_it_stood(archive: Archive, point: str)
 @pytest.mark.sweep
 @pytest.mark.parametrize("point", POINTS[:6])
 def test_the_operation_is_aborted(archive: Archive, point: str) -> None:
-    dsn = archive.recovered(point).replace("/postgres?", "/db?")
+    dsn = archive.recovered(point)
     try:
         database = Database(dsn)
         abort.abort(database, "ix", "test")
         run_sql(dsn, "UPDATE t SET k = 'later' WHERE id % 7 = 0")
         user = steps.session(dsn)
-        assert steps.sql(user, "SELECT to_regclass('roir_data.g1')") == [(None,)]
+        assert sql(user, "SELECT to_regclass('roir_data.g1')") == [(None,)]
         user.close()
         _, run = steps.begin(database)
         steps.finish_all(database, run)
