@@ -14,13 +14,14 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import attach, cleanup
+from airflow_roir.engine import attach, cleanup, finalize
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import start_run
 from airflow_roir.errors import LockNotAcquired
 from tests.conftest import database_dsn, run_sql, with_template
 from tests.crash.server import Server, running_server
 from tests.engine import steps
-from tests.engine.stages import through_modes
+from tests.engine.stages import Stage, through_modes
 from tests.engine.steps import sql
 
 PATIENCE_S = 60.0
@@ -192,6 +193,32 @@ def test_an_attach_names_standbys_that_do_not_tell_and_slots_that_do(primary: Se
         run_sql(dsn, "SELECT pg_drop_replication_slot('away')")
 
 
+@pytest.mark.parametrize("phase", ["mid-build", "mid-fold"])
+def test_after_a_failover_the_operation_goes_on(primary: Server, dsn: str, phase: str) -> None:
+    """On a standby that was promoted, with what it had replayed."""
+    stage = Stage(Database(dsn), phase)
+    stage.connection.close()
+    # Its run isn't ended: it died with its server.
+    user = steps.session(dsn)
+    sql(user, "UPDATE t SET k = 'replayed' WHERE id % 7 = 0")
+    user.commit()
+    with standby_of(primary) as standby:
+        there = database_dsn(standby, dsn.rsplit("/", 1)[1])
+        replayed(dsn, there)
+        sql(user, "UPDATE t SET k = 'open' WHERE id % 5 = 0")
+        run_sql(there, "SELECT pg_promote()")
+        database = Database(there)
+        run_sql(there, "UPDATE t SET v = -1 WHERE id % 4 = 0", "DELETE FROM t WHERE id % 9 = 0")
+        run = start_run(database, "ix", "test", take_over=True)
+        if phase == "mid-build":
+            steps.build_all(database, run)
+            steps.seal_all(database, run)
+        finalize.finalize_run(database, run)
+        assert steps.assert_exact(database).rows == 54
+        assert cleanup.clean_up(database).warnings == []
+    user.close()
+
+
 def walsenders(dsn: str, condition: str = "true") -> bool:
     user = steps.session(dsn)
     found = sql(user, f"SELECT pid FROM pg_stat_replication WHERE state = 'streaming' AND {condition}")
@@ -250,4 +277,40 @@ def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server,
         run_sql(dsn, "DROP SUBSCRIPTION s")
         publisher.close()
         subscriber.close()
+        primary.execute(f"DROP DATABASE {there} WITH (FORCE)")
+
+
+@pytest.mark.parametrize("phase", ["mid-build", "built", "mid-fold", "published"])
+def test_the_first_copy_of_a_subscription_is_followed(primary: Server, dsn: str, phase: str) -> None:
+    """Its worker fills the table by COPY, as a replica, in a session of its own."""
+    here = dsn.rsplit("/", 1)[1]
+    there = f"{here}_publisher"
+    primary.execute(f"CREATE DATABASE {there}")
+    run_sql(
+        primary.dsn(there),
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        "INSERT INTO t SELECT i, 'copied', i FROM generate_series(100, 400) i",
+        "CREATE PUBLICATION p FOR TABLE t",
+        f"SELECT pg_create_logical_replication_slot('{here}', 'pgoutput')",
+    )
+    stage = Stage(Database(dsn), phase)
+    run_sql(
+        dsn,
+        f"CREATE SUBSCRIPTION {here} CONNECTION '{primary.dsn(there)}' PUBLICATION p "
+        f"WITH (create_slot = false, slot_name = '{here}', copy_data = true)",
+    )
+    user = steps.session(dsn)
+    user.autocommit = True
+    try:
+        ready = [("r",)]
+        wait_until(lambda: sql(user, "SELECT srsubstate::text FROM pg_subscription_rel") == ready, "the first copy")
+        assert sql(user, "SELECT count(*) FROM t") == [(361,)]
+        run_sql(primary.dsn(there), "UPDATE t SET k = 'then' WHERE id % 3 = 0", "DELETE FROM t WHERE id % 7 = 0")
+        wait_until(lambda: sql(user, "SELECT count(*) FROM t") == [(318,)], "applying")
+        stage.finish()
+        steps.assert_exact(Database(dsn))
+    finally:
+        run_sql(dsn, f"DROP SUBSCRIPTION {here}")
+        user.close()
+        stage.connection.close()
         primary.execute(f"DROP DATABASE {there} WITH (FORCE)")

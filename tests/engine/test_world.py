@@ -258,7 +258,7 @@ def test_no_locks_and_no_connections_left(narrow: str) -> None:
     _, run = steps.begin(database, "is", "s")
     end_run(database, run)
     others = []
-    with pytest.raises(psycopg2.OperationalError, match="too many|reserved"):
+    with pytest.raises(psycopg2.OperationalError, match=r"too many|reserved"):
         others.extend(psycopg2.connect(narrow) for _ in range(20))
     for one in others:
         one.close()
