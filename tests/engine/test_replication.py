@@ -142,7 +142,10 @@ PARTITIONED = (
 BOUNDS = "FOR VALUES FROM (10) TO (20)"
 
 
-@pytest.mark.parametrize("cascading", [False, True], ids=["standby", "standby of a standby"])
+@pytest.mark.parametrize(
+    "cascading",
+    [pytest.param(False, id="standby"), pytest.param(True, id="standby of a standby", marks=pytest.mark.sweep)],
+)
 def test_an_attach_waits_for_an_older_snapshot_on_a_standby(primary: Server, dsn: str, cascading: bool) -> None:
     """Else it would see the table with the partition, and the view without."""
     database = Database(dsn)
@@ -193,7 +196,7 @@ def test_an_attach_names_standbys_that_do_not_tell_and_slots_that_do(primary: Se
         run_sql(dsn, "SELECT pg_drop_replication_slot('away')")
 
 
-@pytest.mark.parametrize("phase", ["mid-build", "mid-fold"])
+@pytest.mark.parametrize("phase", ["mid-build", pytest.param("mid-fold", marks=pytest.mark.sweep)])
 def test_after_a_failover_the_operation_goes_on(primary: Server, dsn: str, phase: str) -> None:
     """On a standby that was promoted, with what it had replayed."""
     stage = Stage(Database(dsn), phase)
@@ -280,7 +283,9 @@ def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server,
         primary.execute(f"DROP DATABASE {there} WITH (FORCE)")
 
 
-@pytest.mark.parametrize("phase", ["mid-build", "built", "mid-fold", "published"])
+@pytest.mark.parametrize(
+    "phase", ["mid-build", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("built", "mid-fold", "published"))]
+)
 def test_the_first_copy_of_a_subscription_is_followed(primary: Server, dsn: str, phase: str) -> None:
     """Its worker fills the table by COPY, as a replica, in a session of its own."""
     here = dsn.rsplit("/", 1)[1]
