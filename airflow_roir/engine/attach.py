@@ -12,6 +12,7 @@ from airflow_roir.engine import catalog, joining
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, sqlstate
 from airflow_roir.engine.detach import find_table
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.old_snapshots import holders
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, LockNotAcquired
 
@@ -25,14 +26,6 @@ SELECT p.id, p.generation_id, g.entry FROM roir.source_partition p JOIN roir.gen
 VIEWS = (
     "SELECT format('%%I.%%I', schema_name, name) FROM roir.index WHERE source_oid = %(source)s AND dropped_at IS NULL"
 )
-
-# Whoever holds a snapshot shows its xmin, which is at most the id of a transaction that the snapshot doesn't see.
-OLDER = """
-SELECT format('pid %%s (%%s)', a.pid, coalesce(nullif(a.application_name, ''), a.usename)) FROM pg_stat_activity a
- WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) > age(%(xid)s::xid) - 1
-   AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())
- LIMIT 1
-"""
 
 
 def attach_partition(
@@ -117,16 +110,24 @@ def _give_up(database: Database, oid: int, name: str) -> bool:
 
 
 def _wait_for_older_snapshots(database: Database, report: Callable[[str], None], patience_s: float) -> None:
-    """A snapshot that is older than the copies would see the attached rows and not their entries."""
+    """A snapshot that is older than the copies would see the attached rows and not their entries.
+
+    What a standby without feedback sees nobody knows: it is named, and not waited for.
+    """
     with database.transaction() as connection:
-        xid = execute(connection, "SELECT pg_current_xact_id()::xid::text").scalar_one()
+        xid = execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()
     deadline = time.monotonic() + patience_s
     while True:
         with database.transaction() as connection:
-            older = execute(connection, OLDER, {"xid": xid}).scalar()
-        if older is None:
+            found = holders(connection, xid)
+        older = [one for one in found if one.known]
+        if not older:
+            for one in found:
+                report(f"{one}, may hold a snapshot there that is older than the copied entries; not waited for")
             return
-        report(f"waiting for {older}, whose snapshot is older than the copied entries")
+        report(f"waiting for {older[0]}, whose snapshot is older than the copied entries")
         if time.monotonic() > deadline:
-            raise LockNotAcquired(f"{older} holds a snapshot that is older than the copied entries. End it, and repeat")
+            raise LockNotAcquired(
+                f"{older[0]} holds a snapshot that is older than the copied entries. End it, and repeat"
+            )
         time.sleep(0.5)

@@ -234,6 +234,12 @@ def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: C
             return
     if Drain(database, name.sql, (), LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, [name.sql]):
         result.guards_removed += 1
+        with database.transaction() as connection:
+            result.warnings += [
+                f"index {name}: its view isn't guarded any more, {view.STANDBY_PATIENCE} after its publish; {one}, "
+                "doesn't say whether a transaction is still open there that is older"
+                for one in view.unknown(connection, row.id)
+            ]
 
 
 def _drop_delta(database: Database, generation_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:

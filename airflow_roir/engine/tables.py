@@ -17,6 +17,7 @@ from sqlalchemy import (
     Integer,
     MetaData,
     Numeric,
+    SmallInteger,
     Table,
     Text,
     UniqueConstraint,
@@ -51,6 +52,18 @@ def _now(name: str) -> Column[object]:
 def _moment(name: str) -> Column[object]:
     return Column(name, DateTime(timezone=True))
 
+
+# The oids that this schema's own tables and the schema itself had when it was settled: one row. A dump and pg_upgrade
+# change them (`restore.py`).
+home = Table(
+    "home",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, autoincrement=False),
+    Column("tables", JSONB, nullable=False),
+    Column("schema_oid", BigInteger, nullable=False),
+    _now("settled_at"),
+    CheckConstraint("id = 1", name="one"),
+)
 
 index = Table(
     "index",
