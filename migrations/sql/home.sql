@@ -91,11 +91,13 @@ BEGIN
         SELECT r.recorded, r.present, i.id AS index FROM roir.restored_sources() r
           JOIN roir.index i ON i.source_oid = r.recorded::bigint AND i.dropped_at IS NULL;
     -- By way of another name, since one's new oid may be another one's old.
-    FOR s IN SELECT DISTINCT recorded FROM pg_temp.restored LOOP
-        EXECUTE format('ALTER FUNCTION roir_data.capture_%s() RENAME TO restored_%s', s.recorded, s.recorded);
+    FOR s IN SELECT DISTINCT r.recorded, f.kind FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
+              WHERE to_regprocedure(format('roir_data.%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
+        EXECUTE format('ALTER FUNCTION roir_data.%s_%s() RENAME TO restored_%s_%s', s.kind, s.recorded, s.kind, s.recorded);
     END LOOP;
-    FOR s IN SELECT DISTINCT recorded, present FROM pg_temp.restored LOOP
-        EXECUTE format('ALTER FUNCTION roir_data.restored_%s() RENAME TO capture_%s', s.recorded, s.present);
+    FOR s IN SELECT DISTINCT r.recorded, r.present, f.kind FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
+              WHERE to_regprocedure(format('roir_data.restored_%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
+        EXECUTE format('ALTER FUNCTION roir_data.restored_%s_%s() RENAME TO %s_%s', s.kind, s.recorded, s.kind, s.present);
     END LOOP;
     UPDATE roir.index i SET source_oid = r.present::bigint FROM pg_temp.restored r WHERE i.id = r.index;
     UPDATE roir.source_partition p

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from alembic import op
 
-revision = "0013"
-down_revision = "0010"
+revision = "0017"
+down_revision = "0015"
 branch_labels = None
 depends_on = None
 
