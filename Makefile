@@ -71,7 +71,7 @@ lint: $(STAMP)  ## ruff, mypy (strict on the engine), the import contracts
 .PHONY: test
 test: $(STAMP)  ## All tests but the marked long ones; ARGS goes to pytest
 	@$(quick_spark) \
-	  $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not soak and not bench and not cluster" $(ARGS)
+	  $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not soak and not bench and not cluster and not sweep" $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its errors; minutes each

@@ -12,6 +12,7 @@ from airflow_roir.cli.app import (
     BatchRows,
     Conf,
     Covering,
+    IgnorePublications,
     IgnoreRowSecurity,
     Include,
     Index,
@@ -60,6 +61,7 @@ def plan(
     scan: Scan = BuildOptions.scan,
     covering: Covering = "auto",
     ignore_row_security: IgnoreRowSecurity = False,
+    ignore_publications: IgnorePublications = False,
     as_json: AsJson = False,
 ) -> None:
     """Validate a build and show what it would do. Changes nothing."""
@@ -70,6 +72,7 @@ def plan(
         scan=scan,
         covering=covering,
         ignore_row_security=ignore_row_security,
+        ignore_publications=ignore_publications,
     )
     database = database_of(context)
     rehearsal = prepare.rehearse(database, IndexDefinition.parse(index, table, keys, include), options)
@@ -121,6 +124,7 @@ def build(
     covering: Covering = "auto",
     revert_window: RevertWindow = BuildOptions.revert_window_s,
     ignore_row_security: IgnoreRowSecurity = False,
+    ignore_publications: IgnorePublications = False,
     verify: Verify = BuildOptions.verify,
     master: Master = None,
     conf: Conf = None,
@@ -139,6 +143,7 @@ def build(
         covering=covering,
         revert_window_s=revert_window,
         ignore_row_security=ignore_row_security,
+        ignore_publications=ignore_publications,
         verify=verify,
     )
     definition = IndexDefinition.parse(index, table, keys, include)

@@ -13,6 +13,9 @@ from airflow_roir.engine.plan import Bound, Plan
 from airflow_roir.engine.tables import DATA_SCHEMA, SCHEMA
 
 DEFAULT_SEGMENT = 0
+# A publication of all tables has ours too, and then a table without one refuses every UPDATE and DELETE, a user's
+# write to the source with it. Keys may be NULL, so no index will do. Each segment: a partition inherits none.
+REPLICA_IDENTITY = "REPLICA IDENTITY FULL"
 
 
 def base(generation_id: int) -> str:
@@ -86,6 +89,8 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
         connection,
         f"CREATE UNIQUE INDEX g{generation_id}_delta_key ON {delta(generation_id)} ({identity}) NULLS NOT DISTINCT",
     )
+    for name in _stored_in(generation_id, plan):
+        execute(connection, f"ALTER TABLE {name} {REPLICA_IDENTITY}")
     operators = equality_operators(connection, f"{delta(generation_id)}_key")
     return replace(
         entry,
@@ -94,6 +99,11 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
             for i, column in enumerate(entry.columns)
         ),
     )
+
+
+def _stored_in(generation_id: int, plan: Plan) -> list[str]:
+    """The tables that hold rows: segments and delta."""
+    return [*(segment(generation_id, n) for n in range(plan.segments + 1)), delta(generation_id)]
 
 
 def segment_bounds(plan: Plan) -> list[tuple[Bound | None, Bound | None]]:

@@ -14,7 +14,18 @@ from sqlalchemy import Connection, Row, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
-from airflow_roir.engine import capture, catalog, checks, control, entry_size, health, partitions, scan_choice, tables
+from airflow_roir.engine import (
+    capture,
+    catalog,
+    checks,
+    control,
+    entry_size,
+    health,
+    partitions,
+    publications,
+    scan_choice,
+    tables,
+)
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import CAPTURE
 from airflow_roir.engine.catalog import Source
@@ -90,6 +101,7 @@ def rehearse(
         assert definition.source is not None
         source = catalog.read_source(connection, definition.source)
         checks.check_row_security(connection, source, options.ignore_row_security)
+        publications.check(connection, options.ignore_publications)
         checks.check_collations(connection, source)
         if existing is not None:
             _check_shape(connection, existing, source)
