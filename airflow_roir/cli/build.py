@@ -35,13 +35,17 @@ from airflow_roir.cli.app import (
 )
 from airflow_roir.cli.carry import carry_on, carry_on_verification
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
-from airflow_roir.engine import control, prepare, schema, verification, view
+from airflow_roir.engine import control, prepare, publications, schema, verification, view
 
 
 @app.command()
-def init(context: typer.Context) -> None:
+def init(context: typer.Context, ignore_publications: IgnorePublications = False) -> None:
     """Create or upgrade the control schema `roir` in the database."""
     database = database_of(context)
+    with database.transaction() as connection:
+        if schema.current(connection) is None:
+            # A subscriber to all tables would stop at the control schema's first row.
+            publications.check(connection, ignore_publications)
     out.print(f"control schema roir is at {schema.init(database)}")
     with database.transaction() as connection:
         if not schema.is_guarded(connection):

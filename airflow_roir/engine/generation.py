@@ -77,7 +77,7 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
     )
     execute(
         connection,
-        f"CREATE UNIQUE INDEX {_index_name(base_key(generation_id))} ON ONLY {table} {_key_clause(entry)}",
+        f"CREATE UNIQUE INDEX {_index_name(base_key(generation_id))} ON ONLY {table} {key_clause(entry)}",
     )
     # A type of its own: a CHECK of a text made each write to the delta a third dearer.
     execute(
@@ -117,7 +117,7 @@ def seal_segment(connection: Connection, generation_id: int, ordinal: int, entry
     name = segment(generation_id, ordinal)
     execute(
         connection,
-        f"CREATE UNIQUE INDEX {_index_name(segment_key(generation_id, ordinal))} ON {name} {_key_clause(entry)}",
+        f"CREATE UNIQUE INDEX {_index_name(segment_key(generation_id, ordinal))} ON {name} {key_clause(entry)}",
     )
     execute(
         connection,
@@ -179,7 +179,8 @@ def drop(connection: Connection, generation_id: int) -> None:
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
 
 
-def _key_clause(entry: Entry) -> str:
+def key_clause(entry: Entry) -> str:
+    """SQL: the columns of a unique index of entries, and how it takes NULLs."""
     covered = [f"c{i + 1}" for i in entry.included_positions if entry.columns[i].covered]
     include = f" INCLUDE ({', '.join(covered)})" if covered else ""
     return f"({', '.join(entry.physical(entry.identity_positions))}){include} NULLS NOT DISTINCT"

@@ -114,7 +114,8 @@ def rehearse(
         found = make_plan(connection, source, definition, options)
         choice = scan_choice.choose(connection, source, options, found, existing.id if existing else None)
         entry = Entry.of(source, definition, options.covering, found.partition)
-        size = entry_size.measure(connection, name, source, entry, found.rows)
+        entry = entry_size.cover(connection, name, source, entry, options.covering)
+        size = entry_size.measure(connection, name, source, entry)
         return Rehearsal(name, source, definition, entry, found, choice, "rebuild" if existing else "create", size)
 
     readers = Drain(database, source.sql, source.relations, options.lock_timeout_ms, patience_s, modes=EXCLUSIVE)
