@@ -230,7 +230,8 @@ def extra(
     return recorded(
         entry,
         f"""
-        SELECT {", ".join(entry.physical(prefix="s."))}, NULL::jsonb AS other, {detail} AS detail, CASE {kinds} END AS kind
+        SELECT {", ".join(entry.physical(prefix="s."))}, NULL::jsonb AS other, {detail} AS detail,
+               CASE {kinds} END AS kind
           FROM (SELECT x.*, x.tableoid AS place, x.ctid AS tid FROM {relation} x WHERE {where}) s
           LEFT JOIN LATERAL (SELECT true AS present FROM {source.sql} r WHERE {row_of(entry, "r", "s.")} LIMIT 1) e
             ON true {overridden}

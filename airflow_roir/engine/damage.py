@@ -33,8 +33,8 @@ WITHOUT_INDEX = (
 def remedy_of_source(source: Source) -> str:
     """What a person must do about the source."""
     return (
-        f"Leave one row of each primary key in {source.sql}, found without its index (SET enable_indexscan = off; SET "
-        f"enable_bitmapscan = off; SET enable_indexonlyscan = off), then REINDEX TABLE {source.sql}, then verify again"
+        f"Leave one row of each primary key in {source.name}, found without its index (SET enable_indexscan = off; SET "
+        f"enable_bitmapscan = off; SET enable_indexonlyscan = off), then REINDEX TABLE {source.name}, then verify again"
     )
 
 
@@ -99,8 +99,8 @@ def mistaken(
     for kind, table, same, seen, remedy in sides:
         execute(
             connection,
-            f"UPDATE roir.discrepancy d SET kind = 'damaged', detail = %(said)s FROM {recorded} JOIN {table} x ON {same} "
-            "WHERE d.id = s.id AND d.kind = %(kind)s AND d.outcome IS NULL",
+            f"UPDATE roir.discrepancy d SET kind = 'damaged', detail = %(said)s FROM {recorded} JOIN {table} x "
+            f"ON {same} WHERE d.id = s.id AND d.kind = %(kind)s AND d.outcome IS NULL",
             {"said": f"{table}: {seen}. {remedy}", "kind": kind, "ids": list(ids)},
         )
 

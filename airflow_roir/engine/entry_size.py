@@ -74,9 +74,9 @@ def cover(connection: Connection, index: QualifiedName, source: Source, entry: E
         elif covering == "all":
             size = "of any size" if most is None else f"of {most} bytes"
             raise InvalidInput(
-                f"index {index}: covering is all, and included column {quote(name)} ({source.columns[name].type}) may be "
-                f"{size}; an entry of a B-tree takes {limit} bytes, key and primary key included, so a write of a long "
-                "value would fail. Use covering auto, which covers what always fits, or none"
+                f"index {index}: covering is all, and included column {quote(name)} ({source.columns[name].type}) may "
+                f"be {size}; an entry of a B-tree takes {limit} bytes with its key and primary key, so a write of "
+                "a long value would fail. Use covering auto, which covers what always fits, or none"
             )
         else:
             columns[i] = replace(columns[i], covered=False)
@@ -155,8 +155,8 @@ def _sampled(connection: Connection, source: Source, size: str, limit: int) -> I
 
 
 def _names(connection: Connection, leaves: Sequence[int]) -> dict[int, str]:
-    listed = "SELECT oid::bigint, oid::regclass::text FROM pg_class WHERE oid = ANY (%(leaves)s::oid[])"
-    return {oid: name for oid, name in execute(connection, listed, {"leaves": list(leaves)})}
+    listed = "SELECT oid::bigint, oid::regclass::text AS name FROM pg_class WHERE oid = ANY (%(leaves)s::oid[])"
+    return {row.oid: row.name for row in execute(connection, listed, {"leaves": list(leaves)})}
 
 
 def _stretches(file: File, total: int) -> Iterator[str]:

@@ -27,7 +27,8 @@ REST_S = 0.1
 
 UNMENDED = """
 SELECT id, kind FROM roir.discrepancy
- WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND outcome IS NULL AND kind NOT IN ('corrupt', 'damaged')
+ WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND outcome IS NULL
+   AND kind NOT IN ('corrupt', 'damaged')
  ORDER BY id
 """
 OUTCOME = """
@@ -68,7 +69,9 @@ class Mender:
     def look_again(self, ids: list[int]) -> None:
         """Without indexes, before anything is put or taken out by them: see `damage.mistaken`."""
         if ids:
-            damage.mistaken(self.connection, self.recorded, ids, self.job.source, self.base, self.entry, self.job.run.index)
+            damage.mistaken(
+                self.connection, self.recorded, ids, self.job.source, self.base, self.entry, self.job.run.index
+            )
 
     def put(self, ids: list[int]) -> list[int]:
         """Give rows their entries, in one transaction; returns those whose rows aren't there any more.

@@ -36,8 +36,8 @@ def found(connection: Connection) -> list[str]:
             # A publication of all tables can't be made one of some.
             lines.append(
                 f"publication {name} is of all tables, so of the index's own in {DATA_SCHEMA} and {SCHEMA} too. A "
-                "PostgreSQL subscriber stops at their first change: logical replication target relation does not exist. "
-                f"Publish what is meant instead: CREATE PUBLICATION … FOR TABLES IN SCHEMA public, then ALTER "
+                "PostgreSQL subscriber stops at their first change: logical replication target relation does not "
+                f"exist. Publish what is meant instead: CREATE PUBLICATION … FOR TABLES IN SCHEMA public, then ALTER "
                 f"SUBSCRIPTION … SET PUBLICATION …, then DROP PUBLICATION {name}"
             )
         else:

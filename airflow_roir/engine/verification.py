@@ -40,8 +40,9 @@ class VerifyReport:
     """What a verification found. rows, entries: of source and index, that were looked at.
 
     different: the entry is there, but its included or equal-yet-distinct values differ. corrupt: B-trees that amcheck
-    refused. damaged: heap and index of the table or of the entries disagree, so that lookups can't tell. mended: those of all these that a repair put right, or that were right when it looked again. complete:
-    False where a sample, a slice or a time limit left something out.
+    or a lookup refused. damaged: heap and index of the table, or of the entries, disagree, so that a lookup can't tell.
+    mended: those of all these that a repair put right, or that were right when it looked again. complete: False where a
+    sample, a slice or a time limit left something out.
     """
 
     index: str

@@ -360,7 +360,11 @@ class VerifyWorker:
                 seen = f"{row.rows} rows and {row.entries} entries of this primary key, by no index, differ"
                 of_source = damage.remedy_of_source(self.job.source)
                 remedy = of_source if row.rows > 1 else damage.remedy_of_entries(self.job.run.index)
-                found = {"key": json.dumps(row.key), "primary_key": json.dumps(row.primary_key), "detail": f"{seen}. {remedy}"}
+                found = {
+                    "key": json.dumps(row.key),
+                    "primary_key": json.dumps(row.primary_key),
+                    "detail": f"{seen}. {remedy}",
+                }
                 execute(self.connection, UNEXPLAINED, {**values, **found})
             self._commit(claim, NO_SUMS, begun)
 

@@ -41,8 +41,8 @@ def test_an_entry_that_is_too_big_for_a_b_tree_is_refused_at_plan(database: Data
     assert plan(database, "v", "k").startswith("at most ")
 
 
-# Values of n bytes or so as the source has them: as they are, long and compressible, compressed by the source, and out of
-# line. What an entry of them takes in a B-tree is known to the server alone.
+# Values of n bytes or so as the source has them: as they are, long and compressible, compressed by the source, and out
+# of line. What an entry of them takes in a B-tree is known to the server alone.
 NOISE = "substr((SELECT string_agg(md5(i::text), '') FROM generate_series(1, 1 + {0} / 32) i), 1, {0})"
 VALUES = {
     "plain": ("text", NOISE),
@@ -58,7 +58,9 @@ VALUES = {
 RESTS = {"plain": "k, id", "NULL key": "n, k, id", "included": "k, id, v"}
 SOME = [("plain", "plain"), ("half of it compressible", "included"), ("out of line", "NULL key"), ("array", "plain")]
 EVERY = [
-    pytest.param(name, rest, marks=[pytest.mark.sweep] * ((name, rest) not in SOME)) for name in VALUES for rest in RESTS
+    pytest.param(name, rest, marks=[pytest.mark.sweep] * ((name, rest) not in SOME))
+    for name in VALUES
+    for rest in RESTS
 ]
 
 
@@ -175,10 +177,8 @@ COVERING = {
 
 
 @pytest.mark.parametrize("case", COVERING, ids=lambda case: ", ".join(case))
-def test_no_write_fails_because_of_an_included_column(
-    database: Database, dsn: str, case: tuple[str, str, str]
-) -> None:
-    """The longest values that the types allow, or, of a key without bound, that the index takes without included ones."""
+def test_no_write_fails_because_of_an_included_column(database: Database, dsn: str, case: tuple[str, str, str]) -> None:
+    """The longest values that the types allow; of a key without bound, those that leave 1,024 bytes."""
     keys, include, covering = case
     columns = {"b": "bigint", "i": "int", "s": "varchar(10)", "x": "text", "l": "varchar(300)", "m": "varchar(200)",
                "h": "varchar(500)"}  # fmt: skip

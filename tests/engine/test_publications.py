@@ -133,7 +133,9 @@ def test_a_users_write_fails_only_where_it_would_without_an_index(database: Data
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("case", [case for case in EVERY if case not in SOME], ids=lambda case: ", ".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case", [case for case in EVERY if case not in SOME], ids=lambda case: ", ".join(map(str, case))
+)
 def test_every_publication_at_any_time(database: Database, dsn: str, case: Case) -> None:
     _lives(database, dsn, case)
 
