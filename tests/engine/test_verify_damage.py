@@ -61,7 +61,7 @@ DAMAGES: dict[str, Damage] = {
     },
 }  # fmt: skip
 # The index is right; it is the table that needs a REINDEX.
-RIGHT = ("a row that the key has lost, its entry is there",)
+RIGHT = ("a row that the key has lost, its entry is there", "two rows and their entries")
 SOME = (
     "a row that the key has lost",
     "a row that the key has lost, its entry is there",
@@ -113,6 +113,11 @@ def is_right(dsn: str, database: Database, base: str) -> bool:
     return differ == 0 and sorted(found) == sorted(heap)
 
 
+def is_beyond(case: str, by_key: bool, part: bool) -> bool:
+    """What the docs say isn't seen: where the source is read by its key, what that has lost; in a part, a second row."""
+    return by_key and "key lost" in DAMAGES[case] or part and "key twice" in DAMAGES[case]
+
+
 def every_way(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     base = damaged(dsn, database, case)
     exact = is_right(dsn, database, base)
@@ -130,16 +135,16 @@ def every_way(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch, cas
             # A repair may end what is wrong. Nothing else is called right that isn't.
             right = is_right(dsn, database, base)
             assert before <= right, told
-            if not right and not (case.startswith("a row that the key has lost") and (rows == 0 or options.sample)):
+            if not right and not is_beyond(case, by_key=rows == 0 or options.is_partial, part=options.is_partial):
                 assert not report.is_exact, told
             if before and case not in RIGHT:
                 assert report.found == 0, told
             for one in report.first:
                 if one["kind"] == "damaged":
                     assert "REINDEX TABLE public.t" in one["detail"] or "roir build" in one["detail"], told
-    if case in RIGHT:
+    if case == RIGHT[0]:
         user = steps.session(dsn)
-        assert len(sql(user, f"SELECT FROM {base} WHERE c2 = 1000")) == 1, "the entry of a row that is there"
+        assert len(sql(user, f"SELECT 1 FROM {base} WHERE c2 = 1000")) == 1, "the entry of a row that is there"
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.sweep] * (c not in SOME)) for c in DAMAGES])
