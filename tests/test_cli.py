@@ -65,7 +65,7 @@ def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:
     assert (shown["kind"], shown["percent_complete"]) == ("rebuild", 100)
     assert set(shown["phase_seconds"]) == {"prepare", "build", "seal", "fold", "publish"}
     found = as_json(dsn, "verify", "ix", "--master", "local[2]")
-    assert list(found)[:5] == ["missing", "extra", "different", "corrupt", "mended"]
+    assert list(found)[:6] == ["missing", "extra", "different", "corrupt", "damaged", "mended"]
     assert (found["rows"], found["entries"], found["missing"], found["extra"], found["complete"]) == (
         5000,
         5000,

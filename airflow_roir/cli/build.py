@@ -12,6 +12,7 @@ from airflow_roir.cli.app import (
     BatchRows,
     Conf,
     Covering,
+    IgnorePublications,
     IgnoreRowSecurity,
     Include,
     Index,
@@ -34,13 +35,17 @@ from airflow_roir.cli.app import (
 )
 from airflow_roir.cli.carry import carry_on, carry_on_verification
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
-from airflow_roir.engine import control, prepare, schema, verification, view
+from airflow_roir.engine import control, prepare, publications, schema, verification, view
 
 
 @app.command()
-def init(context: typer.Context) -> None:
+def init(context: typer.Context, ignore_publications: IgnorePublications = False) -> None:
     """Create or upgrade the control schema `roir` in the database."""
     database = database_of(context)
+    with database.transaction() as connection:
+        if schema.current(connection) is None:
+            # A subscriber to all tables would stop at the control schema's first row.
+            publications.check(connection, ignore_publications)
     out.print(f"control schema roir is at {schema.init(database)}")
     with database.transaction() as connection:
         if not schema.is_guarded(connection):
@@ -60,6 +65,7 @@ def plan(
     scan: Scan = BuildOptions.scan,
     covering: Covering = "auto",
     ignore_row_security: IgnoreRowSecurity = False,
+    ignore_publications: IgnorePublications = False,
     as_json: AsJson = False,
 ) -> None:
     """Validate a build and show what it would do. Changes nothing."""
@@ -70,6 +76,7 @@ def plan(
         scan=scan,
         covering=covering,
         ignore_row_security=ignore_row_security,
+        ignore_publications=ignore_publications,
     )
     database = database_of(context)
     rehearsal = prepare.rehearse(database, IndexDefinition.parse(index, table, keys, include), options)
@@ -121,6 +128,7 @@ def build(
     covering: Covering = "auto",
     revert_window: RevertWindow = BuildOptions.revert_window_s,
     ignore_row_security: IgnoreRowSecurity = False,
+    ignore_publications: IgnorePublications = False,
     verify: Verify = BuildOptions.verify,
     master: Master = None,
     conf: Conf = None,
@@ -139,6 +147,7 @@ def build(
         covering=covering,
         revert_window_s=revert_window,
         ignore_row_security=ignore_row_security,
+        ignore_publications=ignore_publications,
         verify=verify,
     )
     definition = IndexDefinition.parse(index, table, keys, include)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import capture, catalog, control
+from airflow_roir.engine import capture, catalog, control, publications
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Column, Source
 from airflow_roir.engine.database import execute
@@ -20,7 +20,8 @@ MOST_NAMED = 3
 
 ACTIVE = """
 SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, i.source_oid,
-       coalesce((o.options ->> 'ignore_row_security')::boolean, false) AS ignore_row_security
+       coalesce((o.options ->> 'ignore_row_security')::boolean, false) AS ignore_row_security,
+       coalesce((o.options ->> 'ignore_publications')::boolean, false) AS ignore_publications
   FROM roir.generation g
   JOIN roir.index i ON i.id = g.index_id
   JOIN roir.operation o ON o.generation_id = g.id AND o.kind <> 'verify'
@@ -62,7 +63,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
             f"index {name}: {source.sql} has row-level security now; the view shows the rows that its policies hide "
             "to all who may read the view. Revoke SELECT on the view, or drop the index"
         )
-    return found
+    return found + publications.warnings(connection, name, row.ignore_publications)
 
 
 def _capture(connection: Connection, name: str, source: Source) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import comparison
+from airflow_roir.engine import comparison, damage
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, execute, is_transient
 from airflow_roir.engine.run import Job
@@ -27,7 +27,8 @@ REST_S = 0.1
 
 UNMENDED = """
 SELECT id, kind FROM roir.discrepancy
- WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND outcome IS NULL AND kind <> 'corrupt'
+ WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND outcome IS NULL
+   AND kind NOT IN ('corrupt', 'damaged')
  ORDER BY id
 """
 OUTCOME = """
@@ -51,17 +52,26 @@ class Mender:
 
     def __init__(self, connection: Connection, job: Job) -> None:
         self.connection = connection
+        self.job = job
         self.generation_id = job.generation_id
         self.base = physical.base(job.generation_id)
         self.entry = entry = job.entry
         self.source = job.source.sql
-        with connection.begin():
+        # In the caller's transaction, if there is one.
+        with connection.begin_nested() if connection.in_transaction() else connection.begin():
             types = list(execute(connection, TYPES, {"base": self.base}).scalars())
         recorded = comparison.recorded_identity(entry, "d", types)
         identity = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(recorded))
         # The recorded identities, with the names of the entry's first columns.
         self.recorded = f"(SELECT d.id, {identity} FROM roir.discrepancy d WHERE d.id = ANY (%(ids)s)) s"
         self.row = comparison.row_of(entry, "r", "s.")
+
+    def look_again(self, ids: list[int]) -> None:
+        """Without indexes, before anything is put or taken out by them: see `damage.mistaken`."""
+        if ids:
+            damage.mistaken(
+                self.connection, self.recorded, ids, self.job.source, self.base, self.entry, self.job.run.index
+            )
 
     def put(self, ids: list[int]) -> list[int]:
         """Give rows their entries, in one transaction; returns those whose rows aren't there any more.
@@ -154,6 +164,8 @@ def mend_unit(connection: Connection, job: Job, verification_id: int, unit_id: i
     """
     mender = Mender(connection, job)
     values = {"verification": verification_id, "unit": unit_id}
+    with connection.begin():
+        mender.look_again([row.id for row in execute(connection, UNMENDED, values)])
     for attempt in range(TRIES):
         with connection.begin():
             rows = execute(connection, UNMENDED, values).all()

@@ -14,7 +14,18 @@ from sqlalchemy import Connection, Row, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
-from airflow_roir.engine import capture, catalog, checks, control, entry_size, health, partitions, scan_choice, tables
+from airflow_roir.engine import (
+    capture,
+    catalog,
+    checks,
+    control,
+    entry_size,
+    health,
+    partitions,
+    publications,
+    scan_choice,
+    tables,
+)
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import CAPTURE
 from airflow_roir.engine.catalog import Source
@@ -90,6 +101,7 @@ def rehearse(
         assert definition.source is not None
         source = catalog.read_source(connection, definition.source)
         checks.check_row_security(connection, source, options.ignore_row_security)
+        publications.check(connection, options.ignore_publications)
         checks.check_collations(connection, source)
         if existing is not None:
             _check_shape(connection, existing, source)
@@ -102,7 +114,8 @@ def rehearse(
         found = make_plan(connection, source, definition, options)
         choice = scan_choice.choose(connection, source, options, found, existing.id if existing else None)
         entry = Entry.of(source, definition, options.covering, found.partition)
-        size = entry_size.measure(connection, name, source, entry, found.rows)
+        entry = entry_size.cover(connection, name, source, entry, options.covering)
+        size = entry_size.measure(connection, name, source, entry)
         return Rehearsal(name, source, definition, entry, found, choice, "rebuild" if existing else "create", size)
 
     readers = Drain(database, source.sql, source.relations, options.lock_timeout_ms, patience_s, modes=EXCLUSIVE)

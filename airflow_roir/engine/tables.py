@@ -296,6 +296,7 @@ verification = Table(
     Column("complete", Boolean),
     _now("started_at"),
     _moment("finished_at"),
+    Column("damaged", BigInteger, nullable=False, server_default="0"),
     CheckConstraint("mode IN ('only', 'before', 'after')", name="mode"),
     CheckConstraint("(complete IS NULL) = (finished_at IS NULL)", name="complete"),
 )
@@ -325,8 +326,8 @@ verification_unit = Table(
     Column("claim_worker", Integer),
     Column("claim_token", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("verification_id", "stage", "ordinal"),
-    CheckConstraint("stage IN ('total', 'sum', 'check')", name="stage"),
-    CheckConstraint("side IN ('source', 'heap', 'entry', 'delta', 'tree')", name="side"),
+    CheckConstraint("stage IN ('total', 'sum', 'check', 'whole')", name="stage"),
+    CheckConstraint("side IN ('source', 'heap', 'entry', 'delta', 'tree', 'reach', 'both')", name="side"),
 )
 
 discrepancy = Table(
@@ -345,7 +346,9 @@ discrepancy = Table(
     # mended: put right. gone: right by itself when it was looked at again, under a lock. Null: as it was.
     Column("outcome", Text),
     _moment("mended_at"),
-    CheckConstraint("kind IN ('missing', 'extra', 'different', 'corrupt')", name="kind"),
+    # Of what is damaged: what was seen, where, and what a person must do.
+    Column("detail", Text),
+    CheckConstraint("kind IN ('missing', 'extra', 'different', 'corrupt', 'damaged')", name="kind"),
     CheckConstraint("outcome IN ('mended', 'gone')", name="outcome"),
 )
 Index("discrepancy_unit", discrepancy.c.verification_id, discrepancy.c.unit_id)

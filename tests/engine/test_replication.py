@@ -17,7 +17,7 @@ import pytest
 from airflow_roir.engine import attach, cleanup, finalize
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
-from airflow_roir.errors import LockNotAcquired
+from airflow_roir.errors import InvalidInput, LockNotAcquired
 from tests.conftest import database_dsn, run_sql, with_template
 from tests.crash.server import Server, running_server
 from tests.engine import steps
@@ -229,9 +229,12 @@ def walsenders(dsn: str, condition: str = "true") -> bool:
     return bool(found)
 
 
-def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server, dsn: str) -> None:
+@pytest.mark.parametrize("published", [False, True], ids=["", "and published again"])
+def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server, dsn: str, published: bool) -> None:
     """The apply worker writes as a replica (session_replication_role), row by row, and truncates."""
     database = Database(dsn)
+    if published:
+        run_sql(dsn, "CREATE PUBLICATION everything FOR ALL TABLES")
     here = dsn.rsplit("/", 1)[1]
     there = f"{here}_publisher"
     primary.execute(f"CREATE DATABASE {there}")
@@ -273,7 +276,7 @@ def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server,
         wait_until(applied, "applying")
 
     try:
-        through_modes(database, write, include="v")
+        through_modes(database, write, include="v", ignore_publications=published)
         publisher_side = sql(publisher, "SELECT k, id, v FROM t ORDER BY id")
         assert sql(subscriber, "SELECT k, id, v FROM ix ORDER BY id") == publisher_side
     finally:
@@ -319,3 +322,51 @@ def test_the_first_copy_of_a_subscription_is_followed(primary: Server, dsn: str,
         user.close()
         stage.connection.close()
         primary.execute(f"DROP DATABASE {there} WITH (FORCE)")
+
+
+def test_a_subscriber_of_all_tables_stops_at_the_first_entry_and_goes_on_as_the_warning_says(
+    primary: Server, dsn: str
+) -> None:
+    database = Database(dsn)
+    there = dsn.rsplit("/", 1)[1] + "_subscriber"
+    primary.execute(f"CREATE DATABASE {there}")
+    run_sql(primary.dsn(there), "CREATE TABLE t (id int PRIMARY KEY, k text, v int)")
+    # A subscription that was there before the control schema was: none can be made after it.
+    run_sql(dsn, "CREATE PUBLICATION everything FOR TABLE t")
+    slot = f"slot_{there}"
+    run_sql(dsn, f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    run_sql(
+        primary.dsn(there),
+        # Once for each error: it would try again every five seconds for good.
+        f"CREATE SUBSCRIPTION s CONNECTION '{dsn}' PUBLICATION everything WITH (create_slot = false, "
+        f"slot_name = '{slot}', copy_data = false, disable_on_error = true)",
+    )
+    run_sql(dsn, "DROP PUBLICATION everything", "CREATE PUBLICATION everything FOR ALL TABLES")
+    subscriber = steps.session(primary.dsn(there))
+    subscriber.autocommit = True
+    try:
+        with pytest.raises(InvalidInput, match='publication "everything" is of all tables'):
+            steps.begin(database)
+        _, run = steps.begin(database, ignore_publications=True)
+        steps.finish_all(database, run)
+        run_sql(dsn, "UPDATE t SET v = -1")
+        wait_until(lambda: sql(subscriber, "SELECT subenabled FROM pg_subscription") == [(False,)], "the error")
+        assert sql(subscriber, "SELECT count(*) FROM t") == [(0,)]
+        steps.assert_exact(database)
+        # What the warning says; what was written before the new publication was there is beyond the subscriber.
+        run_sql(dsn, "CREATE PUBLICATION fewer FOR TABLES IN SCHEMA public")
+        position = sql(steps.session(dsn), "SELECT pg_current_wal_lsn()")[0][0]
+        run_sql(primary.dsn(there), "ALTER SUBSCRIPTION s SET PUBLICATION fewer WITH (refresh = false)")
+        wait_until(lambda: not sql(steps.session(dsn), ACTIVE_SLOT, slot), "the slot's release")
+        run_sql(dsn, f"SELECT pg_replication_slot_advance('{slot}', '{position}')", "DROP PUBLICATION everything")
+        run_sql(primary.dsn(there), "ALTER SUBSCRIPTION s ENABLE")
+        run_sql(dsn, "INSERT INTO t SELECT i, 'new', i FROM generate_series(1001, 1009) i")
+        wait_until(lambda: sql(subscriber, "SELECT count(*) FROM t") == [(9,)], "applying")
+        assert [line for line in cleanup.clean_up(database).warnings if "publication" in line] == []
+    finally:
+        run_sql(primary.dsn(there), "DROP SUBSCRIPTION s")
+        subscriber.close()
+        primary.execute(f"DROP DATABASE {there} WITH (FORCE)")
+
+
+ACTIVE_SLOT = "SELECT FROM pg_replication_slots WHERE slot_name = %s AND active"
