@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import capture, catalog, control
+from airflow_roir.engine import capture, catalog, control, own_tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Column, Source
 from airflow_roir.engine.database import execute
@@ -28,6 +28,18 @@ SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, i.source_oid,
    AND (%(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)) ORDER BY g.id
 """
 IS_ROW_SECURE = "SELECT relrowsecurity FROM pg_class WHERE oid = %(oid)s"
+# Of each generation that is maintained the capture function names its statements.
+REPLACED = """
+SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+  JOIN pg_proc f ON f.oid = to_regprocedure(format('roir_data.capture_%%s()', i.source_oid))
+ WHERE i.source_oid = %(source)s AND g.capture_mode <> 'none' AND g.status IN ('building', 'active', 'retired')
+   AND position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN f.prosrc) = 0
+"""
+# No trigger tells of their TRUNCATE before a clean-up has taken them in; nobody knows what their first transaction did.
+NEW_LEAVES = """
+SELECT c.name FROM roir.partition_changes(%(generation)s, %(source)s::oid) c WHERE NOT c.gone ORDER BY 1
+"""
+CHANGES = "SELECT kind, name, was, is_now FROM roir.shape_changes(%(generation)s) WHERE kind <> 'label' ORDER BY 1, 2"
 
 
 def warnings(connection: Connection, operation_id: int | None = None) -> list[str]:
@@ -43,13 +55,19 @@ def warnings(connection: Connection, operation_id: int | None = None) -> list[st
 
 def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]:
     name = str(control.index_name(row))
+    found: list[str] = []
     try:
-        source = catalog.read_source(connection, catalog.name_of(connection, row.source_oid))
-    except (NotFound, InvalidInput) as error:
+        source = catalog.read_source_by_oid(connection, row.source_oid)
+    except NotFound as error:
         return [f"index {name}: {error}"]
+    except InvalidInput as error:
+        found.append(f"index {name}: {error}")
+        source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
     entry = Entry.from_json(row.entry)
-    found = _capture(connection, name, source)
+    found += _capture(connection, name, source)
+    found += own_tables.problems(connection, control.index_name(row), row.id, entry)
     found += shape_problems(connection, name, source, row.id, entry)
+    found += _changes(connection, name, source, row.id)
     # REINDEX would not do: entries may belong into other segments.
     found += [
         f"index {name}: the library of collation {one} was exchanged since it was built, so lookups may miss entries. "
@@ -66,35 +84,69 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
 
 
 def _capture(connection: Connection, name: str, source: Source) -> list[str]:
+    found = []
     gaps = capture.gaps(connection, source.oid)
-    if not gaps:
-        return []
-    missing = any(gap.missing for gap in gaps)
-    named = ", ".join(map(str, gaps[:MOST_NAMED])) + (f" and {len(gaps) - MOST_NAMED} more" * (len(gaps) > MOST_NAMED))
-    first = gaps[0]
-    remedy = (
-        f"a rebuild makes it anew: roir build '{name}'"
-        if missing
-        else f"ALTER TABLE {first.relation} ENABLE ALWAYS TRIGGER {first.trigger}; then roir verify '{name}', and, "
-        f"where it finds a difference, roir build '{name}'"
-    )
-    return [f"index {name}: not every write to {source.sql} is captured: {named}. Remedy: {remedy}"]
+    if gaps:
+        missing = any(gap.missing for gap in gaps)
+        more = len(gaps) - MOST_NAMED
+        named = ", ".join(map(str, gaps[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
+        first = gaps[0]
+        remedy = (
+            f"a rebuild makes it anew: roir build '{name}'"
+            if missing
+            else f"ALTER TABLE {first.relation} ENABLE ALWAYS TRIGGER {first.trigger}; then roir verify '{name}', and, "
+            f"where it finds a difference, roir build '{name}'"
+        )
+        found.append(f"index {name}: not every write to {source.sql} is captured: {named}. Remedy: {remedy}")
+    if execute(connection, REPLACED, {"source": source.oid}).first() is not None:
+        found.append(
+            f"index {name}: the capture function of {source.sql} isn't the one that roir made, so writes may be missing. "
+            f"Run: roir clean-up, which makes it anew; then roir verify '{name}', and, where it finds a difference, "
+            f"roir build '{name}'"
+        )
+    return found
+
+
+def _changes(connection: Connection, name: str, source: Source, generation_id: int) -> list[str]:
+    """What a rebuild puts right: the entries are of other columns, or of other values, than there are now."""
+    anew = f"Rebuild it: roir build '{name}'"
+    found = []
+    for row in execute(connection, CHANGES, {"generation": generation_id}):
+        if row.kind == "column":
+            if row.is_now is None:
+                continue  # shape_problems tells
+            what = f"column {quote(row.name)} of {source.sql} is another one now (added anew, or its name was exchanged)"
+        elif row.kind == "expression":
+            what = f"column {quote(row.name)} of {source.sql} is generated as {row.is_now} now, and was as {row.was}"
+        else:
+            what = f"type {row.name}, which columns of {source.sql} have, has lost an attribute"
+        found.append(f"index {name}: {what}, so its entries may be wrong. {anew}")
+    if source.partitioned:
+        new = list(execute(connection, NEW_LEAVES, {"generation": generation_id, "source": source.oid}).scalars())
+        if new:
+            more = len(new) - MOST_NAMED
+            named = ", ".join(new[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+            found.append(
+                f"index {name}: partitions of {source.sql} came without roir ({named}), and a TRUNCATE of one is seen "
+                "only after a clean-up has taken it in. Run: roir clean-up"
+            )
+    return found
 
 
 def shape_problems(connection: Connection, index: str, source: Source, generation_id: int, entry: Entry) -> list[str]:
     """How the source's columns differ from a published generation's. A rebuild can't show others by the same view."""
-    base = execute(connection, "SELECT %(name)s::regclass::oid", {"name": physical.base(generation_id)}).scalar_one()
-    stored = catalog.columns_of(connection, base)
+    base = execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": physical.base(generation_id)}).scalar_one()
+    stored = {} if base is None else catalog.columns_of(connection, base)
     anew = f"Drop the index and build it anew: roir drop '{index}'"
     found = []
     for number, column in enumerate(entry.columns, start=1):
-        now, then = source.columns.get(column.source), stored[f"c{number}"]
+        now, then = source.columns.get(column.source), stored.get(f"c{number}")
         if now is None:
             found.append(
                 f"index {index}: {source.sql} has no column {quote(column.source)} any more, so writes to it fail. "
                 f"Give it its name again. {anew}"
             )
-        elif (now.type, now.collation) != (then.type, then.collation):
+        elif then is not None and (now.type, now.collation) != (then.type, then.collation):
             found.append(
                 f"index {index}: column {quote(column.source)} of {source.sql} is {_type(now)} now and {_type(then)} "
                 f"in its entries, which may be wrong by that. {anew}"

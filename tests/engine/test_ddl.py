@@ -1,0 +1,193 @@
+"""Every DDL that can touch a source: refused, or harmless, or named by our next statement and by the status.
+
+The sample runs each statement and some writes in one transaction, asks what the next batch or clean-up would find, and
+rolls back. The sweep commits, in each phase, guarded or not, and goes on to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg2
+import psycopg2.extensions
+import pytest
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import abort, catalog, cleanup, fold, health, partitions
+from airflow_roir.engine.capture import TRIGGER, TRUNCATE_TRIGGER
+from airflow_roir.engine.capture_function import function_name
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.finalize import finalize_run
+from airflow_roir.engine.run import Job, start_run
+from airflow_roir.engine.status import status
+from airflow_roir.errors import RoirError
+from tests.conftest import database_dsn, run_sql
+from tests.engine import ddl, steps
+from tests.engine.ddl import Ddl
+from tests.engine.stages import Stage, overlay
+
+SHAPES = {"plain": ddl.PLAIN, "parts": ddl.PARTITIONED}
+# A phase for each way in which the capture writes and we look.
+SAMPLED = ("mid-build", "published")
+SWEPT = ("prepared", "mid-build", "mid-build by block", "built", "sealed", "mid-fold", "published", "rebuild")
+
+# By a user, each for itself: {t} is the source, whatever it is called by now. A column that is gone is left out.
+WRITES = (
+    "INSERT INTO {t} (d, id, k, v, c) VALUES (1, 101, 'new', 1, 'c'), (12, 102, NULL, 2, 'c')",
+    "UPDATE {t} SET k = 'key' WHERE id % 5 = 1",
+    "UPDATE {t} SET v = 7, c = 'changed' WHERE id % 5 = 2",
+    "INSERT INTO {t} (d, id, k) VALUES (3, 3, 'up') ON CONFLICT (d, id) DO UPDATE SET k = 'upserted'",
+    "UPDATE {t} SET id = id + 1000 WHERE id % 7 = 3",
+    "UPDATE {t} SET d = (d + 10) % 30 WHERE id % 7 = 4",
+    "DELETE FROM {t} WHERE id % 7 = 5",
+)
+
+
+@dataclass
+class Outcome:
+    """How one statement ended. writes: what the index's own parts refused of the writes after it."""
+
+    refused: str = ""
+    writes: str = ""
+    exact: bool = False
+    told: tuple[str, ...] = ()
+
+    @property
+    def passes(self) -> bool:
+        """Refused, harmless, or detected."""
+        return bool(self.refused or self.told or (self.exact and not self.writes))
+
+
+def fits(statement: Ddl, shape: str, pg: int) -> bool:
+    return statement.shape in ("both", shape) and statement.since <= pg
+
+
+def words(oid: int, generation_id: int) -> dict[str, str]:
+    return {
+        "base": f"roir_data.g{generation_id}",
+        "delta": f"roir_data.g{generation_id}_delta",
+        "source": f"roir_data.g{generation_id}_source",
+        "capture": function_name(oid),
+        "row": TRIGGER,
+        "truncate": TRUNCATE_TRIGGER,
+    }
+
+
+def rendered(text: str, oid: int, generation_id: int) -> str:
+    for word, value in words(oid, generation_id).items():
+        text = text.replace(f"{{{word}}}", value)
+    return text
+
+
+def projection(columns: list[str], relation: str) -> str:
+    return f"SELECT array_agg(x::text ORDER BY x::text) FROM (SELECT {', '.join(columns)} FROM {relation}) x"
+
+
+class Trial:
+    """One statement, in a transaction that is rolled back."""
+
+    def __init__(self, connection: Connection, job: Job, published: bool, shape: str) -> None:
+        self.connection, self.job, self.published, self.shape = connection, job, published, shape
+
+    def run(self, statement: Ddl) -> Outcome:
+        outcome = Outcome()
+        transaction = self.connection.begin()
+        try:
+            try:
+                self._as_user("; ".join(statement.sql))
+            except DBAPIError as error:
+                outcome.refused = str(error.orig).split("\n")[0]
+                return outcome
+            outcome.writes = self._write()
+            outcome.told = self._told()
+            if not outcome.told:
+                outcome.exact = self._exact()
+            return outcome
+        finally:
+            transaction.rollback()
+
+    def _as_user(self, sql: str) -> Any:
+        with self.connection.begin_nested():
+            execute(self.connection, "SET LOCAL search_path = public, another; SET LOCAL row_security = on")
+            execute(self.connection, rendered(sql, self.job.source.oid, self.job.generation_id))
+            execute(self.connection, "SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL row_security = off")
+
+    def _write(self) -> str:
+        name = execute(self.connection, f"SELECT {self.job.source.oid}::oid::regclass::text").scalar_one()
+        writes = list(WRITES)
+        if self.shape == "parts":
+            leaf = "SELECT relation::regclass::text FROM roir.partition_tree(%(oid)s) WHERE leaf ORDER BY 1 LIMIT 1"
+            found = execute(self.connection, leaf, {"oid": self.job.source.oid}).scalar()
+            writes += [f"TRUNCATE {found}", "INSERT INTO {t} (d, id, k) VALUES (1, 103, 'late')"] if found else []
+        refused = ""
+        for write in writes:
+            try:
+                self._as_user(write.replace("{t}", name))
+            except DBAPIError as error:
+                refused = refused or ours(error.orig)
+        return refused
+
+    def _told(self) -> tuple[str, ...]:
+        """What the next statement of ours, or the status, says."""
+        try:
+            with self.connection.begin_nested():
+                if self.published:
+                    return tuple(health.warnings(self.connection))
+                return tuple(self._next_batch())
+        except (RoirError, DBAPIError) as error:
+            return (f"error: {error}",) if not self.published else ()
+
+    def _next_batch(self) -> Iterator[str]:
+        source = catalog.read_source_by_oid(self.connection, self.job.source.oid)
+        if catalog.fingerprint(self.connection, source.oid, self.job.columns) != self.job.fingerprint:
+            yield "was altered"
+        partitions.check(self.connection, "ix", source, self.job.generation_id, self.job.entry, set())
+
+    def _exact(self) -> bool:
+        try:
+            with self.connection.begin_nested():
+                source = catalog.read_source_by_oid(self.connection, self.job.source.oid, check=False)
+                columns = [f'"{column.source}"' for column in self.job.entry.columns]
+                want = execute(self.connection, projection(columns, source.sql)).scalar()
+                if self.published:
+                    return bool(want == execute(self.connection, projection(columns, "public.ix")).scalar())
+                job = replace(self.job, source=source)
+                have = f"({overlay(self.connection, job)}) o"
+                return bool(want == execute(self.connection, projection(job.entry.physical(), have)).scalar())
+        except DBAPIError:
+            return False
+
+
+def ours(error: Any) -> str:
+    """The error where it comes out of what is ours; what a user's own statement deserves isn't."""
+    context = f"{error} {getattr(getattr(error, 'diag', None), 'context', '')}"
+    return str(error).split("\n")[0] if "roir" in context else ""
+
+
+def make(dsn: str, shape: str) -> None:
+    run_sql(dsn, *ddl.BEFORE, *SHAPES[shape], *ddl.FILL)
+
+
+def stage(database: Database, phase: str) -> Stage:
+    scan = "block" if phase.endswith("by block") else "key"
+    return Stage(database, phase.removesuffix(" by block"), include=ddl.INCLUDE, scan=scan, batch_rows=20)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("phase", SAMPLED)
+def test_every_statement_once(database: Database, dsn: str, pg: int, phase: str, shape: str) -> None:
+    make(dsn, shape)
+    reached = stage(database, phase)
+    trial = Trial(reached.connection, reached.job, phase == "published", shape)
+    passed: dict[str, str] = {}
+    for statement in ddl.EVERYTHING:
+        if statement.alone or not fits(statement, shape, pg):
+            continue
+        outcome = trial.run(statement)
+        if not outcome.passes:
+            passed[statement.name] = outcome.writes or "wrong"
+    reached.connection.close()
+    assert not passed, "\n".join(f"{name}: {how}" for name, how in passed.items())
