@@ -35,6 +35,14 @@ SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE i.source_oid = %(source)s AND g.capture_mode <> 'none' AND g.status IN ('building', 'active', 'retired')
    AND position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN f.prosrc) = 0
 """
+# 29: AFTER INSERT OR UPDATE OR DELETE, for each row; 32: AFTER TRUNCATE.
+ALTERED_TRIGGERS = """
+SELECT format('%%I on %%s', tgname, tgrelid::regclass) AS trigger, tgrelid::regclass::text AS relation, quote_ident(tgname) AS name
+  FROM pg_trigger
+ WHERE tgfoid = to_regprocedure(format('roir_data.capture_%%s()', %(source)s))
+   AND (tgtype NOT IN (29, 32) OR tgqual IS NOT NULL OR tgattr <> '' OR tgnargs > 0)
+ ORDER BY tgrelid <> %(source)s::oid, 1 LIMIT 1
+"""
 # No trigger tells of their TRUNCATE before a clean-up has taken them in; nobody knows what their first transaction did.
 NEW_LEAVES = """
 SELECT c.name FROM roir.partition_changes(%(generation)s, %(source)s::oid) c WHERE NOT c.gone ORDER BY 1
@@ -98,6 +106,12 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
             f"where it finds a difference, roir build '{name}'"
         )
         found.append(f"index {name}: not every write to {source.sql} is captured: {named}. Remedy: {remedy}")
+    altered = execute(connection, ALTERED_TRIGGERS, {"source": source.oid}).first()
+    if altered is not None:
+        found.append(
+            f"index {name}: {altered.trigger} was replaced by a trigger that doesn't fire for every write. Remedy: "
+            f"DROP TRIGGER {altered.name} ON {altered.relation}; then a rebuild makes it anew: roir build '{name}'"
+        )
     if execute(connection, REPLACED, {"source": source.oid}).first() is not None:
         found.append(
             f"index {name}: the capture function of {source.sql} isn't the one that roir made, so writes may be missing. "

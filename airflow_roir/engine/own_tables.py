@@ -25,6 +25,8 @@ VIEW = """
 SELECT c.relkind::text AS kind, b.oid = ANY (r.relations) AS shows,
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
+       has_schema_privilege(c.relowner, 'roir_data', 'USAGE') AND has_table_privilege(c.relowner, b.oid, 'SELECT')
+       AS readable, pg_get_userbyid(c.relowner) AS owner,
        position('WHERE' IN pg_get_viewdef(c.oid)) > 0 AS filters,
        'roir.published(bigint)'::regprocedure = ANY (r.functions) OR EXISTS (
          SELECT FROM roir.source_partition p WHERE p.generation_id = %(generation)s AND p.status <> 'present') AS hides
@@ -79,4 +81,10 @@ def _view(connection: Connection, name: QualifiedName, generation_id: int, entry
         return [f"{name.sql} is not its view any more. Drop or rename that. {anew}"]
     if row.columns != [column.source for column in entry.columns] or row.filters and not row.hides:
         return [f"its view {name.sql} was altered, and may show other entries than there are. Drop it. {anew}"]
+    if not row.readable:
+        base = physical.base(generation_id)
+        return [
+            f"its view {name.sql} belongs to {row.owner}, who may not read {base}, so nobody can read the view. Give it "
+            "back to the role that roir connects as: ALTER VIEW … OWNER TO …"
+        ]
     return []

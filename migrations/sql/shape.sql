@@ -114,6 +114,21 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE e.enumlabel <> l.value
 $$;
 
+-- What is missing of a building generation's tables: columns by their names, and segments that outlive a crash.
+CREATE FUNCTION roir.table_faults(generation bigint) RETURNS bigint
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT (SELECT count(*)
+              FROM unnest(ARRAY['', '_delta']) AS suffix
+             CROSS JOIN generate_series(1, jsonb_array_length(g.entry -> 'columns')) AS position
+             WHERE NOT EXISTS (SELECT FROM pg_attribute a
+                                WHERE a.attrelid = to_regclass(format('roir_data.g%s%s', g.id, suffix))
+                                  AND a.attname = 'c' || position AND NOT a.attisdropped))
+           + (SELECT count(*) FROM roir.segment s WHERE s.generation_id = g.id)
+           - (SELECT count(*) FROM roir.partition_tree(to_regclass(format('roir_data.g%s', g.id))) t
+                JOIN pg_class c ON c.oid = t.relation AND c.relpersistence = 'p')
+      FROM roir.generation g WHERE g.id = table_faults.generation
+$$;
+
 -- How often the building generations of a source find something else than they were prepared for, which only looks at
 -- what they keep themselves: what they keep of the shape; the statements that maintain them in the capture function, for
 -- their mode; their tables; and on each leaf that they hold the trigger that tells of its TRUNCATE.
@@ -126,8 +141,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                    WHERE p.generation_id = g.id AND p.status = 'present' AND p.leaf
                      AND NOT EXISTS (SELECT FROM pg_trigger w
                                       WHERE w.tgrelid = t.relation AND w.tgtype & 32 <> 0 AND w.tgfoid = f.oid))
-               + (SELECT count(*) FROM unnest(ARRAY['', '_delta']) AS suffix
-                   WHERE to_regclass(format('roir_data.g%s%s', g.id, suffix)) IS NULL)
+               + roir.table_faults(g.id)
                + CASE WHEN position(format('-- generation %s, %s mode', g.id, g.capture_mode) IN f.prosrc) > 0
                       THEN 0 ELSE 1 END), 0)::bigint
       FROM roir.generation g

@@ -48,6 +48,7 @@ def downgrade() -> None:
         "plain_identifier(text, text)",
         "first_tokens(text, integer)",
         "build_faults(oid)",
+        "table_faults(bigint)",
         "shape_changes(bigint)",
         "keep_shape(bigint)",
         "entry_columns(jsonb)",

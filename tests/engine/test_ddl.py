@@ -27,7 +27,7 @@ from airflow_roir.errors import RoirError
 from tests.conftest import database_dsn, run_sql
 from tests.engine import ddl, steps
 from tests.engine.ddl import Ddl
-from tests.engine.stages import Stage, overlay
+from tests.engine.stages import Stage
 
 SHAPES = {"plain": ddl.PLAIN, "parts": ddl.PARTITIONED}
 # A phase for each way in which the capture writes and we look.
@@ -135,10 +135,16 @@ class Trial:
         try:
             with self.connection.begin_nested():
                 if self.published:
-                    return tuple(health.warnings(self.connection))
+                    return (*health.warnings(self.connection), *self._gone())
                 return tuple(self._next_batch())
         except (RoirError, DBAPIError) as error:
             return (f"error: {error}",) if not self.published else ()
+
+    def _gone(self) -> list[str]:
+        """What `partitions_gone` of the status says."""
+        values = {"generation": self.job.generation_id, "source": self.job.source.oid}
+        query = "SELECT name FROM roir.partition_changes(%(generation)s, %(source)s) WHERE gone"
+        return list(execute(self.connection, query, values).scalars())
 
     def _next_batch(self) -> Iterator[str]:
         source = catalog.read_source_by_oid(self.connection, self.job.source.oid)
@@ -154,11 +160,33 @@ class Trial:
                 want = execute(self.connection, projection(columns, source.sql)).scalar()
                 if self.published:
                     return bool(want == execute(self.connection, projection(columns, "public.ix")).scalar())
-                job = replace(self.job, source=source)
-                have = f"({overlay(self.connection, job)}) o"
-                return bool(want == execute(self.connection, projection(job.entry.physical(), have)).scalar())
+                have = f"({self._overlay(source.sql)}) o"
+                return bool(want == execute(self.connection, projection(self.job.entry.physical(), have)).scalar())
         except DBAPIError:
             return False
+
+    def _overlay(self, source: str) -> str:
+        """SQL for what the index would be, were the rest copied now and the delta folded."""
+        entry, generation = self.job.entry, self.job.generation_id
+        names, columns = ", ".join(entry.physical()), ", ".join(entry.source_columns("s"))
+        key = [f'"{name}"' for name in self.job.source.primary_key]
+
+        def bound(name: str) -> str:
+            return ", ".join(f"(r.{name} ->> {i})::int" for i in range(len(key)))
+
+        row = ", ".join(f"s.{name}" for name in key)
+        scan = (
+            f"SELECT {columns} FROM {source} s WHERE EXISTS (SELECT FROM roir.scan_range r "
+            f"WHERE r.operation_id = {self.job.run.operation_id} AND r.relation = s.tableoid::bigint AND NOT r.done "
+            f"AND (r.lower IS NULL OR ({row}) >= ({bound('lower')})) AND (r.upper IS NULL OR ({row}) < ({bound('upper')})) "
+            f"AND (r.watermark IS NULL OR ({row}) > ({bound('watermark')})))"
+        )
+        base, delta = f"roir_data.g{generation}", f"roir_data.g{generation}_delta"
+        return (
+            f"SELECT {names} FROM (SELECT {names} FROM {base} UNION ALL ({scan})) b ({names}) WHERE NOT EXISTS "
+            f"(SELECT FROM {delta} e WHERE e.state <> 'ghost' AND {entry.equal('b.', 'e.')}) "
+            f"UNION ALL SELECT {names} FROM {delta} WHERE state = 'regular'"
+        )
 
 
 def ours(error: Any) -> str:
