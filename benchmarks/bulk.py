@@ -14,7 +14,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import abort, build, finalize, prepare, schema, seal
+from airflow_roir.engine import abort, build, capture, finalize, prepare, schema, seal
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import start_run
@@ -96,7 +96,9 @@ class Bulk:
         }
         # The guard lets only roir itself do that while an index is built.
         self.cursor.execute("SET roir.own_ddl = 'on'")
-        self.cursor.execute("ALTER TABLE item DISABLE TRIGGER roir_capture")
+        self.cursor.execute("SELECT 'item'::regclass::oid")
+        trigger = capture.trigger_name(self.cursor.fetchone()[0])
+        self.cursor.execute(f"ALTER TABLE item DISABLE TRIGGER {trigger}")
         for event, body in PROTOTYPES[mode].items():
             name = f"prototype_{event.lower()}"
             self.cursor.execute(
@@ -111,7 +113,7 @@ class Bulk:
         self.measure(mode, "statement")
         for event in PROTOTYPES[mode]:
             self.cursor.execute(f"DROP FUNCTION prototype_{event.lower()} CASCADE")
-        self.cursor.execute("ALTER TABLE item ENABLE ALWAYS TRIGGER roir_capture")
+        self.cursor.execute(f"ALTER TABLE item ENABLE ALWAYS TRIGGER {trigger}")
         self.connection.commit()
 
     def round(self) -> None:

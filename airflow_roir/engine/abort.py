@@ -157,11 +157,11 @@ def _release_source(
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         if source is None:
-            capture.drop_function(connection, oid)
+            capture.drop_functions(connection, oid)
         else:
             lock()
             if not capture.targets(connection, source.oid):
-                capture.uninstall(connection, source)
+                capture.drop_functions(connection, source.oid)
         conclude(connection)
 
     # Dropping a trigger is what needs the source for itself.

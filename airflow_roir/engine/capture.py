@@ -9,19 +9,63 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
+from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import Scan
+from airflow_roir.definition import Scan, quote
+from airflow_roir.engine import generation as physical
 from airflow_roir.engine import tables
-from airflow_roir.engine.capture_function import ACTIVE, CAPTURE, DIRECT, Target, body, function_name, render
-from airflow_roir.engine.catalog import TRIGGER, TRUNCATE_TRIGGER, Source
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.capture_function import (
+    ACTIVE,
+    CAPTURE,
+    DIRECT,
+    Target,
+    body,
+    function_name,
+    render,
+    render_truncate,
+    truncate_body,
+    truncate_function_name,
+)
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.engine.entry import Entry
+from airflow_roir.errors import InvalidInput
 
-# 32 is TRIGGER_TYPE_TRUNCATE.
+ROWS, TRUNCATE = "rows", "truncate"
+
+# Clones go with the trigger that they were cloned from.
 FOLLOWED = """
-SELECT tgrelid::regclass::text FROM pg_trigger
- WHERE tgfoid = to_regprocedure(%(function)s) AND tgtype & 32 <> 0 ORDER BY tgrelid
+SELECT tgrelid::regclass::text AS relation, quote_ident(tgname) AS name FROM pg_trigger
+ WHERE tgfoid IN (SELECT to_regprocedure(f)::oid FROM unnest(%(functions)s::text[]) f) AND tgparentid = 0
+ ORDER BY tgrelid, tgname
 """
+# One function did both once. 32 is TRIGGER_TYPE_TRUNCATE.
+OLD_TRUNCATE = """
+SELECT tgname FROM pg_trigger
+ WHERE tgrelid = %(source)s AND tgfoid = to_regprocedure(%(function)s) AND tgtype & 32 <> 0
+"""
+OWNED = """
+SELECT current_user::text AS role, pg_get_userbyid(p.proowner) = %(owner)s AS owned,
+       has_schema_privilege(%(owner)s, p.pronamespace, 'CREATE') OR u.rolsuper AS may_create
+  FROM pg_proc p, pg_roles u WHERE p.oid = to_regprocedure(%(function)s) AND u.rolname = current_user
+"""
+MAY = "SELECT bool_and(has_table_privilege(%(owner)s, %(name)s, r)) FROM unnest(%(rights)s::text[]) r"
+MADE = """
+SELECT r.prosrc AS rows, t.prosrc AS truncate,
+       r.prosecdef AND t.prosecdef AND pg_get_userbyid(r.proowner) = %(owner)s AND r.proconfig = t.proconfig AS as_made
+  FROM (SELECT to_regprocedure(%(rows)s) AS rows, to_regprocedure(%(truncate)s) AS truncate) f
+  LEFT JOIN pg_proc r ON r.oid = f.rows LEFT JOIN pg_proc t ON t.oid = f.truncate
+"""
+
+
+def trigger_name(source_oid: int) -> str:
+    """The capture trigger of rows. By the source's oid: a table and one of its partitions may both be sources."""
+    return f"roir_capture_{source_oid}"
+
+
+def truncate_trigger_name(source_oid: int) -> str:
+    """The capture trigger of TRUNCATE; each leaf has one of its own, since it isn't cloned."""
+    return f"roir_truncate_{source_oid}"
 
 
 def targets(connection: Connection, source_oid: int) -> list[Target]:
@@ -50,49 +94,95 @@ def refresh(connection: Connection, source: Source) -> None:
     """Make the source's writes maintain exactly the generations that the control tables name. Needs the drain lock.
 
     Leaves the triggers as they are: where one is missing writes were lost, and a warning must stay until a rebuild.
+    Raises InvalidInput where our role may not make the source's owner the owner of the capture function.
     """
-    execute(connection, render(source, targets(connection, source.oid)))
-    execute(connection, f"REVOKE ALL ON FUNCTION {function_name(source.oid)}() FROM PUBLIC")
+    generations = targets(connection, source.oid)
+    for target in generations:
+        physical.create_source_view(connection, target.generation_id, source, target.entry)
+    execute(connection, render(source, generations))
+    execute(connection, render_truncate(source, generations))
+    rows, truncate = function_name(source.oid), truncate_function_name(source.oid)
+    execute(connection, f"REVOKE ALL ON FUNCTION {rows}(), {truncate}() FROM PUBLIC")
+    for name in execute(connection, OLD_TRUNCATE, {"source": source.oid, "function": f"{rows}()"}).scalars().all():
+        execute(
+            connection,
+            f"CREATE OR REPLACE TRIGGER {quote(name)} AFTER TRUNCATE ON {source.sql} "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {truncate}()",
+        )
+    _hand_over(connection, source, generations)
+
+
+def _hand_over(connection: Connection, source: Source, generations: list[Target]) -> None:
+    """The capture of rows runs as the source's owner: what is evaluated there (casts, his indexes' conditions) is his.
+
+    So whoever owns a table gets no more rights by it than he has, whatever role we are.
+    """
+    function = f"{function_name(source.oid)}()"
+    row = execute(connection, OWNED, {"function": function, "owner": source.owner}).one()
+    owner = quote(source.owner)
+    if not row.owned:
+        # An owner needs to be one who may create there, for as long as it takes to become one.
+        before = f"GRANT CREATE ON SCHEMA {tables.DATA_SCHEMA} TO {owner}"
+        after = f"REVOKE CREATE ON SCHEMA {tables.DATA_SCHEMA} FROM {owner}"
+        try:
+            with connection.begin_nested():
+                for statement in (
+                    *([] if row.may_create else [before]),
+                    f"ALTER FUNCTION {function} OWNER TO {owner}",
+                    *([] if row.may_create else [after]),
+                ):
+                    execute(connection, statement)
+        except DBAPIError as error:
+            if sqlstate(error) != "42501":
+                raise
+            raise InvalidInput(
+                f"table {source.name}: its capture must run as its owner, and role {quote(row.role)} can't arrange "
+                f"that: GRANT {owner} TO {quote(row.role)}, with the option SET where the server knows it"
+            ) from error
+    for target in generations:
+        stores = [physical.base(target.generation_id)]
+        stores += [physical.delta(target.generation_id)] if target.mode != ACTIVE else []
+        granted = [(name, "SELECT, INSERT, UPDATE, DELETE") for name in stores]
+        # To lock a row takes the right to update it.
+        granted += [(physical.source_view(target.generation_id), "SELECT, UPDATE")]
+        for name, rights in granted:
+            asked = {"owner": source.owner, "name": name, "rights": rights.split(", ")}
+            if not execute(connection, MAY, asked).scalar_one():
+                execute(connection, f"GRANT {rights} ON {name} TO {owner}")
 
 
 def install(connection: Connection, source: Source) -> None:
     """As `refresh`, and see to it that every write fires the capture triggers, from now on. Needs the drain lock."""
-    name = function_name(source.oid)
     refresh(connection, source)
     # What follows needn't be looked at by the guard: that is us.
     execute(connection, "SET LOCAL roir.own_ddl = 'on'")
-    present = set(
+    missing = {gap.kind for gap in gaps(connection, source.oid) if gap.missing and gap.oid == source.oid}
+    if ROWS in missing:
         execute(
             connection,
-            "SELECT tgname FROM pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal",
-            {"oid": source.oid},
-        ).scalars()
-    )
-    if TRIGGER not in present:
-        execute(
-            connection,
-            f"CREATE TRIGGER {TRIGGER} AFTER INSERT OR UPDATE OR DELETE ON {source.sql} "
-            f"FOR EACH ROW EXECUTE FUNCTION {name}()",
+            f"CREATE TRIGGER {trigger_name(source.oid)} AFTER INSERT OR UPDATE OR DELETE ON {source.sql} "
+            f"FOR EACH ROW EXECUTE FUNCTION {function_name(source.oid)}()",
         )
-        # ALWAYS: the changes of a logical-replication apply worker are changes too.
-        execute(connection, f"ALTER TABLE {source.sql} ENABLE ALWAYS TRIGGER {TRIGGER}")
-    if TRUNCATE_TRIGGER not in present:
+    if TRUNCATE in missing:
         execute(
             connection,
-            f"CREATE TRIGGER {TRUNCATE_TRIGGER} AFTER TRUNCATE ON {source.sql} "
-            f"FOR EACH STATEMENT EXECUTE FUNCTION {name}()",
+            f"CREATE TRIGGER {truncate_trigger_name(source.oid)} AFTER TRUNCATE ON {source.sql} "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {truncate_function_name(source.oid)}()",
         )
-        execute(connection, f"ALTER TABLE {source.sql} ENABLE ALWAYS TRIGGER {TRUNCATE_TRIGGER}")
     execute(connection, "SELECT roir.watch_truncate(%(oid)s)", {"oid": source.oid})
+    # ALWAYS: the changes of a logical-replication apply worker are changes too. The source's own first, since it is
+    # handed down to its partitions.
     for gap in gaps(connection, source.oid):
         execute(connection, f"ALTER TABLE {gap.relation} ENABLE ALWAYS TRIGGER {gap.trigger}")
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A capture trigger that doesn't fire for every write. relation: its quoted name."""
+    """A capture trigger that doesn't fire for every write. oid, relation: of its table; kind: `rows` or `truncate`."""
 
+    oid: int
     relation: str
+    kind: str
     trigger: str
     state: str
 
@@ -105,7 +195,8 @@ class Gap:
         return f"{self.trigger} on {self.relation} is {self.state}"
 
 
-# A leaf that no generation holds yet may lack the trigger for TRUNCATE: it gets that when it is taken in.
+# By what they call, since a trigger can be renamed. 1 is TRIGGER_TYPE_ROW. A leaf that no generation holds yet may lack
+# the trigger for TRUNCATE: it gets that when it is taken in.
 GAPS = """
 WITH relation AS (
     SELECT %(source)s::oid AS oid, true AS followed
@@ -114,15 +205,20 @@ WITH relation AS (
              SELECT FROM roir.source_partition p
               WHERE p.relation = t.relation AND p.link = t.link AND p.status = 'present')
       FROM roir.partition_tree(%(source)s) t)
-SELECT r.oid::regclass::text AS relation, wanted.name AS trigger,
+SELECT r.oid::bigint AS oid, r.oid::regclass::text AS relation, wanted.kind,
+       coalesce(quote_ident(t.tgname), wanted.name) AS trigger,
        CASE coalesce(t.tgenabled, ' ') WHEN ' ' THEN 'missing' WHEN 'D' THEN 'disabled' ELSE 'not ENABLE ALWAYS' END
        AS state
   FROM relation r
- CROSS JOIN LATERAL (VALUES (%(row)s, true), (%(truncate)s, r.followed)) AS wanted (name, here)
-  LEFT JOIN pg_trigger t
-    ON t.tgrelid = r.oid AND t.tgname = wanted.name AND t.tgfoid = to_regprocedure(%(function)s)
+ CROSS JOIN LATERAL (VALUES ('rows', %(rows)s, 1, %(rows_function)s, true),
+                            ('truncate', %(truncate)s, 0, %(truncate_function)s, r.followed))
+       AS wanted (kind, name, row, function, here)
+  LEFT JOIN LATERAL (
+       SELECT x.tgname, x.tgenabled FROM pg_trigger x
+        WHERE x.tgrelid = r.oid AND x.tgfoid = to_regprocedure(wanted.function) AND x.tgtype & 1 = wanted.row
+        ORDER BY x.tgenabled = 'A' DESC LIMIT 1) t ON true
  WHERE wanted.here AND t.tgenabled IS DISTINCT FROM 'A'
- ORDER BY r.oid <> %(source)s::oid, 1, 2
+ ORDER BY r.oid <> %(source)s::oid, 2, 3
 """
 
 
@@ -130,31 +226,37 @@ def gaps(connection: Connection, source_oid: int) -> list[Gap]:
     """The capture triggers of a source and its partitions that are missing or disabled. Waits for no lock."""
     values = {
         "source": source_oid,
-        "row": TRIGGER,
-        "truncate": TRUNCATE_TRIGGER,
-        "function": f"{function_name(source_oid)}()",
+        "rows": trigger_name(source_oid),
+        "rows_function": f"{function_name(source_oid)}()",
+        "truncate": truncate_trigger_name(source_oid),
+        "truncate_function": f"{truncate_function_name(source_oid)}()",
     }
-    return [Gap(row.relation, row.trigger, row.state) for row in execute(connection, GAPS, values)]
+    return [Gap(*tuple(row)) for row in execute(connection, GAPS, values)]
 
 
-def uninstall(connection: Connection, source: Source) -> None:
-    """Drop the capture triggers and function of a source without generations. Takes an ACCESS EXCLUSIVE lock."""
-    execute(connection, f"DROP TRIGGER IF EXISTS {TRIGGER} ON {source.sql}")
-    drop_function(connection, source.oid)
+def drop_functions(connection: Connection, source_oid: int) -> None:
+    """Drop a source's capture functions and all triggers that call them: partitions that were detached keep some.
 
-
-def drop_function(connection: Connection, source_oid: int) -> None:
-    """Drop a source's capture function, and the triggers for TRUNCATE: they stay on partitions that were detached."""
-    name = function_name(source_oid)
-    for relation in execute(connection, FOLLOWED, {"function": f"{name}()"}).scalars().all():
-        execute(connection, f"DROP TRIGGER {TRUNCATE_TRIGGER} ON {relation}")
-    execute(connection, f"DROP FUNCTION IF EXISTS {name}()")
+    Takes ACCESS EXCLUSIVE locks on the tables of the triggers.
+    """
+    functions = [f"{function_name(source_oid)}()", f"{truncate_function_name(source_oid)}()"]
+    for row in execute(connection, FOLLOWED, {"functions": functions}).all():
+        execute(connection, f"DROP TRIGGER {row.name} ON {row.relation}")
+    execute(connection, f"DROP FUNCTION IF EXISTS {', '.join(functions)}")
 
 
 def is_stale(connection: Connection, source: Source) -> bool:
-    """True where the capture function isn't the one that `refresh` would make: the source has another name or primary
-    key now, or other code made it.
+    """True where the capture functions aren't those that `refresh` would make: the source has other names, another
+    owner or primary key now, somebody has altered them, or other code made them.
     """
-    query = "SELECT prosrc FROM pg_proc WHERE oid = to_regprocedure(%(name)s)"
-    made = execute(connection, query, {"name": f"{function_name(source.oid)}()"}).scalar()
-    return made is not None and made.strip() != body(source, targets(connection, source.oid))
+    generations = targets(connection, source.oid)
+    values = {
+        "rows": f"{function_name(source.oid)}()",
+        "truncate": f"{truncate_function_name(source.oid)}()",
+        "owner": source.owner,
+    }
+    made = execute(connection, MADE, values).one()
+    if made.rows is None:
+        return False
+    wanted = (body(source, generations), truncate_body(source, generations))
+    return (made.rows.strip(), (made.truncate or "").strip()) != wanted or not made.as_made

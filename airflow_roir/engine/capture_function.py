@@ -1,4 +1,4 @@
-"""The text of a source's capture function: what one write does to each generation, in its mode (DESIGN section 4).
+"""The text of a source's capture functions: what one write does to each generation, in its mode (DESIGN section 4).
 
 The *quick* path trusts an event's NEW where that is the row as it stands now: the tuple's `xmax` is 0. It isn't where
 a trigger (a user's or a foreign key's) or a function that a statement calls wrote to the same row while that statement
@@ -10,6 +10,7 @@ reset.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from airflow_roir.definition import Scan, quote
@@ -23,6 +24,9 @@ CAPTURE, DIRECT, ACTIVE = "capture", "direct", "active"
 
 # The event's new version of the row has been written to again since, by this very transaction (or only locked).
 _IS_TOUCHED_AGAIN = "NEW.xmax <> '0'::xid"
+# Nobody's search_path finds anything here, and without rows that a policy hides the careful path would take entries
+# away: then rather an error.
+_PINNED = "SET search_path = pg_catalog, pg_temp SET row_security = off"
 
 
 @dataclass(frozen=True)
@@ -36,27 +40,39 @@ class Target:
 
 
 def function_name(source_oid: int) -> str:
-    """The capture function of a source, named by its oid."""
+    """The capture function of a source's rows, named by the source's oid. It runs as the source's owner."""
     return f"{tables.DATA_SCHEMA}.capture_{source_oid}"
 
 
+def truncate_function_name(source_oid: int) -> str:
+    """The capture function of a source's TRUNCATE. It runs as our own role, and calls nothing of the owner's."""
+    return f"{tables.DATA_SCHEMA}.truncate_{source_oid}"
+
+
 def render(source: Source, generations: list[Target]) -> str:
-    """The whole CREATE FUNCTION statement, pure text of its arguments."""
-    text = body(source, generations)
+    """The whole CREATE FUNCTION statement for rows, pure text of its arguments."""
+    return _function(function_name(source.oid), body(source, generations))
+
+
+def render_truncate(source: Source, generations: list[Target]) -> str:
+    """The same for TRUNCATE."""
+    return _function(truncate_function_name(source.oid), truncate_body(source, generations))
+
+
+def _function(name: str, text: str) -> str:
     tag = "roir"
     while f"${tag}$" in text:  # a column may be called anything, `$roir$` too
         tag += "_"
     return (
-        f"CREATE OR REPLACE FUNCTION {function_name(source.oid)}() RETURNS trigger\n"
-        # Without rows that a policy hides the careful path would take entries away: then rather an error.
-        "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off\n"
+        f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger\n"
+        f"LANGUAGE plpgsql SECURITY DEFINER {_PINNED}\n"
         f"AS ${tag}$\n{text}\n${tag}$"
     )
 
 
 def body(source: Source, generations: list[Target]) -> str:
     """What stands between the dollars of `render`."""
-    declarations = ["DECLARE", "  careful boolean := true;"]
+    declarations = ["DECLARE", "  careful boolean := true;", "  here record;"]
     if any(target.mode != CAPTURE for target in generations):
         declarations += [
             "  one_snapshot boolean :=",
@@ -67,39 +83,37 @@ def body(source: Source, generations: list[Target]) -> str:
     return "\n".join([*declarations, "BEGIN", *statements, "  RETURN NULL;", "END"])
 
 
-def _statements(source: Source, generations: list[Target]) -> list[str]:
+def truncate_body(source: Source, generations: list[Target]) -> str:
+    """What stands between the dollars of `render_truncate`."""
+    return "\n".join(["BEGIN", *_indent(_truncated(source, generations)), "  RETURN NULL;", "END"])
+
+
+def _truncated(source: Source, generations: list[Target]) -> list[str]:
     if not generations:
         return ["-- No generation is maintained at present."]
-    # In one statement, bases first: the fold locks in that order too, so the two can't deadlock.
-    truncated = [physical.base(g.generation_id) for g in generations]
-    truncated += [physical.delta(g.generation_id) for g in generations if g.mode != ACTIVE]
-    truncate = [
-        "IF TG_OP = 'TRUNCATE' THEN",
-        *(_indent(_truncated_leaf(source, generations)) if source.partitioned else []),
-        f"  TRUNCATE {', '.join(truncated)};",
-        *(_indent(_emptied(generations))),
-        "  RETURN NULL;",
-        "END IF;",
-    ]
-    lines = truncate
-    if not source.pk_deferrable:
-        # The update first: each question costs an event a microsecond or two, and most writes are updates.
-        lines = [
-            "IF TG_OP = 'UPDATE' THEN",
-            f"  careful := {_IS_TOUCHED_AGAIN}",
-            f"    OR {_image('OLD', source.primary_key)} *<> {_image('NEW', source.primary_key)};",
-            "ELSIF TG_OP = 'INSERT' THEN",
-            f"  careful := {_IS_TOUCHED_AGAIN};",
-            f"ELS{truncate[0]}",
-            *truncate[1:],
+    deltas = [physical.delta(g.generation_id) for g in generations if g.mode != ACTIVE]
+    bases = [physical.base(g.generation_id) for g in generations]
+    leaf = []
+    if source.partitioned:
+        # Delta before base, as the fold takes rows. In active mode the delta may be dropped at any time.
+        stores = [
+            (g, store)
+            for g in generations
+            for store in ([physical.delta(g.generation_id)] if g.mode != ACTIVE else [])
+            + [physical.base(g.generation_id)]
         ]
-    for target in generations:
-        lines += [f"-- generation {target.generation_id}, {target.mode} mode"]
-        if target.mode == CAPTURE:
-            lines += _capture_mode(source, target)
-        else:
-            lines += _maintain_mode(source, target)
-    return lines
+        leaf = [
+            f"IF TG_RELID <> {source.oid} THEN",
+            f"  PERFORM roir.refuse_restored({source.oid});",
+            f"  IF roir.may_truncate({source.oid}, TG_RELID) THEN",
+            *(f"    PERFORM roir.forget_leaf({g.generation_id}, '{store}', TG_RELID);" for g, store in stores),
+            *_indent(_emptied(generations), 2),
+            "  END IF;",
+            "  RETURN NULL;",
+            "END IF;",
+        ]
+    # In one statement, bases first: the fold locks in that order too, so the two can't deadlock.
+    return [*leaf, f"TRUNCATE {', '.join([*bases, *deltas])};", *_emptied(generations)]
 
 
 def _emptied(generations: list[Target]) -> list[str]:
@@ -108,15 +122,24 @@ def _emptied(generations: list[Target]) -> list[str]:
     return [f"INSERT INTO roir.emptied (generation_id, relation) VALUES {', '.join(scanned)};"] if scanned else []
 
 
-def _truncated_leaf(source: Source, generations: list[Target]) -> list[str]:
-    return [
-        f"IF TG_RELID <> {source.oid} THEN",
-        f"  PERFORM roir.refuse_restored({source.oid});",
-        f"  PERFORM roir.forget_partition({source.oid}, TG_RELID);",
-        *_indent(_emptied(generations)),
-        "  RETURN NULL;",
-        "END IF;",
-    ]
+def _statements(source: Source, generations: list[Target]) -> list[str]:
+    if not generations:
+        return ["-- No generation is maintained at present."]
+    lines = []
+    if not source.pk_deferrable:
+        # The update first: each question costs an event a microsecond or two, and most writes are updates.
+        lines = [
+            "IF TG_OP = 'UPDATE' THEN",
+            f"  careful := {_IS_TOUCHED_AGAIN}",
+            f"    OR {_image('OLD', source.primary_key)} *<> {_image('NEW', source.primary_key)};",
+            "ELSIF TG_OP = 'INSERT' THEN",
+            f"  careful := {_IS_TOUCHED_AGAIN};",
+            "END IF;",
+        ]
+    for target in generations:
+        lines += [f"-- generation {target.generation_id}, {target.mode} mode"]
+        lines += _capture_mode(source, target) if target.mode == CAPTURE else _maintain_mode(source, target)
+    return lines
 
 
 def _capture_mode(source: Source, target: Target) -> list[str]:
@@ -124,10 +147,9 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
     entry, delta = target.entry, physical.delta(target.generation_id)
 
     def write(record: str, state: EntryState) -> list[str]:
-        values = [
-            f"{record}.{quote(column.source)}" if i < entry.identity or state == EntryState.REGULAR else "NULL"
-            for i, column in enumerate(entry.columns)
-        ]
+        values = _values(entry, record)
+        if state is not EntryState.REGULAR:
+            values[entry.identity :] = ["NULL"] * (len(values) - entry.identity)
         return [
             f"INSERT INTO {delta} ({_columns(entry)}, state)",
             f"VALUES ({', '.join(values)}, '{state.value}')",
@@ -135,7 +157,8 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
         ]
 
     def settle(record: str) -> list[str]:
-        return _as_it_stands(source, entry, record, delta, write(record, EntryState.ANTIMATTER), with_state=True)
+        belongs, gone = write("here", EntryState.REGULAR), write(record, EntryState.ANTIMATTER)
+        return _as_it_stands(source, target, record, belongs, gone)
 
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
@@ -172,18 +195,16 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
         return _delete(entry, delta, record) if delta else []
 
     def put(record: str) -> list[str]:
-        values = [f"{record}.{quote(column.source)}" for column in entry.columns]
         return [
-            *forget(record),
             f"INSERT INTO {base} ({_columns(entry)})",
-            f"VALUES ({', '.join(values)})",
+            f"VALUES ({', '.join(_values(entry, record))})",
             f"{entry.on_conflict()};",
         ]
 
     def take_out(record: str) -> list[str]:
         # Nothing there, or only nothing that this snapshot sees: an insert tells, it raises 40001 at what it can't see.
         identity = ", ".join(entry.physical(entry.identity_positions))
-        values = ", ".join(f"{record}.{quote(entry.columns[i].source)}" for i in entry.identity_positions)
+        values = ", ".join(_values(entry, record)[: entry.identity])
         return [
             *_delete(entry, base, record),
             "GET DIAGNOSTICS found_entries = ROW_COUNT;",
@@ -194,55 +215,94 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
         ]
 
     # The delta before the base, always: a fold step takes rows in that order too.
-    def remove(record: str) -> list[str]:
-        return [*forget(record), *take_out(record)]
-
     def settle(record: str) -> list[str]:
-        return [*forget(record), *_as_it_stands(source, entry, record, base, take_out(record))]
+        return [*forget(record), *_as_it_stands(source, target, record, put("here"), take_out(record))]
 
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
     # An old snapshot is told by the row that says this mode, which it must see: a removal may find the entry in the
     # delta and miss the base's younger copy, a write may miss a younger antimatter, a lookup the row itself.
     return [
-        "IF one_snapshot THEN",
-        "  IF NOT EXISTS (SELECT FROM roir.generation g",
-        f"                  WHERE g.id = {target.generation_id} AND g.capture_mode = '{target.mode}') THEN",
-        *_indent(_serialization_failure(target), 2),
-        "  END IF;",
+        f"IF one_snapshot AND NOT roir.is_in_mode({target.generation_id}, '{target.mode}') THEN",
+        *_indent(_serialization_failure(target)),
         "END IF;",
         "IF careful THEN",
         *_indent(_for_both(settle)),
         "ELSIF TG_OP = 'INSERT' THEN",
-        *_indent(put("NEW")),
+        *_indent([*forget("NEW"), *put("NEW")]),
         f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
         f"  IF {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
-        *_indent(remove("OLD"), 2),
+        *_indent([*forget("OLD"), *take_out("OLD")], 2),
         "  END IF;",
-        *_indent(put("NEW")),
+        *_indent([*forget("NEW"), *put("NEW")]),
         "END IF;",
     ]
 
 
-def _as_it_stands(
-    source: Source, entry: Entry, record: str, table: str, gone: list[str], with_state: bool = False
-) -> list[str]:
-    """Write the record's entry as the source has it now, or do what is due where it has none."""
-    state = ", state" if with_state else ""
-    regular = f", '{EntryState.REGULAR.value}'" if with_state else ""
+def _as_it_stands(source: Source, target: Target, record: str, belongs: list[str], gone: list[str]) -> list[str]:
+    """`belongs` where a row with the record's primary key projects to the record's entry now, else `gone`.
+
+    The row is then in `here`. A snapshot can show several versions of it: one that another transaction has deleted
+    since, or is about to, and our own, two of them where rows share a `DEFERRABLE` key for a while. Ours are the truth
+    if we commit. Somebody else's is asked under a lock: whoever deletes it is waited for, and a snapshot that is too
+    old for the answer raises 40001.
+    """
     return [
-        f"INSERT INTO {table} ({_columns(entry)}{state})",
-        f"SELECT {', '.join(entry.source_columns('s'))}{regular}",
-        f"  FROM {source.sql} s WHERE {_row_of(source, entry, record)} LIMIT 1",
-        f"{entry.on_conflict(state=with_state)};",
-        "IF NOT FOUND THEN",
+        *_version(source, target, record, locked=False),
+        "IF NOT here.mine THEN",
+        *_indent(_version(source, target, record, locked=True)),
+        "END IF;",
+        "IF here.belongs THEN",
+        *_indent(belongs),
+        "ELSE",
         *_indent(gone),
         "END IF;",
     ]
 
 
-def _for_both(settle: object) -> list[str]:
-    assert callable(settle)
+def _version(source: Source, target: Target, record: str, locked: bool) -> list[str]:
+    """Put the row with the record's primary key into `here`, with `mine` and `belongs`: ours first, or the newest."""
+    entry = target.entry
+    which = "LIMIT 1 FOR SHARE" if locked else "ORDER BY mine DESC, belongs DESC LIMIT 1"
+    if not source.partitioned:
+        where, belongs = _conditions(
+            entry, [f"s.c{i + 1}" for i in entry.identity_positions], [column.of(record) for column in entry.columns]
+        )
+        mine = "false" if locked else "roir.is_mine(s.written)"
+        return [
+            f"SELECT {', '.join(entry.physical(prefix='s.'))}, {mine} AS mine, {belongs} AS belongs INTO here",
+            f"  FROM {physical.source_view(target.generation_id)} s WHERE {where} {which};",
+        ]
+    # The primary key holds the partition key, so the row is in the event's own leaf. A kept plan over the source would
+    # lock all leaves, and wait for whoever holds another one.
+    where, belongs = _conditions(
+        entry, [column.of("s") for column in entry.columns], [f"${i + 1}" for i in entry.identity_positions]
+    )
+    mine = "false" if locked else "roir.is_mine(s.xmin)"
+    columns = ", ".join(f"{column.of('s')} AS c{i + 1}" for i, column in enumerate(entry.columns))
+    selected = _literal(f"SELECT {columns}, {mine} AS mine, {belongs} AS belongs FROM ")
+    return [
+        f"EXECUTE {selected} || TG_RELID::regclass",
+        f"  || {_literal(f' s WHERE {where} {which}')} INTO here",
+        f"  USING {', '.join(entry.columns[i].of(record) for i in entry.identity_positions)};",
+    ]
+
+
+def _conditions(entry: Entry, ours: list[str], theirs: list[str]) -> tuple[str, str]:
+    """SQL that a row has the primary key of an entry, and that it then projects to that entry."""
+    key, rest = [], ["true"]
+    for i in entry.identity_positions:
+        column = entry.columns[i]
+        same = f"{ours[i]} {column.equals} {theirs[i]}"
+        if column.primary_key:
+            key.append(same)
+        else:
+            # Never NULL itself, as the order of versions needs it.
+            rest.append(f"coalesce({same}, {is_null(ours[i])} AND {is_null(theirs[i])})")
+    return " AND ".join(key), " AND ".join(rest)
+
+
+def _for_both(settle: Callable[[str], list[str]]) -> list[str]:
     return [
         "IF TG_OP <> 'INSERT' THEN",
         *_indent(settle("OLD")),
@@ -289,16 +349,6 @@ def _delete(entry: Entry, table: str, record: str) -> list[str]:
     ]
 
 
-def _row_of(source: Source, entry: Entry, record: str) -> str:
-    """SQL: the row `s` of the source has the record's primary key and still projects to the record's entry."""
-    terms = []
-    for column in entry.columns[: entry.identity]:
-        ours, theirs = column.of("s"), column.of(record)
-        same = f"{ours} {column.equals} {theirs}"
-        terms.append(same if column.primary_key else f"({same} OR {is_null(ours)} AND {is_null(theirs)})")
-    return " AND ".join(terms)
-
-
 def _image(record: str, columns: list[str] | tuple[str, ...]) -> str:
     # ::record, or PostgreSQL would take `ROW(…) *<> ROW(…)` for a comparison of the columns one by one.
     return f"ROW({', '.join(f'{record}.{quote(column)}' for column in columns)})::record"
@@ -310,6 +360,11 @@ def _literal(text: str) -> str:
 
 def _columns(entry: Entry) -> str:
     return ", ".join(entry.physical())
+
+
+def _values(entry: Entry, record: str) -> list[str]:
+    """An entry's values out of a row of the source, or out of `here`."""
+    return entry.physical(prefix="here.") if record == "here" else entry.source_columns(record)
 
 
 def _indent(lines: list[str], levels: int = 1) -> list[str]:

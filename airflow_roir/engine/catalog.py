@@ -12,9 +12,6 @@ from airflow_roir.definition import IndexDefinition, QualifiedName, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.errors import InvalidInput, NotFound
 
-TRIGGER = "roir_capture"
-TRUNCATE_TRIGGER = "roir_capture_truncate"
-
 _RELATION_KINDS = {
     "v": "a view",
     "m": "a materialized view",
@@ -41,6 +38,7 @@ class Column:
     cast: str
     collation: str | None
     collation_version: str | None
+    attnum: int
     not_null: bool
     virtual: bool
     max_bytes: int | None
@@ -68,6 +66,7 @@ class Source:
 
     oid: int
     name: QualifiedName
+    owner: str
     partitioned: bool
     columns: dict[str, Column]
     primary_key: tuple[str, ...]
@@ -104,7 +103,7 @@ FIND_RELATION = f"""{RELATION}
 """
 
 COLUMNS = """
-SELECT a.attname AS name, a.attgenerated::text = 'v' AS virtual, t.typtype::text = 'd' AS domain,
+SELECT a.attname AS name, a.attnum, a.attgenerated::text = 'v' AS virtual, t.typtype::text = 'd' AS domain,
        format_type(b.oid, b.typmod) AS type, format_type(b.oid, -1) AS cast,
        a.attnotnull AS not_null,
        CASE WHEN a.attcollation <> 0
@@ -231,6 +230,7 @@ def _read(connection: Connection, row: Row[Any], key: Sequence[Row[Any]]) -> Sou
     return Source(
         oid=row.oid,
         name=QualifiedName(row.nspname, row.relname),
+        owner=row.owner,
         partitioned=row.kind == "p",
         columns=columns_of(connection, row.oid),
         primary_key=tuple(k.name for k in key),
@@ -252,6 +252,7 @@ def columns_of(connection: Connection, oid: int) -> dict[str, Column]:
             cast=c.cast,
             collation=c.collation,
             collation_version=c.collation_version,
+            attnum=c.attnum,
             not_null=c.not_null,
             virtual=c.virtual,
             max_bytes=_max_bytes(c.typlen, c.base_name, c.typmod),

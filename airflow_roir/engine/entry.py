@@ -23,7 +23,8 @@ COVERED_BYTES = 1024
 class EntryColumn:
     """One column of an entry. equals: the operator of its own B-tree operator class, '' where it is only included.
 
-    collation_version: that of the library which the entries were sorted by; None where it tells none.
+    collation_version: that of the library which the entries were sorted by; None where it tells none. attnum: the
+    column's number in the source, which a rename doesn't change.
     """
 
     source: str
@@ -36,6 +37,7 @@ class EntryColumn:
     equals: str = ""
     domain: bool = True
     collation_version: str | None = None
+    attnum: int = 0
 
     @property
     def to_base_type(self) -> str:
@@ -83,6 +85,7 @@ class Entry:
                     oid_alias=column.oid_alias,
                     domain=column.domain,
                     collation_version=column.collation_version,
+                    attnum=column.attnum,
                 )
             )
         return cls(tuple(columns), len(definition.key), len(identity), partition)

@@ -1,4 +1,8 @@
-"""The physical tables of a generation: the base with its segments, and the delta. Named by id, never by user text."""
+"""The physical tables of a generation: the base with its segments, and the delta. Named by id, never by user text.
+
+And its view of the source, which the server binds to the table and its columns whatever they are called later, and
+which it refuses to drop or retype a column under.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from itertools import pairwise
 
 from sqlalchemy import Connection
 
+from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, equality_operators
 from airflow_roir.engine.plan import Bound, Plan
@@ -40,9 +45,14 @@ def delta(generation_id: int) -> str:
     return f"{DATA_SCHEMA}.g{generation_id}_delta"
 
 
+def source_view(generation_id: int) -> str:
+    """The source as entries: columns c1, c2, … of their types, and `written`, the transaction that wrote the row."""
+    return f"{DATA_SCHEMA}.g{generation_id}_source"
+
+
 def names(generation_id: int) -> list[str]:
-    """The tables that dropping a generation locks; segments belong to the base."""
-    return [base(generation_id), delta(generation_id)]
+    """The relations that dropping a generation locks; segments belong to the base."""
+    return [base(generation_id), delta(generation_id), source_view(generation_id)]
 
 
 def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan) -> Entry:
@@ -93,6 +103,19 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
             replace(column, equals=operators[i]) if i < entry.identity else column
             for i, column in enumerate(entry.columns)
         ),
+    )
+
+
+def create_source_view(connection: Connection, generation_id: int, source: Source, entry: Entry) -> None:
+    """Create a generation's view of its source, if it has none. Locks the source in ACCESS SHARE mode."""
+    found = "SELECT to_regclass(%(name)s)"
+    if execute(connection, found, {"name": source_view(generation_id)}).scalar() is not None:
+        return
+    columns = [f"{column.of('s')} AS c{i + 1}" for i, column in enumerate(entry.columns)]
+    execute(
+        connection,
+        f"CREATE VIEW {source_view(generation_id)} AS SELECT {', '.join([*columns, 's.xmin AS written'])} "
+        f"FROM {source.sql} s",
     )
 
 
@@ -166,6 +189,7 @@ def drop(connection: Connection, generation_id: int) -> None:
         {"id": generation_id},
     )
     execute(connection, "DELETE FROM roir.emptied WHERE generation_id = %(id)s", {"id": generation_id})
+    execute(connection, f"DROP VIEW IF EXISTS {source_view(generation_id)}")
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
 
 

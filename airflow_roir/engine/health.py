@@ -31,15 +31,23 @@ IS_ROW_SECURE = "SELECT relrowsecurity FROM pg_class WHERE oid = %(oid)s"
 # Of each generation that is maintained the capture function names its statements.
 REPLACED = """
 SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+  JOIN pg_class c ON c.oid = i.source_oid::oid
   JOIN pg_proc f ON f.oid = to_regprocedure(format('roir_data.capture_%%s()', i.source_oid))
+  LEFT JOIN pg_proc w ON w.oid = to_regprocedure(format('roir_data.truncate_%%s()', i.source_oid))
  WHERE i.source_oid = %(source)s AND g.capture_mode <> 'none' AND g.status IN ('building', 'active', 'retired')
-   AND position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN f.prosrc) = 0
+   AND (position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN f.prosrc) = 0
+        OR w.prosrc !~ format('roir_data\\.g%%s\\M', g.id) OR NOT f.prosecdef OR NOT w.prosecdef OR f.proowner <> c.relowner)
+"""
+VIEW_FAULTS = """
+SELECT roir.view_faults(%(generation)s) > 0 AND EXISTS (
+  SELECT FROM pg_proc f WHERE f.oid = to_regprocedure(format('roir_data.capture_%%s()', %(source)s))
+     AND position(format('g%%s_source', %(generation)s) IN f.prosrc) > 0)
 """
 # 29: AFTER INSERT OR UPDATE OR DELETE, for each row; 32: AFTER TRUNCATE.
 ALTERED_TRIGGERS = """
 SELECT format('%%I on %%s', tgname, tgrelid::regclass) AS trigger, tgrelid::regclass::text AS relation, quote_ident(tgname) AS name
   FROM pg_trigger
- WHERE tgfoid = to_regprocedure(format('roir_data.capture_%%s()', %(source)s))
+ WHERE roir.is_capture(tgfoid, %(source)s::oid)
    AND (tgtype NOT IN (29, 32) OR tgqual IS NOT NULL OR tgattr <> '' OR tgnargs > 0)
  ORDER BY tgrelid <> %(source)s::oid, 1 LIMIT 1
 """
@@ -73,6 +81,11 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
     entry = Entry.from_json(row.entry)
     found += _capture(connection, name, source)
+    if execute(connection, VIEW_FAULTS, {"generation": row.id, "source": source.oid}).scalar_one():
+        found.append(
+            f"index {name}: {physical.source_view(row.id)}, by which the capture reads {source.sql}, is gone or was "
+            f"altered, so writes fail or are missed. Drop it, if it is there. A rebuild makes it anew: roir build '{name}'"
+        )
     found += own_tables.problems(connection, control.index_name(row), row.id, entry)
     found += shape_problems(connection, name, source, row.id, entry)
     found += _changes(connection, name, source, row.id)
@@ -114,8 +127,8 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
         )
     if execute(connection, REPLACED, {"source": source.oid}).first() is not None:
         found.append(
-            f"index {name}: the capture function of {source.sql} isn't the one that roir made, so writes may be missing. "
-            f"Run: roir clean-up, which makes it anew; then roir verify '{name}', and, where it finds a difference, "
+            f"index {name}: the capture functions of {source.sql} aren't as roir made them, or belong to a former owner of "
+            f"it, so writes may fail or be missed. Run: roir clean-up, which makes them anew; then roir verify '{name}', and, where it finds a difference, "
             f"roir build '{name}'"
         )
     return found

@@ -129,6 +129,26 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM roir.generation g WHERE g.id = table_faults.generation
 $$;
 
+-- 1 where a generation's view of its source is gone, or isn't the one that was made: of all rows, and of those columns.
+CREATE FUNCTION roir.view_faults(generation bigint) RETURNS bigint
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT count(*)
+      FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+      LEFT JOIN pg_rewrite r ON r.ev_class = to_regclass(format('roir_data.g%s_source', g.id))
+     WHERE g.id = view_faults.generation
+       AND (r.oid IS NULL OR position('WHERE' IN pg_get_viewdef(r.ev_class)) > 0
+            OR (SELECT array_agg(DISTINCT d.refobjid::bigint) FROM pg_depend d
+                 WHERE d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
+                   AND d.refobjid <> r.ev_class) IS DISTINCT FROM ARRAY[i.source_oid]
+            OR EXISTS (SELECT FROM jsonb_each_text(g.shape -> 'columns') c
+                        WHERE NOT EXISTS (SELECT FROM pg_depend d
+                                           WHERE d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+                                             AND d.refobjid = i.source_oid::oid AND d.refobjsubid = c.value::int))
+            OR EXISTS (SELECT FROM generate_series(1, jsonb_array_length(g.entry -> 'columns')) AS position
+                        WHERE NOT EXISTS (SELECT FROM pg_attribute a
+                                           WHERE a.attrelid = r.ev_class AND a.attname = 'c' || position)))
+$$;
+
 -- How often the building generations of a source find something else than they were prepared for, which only looks at
 -- what they keep themselves: what they keep of the shape; the statements that maintain them in the capture function, for
 -- their mode; their tables; and on each leaf that they hold the trigger that tells of its TRUNCATE.
@@ -139,14 +159,18 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                + (SELECT count(*) FROM roir.source_partition p
                     JOIN roir.partition_tree(build_faults.source) t ON t.relation = p.relation::oid AND t.link = p.link
                    WHERE p.generation_id = g.id AND p.status = 'present' AND p.leaf
-                     AND NOT EXISTS (SELECT FROM pg_trigger w
-                                      WHERE w.tgrelid = t.relation AND w.tgtype & 32 <> 0 AND w.tgfoid = f.oid))
+                     AND NOT EXISTS (SELECT FROM pg_trigger w WHERE w.tgrelid = t.relation AND w.tgtype & 32 <> 0
+                                        AND roir.is_capture(w.tgfoid, build_faults.source)))
                + roir.table_faults(g.id)
+               -- Operations that an older version has begun have no view, and no function for TRUNCATE, yet.
+               + CASE WHEN position(format('g%s_source', g.id) IN f.prosrc) > 0 THEN roir.view_faults(g.id) ELSE 0 END
+               + CASE WHEN w.prosrc !~ format('roir_data\.g%s\M', g.id) THEN 1 ELSE 0 END
                + CASE WHEN position(format('-- generation %s, %s mode', g.id, g.capture_mode) IN f.prosrc) > 0
                       THEN 0 ELSE 1 END), 0)::bigint
       FROM roir.generation g
       JOIN roir.index i ON i.id = g.index_id AND i.source_oid = build_faults.source::bigint
       JOIN pg_proc f ON f.oid = to_regprocedure(format('roir_data.capture_%s()', build_faults.source))
+      LEFT JOIN pg_proc w ON w.oid = to_regprocedure(format('roir_data.truncate_%s()', build_faults.source))
      WHERE g.status = 'building' AND g.capture_mode <> 'none'
 $$;
 
@@ -184,10 +208,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
           WHERE i.indrelid = source AND i.indisprimary),
         (SELECT string_agg(concat_ws(',', tgtype, tgenabled, tgattr, tgqual IS NULL), ';' ORDER BY tgtype, tgenabled)
            FROM pg_trigger
-          WHERE tgrelid = source AND tgfoid = to_regprocedure(format('roir_data.capture_%s()', source))),
+          WHERE tgrelid = source AND roir.is_capture(tgfoid, source)),
         -- 'A' is ENABLE ALWAYS: a partition's own capture triggers can be disabled one by one.
-        (SELECT count(*) FROM pg_trigger
-          WHERE tgfoid = to_regprocedure(format('roir_data.capture_%s()', source)) AND tgenabled <> 'A'),
+        (SELECT count(*) FROM pg_trigger WHERE roir.is_capture(tgfoid, source) AND tgenabled <> 'A'),
         roir.build_faults(source)))
 $$;
 

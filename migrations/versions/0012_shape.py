@@ -9,7 +9,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0012"
-down_revision = "0010"
+down_revision = "0011"
 branch_labels = None
 depends_on = None
 
@@ -49,6 +49,7 @@ def downgrade() -> None:
         "first_tokens(text, integer)",
         "build_faults(oid)",
         "table_faults(bigint)",
+        "view_faults(bigint)",
         "shape_changes(bigint)",
         "keep_shape(bigint)",
         "entry_columns(jsonb)",
@@ -57,7 +58,7 @@ def downgrade() -> None:
     ):
         _run(f"DROP FUNCTION roir.{function}")
     op.drop_column("generation", "shape", schema="roir")
-    _before("fingerprint", "fingerprint")
+    _before("capture", "fingerprint")
     _before("partitions", "adopt_partitions")
     for function in ("ddl_problem", "refuse_ddl", "refuse_concurrent_detach", "guard"):
         _before("guard", function)

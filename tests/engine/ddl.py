@@ -294,6 +294,18 @@ OURS = [
         "DROP TABLE {delta}",
         "ALTER FUNCTION {capture}() RENAME TO lost",
         "CREATE OR REPLACE FUNCTION {capture}() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE OR REPLACE FUNCTION {empty}() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "ALTER FUNCTION {capture}() SECURITY INVOKER",
+        "ALTER FUNCTION {capture}() OWNER TO ddl_owner",
+        "DROP FUNCTION {empty}() CASCADE",
+        "ALTER VIEW {source} RENAME TO lost",
+        "ALTER VIEW {source} RENAME COLUMN c1 TO y",
+        "ALTER VIEW {source} OWNER TO ddl_owner",
+        "ALTER VIEW {source} SET SCHEMA other",
+        "DROP VIEW {source}",
+        "DROP VIEW {source}; ALTER TABLE t ALTER v TYPE int USING -v",
+        "DROP VIEW {source}; CREATE VIEW {source} AS SELECT k AS c1, id AS c2, d AS c3, v AS c4, m AS c5, c AS c6, p AS c7, "
+        "g AS c8, xmin AS written FROM t WHERE id > 9",
         "DROP FUNCTION {capture}()",
         "DROP FUNCTION {capture}() CASCADE",
     )

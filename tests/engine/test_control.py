@@ -160,7 +160,7 @@ def test_an_altered_source_stops_the_build_and_nothing_is_copied(database: Datab
 
 def test_a_disabled_capture_trigger_counts_as_an_altered_source(database: Database, dsn: str) -> None:
     _, run = steps.begin(database)
-    run_sql(dsn, "ALTER TABLE t DISABLE TRIGGER roir_capture")
+    run_sql(dsn, f"ALTER TABLE t DISABLE TRIGGER {steps.capture_triggers(dsn)[0]}")
     with pytest.raises(SourceChanged):
         steps.build_all(database, run)
 

@@ -16,9 +16,9 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, catalog, cleanup, fold, health, partitions
-from airflow_roir.engine.capture import TRIGGER, TRUNCATE_TRIGGER
-from airflow_roir.engine.capture_function import function_name
+from airflow_roir.engine import catalog, health, partitions
+from airflow_roir.engine.capture import trigger_name, truncate_trigger_name
+from airflow_roir.engine.capture_function import function_name, truncate_function_name
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.finalize import finalize_run
 from airflow_roir.engine.run import Job, start_run
@@ -71,8 +71,9 @@ def words(oid: int, generation_id: int) -> dict[str, str]:
         "delta": f"roir_data.g{generation_id}_delta",
         "source": f"roir_data.g{generation_id}_source",
         "capture": function_name(oid),
-        "row": TRIGGER,
-        "truncate": TRUNCATE_TRIGGER,
+        "empty": truncate_function_name(oid),
+        "row": trigger_name(oid),
+        "truncate": truncate_trigger_name(oid),
     }
 
 
@@ -150,7 +151,10 @@ class Trial:
         source = catalog.read_source_by_oid(self.connection, self.job.source.oid)
         if catalog.fingerprint(self.connection, source.oid, self.job.columns) != self.job.fingerprint:
             yield "was altered"
-        partitions.check(self.connection, "ix", source, self.job.generation_id, self.job.entry, set())
+        generation = self.job.generation_id
+        found = partitions.check(self.connection, "ix", source, generation, self.job.entry, set())
+        # As the switch does it.
+        partitions.adopt(self.connection, source, generation, found)
 
     def _exact(self) -> bool:
         try:
@@ -182,10 +186,14 @@ class Trial:
             f"AND (r.watermark IS NULL OR ({row}) > ({bound('watermark')})))"
         )
         base, delta = f"roir_data.g{generation}", f"roir_data.g{generation}_delta"
+        # Of partitions that the switch takes in what has a row.
+        shown = execute(
+            self.connection, "SELECT coalesce(roir.is_shown(%(id)s, 'x'), 'true')", {"id": generation}
+        ).scalar_one()
         return (
-            f"SELECT {names} FROM (SELECT {names} FROM {base} UNION ALL ({scan})) b ({names}) WHERE NOT EXISTS "
-            f"(SELECT FROM {delta} e WHERE e.state <> 'ghost' AND {entry.equal('b.', 'e.')}) "
-            f"UNION ALL SELECT {names} FROM {delta} WHERE state = 'regular'"
+            f"SELECT {names} FROM (SELECT {names} FROM (SELECT {names} FROM {base} UNION ALL ({scan})) b ({names}) "
+            f"WHERE NOT EXISTS (SELECT FROM {delta} e WHERE e.state <> 'ghost' AND {entry.equal('b.', 'e.')}) "
+            f"UNION ALL SELECT {names} FROM {delta} WHERE state = 'regular') x WHERE {shown}"
         )
 
 

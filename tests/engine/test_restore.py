@@ -198,7 +198,7 @@ def test_a_dump_without_the_triggers_is_not_taken_for_the_source(
 ) -> None:
     make(dsn)
     publish(database)
-    run_sql(dsn, "DROP TRIGGER roir_capture ON t")
+    run_sql(dsn, f"DROP TRIGGER {steps.capture_triggers(dsn)[0]} ON t")
     there = restore()
     schema.init(there)
     with pytest.raises(NotFound, match="was dropped"):

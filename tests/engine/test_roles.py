@@ -161,7 +161,7 @@ def test_the_public_has_no_right_to_anything_of_ours(database: Database, dsn: st
         sql(
             user,
             "SELECT nspname FROM pg_namespace n "
-            f"WHERE {ours} AND has_schema_privilege(n.oid, 'USAGE, CREATE') ORDER BY nspname",
+            f"WHERE {ours} AND has_schema_privilege(n.oid, 'CREATE') ORDER BY nspname",
         )
         == []
     )

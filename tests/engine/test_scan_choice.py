@@ -76,7 +76,7 @@ def test_auto_takes_an_index_that_is_narrower_and_trusted(
     with database.transaction() as connection:
         assert execute(connection, "SELECT scan FROM roir.generation ORDER BY id DESC LIMIT 1").scalar() == "index"
     steps.finish_all(database, run)
-    run_sql(dsn, "ALTER TABLE t DISABLE TRIGGER roir_capture")
+    run_sql(dsn, f"ALTER TABLE t DISABLE TRIGGER {steps.capture_triggers(dsn)[0]}")
     assert chosen(database)[0] == "block", "not every write was captured"
 
 

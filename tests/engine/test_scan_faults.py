@@ -178,9 +178,9 @@ def test_a_rebuild_of_a_wrong_index_mends_it_at_the_second_attempt_at_least(
     # Any write that wasn't captured: health can't tell of triggers that were disabled and enabled again.
     run_sql(
         dsn,
-        "ALTER TABLE t DISABLE TRIGGER roir_capture",
+        f"ALTER TABLE t DISABLE TRIGGER {steps.capture_triggers(dsn)[0]}",
         "DELETE FROM t WHERE k = 3",
-        "ALTER TABLE t ENABLE ALWAYS TRIGGER roir_capture",
+        f"ALTER TABLE t ENABLE ALWAYS TRIGGER {steps.capture_triggers(dsn)[0]}",
     )
     _, run = steps.begin(database, table=None, keys=None)
     with pytest.raises(VerificationFailed):

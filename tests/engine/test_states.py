@@ -76,9 +76,9 @@ def test_capture_and_fold_do_to_an_entry_what_the_table_says(
         fold.switch(database, run)
     write = happening in (Happening.WRITE, Happening.WRITE_DIRECT)
     if write or happening == Happening.FOLD_UNMATCHED:
-        sql(user, "ALTER TABLE t DISABLE TRIGGER roir_capture")
+        sql(user, f"ALTER TABLE t DISABLE TRIGGER {steps.capture_triggers(dsn)[0]}")
         sql(user, "DELETE FROM t WHERE id = 1; DELETE FROM roir_data.g1 WHERE c2 = 1")
-        sql(user, "ALTER TABLE t ENABLE ALWAYS TRIGGER roir_capture")
+        sql(user, f"ALTER TABLE t ENABLE ALWAYS TRIGGER {steps.capture_triggers(dsn)[0]}")
     if state is not None:
         sql(user, f"INSERT INTO roir_data.g1_delta VALUES ({key}, 1, -1, '{state.value}')")
     user.commit()

@@ -219,7 +219,7 @@ def forgets_moved_keys(patch: pytest.MonkeyPatch) -> None:
 @variant
 def forgets_the_mode(patch: pytest.MonkeyPatch) -> None:
     """A transaction whose snapshot is older than the switch or the publish is not refused for that."""
-    _render(patch, "IF NOT EXISTS (SELECT FROM roir.generation", "IF false AND NOT EXISTS (SELECT FROM roir.generation")
+    _render(patch, "AND NOT roir.is_in_mode(", "AND false AND NOT roir.is_in_mode(")
 
 
 @variant
