@@ -38,10 +38,10 @@ SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
    AND (position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN f.prosrc) = 0
         OR w.prosrc !~ format('roir_data\\.g%%s\\M', g.id) OR NOT f.prosecdef OR NOT w.prosecdef OR f.proowner <> c.relowner)
 """
+# An index of an older version has neither the view nor that function before the first clean-up.
 VIEW_FAULTS = """
 SELECT roir.view_faults(%(generation)s) > 0 AND EXISTS (
-  SELECT FROM pg_proc f WHERE f.oid = to_regprocedure(format('roir_data.capture_%%s()', %(source)s))
-     AND position(format('g%%s_source', %(generation)s) IN f.prosrc) > 0)
+  SELECT FROM pg_proc f WHERE f.oid = to_regprocedure(format('roir_data.truncate_%%s()', %(source)s)))
 """
 # 29: AFTER INSERT OR UPDATE OR DELETE, for each row; 32: AFTER TRUNCATE.
 ALTERED_TRIGGERS = """
@@ -142,7 +142,9 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
         if row.kind == "column":
             if row.is_now is None:
                 continue  # shape_problems tells
-            what = f"column {quote(row.name)} of {source.sql} is another one now (added anew, or its name was exchanged)"
+            what = (
+                f"column {quote(row.name)} of {source.sql} is another one now (added anew, or its name was exchanged)"
+            )
         elif row.kind == "expression":
             what = f"column {quote(row.name)} of {source.sql} is generated as {row.is_now} now, and was as {row.was}"
         else:

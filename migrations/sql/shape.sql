@@ -129,14 +129,17 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM roir.generation g WHERE g.id = table_faults.generation
 $$;
 
--- 1 where a generation's view of its source is gone, or isn't the one that was made: of all rows, and of those columns.
+-- 1 where a generation's view of its source is gone, or isn't the one that was made: of all rows, and of those columns, by
+-- a role that may read them.
 CREATE FUNCTION roir.view_faults(generation bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT count(*)
       FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
       LEFT JOIN pg_rewrite r ON r.ev_class = to_regclass(format('roir_data.g%s_source', g.id))
      WHERE g.id = view_faults.generation
-       AND (r.oid IS NULL OR position('WHERE' IN pg_get_viewdef(r.ev_class)) > 0
+       AND (r.oid IS NULL
+            OR NOT has_table_privilege((SELECT c.relowner FROM pg_class c WHERE c.oid = r.ev_class), i.source_oid::oid, 'SELECT')
+            OR position('WHERE' IN pg_get_viewdef(r.ev_class)) > 0
             OR (SELECT array_agg(DISTINCT d.refobjid::bigint) FROM pg_depend d
                  WHERE d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
                    AND d.refobjid <> r.ev_class) IS DISTINCT FROM ARRAY[i.source_oid]
@@ -163,7 +166,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                                         AND roir.is_capture(w.tgfoid, build_faults.source)))
                + roir.table_faults(g.id)
                -- Operations that an older version has begun have no view, and no function for TRUNCATE, yet.
-               + CASE WHEN position(format('g%s_source', g.id) IN f.prosrc) > 0 THEN roir.view_faults(g.id) ELSE 0 END
+               + CASE WHEN w.oid IS NULL THEN 0 ELSE roir.view_faults(g.id) END
+               + CASE WHEN has_table_privilege(f.proowner, to_regclass(format('roir_data.g%s_delta', g.id)), 'INSERT')
+                       AND has_table_privilege(f.proowner, build_faults.source, 'SELECT') THEN 0 ELSE 1 END
                + CASE WHEN w.prosrc !~ format('roir_data\.g%s\M', g.id) THEN 1 ELSE 0 END
                + CASE WHEN position(format('-- generation %s, %s mode', g.id, g.capture_mode) IN f.prosrc) > 0
                       THEN 0 ELSE 1 END), 0)::bigint

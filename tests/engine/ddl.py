@@ -39,12 +39,16 @@ FILL = (
 
 @dataclass(frozen=True)
 class Ddl:
-    """Statements that a user sends, one transaction. shape: both, plain, parts. alone: not inside a transaction block."""
+    """Statements that a user sends, one transaction. shape: both, plain, parts. alone: not inside a transaction block.
+
+    unseen: without the event triggers nothing tells of it but `verify`: a leaf that came and went between two looks.
+    """
 
     sql: tuple[str, ...]
     shape: str = "both"
     since: int = 15
     alone: bool = False
+    unseen: bool = False
 
     @property
     def name(self) -> str:
@@ -88,7 +92,7 @@ ALTER_COLUMN = [
         "ALTER TABLE t ALTER x TYPE text USING upper(x)",
         "ALTER TABLE t ALTER k TYPE text COLLATE plain USING upper(k)",
         "ALTER TABLE t ALTER k TYPE text COLLATE plain",
-        "ALTER TABLE t ALTER k TYPE text COLLATE \"C\"",
+        'ALTER TABLE t ALTER k TYPE text COLLATE "C"',
         "ALTER TABLE t ALTER k TYPE varchar(90)",
         "ALTER TABLE t DROP COLUMN g, ALTER k TYPE text COLLATE plain USING upper(k)",
         "ALTER TABLE t ALTER v TYPE int USING -v",
@@ -335,8 +339,6 @@ PARTITIONS = [
         "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40) PARTITION BY HASH (id); "
         "CREATE TABLE t30 PARTITION OF t3 FOR VALUES WITH (MODULUS 1, REMAINDER 0); "
         "INSERT INTO t (d, id, k) VALUES (31, 900, 'a'); TRUNCATE t3",
-        "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40) PARTITION BY LIST (id); "
-        "CREATE TABLE t30 PARTITION OF t3 DEFAULT; INSERT INTO t (d, id, k) VALUES (31, 900, 'a'); DROP TABLE t30",
         "CREATE SCHEMA made CREATE TABLE t3 PARTITION OF public.t FOR VALUES FROM (30) TO (40); "
         "INSERT INTO t (d, id, k) VALUES (31, 900, 'a'); TRUNCATE made.t3",
         "CREATE UNLOGGED TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40)",
@@ -369,13 +371,22 @@ PARTITIONS = [
         "INSERT INTO t (d, id, k) SELECT d, id, 'twice' FROM t WHERE id = 3",
     ),
     *(
+        Ddl(("CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40)" + rest,), "parts", unseen=True)
+        for rest in (
+            "; INSERT INTO t (d, id, k) VALUES (31, 900, 'a'); DROP TABLE t3",
+            "; INSERT INTO t (d, id, k) VALUES (31, 900, 'a'); ALTER TABLE t DETACH PARTITION t3",
+            " PARTITION BY LIST (id); CREATE TABLE t30 PARTITION OF t3 DEFAULT; "
+            "INSERT INTO t (d, id, k) VALUES (31, 900, 'a'); DROP TABLE t30",
+        )
+    ),
+    *(
         _alone(sql, "parts")
         for sql in (
             "ALTER TABLE t DETACH PARTITION t1 CONCURRENTLY",
             "ALTER TABLE t DETACH PARTITION t1 /* x */ CONCURRENTLY",
             "ALTER TABLE t DETACH PARTITION -- x\n public . t1\n/* /* y */ */concurrently",
-            "/* ' */ ALTER TABLE IF EXISTS ONLY public.t DETACH PARTITION \"t1\" CONCURRENTLY",
-            "ALTER TABLE t DETACH PARTITION U&\"\\0074\\+000031\"/**/CONCURRENTLY",
+            '/* \' */ ALTER TABLE IF EXISTS ONLY public.t DETACH PARTITION "t1" CONCURRENTLY',
+            'ALTER TABLE t DETACH PARTITION U&"\\0074\\+000031"/**/CONCURRENTLY',
             "ALTER TABLE t DETACH PARTITION U&\"!0074!0031\" UESCAPE '!' CONCURRENTLY -- '",
             "VACUUM FULL t1",
         )

@@ -11,23 +11,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg2
-import psycopg2.extensions
 import pytest
-from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog, health, partitions
+from airflow_roir.engine import catalog, cleanup, health, partitions
 from airflow_roir.engine.capture import trigger_name, truncate_trigger_name
 from airflow_roir.engine.capture_function import function_name, truncate_function_name
+from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.finalize import finalize_run
-from airflow_roir.engine.run import Job, start_run
+from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import status
 from airflow_roir.errors import RoirError
 from tests.conftest import database_dsn, run_sql
 from tests.engine import ddl, steps
 from tests.engine.ddl import Ddl
-from tests.engine.stages import Stage
+from tests.engine.stages import Stage, to_scan
 
 SHAPES = {"plain": ddl.PLAIN, "parts": ddl.PARTITIONED}
 # A phase for each way in which the capture writes and we look.
@@ -44,6 +43,14 @@ WRITES = (
     "UPDATE {t} SET d = (d + 10) % 30 WHERE id % 7 = 4",
     "DELETE FROM {t} WHERE id % 7 = 5",
 )
+
+# As a batch of blocks finds it.
+REWRITTEN = """
+SELECT r.relation FROM roir.scan_range r JOIN pg_class c ON c.oid = r.relation::oid
+ WHERE r.operation_id = %(operation)s AND NOT r.done AND r.filenode <> pg_relation_filenode(c.oid)
+   AND NOT EXISTS (SELECT FROM roir.emptied e WHERE e.relation = r.relation
+                      OR e.relation = (SELECT pg_partition_root(c.oid)::oid::bigint))
+"""
 
 
 @dataclass
@@ -90,8 +97,9 @@ def projection(columns: list[str], relation: str) -> str:
 class Trial:
     """One statement, in a transaction that is rolled back."""
 
-    def __init__(self, connection: Connection, job: Job, published: bool, shape: str) -> None:
-        self.connection, self.job, self.published, self.shape = connection, job, published, shape
+    def __init__(self, stage: Stage, shape: str) -> None:
+        self.connection, self.job, self.shape = stage.connection, stage.job, shape
+        self.published, self.rebuild = stage.phase == "published", stage.older is not None
 
     def run(self, statement: Ddl) -> Outcome:
         outcome = Outcome()
@@ -137,7 +145,8 @@ class Trial:
             with self.connection.begin_nested():
                 if self.published:
                     return (*health.warnings(self.connection), *self._gone())
-                return tuple(self._next_batch())
+                # In a rebuild readers see the older generation.
+                return (*self._next_batch(), *(health.warnings(self.connection) if self.rebuild else []))
         except (RoirError, DBAPIError) as error:
             return (f"error: {error}",) if not self.published else ()
 
@@ -152,6 +161,11 @@ class Trial:
         if catalog.fingerprint(self.connection, source.oid, self.job.columns) != self.job.fingerprint:
             yield "was altered"
         generation = self.job.generation_id
+        if (
+            self.job.scan.by_blocks
+            and execute(self.connection, REWRITTEN, {"operation": self.job.run.operation_id}).first()
+        ):
+            yield "was rewritten"
         found = partitions.check(self.connection, "ix", source, generation, self.job.entry, set())
         # As the switch does it.
         partitions.adopt(self.connection, source, generation, found)
@@ -164,12 +178,14 @@ class Trial:
                 want = execute(self.connection, projection(columns, source.sql)).scalar()
                 if self.published:
                     return bool(want == execute(self.connection, projection(columns, "public.ix")).scalar())
-                have = f"({self._overlay(source.sql)}) o"
+                if self.rebuild and want != execute(self.connection, projection(columns, "public.ix")).scalar():
+                    return False
+                have = f"({self._overlay(source)}) o"
                 return bool(want == execute(self.connection, projection(self.job.entry.physical(), have)).scalar())
         except DBAPIError:
             return False
 
-    def _overlay(self, source: str) -> str:
+    def _overlay(self, source: Source) -> str:
         """SQL for what the index would be, were the rest copied now and the delta folded."""
         entry, generation = self.job.entry, self.job.generation_id
         names, columns = ", ".join(entry.physical()), ", ".join(entry.source_columns("s"))
@@ -180,11 +196,13 @@ class Trial:
 
         row = ", ".join(f"s.{name}" for name in key)
         scan = (
-            f"SELECT {columns} FROM {source} s WHERE EXISTS (SELECT FROM roir.scan_range r "
+            f"SELECT {columns} FROM {source.sql} s WHERE EXISTS (SELECT FROM roir.scan_range r "
             f"WHERE r.operation_id = {self.job.run.operation_id} AND r.relation = s.tableoid::bigint AND NOT r.done "
             f"AND (r.lower IS NULL OR ({row}) >= ({bound('lower')})) AND (r.upper IS NULL OR ({row}) < ({bound('upper')})) "
             f"AND (r.watermark IS NULL OR ({row}) > ({bound('watermark')})))"
         )
+        if self.job.scan.by_blocks:
+            scan = to_scan(self.connection, replace(self.job, source=source))
         base, delta = f"roir_data.g{generation}", f"roir_data.g{generation}_delta"
         # Of partitions that the switch takes in what has a row.
         shown = execute(
@@ -212,18 +230,133 @@ def stage(database: Database, phase: str) -> Stage:
     return Stage(database, phase.removesuffix(" by block"), include=ddl.INCLUDE, scan=scan, batch_rows=20)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("phase", SAMPLED)
-def test_every_statement_once(database: Database, dsn: str, pg: int, phase: str, shape: str) -> None:
-    make(dsn, shape)
+def tried(database: Database, pg: int, phase: str, shape: str, statements: list[Ddl], guarded: bool = False) -> None:
+    """Each statement for itself; all that pass by everything, at once."""
+    make(database.dsn, shape)
+    if guarded:
+        run_sql(database.dsn, "SELECT roir.guard()")
     reached = stage(database, phase)
-    trial = Trial(reached.connection, reached.job, phase == "published", shape)
+    trial = Trial(reached, shape)
     passed: dict[str, str] = {}
-    for statement in ddl.EVERYTHING:
-        if statement.alone or not fits(statement, shape, pg):
+    for statement in statements:
+        if statement.alone or not fits(statement, shape, pg) or (statement.unseen and not guarded):
             continue
         outcome = trial.run(statement)
         if not outcome.passes:
             passed[statement.name] = outcome.writes or "wrong"
     reached.connection.close()
+    assert not passed, "\n".join(f"{name}: {how}" for name, how in passed.items())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("phase", SAMPLED)
+def test_every_statement_once(database: Database, pg: int, phase: str, shape: str) -> None:
+    """One half of them in each phase, and of those that fit either shape one half in each."""
+    phases = ddl.EVERYTHING[SAMPLED.index(phase) :: len(SAMPLED)]
+    tried(
+        database,
+        pg,
+        phase,
+        shape,
+        [
+            statement
+            for number, statement in enumerate(phases)
+            if statement.shape == shape or number % len(SHAPES) == list(SHAPES).index(shape)
+        ],
+    )
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("phase", SWEPT)
+def test_every_statement_in_every_phase(database: Database, pg: int, phase: str, shape: str, guarded: bool) -> None:
+    tried(database, pg, phase, shape, ddl.EVERYTHING, guarded)
+
+
+def settled(database: Database, dsn: str, statement: Ddl, phase: str) -> str:
+    """Commit the statement, write, and go on to the end. What is wrong then and nobody has told; '' where nothing is."""
+    with database.transaction() as connection:
+        oid, generation = execute(
+            connection,
+            "SELECT i.source_oid, max(g.id) FROM roir.index i JOIN roir.generation g ON g.index_id = i.id GROUP BY 1",
+        ).one()
+    user = psycopg2.connect(dsn)
+    user.autocommit = True
+    try:
+        for one in statement.sql:
+            steps.sql(user, rendered(one, oid, generation))
+    except psycopg2.Error:
+        return ""
+    name = steps.sql(user, f"SELECT {oid}::oid::regclass::text")[0][0]
+    for write in WRITES:
+        try:
+            steps.sql(user, write.replace("{t}", name))
+        except psycopg2.Error as error:
+            if ours(error):
+                break
+    user.close()
+    if phase != "published":
+        try:
+            run = start_run(database, "ix", "test", take_over=True)
+            steps.build_all(database, run)
+            steps.seal_all(database, run)
+            finalize_run(database, run)
+        except (RoirError, DBAPIError) as error:
+            return "" if str(error) else "an error without words"
+    told = [line for one in status(database) for line in (*one.warnings, *one.partitions_gone)]
+    if not exact(database, oid) and not told:
+        return "wrong before the clean-up, and the status says nothing"
+    done = cleanup.clean_up(database)
+    if not exact(database, oid) and not (done.warnings or done.waiting):
+        return "wrong after the clean-up, which says nothing"
+    return ""
+
+
+def exact(database: Database, oid: int) -> bool:
+    columns = ["k", "id", "d", *ddl.INCLUDE.split(", ")]
+    try:
+        with database.transaction() as connection:
+            name = execute(connection, f"SELECT {oid}::oid::regclass::text").scalar_one()
+            have, want = (execute(connection, projection(columns, x)).scalar() for x in ("public.ix", name))
+            return bool(have == want)
+    except DBAPIError:
+        return False
+
+
+# What can't be rolled back, and what is put right by going on.
+COMMITTED = [statement for statement in ddl.EVERYTHING if statement.alone]
+
+
+@pytest.mark.parametrize("phase", SAMPLED)
+@pytest.mark.parametrize("statement", COMMITTED, ids=lambda statement: statement.name)
+def test_what_no_transaction_holds(database: Database, dsn: str, pg: int, statement: Ddl, phase: str) -> None:
+    make(dsn, "parts" if statement.shape == "both" else statement.shape)
+    stage(database, phase).connection.close()
+    assert settled(database, dsn, statement, phase) == ""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("phase", ["mid-build", "mid-fold", "published"])
+def test_every_statement_to_the_end(
+    server: str, database: Database, dsn: str, pg: int, phase: str, shape: str, guarded: bool
+) -> None:
+    make(dsn, shape)
+    if guarded:
+        run_sql(dsn, "SELECT roir.guard()")
+    stage(database, phase).connection.close()
+    source = steps.sql(steps.session(dsn), "SELECT current_database()")[0][0]
+    run_sql(server, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{source}'")
+    passed = {}
+    for number, statement in enumerate(ddl.EVERYTHING):
+        if not fits(statement, shape, pg) or (statement.unseen and not guarded):
+            continue
+        clone = f"{source}_{number}"
+        run_sql(server, f"CREATE DATABASE {clone} TEMPLATE {source} STRATEGY file_copy")
+        there = database_dsn(server, clone)
+        if said := settled(Database(there, "roir tests"), there, statement, phase):
+            passed[statement.name] = said
+        run_sql(server, f"DROP DATABASE {clone} WITH (FORCE)")
     assert not passed, "\n".join(f"{name}: {how}" for name, how in passed.items())
