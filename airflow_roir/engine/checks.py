@@ -32,8 +32,8 @@ def untried(version: int) -> str | None:
     if version <= NEWEST_TRIED:
         return None
     return (
-        f"PostgreSQL {version} is untried: roir was tested with {OLDEST_SERVER // 10000} to {NEWEST_TRIED}. Its MERGE and "
-        "SPLIT PARTITIONS should be detected as partitions that came and went, its REPACK as a table that was rewritten"
+        f"PostgreSQL {version} is untried: roir was tested with {OLDEST_SERVER // 10000} to {NEWEST_TRIED}. Its MERGE "
+        "and SPLIT PARTITIONS should be detected as partitions that came and went, its REPACK as a rewritten table"
     )
 
 

@@ -36,7 +36,8 @@ SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
   LEFT JOIN pg_proc w ON w.oid = to_regprocedure(format('roir_data.truncate_%%s()', i.source_oid))
  WHERE i.source_oid = %(source)s AND g.capture_mode <> 'none' AND g.status IN ('building', 'active', 'retired')
    AND (position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN f.prosrc) = 0
-        OR w.prosrc !~ format('roir_data\\.g%%s\\M', g.id) OR NOT f.prosecdef OR NOT w.prosecdef OR f.proowner <> c.relowner)
+        OR w.prosrc !~ format('roir_data\\.g%%s\\M', g.id)
+        OR NOT f.prosecdef OR NOT w.prosecdef OR f.proowner <> c.relowner)
 """
 # An index of an older version has neither the view nor that function before the first clean-up.
 VIEW_FAULTS = """
@@ -45,7 +46,8 @@ SELECT roir.view_faults(%(generation)s) > 0 AND EXISTS (
 """
 # 29: AFTER INSERT OR UPDATE OR DELETE, for each row; 32: AFTER TRUNCATE.
 ALTERED_TRIGGERS = """
-SELECT format('%%I on %%s', tgname, tgrelid::regclass) AS trigger, tgrelid::regclass::text AS relation, quote_ident(tgname) AS name
+SELECT format('%%I on %%s', tgname, tgrelid::regclass) AS trigger, tgrelid::regclass::text AS relation,
+       quote_ident(tgname) AS name
   FROM pg_trigger
  WHERE roir.is_capture(tgfoid, %(source)s::oid)
    AND (tgtype NOT IN (29, 32) OR tgqual IS NOT NULL OR tgattr <> '' OR tgnargs > 0)
@@ -84,7 +86,8 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
     if execute(connection, VIEW_FAULTS, {"generation": row.id, "source": source.oid}).scalar_one():
         found.append(
             f"index {name}: {physical.source_view(row.id)}, by which the capture reads {source.sql}, is gone or was "
-            f"altered, so writes fail or are missed. Drop it, if it is there. A rebuild makes it anew: roir build '{name}'"
+            "altered, so writes fail or are missed. Drop it, if it is there. "
+            f"A rebuild makes it anew: roir build '{name}'"
         )
     found += own_tables.problems(connection, control.index_name(row), row.id, entry)
     found += shape_problems(connection, name, source, row.id, entry)
@@ -127,9 +130,9 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
         )
     if execute(connection, REPLACED, {"source": source.oid}).first() is not None:
         found.append(
-            f"index {name}: the capture functions of {source.sql} aren't as roir made them, or belong to a former owner of "
-            f"it, so writes may fail or be missed. Run: roir clean-up, which makes them anew; then roir verify '{name}', and, where it finds a difference, "
-            f"roir build '{name}'"
+            f"index {name}: the capture functions of {source.sql} aren't as roir made them, or belong to a former "
+            f"owner of it, so writes may fail or be missed. Run: roir clean-up, which makes them anew; then roir verify "
+            f"'{name}', and, where it finds a difference, roir build '{name}'"
         )
     return found
 

@@ -34,7 +34,8 @@ SELECT c.relkind::text AS kind, b.oid = ANY (r.relations) AS shows,
   JOIN pg_namespace n ON n.oid = c.relnamespace
  CROSS JOIN (SELECT to_regclass(%(base)s)::oid AS oid) b
  CROSS JOIN LATERAL (
-       SELECT array_agg(d.refobjid) FILTER (WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid <> c.oid) AS relations,
+       SELECT array_agg(d.refobjid) FILTER (WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid <> c.oid)
+              AS relations,
               array_agg(d.refobjid) FILTER (WHERE d.refclassid = 'pg_proc'::regclass) AS functions
          FROM pg_rewrite w JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid
         WHERE w.ev_class = c.oid) r
@@ -79,12 +80,12 @@ def _view(connection: Connection, name: QualifiedName, generation_id: int, entry
         return [f"its view {name.sql} is gone, or has another name. Give it its name again. {anew}"]
     if row.kind != "v" or not row.shows:
         return [f"{name.sql} is not its view any more. Drop or rename that. {anew}"]
-    if row.columns != [column.source for column in entry.columns] or row.filters and not row.hides:
+    if row.columns != [column.source for column in entry.columns] or (row.filters and not row.hides):
         return [f"its view {name.sql} was altered, and may show other entries than there are. Drop it. {anew}"]
     if not row.readable:
         base = physical.base(generation_id)
         return [
-            f"its view {name.sql} belongs to {row.owner}, who may not read {base}, so nobody can read the view. Give it "
-            "back to the role that roir connects as: ALTER VIEW … OWNER TO …"
+            f"its view {name.sql} belongs to {row.owner}, who may not read {base}, so nobody can read the view. Give "
+            "it back to the role that roir connects as: ALTER VIEW … OWNER TO …"
         ]
     return []

@@ -192,9 +192,9 @@ def compare_fingerprint(now: str, job: Job) -> None:
     """As `check_fingerprint`, by a fingerprint that was just taken."""
     if now != job.fingerprint:
         raise SourceChanged(
-            f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, their "
-            "types or expressions, the primary key, row security, or the capture: its triggers, function or tables); "
-            "abort the operation and begin anew"
+            f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "
+            "their types or expressions, the primary key, row security, or the capture: its triggers, function or "
+            "tables); abort the operation and begin anew"
         )
 
 

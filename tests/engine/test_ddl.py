@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog, cleanup, health, partitions
+from airflow_roir.engine import abort, catalog, checks, cleanup, health, partitions, schema
 from airflow_roir.engine.capture import trigger_name, truncate_trigger_name
 from airflow_roir.engine.capture_function import function_name, truncate_function_name
 from airflow_roir.engine.catalog import Source
@@ -22,7 +22,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.finalize import finalize_run
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import status
-from airflow_roir.errors import RoirError
+from airflow_roir.errors import InvalidInput, RoirError
 from tests.conftest import database_dsn, run_sql
 from tests.engine import ddl, steps
 from tests.engine.ddl import Ddl
@@ -198,7 +198,8 @@ class Trial:
         scan = (
             f"SELECT {columns} FROM {source.sql} s WHERE EXISTS (SELECT FROM roir.scan_range r "
             f"WHERE r.operation_id = {self.job.run.operation_id} AND r.relation = s.tableoid::bigint AND NOT r.done "
-            f"AND (r.lower IS NULL OR ({row}) >= ({bound('lower')})) AND (r.upper IS NULL OR ({row}) < ({bound('upper')})) "
+            f"AND (r.lower IS NULL OR ({row}) >= ({bound('lower')})) "
+            f"AND (r.upper IS NULL OR ({row}) < ({bound('upper')})) "
             f"AND (r.watermark IS NULL OR ({row}) > ({bound('watermark')})))"
         )
         if self.job.scan.by_blocks:
@@ -275,7 +276,7 @@ def test_every_statement_in_every_phase(database: Database, pg: int, phase: str,
 
 
 def settled(database: Database, dsn: str, statement: Ddl, phase: str) -> str:
-    """Commit the statement, write, and go on to the end. What is wrong then and nobody has told; '' where nothing is."""
+    """Commit the statement, write, go on to the end. What is wrong then and nobody has told; '' where nothing is."""
     with database.transaction() as connection:
         oid, generation = execute(
             connection,
@@ -360,3 +361,101 @@ def test_every_statement_to_the_end(
             passed[statement.name] = said
         run_sql(server, f"DROP DATABASE {clone} WITH (FORCE)")
     assert not passed, "\n".join(f"{name}: {how}" for name, how in passed.items())
+
+
+def told(database: Database) -> tuple[str, ...]:
+    (operation,) = status(database)
+    return operation.warnings
+
+
+@pytest.mark.parametrize("how", ["generated otherwise", "dropped and added", "names swapped"])
+def test_entries_of_another_column_are_told_until_a_rebuild(database: Database, dsn: str, pg: int, how: str) -> None:
+    if how == "generated otherwise" and pg < 17:
+        pytest.skip("SET EXPRESSION came with PostgreSQL 17")
+    make(dsn, "plain")
+    stage(database, "published").connection.close()
+    assert told(database) == ()
+    alter = {
+        "generated otherwise": ("ALTER TABLE t ALTER g SET EXPRESSION AS (lower(k) || '!')",),
+        "dropped and added": ("ALTER TABLE t DROP COLUMN v CASCADE, ADD COLUMN v int DEFAULT 3",),
+        "names swapped": ("ALTER TABLE t RENAME x TO y; ALTER TABLE t RENAME c TO x; ALTER TABLE t RENAME y TO c",),
+    }[how]
+    run_sql(dsn, *alter)
+    assert any("Rebuild it" in line or "is another one now" in line for line in told(database)), told(database)
+    if how == "names swapped":  # of another type, which the index's view can't show
+        return
+    _, run = steps.begin(database, table=None, keys=None)
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+    assert told(database) == ()
+
+
+@pytest.mark.parametrize("phase", ["mid-build", "mid-fold", "published"])
+def test_a_leaf_that_is_truncated_where_it_is_made_leaves_no_entry(database: Database, dsn: str, phase: str) -> None:
+    make(dsn, "parts")
+    stage(database, phase).connection.close()
+    made = Ddl(
+        (
+            "BEGIN; CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40); "
+            "INSERT INTO t (d, id, k) VALUES (31, 900, 'a'); TRUNCATE t3; "
+            "INSERT INTO t (d, id, k) VALUES (32, 901, 'b'); COMMIT",
+        )
+    )
+    assert settled(database, dsn, made, phase) == ""
+    steps.assert_exact(database)
+
+
+def test_a_primary_key_that_is_not_valid_is_refused_and_told(database: Database, dsn: str) -> None:
+    make(dsn, "parts")
+    only = ("ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE ONLY t ADD PRIMARY KEY (id, d)")
+    run_sql(dsn, *only)
+    with pytest.raises(InvalidInput, match="not valid"):
+        steps.begin(database)
+    run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ADD PRIMARY KEY (id, d)")
+    stage(database, "published").connection.close()
+    run_sql(dsn, *only)
+    assert any("not valid" in line for line in told(database))
+    abort.drop_index(database, "ix", "test")
+
+
+def test_a_fingerprint_outlives_functions_of_another_oid(database: Database, dsn: str) -> None:
+    """pg_upgrade keeps the oids of tables and types, not those of functions."""
+    make(dsn, "plain")
+    reached = stage(database, "mid-build")
+    user = psycopg2.connect(dsn)
+    functions = [function_name(reached.job.source.oid), truncate_function_name(reached.job.source.oid)]
+    made = [steps.sql(user, "SELECT pg_get_functiondef(%s::regproc)", name)[0][0] for name in functions]
+    triggers = steps.sql(user, "SELECT pg_get_triggerdef(oid), tgname FROM pg_trigger WHERE tgrelid = 't'::regclass")
+    for name in functions:
+        steps.sql(user, f"DROP FUNCTION {name}() CASCADE")
+    for text in made:
+        steps.sql(user, text)
+    for text, name in triggers:
+        steps.sql(user, text)
+        steps.sql(user, f"ALTER TABLE t ENABLE ALWAYS TRIGGER {name}")
+    user.commit()
+    user.close()
+    reached.finish()
+
+
+def test_an_unfinished_operation_outlives_the_new_fingerprint(database: Database, dsn: str) -> None:
+    """What the migration does for an operation that was begun before it."""
+    make(dsn, "plain")
+    reached = stage(database, "mid-build")
+    text = (schema.migrations_folder() / "sql" / "shape.sql").read_text()
+    before = text[text.index("CREATE FUNCTION roir.fingerprint_before") :]
+    function, updates = before.split("$$;\n", 1)
+    of = "i.source_oid::oid, roir.entry_columns(g.entry)"
+    run_sql(
+        dsn,
+        f"{function}$$",
+        f"UPDATE roir.operation o SET fingerprint = roir.fingerprint_before({of}) FROM roir.generation g "
+        "JOIN roir.index i ON i.id = g.index_id WHERE g.id = o.generation_id",
+        updates,
+    )
+    reached.finish()
+
+
+def test_a_newer_server_is_said_to_be_untried() -> None:
+    assert checks.untried(18) is None
+    assert "PostgreSQL 19 is untried" in str(checks.untried(19))
