@@ -131,8 +131,8 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
     if execute(connection, REPLACED, {"source": source.oid}).first() is not None:
         found.append(
             f"index {name}: the capture functions of {source.sql} aren't as roir made them, or belong to a former "
-            f"owner of it, so writes may fail or be missed. Run: roir clean-up, which makes them anew; then roir verify "
-            f"'{name}', and, where it finds a difference, roir build '{name}'"
+            f"owner of it, so writes may fail or be missed. Run: roir clean-up, which makes them anew; then roir "
+            f"verify '{name}', and, where it finds a difference, roir build '{name}'"
         )
     return found
 

@@ -1,7 +1,7 @@
 """DDL that can touch a source, what it is made of, and what is ours: every subcommand of the servers' own grammar.
 
-In `sql` {base}, {delta} and {source} are a generation's, {capture} and {empty} the source's capture functions, {row} and
-{truncate} its triggers. The source is `t`, partitioned into `t0`, `t1` and `t2` or not; its index has the key `k` and includes `v`, `m`, `c`, `p` and `g`.
+In `sql` {base}, {delta} and {source} are of a generation, {capture}, {empty}, {row} and
+{truncate} its triggers. The source is `t`, partitioned into `t0`, `t1` and `t2` or not; its index has the key `k`.
 """
 
 from __future__ import annotations
