@@ -114,7 +114,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE e.enumlabel <> l.value
 $$;
 
--- What is missing of a building generation's tables: columns by their names, and segments that outlive a crash.
+-- What is missing of a building generation's tables: columns by their names, unique
+-- indexes, and segments that outlive a crash.
 CREATE FUNCTION roir.table_faults(generation bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT (SELECT count(*)
@@ -123,6 +124,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
              WHERE NOT EXISTS (SELECT FROM pg_attribute a
                                 WHERE a.attrelid = to_regclass(format('roir_data.g%s%s', g.id, suffix))
                                   AND a.attname = 'c' || position AND NOT a.attisdropped))
+           + (SELECT count(*) FROM unnest(ARRAY['', '_delta']) AS suffix
+               -- The base has its unique index from the seal on.
+               WHERE (suffix = '_delta' OR g.capture_mode = 'direct')
+                 AND NOT EXISTS (SELECT FROM pg_index x
+                                  WHERE x.indrelid = to_regclass(format('roir_data.g%s%s', g.id, suffix))
+                                    AND x.indisunique AND x.indisvalid))
            + (SELECT count(*) FROM roir.segment s WHERE s.generation_id = g.id)
            - (SELECT count(*) FROM roir.partition_tree(to_regclass(format('roir_data.g%s', g.id))) t
                 JOIN pg_class c ON c.oid = t.relation AND c.relpersistence = 'p')
