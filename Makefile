@@ -69,9 +69,13 @@ lint: $(STAMP)  ## ruff, mypy (strict on the engine), the import contracts
 
 # worksteal hands each worker a contiguous half, so that module fixtures are made once, and evens out the end.
 .PHONY: test
-test: $(STAMP)  ## All tests but the marked long ones; ARGS goes to pytest
+test: $(STAMP)  ## All tests but the sweeps and the marked long ones; ARGS goes to pytest
 	@$(quick_spark) \
 	  $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not soak and not bench and not cluster and not sweep" $(ARGS)
+
+.PHONY: test-all
+test-all: $(STAMP)  ## The sweeps: every member of a class (statements, settings, rights, interleavings), where `make test` has some
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "sweep and not soak" $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its errors; minutes each
@@ -88,7 +92,7 @@ test-stateful: $(STAMP)  ## Random interleavings of writes and steps, EXAMPLES o
 
 .PHONY: test-pg
 test-pg: $(STAMP)  ## The engine's tests on PostgreSQL PG: 16 is embedded, others (15, with ICU) must be installed
-	$(BIN)/python -m pytest --pg $(PG) -rs -m "not sweep" tests/engine $(ARGS)
+	$(BIN)/python -m pytest --pg $(PG) -rs tests/engine $(ARGS)
 
 .PHONY: soak
 soak: $(STAMP)  ## Kill everything in every phase, at random moments, for SECONDS (an hour)

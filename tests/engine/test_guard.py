@@ -194,7 +194,7 @@ def test_nobody_passes_it_by_a_setting(database: Database, guarded: str) -> None
     )
     with pytest.raises(psycopg2.errors.ObjectInUse, match="entries behind"):
         run_sql(guarded, "SET ROLE guard_owner; SET roir.own_ddl = 'on'; ALTER TABLE t DETACH PARTITION t1")
-    run_sql(guarded, "ALTER TABLE t OWNER TO postgres", "DROP OWNED BY guard_owner CASCADE", "DROP ROLE guard_owner")
+    run_sql(guarded, "REASSIGN OWNED BY guard_owner TO postgres", "DROP OWNED BY guard_owner", "DROP ROLE guard_owner")
 
 
 @pytest.mark.parametrize(
