@@ -35,7 +35,7 @@ from airflow_roir.cli.app import (
 )
 from airflow_roir.cli.carry import carry_on, carry_on_verification
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
-from airflow_roir.engine import control, prepare, publications, schema, verification, view
+from airflow_roir.engine import checks, control, prepare, publications, schema, verification, view
 
 
 @app.command()
@@ -48,6 +48,8 @@ def init(context: typer.Context, ignore_publications: IgnorePublications = False
             publications.check(connection, ignore_publications)
     out.print(f"control schema roir is at {schema.init(database)}")
     with database.transaction() as connection:
+        if untried := checks.untried_server(connection):
+            say(untried)
         if not schema.is_guarded(connection):
             say("no superuser: DDL that takes rows from an index is detected, not prevented (SELECT roir.guard())")
 
@@ -82,6 +84,7 @@ def plan(
     rehearsal = prepare.rehearse(database, IndexDefinition.parse(index, table, keys, include), options)
     with database.transaction() as connection:
         guarded = schema.is_guarded(connection)
+        untried = checks.untried_server(connection)
     entry = rehearsal.entry
     uncovered = [entry.columns[i].source for i in entry.included_positions if not entry.columns[i].covered]
     facts: dict[str, Any] = {
@@ -103,6 +106,8 @@ def plan(
         "uncaptured_ddl": "refused" if guarded else "detected; a superuser can have it refused: SELECT roir.guard()",
         "view": view.statement(rehearsal.index, 0, entry, rehearsal.kind == "rebuild").replace("g0", "g<id>"),
     }
+    if untried:
+        facts["server"] = untried
     if as_json:
         print_json(facts)
         return

@@ -221,11 +221,14 @@ def _drain(database: Database, source: Source | None, index_id: int, patience_s:
     return Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s)
 
 
-def source_of(connection: Connection, index_id: int) -> Source | None:
-    """The source of an index, None where it was dropped itself."""
+def source_of(connection: Connection, index_id: int, check: bool = False) -> Source | None:
+    """The source of an index, None where it was dropped itself.
+
+    check: raise InvalidInput where it can't be indexed any more. To take an index away that doesn't matter.
+    """
     oid = connection.execute(select(tables.index.c.source_oid).where(tables.index.c.id == index_id)).scalar_one()
     try:
-        return catalog.read_source(connection, catalog.name_of(connection, oid))
+        return catalog.read_source_by_oid(connection, oid, check)
     except NotFound:
         return None
 

@@ -51,7 +51,7 @@ def attach_partition(
         oid, name = find_table(connection, partition)
         root = "SELECT coalesce(pg_partition_root(%(oid)s), %(oid)s)::oid::bigint"
         source_oid = execute(connection, root, {"oid": parent_oid}).scalar_one()
-        source = catalog.read_source(connection, catalog.name_of(connection, source_oid))
+        source = catalog.read_source_by_oid(connection, source_oid)
         views = list(execute(connection, VIEWS, {"source": source_oid}).scalars())
     values = {"parent": parent_oid, "partition": oid, "bounds": bounds, "actor": actor}
 

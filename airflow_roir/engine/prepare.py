@@ -219,6 +219,7 @@ def _prepare(
     # From here to the commit writers wait: install the capture, look once more, write the operation.
     _check_other_builds(connection, source)
     capture.install(connection, source)
+    execute(connection, "SELECT roir.keep_shape(%(generation)s)", {"generation": generation_id})
     columns = [column.source for column in entry.columns] + list(source.primary_key)
     operation_id = int(
         connection.execute(

@@ -15,7 +15,8 @@ RESTORED = "SELECT recorded, present, present::regclass::text AS name FROM roir.
 UPGRADED = "SELECT source::regclass::text FROM roir.upgraded_sources() ORDER BY 1 LIMIT 1"
 REPLACED = """
 SELECT quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index, r.recorded, r.present::regclass::text AS name
-  FROM roir.replaced_sources() r JOIN roir.index i ON i.id = r.index ORDER BY 1
+  FROM roir.replaced_sources() r JOIN roir.index i ON i.id = r.index
+ WHERE %(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s) ORDER BY 1
 """
 
 
@@ -35,6 +36,13 @@ def problem(connection: Connection) -> str | None:
     return None
 
 
+# Of types, tables and columns that have other oids and numbers now.
+KEEP_SHAPES = """
+SELECT roir.keep_shape(g.id) FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ WHERE i.source_oid = %(source)s AND g.status IN ('building', 'active', 'retired')
+"""
+
+
 def adopt(connection: Connection) -> None:
     """Make indexes, partitions and capture functions name the tables that there are. No-op where nothing has moved.
 
@@ -48,16 +56,20 @@ def adopt(connection: Connection) -> None:
             execute(connection, f"LOCK TABLE {row.name} IN SHARE ROW EXCLUSIVE MODE")
         execute(connection, "SELECT roir.adopt_restored()")
         for row in restored:
-            capture.refresh(connection, catalog.read_source(connection, catalog.name_of(connection, row.present)))
+            execute(connection, KEEP_SHAPES, {"source": row.present})
+            capture.refresh(connection, catalog.read_source_by_oid(connection, row.present))
     execute(connection, "SELECT roir.adopt_upgraded()")
     execute(connection, "SELECT roir.settle() WHERE roir.moved() IS NOT NULL")
 
 
-def replaced(connection: Connection) -> list[str]:
-    """Indexes whose source was dropped, and another table has its place and its capture trigger: with the remedy."""
+def replaced(connection: Connection, operation_id: int | None = None) -> list[str]:
+    """Indexes whose source was dropped, and another table has its place and its capture trigger: with the remedy.
+
+    operation_id: of that operation's index only.
+    """
     return [
         f"index {row.index}: its table (oid {row.recorded}) was dropped, and {row.name} was put in its place, as a "
         f"restore of that table alone does. Its rows came without their entries. Drop the index and build it anew: "
         f"roir drop '{row.index}'"
-        for row in execute(connection, REPLACED)
+        for row in execute(connection, REPLACED, {"operation": operation_id})
     ]

@@ -160,7 +160,7 @@ def load_job(connection: Connection, run: Run) -> Job:
         .where(tables.generation.c.id == row.generation_id)
     ).one()
     entry = Entry.from_json(generation.entry)
-    source = catalog.read_source(connection, catalog.name_of(connection, generation.source_oid))
+    source = catalog.read_source_by_oid(connection, generation.source_oid)
     job = Job(
         run,
         row.index_id,
@@ -193,7 +193,8 @@ def compare_fingerprint(now: str, job: Job) -> None:
     if now != job.fingerprint:
         raise SourceChanged(
             f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "
-            "primary key, or the capture triggers); abort the operation and begin anew"
+            "their types or expressions, the primary key, row security, or the capture: its triggers, function or "
+            "tables); abort the operation and begin anew"
         )
 
 

@@ -104,6 +104,8 @@ generation = Table(
     _moment("retired_at"),
     _moment("drop_after"),
     Column("ghosts", BigInteger, nullable=False, server_default="0"),
+    # What its entries depend on in the definition of the source (roir.source_shape), as it was at prepare.
+    Column("shape", JSONB(none_as_null=True)),
     CheckConstraint("status IN ('building', 'active', 'retired', 'dropped')", name="status"),
     CheckConstraint("capture_mode IN ('capture', 'direct', 'active', 'none')", name="capture_mode"),
     CheckConstraint("scan IN ('key', 'block', 'index')", name="scan"),

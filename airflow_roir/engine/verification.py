@@ -99,7 +99,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
         if last is not None and last.status in control.LIVE:
             return _adopt(connection, last, name, options, actor)
         generation = _active(connection, found.id, name)
-        source = catalog.read_source(connection, catalog.name_of(connection, found.source_oid))
+        source = catalog.read_source_by_oid(connection, found.source_oid)
         entry = Entry.from_json(generation.entry)
         if options.amcheck:
             _check_amcheck(connection)
