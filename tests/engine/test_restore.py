@@ -172,6 +172,7 @@ def test_an_oid_that_another_source_had(database: Database, dsn: str, restore: R
         there.dsn,
         f"UPDATE roir.index SET source_oid = {other} WHERE name = 'ix_b'",
         f"ALTER FUNCTION roir_data.capture_{recorded}() RENAME TO capture_{other}",
+        f"ALTER FUNCTION roir_data.truncate_{recorded}() RENAME TO truncate_{other}",
     )
     schema.init(there)
     run_sql(there.dsn, "UPDATE a SET k = 'new' WHERE id < 5", "TRUNCATE b", "INSERT INTO b VALUES (1, 'only')")
