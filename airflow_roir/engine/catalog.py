@@ -133,7 +133,11 @@ SELECT a.attname AS name, a.attnum, a.attgenerated::text = 'v' AS virtual, t.typ
 """
 
 PRIMARY_KEY = """
-SELECT x.attname AS name, i.indimmediate, i.indisvalid, am.amname, onsp.nspname AS operator_schema
+SELECT x.attname AS name, i.indimmediate, i.indisvalid, am.amname, onsp.nspname AS operator_schema,
+       (SELECT coalesce(bool_and(so.oprname = (ARRAY['<', '<=', '=', '>=', '>'])[sa.amopstrategy]), false)
+          FROM pg_amop sa JOIN pg_operator so ON so.oid = sa.amopopr
+         WHERE sa.amopfamily = oc.opcfamily AND sa.amoplefttype = oc.opcintype AND sa.amoprighttype = oc.opcintype
+       ) AS by_signs
   FROM pg_index i
   JOIN pg_class ic ON ic.oid = i.indexrelid JOIN pg_am am ON am.oid = ic.relam
  CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1], i.indclass[0:i.indnkeyatts - 1])
@@ -212,6 +216,10 @@ def _checked(connection: Connection, row: Row[Any]) -> Source:
         )
     if key[0].amname != "btree":
         raise InvalidInput(f"table {full} has a primary key that is no B-tree (temporal keys are not supported)")
+    if not all(k.by_signs for k in key):
+        raise InvalidInput(
+            f"table {full} has a primary key of a type whose order isn't that of < and > (hstore); scans go by these"
+        )
     if not key[0].indisvalid:
         raise InvalidInput(
             f"table {full} has a primary key that is not valid: not every partition has it (ALTER TABLE ONLY … ADD "

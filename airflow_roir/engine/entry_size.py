@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import QualifiedName, quote
+from airflow_roir.definition import MAX_KEY_COLUMNS, QualifiedName, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute, sqlstate
@@ -58,19 +58,29 @@ def cover(connection: Connection, index: QualifiedName, source: Source, entry: E
     """The entry with those columns covered that leave room for every key: no write fails because of an included value.
 
     A key that is bounded has its room kept for it. Of one that isn't, or is too big by itself, the covered columns take
-    1,024 bytes at the most. Raises InvalidInput where `all` were to be covered and one doesn't fit.
+    1,024 bytes at the most. A B-tree has 32 columns at the most. Raises InvalidInput where `all` were to be covered and
+    one doesn't fit.
     """
     limit = int(execute(connection, LIMIT).scalar_one())
     key = _bound(source, entry, entry.identity_positions)
     room = COVERED_BYTES if key is None or key > limit else limit - key
+    places = MAX_KEY_COLUMNS - entry.identity
     columns = list(entry.columns)
     for i in entry.included_positions:
         if not columns[i].covered:
             continue
         name = columns[i].source
         most = source.columns[name].max_bytes
-        if most is not None and most + ALIGNMENT_BYTES <= room:
+        if places == 0:
+            if covering == "all":
+                raise InvalidInput(
+                    f"index {index}: covering is all, and a B-tree has {MAX_KEY_COLUMNS} columns at the most; included "
+                    f"column {quote(name)} has no place. Use covering auto, which covers the first ones, or none"
+                )
+            columns[i] = replace(columns[i], covered=False)
+        elif most is not None and most + ALIGNMENT_BYTES <= room:
             room -= most + ALIGNMENT_BYTES
+            places -= 1
         elif covering == "all":
             size = "of any size" if most is None else f"of {most} bytes"
             raise InvalidInput(

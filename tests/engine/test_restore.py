@@ -284,7 +284,6 @@ def test_a_single_table_that_was_restored_over_itself_is_not_adopted(
     )
 
 
-@pytest.mark.xfail(reason="drop leaves the row trigger of a table that isn't the source any more", strict=False)
 def test_the_index_of_a_table_that_was_replaced_is_dropped_and_built_anew(
     database: Database, dsn: str, replace_table: Callable[..., None]
 ) -> None:
