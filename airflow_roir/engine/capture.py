@@ -44,6 +44,8 @@ OLD_TRUNCATE = """
 SELECT tgname FROM pg_trigger
  WHERE tgrelid = %(source)s AND tgfoid = to_regprocedure(%(function)s) AND tgtype & 32 <> 0
 """
+# A user's session may be set not to read views, in later minor versions.
+VIEWS_MAY_BE_BARRED = "SELECT current_setting('restrict_nonsystem_relation_kind', true) IS NOT NULL"
 OWNED = """
 SELECT current_user::text AS role, pg_get_userbyid(p.proowner) = %(owner)s AS owned,
        has_schema_privilege(%(owner)s, p.pronamespace, 'CREATE') OR u.rolsuper AS may_create
@@ -103,6 +105,9 @@ def refresh(connection: Connection, source: Source) -> None:
     execute(connection, render_truncate(source, generations))
     rows, truncate = function_name(source.oid), truncate_function_name(source.oid)
     execute(connection, f"REVOKE ALL ON FUNCTION {rows}(), {truncate}() FROM PUBLIC")
+    if execute(connection, VIEWS_MAY_BE_BARRED).scalar_one():
+        for name in (rows, truncate):
+            execute(connection, f"ALTER FUNCTION {name}() SET restrict_nonsystem_relation_kind = ''")
     for name in execute(connection, OLD_TRUNCATE, {"source": source.oid, "function": f"{rows}()"}).scalars().all():
         execute(
             connection,

@@ -319,3 +319,17 @@ def test_an_owner_who_is_no_superuser_can_do_everything(server: str) -> None:
         abort.drop_index(database, "ix", "me")
     finally:
         run_sql(server, "DROP DATABASE kept", "DROP ROLE keeper")
+
+
+def test_a_session_that_may_read_no_views_writes_all_the_same(database: Database, dsn: str) -> None:
+    """The careful path reads the source by a view of ours."""
+    user = steps.session(dsn)
+    if not sql(user, "SELECT 1 FROM pg_settings WHERE name = 'restrict_nonsystem_relation_kind'"):
+        pytest.skip("this server has no such setting")
+    _, run = steps.begin(database, include="v")
+    steps.finish_all(database, run)
+    sql(user, "SET restrict_nonsystem_relation_kind = 'view'")
+    sql(user, "DELETE FROM t WHERE id = 1")
+    sql(user, "UPDATE t SET id = 100 WHERE id = 2")
+    user.commit()
+    steps.assert_exact(database)
