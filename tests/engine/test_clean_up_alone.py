@@ -44,7 +44,7 @@ BROKEN = {
     "old base dropped": "DROP TABLE roir_data.g1",
     "function dropped": "DROP FUNCTION roir_data.capture_{oid} CASCADE",
     "source renamed": "ALTER TABLE t RENAME TO other",
-    "source dropped": "DROP TABLE t",
+    "source dropped": "DROP TABLE t CASCADE",
     "source's column dropped": "ALTER TABLE t DROP COLUMN k",
     "source's primary key dropped": "ALTER TABLE t DROP CONSTRAINT t_pkey",
 }
@@ -86,7 +86,7 @@ def walked(how: str) -> Any:
     return pytest.param(how, marks=() if how in small else pytest.mark.sweep)
 
 
-@pytest.mark.parametrize("how", map(walked, BROKEN))
+@pytest.mark.parametrize("how", list(map(walked, BROKEN)))
 def test_what_is_broken_of_one_index_is_told_and_the_other_is_cleaned_up(
     database: Database, dsn: str, how: str
 ) -> None:

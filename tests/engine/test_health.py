@@ -182,7 +182,7 @@ def test_a_renamed_table_is_followed(database: Database, dsn: str) -> None:
     assert cleanup.clean_up(database).warnings == []
     run_sql(
         dsn,
-        "DROP TABLE t",
+        "DROP TABLE t CASCADE",
         "CREATE VIEW t AS SELECT * FROM old WHERE false",
         "DELETE FROM old WHERE id = 3",
         "UPDATE old SET id = 100 WHERE id = 4",
