@@ -22,13 +22,11 @@ from airflow_roir.engine.capture_function import (
     body,
     function_name,
     render,
-    render_truncate,
-    truncate_body,
-    truncate_function_name,
 )
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.truncate_function import render_truncate, truncate_body, truncate_function_name
 from airflow_roir.errors import InvalidInput
 
 ROWS, TRUNCATE = "rows", "truncate"

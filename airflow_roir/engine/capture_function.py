@@ -1,4 +1,6 @@
-"""The text of a source's capture functions: what one write does to each generation, in its mode (DESIGN section 4).
+"""The text of a source's capture function of rows: what one write does to each generation, in its mode.
+
+DESIGN section 4.
 
 The *quick* path trusts an event's NEW where that is the row as it stands now: the tuple's `xmax` is 0. It isn't where
 a trigger (a user's or a foreign key's) or a function that a statement calls wrote to the same row while that statement
@@ -44,22 +46,13 @@ def function_name(source_oid: int) -> str:
     return f"{tables.DATA_SCHEMA}.capture_{source_oid}"
 
 
-def truncate_function_name(source_oid: int) -> str:
-    """The capture function of a source's TRUNCATE. It runs as our own role, and calls nothing of the owner's."""
-    return f"{tables.DATA_SCHEMA}.truncate_{source_oid}"
-
-
 def render(source: Source, generations: list[Target]) -> str:
     """The whole CREATE FUNCTION statement for rows, pure text of its arguments."""
-    return _function(function_name(source.oid), body(source, generations))
+    return function(function_name(source.oid), body(source, generations))
 
 
-def render_truncate(source: Source, generations: list[Target]) -> str:
-    """The same for TRUNCATE."""
-    return _function(truncate_function_name(source.oid), truncate_body(source, generations))
-
-
-def _function(name: str, text: str) -> str:
+def function(name: str, text: str) -> str:
+    """A statement that makes a capture function."""
     tag = "roir"
     while f"${tag}$" in text:  # a column may be called anything, `$roir$` too
         tag += "_"
@@ -79,47 +72,8 @@ def body(source: Source, generations: list[Target]) -> str:
             "    current_setting('transaction_isolation') IN ('repeatable read', 'serializable');",
             "  found_entries bigint;",
         ]
-    statements = _indent(_statements(source, generations))
+    statements = indent(_statements(source, generations))
     return "\n".join([*declarations, "BEGIN", *statements, "  RETURN NULL;", "END"])
-
-
-def truncate_body(source: Source, generations: list[Target]) -> str:
-    """What stands between the dollars of `render_truncate`."""
-    return "\n".join(["BEGIN", *_indent(_truncated(source, generations)), "  RETURN NULL;", "END"])
-
-
-def _truncated(source: Source, generations: list[Target]) -> list[str]:
-    if not generations:
-        return ["-- No generation is maintained at present."]
-    deltas = [physical.delta(g.generation_id) for g in generations if g.mode != ACTIVE]
-    bases = [physical.base(g.generation_id) for g in generations]
-    leaf = []
-    if source.partitioned:
-        # Delta before base, as the fold takes rows. In active mode the delta may be dropped at any time.
-        stores = [
-            (g, store)
-            for g in generations
-            for store in ([physical.delta(g.generation_id)] if g.mode != ACTIVE else [])
-            + [physical.base(g.generation_id)]
-        ]
-        leaf = [
-            f"IF TG_RELID <> {source.oid} THEN",
-            f"  PERFORM roir.refuse_restored({source.oid});",
-            f"  IF roir.may_truncate({source.oid}, TG_RELID) THEN",
-            *(f"    PERFORM roir.forget_leaf({g.generation_id}, '{store}', TG_RELID);" for g, store in stores),
-            *_indent(_emptied(generations), 2),
-            "  END IF;",
-            "  RETURN NULL;",
-            "END IF;",
-        ]
-    # In one statement, bases first: the fold locks in that order too, so the two can't deadlock.
-    return [*leaf, f"TRUNCATE {', '.join([*bases, *deltas])};", *_emptied(generations)]
-
-
-def _emptied(generations: list[Target]) -> list[str]:
-    """What their blocks were planned for is gone, so that nothing is left to be scanned."""
-    scanned = [f"({g.generation_id}, TG_RELID)" for g in generations if g.mode == CAPTURE and g.scan.by_blocks]
-    return [f"INSERT INTO roir.emptied (generation_id, relation) VALUES {', '.join(scanned)};"] if scanned else []
 
 
 def _statements(source: Source, generations: list[Target]) -> list[str]:
@@ -167,18 +121,18 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
     moved = []
     if target.scan is Scan.BLOCK:
         # Else a batch could meet the row twice, or not at all. Within a block one snapshot sees it once.
-        moved = [f"ELSIF {_block_of('OLD')} <> {_block_of('NEW')} THEN", *_indent(write("NEW", EntryState.REGULAR))]
+        moved = [f"ELSIF {_block_of('OLD')} <> {_block_of('NEW')} THEN", *indent(write("NEW", EntryState.REGULAR))]
     return [
         *refused,
         "IF careful THEN",
-        *_indent(_for_both(settle)),
+        *indent(_for_both(settle)),
         "ELSIF TG_OP = 'INSERT' THEN",
-        *_indent(write("NEW", EntryState.REGULAR)),
+        *indent(write("NEW", EntryState.REGULAR)),
         f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
         f"  IF {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
-        *_indent(write("OLD", EntryState.ANTIMATTER), 2),
+        *indent(write("OLD", EntryState.ANTIMATTER), 2),
         "  END IF;",
-        *_indent(write("NEW", EntryState.REGULAR)),
+        *indent(write("NEW", EntryState.REGULAR)),
         *moved,
         "END IF;",
     ]
@@ -213,7 +167,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
             "GET DIAGNOSTICS found_entries = ROW_COUNT;",
             "IF found_entries = 0 AND one_snapshot THEN",
             f"  INSERT INTO {base} ({identity}) VALUES ({values}) ON CONFLICT ({identity}) DO NOTHING;",
-            *_indent(_delete(entry, base, record)),
+            *indent(_delete(entry, base, record)),
             "END IF;",
         ]
 
@@ -228,14 +182,14 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
     return [
         *_refused(target),
         "IF careful THEN",
-        *_indent(_for_both(settle)),
+        *indent(_for_both(settle)),
         "ELSIF TG_OP = 'INSERT' THEN",
-        *_indent([*forget("NEW"), *put("NEW")]),
+        *indent([*forget("NEW"), *put("NEW")]),
         f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
         f"  IF {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
-        *_indent([*forget("OLD"), *take_out("OLD")], 2),
+        *indent([*forget("OLD"), *take_out("OLD")], 2),
         "  END IF;",
-        *_indent([*forget("NEW"), *put("NEW")]),
+        *indent([*forget("NEW"), *put("NEW")]),
         "END IF;",
     ]
 
@@ -253,25 +207,25 @@ def _as_it_stands(source: Source, target: Target, record: str, belongs: list[str
         return [
             *_look(source, target, record, True),
             "IF here.belongs THEN",
-            *_indent(belongs),
+            *indent(belongs),
             "ELSE",
-            *_indent(gone),
+            *indent(gone),
             "END IF;",
         ]
     look = [
         *_look(source, target, record, True),
         "IF here.belongs IS NULL THEN",
-        *_indent(_look(source, target, record, False)),
+        *indent(_look(source, target, record, False)),
         "END IF;",
     ]
     return [
         *look,
         "IF here.belongs IS NULL THEN",
-        *_indent(gone),
-        *_indent(look),
+        *indent(gone),
+        *indent(look),
         "END IF;",
         "IF here.belongs THEN",
-        *_indent(belongs),
+        *indent(belongs),
         "END IF;",
     ]
 
@@ -312,10 +266,10 @@ def _same(entry: Entry, ours: list[str], theirs: list[str]) -> str:
 def _for_both(settle: Callable[[str], list[str]]) -> list[str]:
     return [
         "IF TG_OP <> 'INSERT' THEN",
-        *_indent(settle("OLD")),
+        *indent(settle("OLD")),
         "END IF;",
         "IF TG_OP <> 'DELETE' THEN",
-        *_indent(settle("NEW")),
+        *indent(settle("NEW")),
         "END IF;",
     ]
 
@@ -377,5 +331,6 @@ def _values(entry: Entry, record: str) -> list[str]:
     return entry.physical(prefix="here.") if record == "here" else entry.source_columns(record)
 
 
-def _indent(lines: list[str], levels: int = 1) -> list[str]:
+def indent(lines: list[str], levels: int = 1) -> list[str]:
+    """Lines of a nested block."""
     return ["  " * levels + line for line in lines]

@@ -16,12 +16,13 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import abort, catalog, checks, cleanup, health, partitions, schema
 from airflow_roir.engine.capture import trigger_name, truncate_trigger_name
-from airflow_roir.engine.capture_function import function_name, truncate_function_name
+from airflow_roir.engine.capture_function import function_name
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.finalize import finalize_run
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import status
+from airflow_roir.engine.truncate_function import truncate_function_name
 from airflow_roir.errors import InvalidInput, RoirError
 from tests.conftest import database_dsn, run_sql
 from tests.engine import ddl, steps
