@@ -130,7 +130,7 @@ def test_a_single_fat_row_of_a_small_leaf_is_always_seen(
     sql(user, f"CREATE TABLE t (p int, id int, k text, PRIMARY KEY (p, id)){by}")
     for n in range(leaves):
         sql(user, f"CREATE TABLE t_{n} PARTITION OF t FOR VALUES IN ({n})")
-        big = 20_000 if n == 1 and spread.startswith("one big") else rows
+        big = 150_000 if n == 1 and spread.startswith("one big") else rows
         sql(user, f"INSERT INTO t SELECT {n}, i, 'k' FROM generate_series(1, {big}) i")
     if not leaves:
         sql(user, f"INSERT INTO t SELECT 0, i, repeat('k', 500) FROM generate_series(1, {rows}) i")

@@ -114,7 +114,7 @@ def is_right(dsn: str, database: Database, base: str) -> bool:
 
 
 def is_beyond(case: str, by_key: bool, part: bool) -> bool:
-    """What the docs say is not seen: what the key that the source is read by has lost; in a part, a second row."""
+    """What the docs say isn't seen: by the source's key, what that has lost; in a part, a second row."""
     return (by_key and "key lost" in DAMAGES[case]) or (part and "key twice" in DAMAGES[case])
 
 

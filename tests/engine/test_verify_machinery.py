@@ -168,7 +168,7 @@ def test_other_operations_and_a_verification_refuse_each_other(database: Databas
     with pytest.raises(OperationRunning):
         verify.verify(database, "ix")
     assert cleanup.clean_up(database).waiting == []
-    go_through(database, run, 3)
+    go_through(database, run, 4)
     steps.begin(database, table=None, keys=None)
     with pytest.raises(OperationRunning, match="rebuild"):
         verify.verify(database, "ix")
