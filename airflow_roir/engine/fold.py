@@ -93,8 +93,9 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         row = _read_running(connection, run)
         known: set[int] = set()
-        # A leaf that is new is read through here already, and not while writers wait.
+        # A leaf that is new is read through here already, the fingerprint is planned: not while writers wait.
         check_partitions(connection, job, known)
+        check_fingerprint(connection, job)
         lock()
         check_fingerprint(connection, job)
         check_partitions(connection, job, known, adopt=True)

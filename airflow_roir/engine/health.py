@@ -50,7 +50,7 @@ ALTERED_TRIGGERS = """
 SELECT format('%%I on %%s', tgname, tgrelid::regclass) AS trigger, tgrelid::regclass::text AS relation,
        quote_ident(tgname) AS name
   FROM pg_trigger
- WHERE roir.is_capture(tgfoid, %(source)s::oid)
+ WHERE tgfoid IN (SELECT function FROM roir.captures(%(source)s::oid))
    AND (tgtype NOT IN (29, 32) OR tgqual IS NOT NULL OR tgattr <> '' OR tgnargs > 0)
  ORDER BY tgrelid <> %(source)s::oid, 1 LIMIT 1
 """

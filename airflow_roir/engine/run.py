@@ -185,12 +185,7 @@ def load_job(connection: Connection, run: Run) -> Job:
 
 def check_fingerprint(connection: Connection, job: Job) -> None:
     """Raise SourceChanged where the source's shape isn't the one that the operation was prepared for."""
-    compare_fingerprint(catalog.fingerprint(connection, job.source.oid, job.columns), job)
-
-
-def compare_fingerprint(now: str, job: Job) -> None:
-    """As `check_fingerprint`, by a fingerprint that was just taken."""
-    if now != job.fingerprint:
+    if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
         raise SourceChanged(
             f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "
             "their types or expressions, the primary key, row security, or the capture: its triggers, function or "

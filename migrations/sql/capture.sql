@@ -13,11 +13,26 @@ UPDATE roir.generation g
               AND NOT a.attisdropped))
   FROM roir.index i WHERE i.id = g.index_id AND g.status <> 'dropped';
 
--- True for the functions that a source's capture triggers call.
-CREATE FUNCTION roir.is_capture(function oid, source oid) RETURNS boolean
+-- The functions that a source's capture triggers call. Ask by IN (SELECT …), which asks once for all triggers.
+CREATE FUNCTION roir.captures(source oid) RETURNS TABLE (function oid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT function IN (to_regprocedure(format('roir_data.capture_%s()', source)),
-                        to_regprocedure(format('roir_data.truncate_%s()', source)))
+    SELECT to_regprocedure(format('roir_data.%s_%s()', kind, source))::oid FROM unnest(ARRAY['capture', 'truncate']) kind
+$$;
+
+-- A stamp that differs whenever the server has written to a row of the catalogs that a source and its capture are made of.
+-- Cheap enough for every batch: where it is as it was there is nothing to look for. An ANALYZE leaves it alone.
+CREATE FUNCTION roir.stamp(source oid) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH capture AS MATERIALIZED (SELECT c.function FROM roir.captures(stamp.source) c)
+    SELECT md5(concat_ws('|',
+        (SELECT c.xmin FROM pg_class c WHERE c.oid = source),
+        (SELECT string_agg(a.xmin::text, ',' ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = source AND a.attnum > 0),
+        (SELECT string_agg(d.xmin::text, ',' ORDER BY d.adnum) FROM pg_attrdef d WHERE d.adrelid = source),
+        (SELECT string_agg(i.xmin::text, ',' ORDER BY i.indexrelid) FROM pg_index i WHERE i.indrelid = source),
+        (SELECT string_agg(p.xmin::text, ',' ORDER BY p.oid) FROM pg_proc p WHERE p.oid IN (SELECT function FROM capture)),
+        -- A partition's own capture triggers can be disabled one by one.
+        (SELECT string_agg(t.xmin::text, ',' ORDER BY t.oid) FROM pg_trigger t WHERE t.tgrelid = source),
+        (SELECT count(*) FROM pg_trigger t WHERE t.tgfoid IN (SELECT function FROM capture) AND t.tgenabled <> 'A')))
 $$;
 
 -- True where the caller's snapshot sees the generation in this capture mode: else it is older than the switch, or the
@@ -84,7 +99,7 @@ BEGIN
     FOR unwatched IN
         SELECT t.relation FROM roir.partition_tree(source) t
          WHERE t.leaf AND NOT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = t.relation AND g.tgtype & 32 <> 0
-                                         AND roir.is_capture(g.tgfoid, source))
+                                         AND g.tgfoid IN (SELECT function FROM roir.captures(source)))
          ORDER BY t.relation
     LOOP
         EXECUTE format('CREATE TRIGGER %I AFTER TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION roir_data.truncate_%s()',
@@ -93,23 +108,6 @@ BEGIN
     END LOOP;
     PERFORM set_config('roir.own_ddl', before, true);
 END $$;
-
--- As before, but the capture triggers are told by what they call.
-CREATE OR REPLACE FUNCTION roir.fingerprint(source oid, columns text[]) RETURNS text
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT md5(concat_ws('|',
-        (SELECT concat_ws(',', c.oid, c.relkind, c.relrowsecurity, n.nspname, c.relname)
-           FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = source),
-        (SELECT string_agg(concat_ws(',', attnum, quote_ident(attname), atttypid, atttypmod, attcollation), ';'
-                           ORDER BY attnum)
-           FROM pg_attribute WHERE attrelid = source AND attname = ANY (columns) AND NOT attisdropped),
-        (SELECT concat_ws(',', indkey, indclass, indisvalid, indimmediate)
-           FROM pg_index WHERE indrelid = source AND indisprimary),
-        (SELECT string_agg(concat_ws(',', tgenabled, tgtype), ';' ORDER BY tgtype)
-           FROM pg_trigger WHERE tgrelid = source AND roir.is_capture(tgfoid, source)),
-        -- 'A' is ENABLE ALWAYS: a partition's own capture triggers can be disabled one by one.
-        (SELECT count(*) FROM pg_trigger WHERE roir.is_capture(tgfoid, source) AND tgenabled <> 'A')))
-$$;
 
 -- Takes a partition out of an indexed source: one short transaction. roir clean-up then removes the entries.
 CREATE OR REPLACE FUNCTION roir.detach_partition(partition regclass, reason text DEFAULT NULL, and_drop boolean DEFAULT false,
@@ -150,7 +148,7 @@ BEGIN
     -- Those of this source only: a partition may have an index of its own.
     FOR watch IN
         SELECT x.tgrelid::regclass AS leaf, x.tgname AS name FROM pg_trigger x
-         WHERE x.tgrelid = ANY (below) AND x.tgtype & 32 <> 0 AND roir.is_capture(x.tgfoid, source)
+         WHERE x.tgrelid = ANY (below) AND x.tgtype & 32 <> 0 AND x.tgfoid IN (SELECT function FROM roir.captures(source))
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', watch.name, watch.leaf);
     END LOOP;

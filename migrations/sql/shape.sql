@@ -170,7 +170,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                     JOIN roir.partition_tree(build_faults.source) t ON t.relation = p.relation::oid AND t.link = p.link
                    WHERE p.generation_id = g.id AND p.status = 'present' AND p.leaf
                      AND NOT EXISTS (SELECT FROM pg_trigger w WHERE w.tgrelid = t.relation AND w.tgtype & 32 <> 0
-                                        AND roir.is_capture(w.tgfoid, build_faults.source)))
+                                        AND w.tgfoid IN (SELECT function FROM roir.captures(build_faults.source))))
                + roir.table_faults(g.id)
                -- Operations that an older version has begun have no view, and no function for TRUNCATE, yet.
                + CASE WHEN w.oid IS NULL THEN 0 ELSE roir.view_faults(g.id) END
@@ -220,9 +220,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
           WHERE i.indrelid = source AND i.indisprimary),
         (SELECT string_agg(concat_ws(',', tgtype, tgenabled, tgattr, tgqual IS NULL), ';' ORDER BY tgtype, tgenabled)
            FROM pg_trigger
-          WHERE tgrelid = source AND roir.is_capture(tgfoid, source)),
+          WHERE tgrelid = source AND tgfoid IN (SELECT function FROM roir.captures(source))),
         -- 'A' is ENABLE ALWAYS: a partition's own capture triggers can be disabled one by one.
-        (SELECT count(*) FROM pg_trigger WHERE roir.is_capture(tgfoid, source) AND tgenabled <> 'A'),
+        (SELECT count(*) FROM pg_trigger WHERE tgfoid IN (SELECT function FROM roir.captures(source)) AND tgenabled <> 'A'),
         roir.build_faults(source)))
 $$;
 
