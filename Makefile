@@ -69,9 +69,14 @@ lint: $(STAMP)  ## ruff, mypy (strict on the engine), the import contracts
 
 # worksteal hands each worker a contiguous half, so that module fixtures are made once, and evens out the end.
 .PHONY: test
-test: $(STAMP)  ## All tests but the marked long ones; ARGS goes to pytest
+test: $(STAMP)  ## All tests but the sweeps and the marked long ones; ARGS goes to pytest
 	@$(quick_spark) \
 	  $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not soak and not bench and not cluster and not sweep" $(ARGS)
+
+.PHONY: test-all
+test-all: $(STAMP)  ## The sweeps: every member of a class (statements, settings, rights, interleavings), where `make test` has some
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "sweep and not soak" $(ARGS)
+
 
 .PHONY: test-cluster
 test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its errors; minutes each

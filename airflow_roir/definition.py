@@ -212,6 +212,8 @@ class BuildOptions:
     revert_window_s: how long a replaced generation is kept and maintained.
     ignore_row_security: index a table with row-level security all the same. The view then shows every row to whoever
         may read it, also those that the table's policies hide from him.
+    ignore_publications: build though a publication has the index's own tables too. A PostgreSQL subscriber that lacks
+        them stops; others may skip them.
     verify: `after` compares the new generation with the source, and doesn't publish it where they differ. `before`
         compares the index that a rebuild replaces, to know what it mended. `both`, or `none`.
     """
@@ -228,6 +230,7 @@ class BuildOptions:
     lock_patience_s: int = 600
     revert_window_s: int = 3600
     ignore_row_security: bool = False
+    ignore_publications: bool = False
     verify: str = "after"
 
     def __post_init__(self) -> None:
@@ -243,8 +246,9 @@ class BuildOptions:
             _in_range("segments", self.segments, 1, 1_000)
         if self.max_rows_per_second is not None:
             _in_range("max_rows_per_second", self.max_rows_per_second, 1, 1_000_000_000)
-        if not isinstance(self.ignore_row_security, bool):
-            raise InvalidInput(f"ignore_row_security is {self.ignore_row_security!r}; it must be true or false")
+        for name in ("ignore_row_security", "ignore_publications"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidInput(f"{name} is {value!r}; it must be true or false")
         if self.verify not in VERIFY:
             raise InvalidInput(f"verify is {self.verify!r}; it must be one of {', '.join(VERIFY)}")
         if self.scan not in SCAN:

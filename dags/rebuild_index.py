@@ -101,6 +101,14 @@ PARAMS = {
         description="The view may show rows that the table's policies hide, to all who may read the view.",
         section=HOW,
     ),
+    "ignore_publications": Param(
+        False,
+        type="boolean",
+        title="Ignore publications",
+        description="Build though a publication of all tables has the index's own too: subscribers skip what they "
+        "don't know.",
+        section=HOW,
+    ),
     "verify": Param(
         "after",
         type="string",
@@ -173,6 +181,7 @@ with DAG(
         ranges="{{ params.ranges or '' }}",
         max_rows_per_second="{{ params.max_rows_per_second or '' }}",
         ignore_row_security="{{ params.ignore_row_security }}",
+        ignore_publications="{{ params.ignore_publications }}",
         scan="{{ params.scan }}",
         verify="{{ params.verify }}",
     )

@@ -65,7 +65,7 @@ def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:
     assert (shown["kind"], shown["percent_complete"]) == ("rebuild", 100)
     assert set(shown["phase_seconds"]) == {"prepare", "build", "seal", "fold", "publish"}
     found = as_json(dsn, "verify", "ix", "--master", "local[2]")
-    assert list(found)[:5] == ["missing", "extra", "different", "corrupt", "mended"]
+    assert list(found)[:6] == ["missing", "extra", "different", "corrupt", "damaged", "mended"]
     assert (found["rows"], found["entries"], found["missing"], found["extra"], found["complete"]) == (
         5000,
         5000,
@@ -144,3 +144,28 @@ def test_without_a_dsn_it_says_how_to_give_one() -> None:
     done = subprocess.run([ROIR, "status"], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "ROIR_DSN" in done.stderr
+
+
+def test_a_pause_while_spark_starts_ends_the_command_at_once(database: Database, dsn: str, tmp_path: Path) -> None:
+    # A Java that never comes up.
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\nsleep 600\n")
+    java.chmod(0o755)
+    environment = {**os.environ, "ROIR_DSN": dsn, "JAVA_HOME": str(tmp_path)}
+    building = subprocess.Popen(
+        [ROIR, *BUILD], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    watch = steps.session(dsn)
+    watch.autocommit = True
+    while not steps.sql(watch, "SELECT count(*) FROM roir.event WHERE action = 'start'")[0][0]:
+        assert building.poll() is None
+    roir(dsn, "pause", "ix", "--reason", "tea")
+    try:
+        _, said = building.communicate(timeout=60)
+    finally:
+        building.kill()
+    assert building.returncode == 3, said
+    assert ": tea; go on with" in said
+    [(status, heart)] = steps.sql(watch, "SELECT status, heartbeat_at FROM roir.operation")
+    assert (status, heart) == ("paused", None)

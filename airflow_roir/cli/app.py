@@ -57,6 +57,10 @@ IgnoreRowSecurity = Annotated[
     bool,
     typer.Option("--ignore-row-security", help="The view may show rows that the table's policies hide."),
 ]
+IgnorePublications = Annotated[
+    bool,
+    typer.Option("--ignore-publications", help="Subscribers skip tables that they don't know, the index's own."),
+]
 Verify = Annotated[
     str, typer.Option(help="Compare index and table: after the build, before a rebuild, both, none.", show_default=True)
 ]

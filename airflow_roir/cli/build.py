@@ -12,6 +12,7 @@ from airflow_roir.cli.app import (
     BatchRows,
     Conf,
     Covering,
+    IgnorePublications,
     IgnoreRowSecurity,
     Include,
     Index,
@@ -34,15 +35,21 @@ from airflow_roir.cli.app import (
 )
 from airflow_roir.cli.carry import carry_on, carry_on_verification
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
-from airflow_roir.engine import control, prepare, schema, verification, view
+from airflow_roir.engine import checks, control, prepare, publications, schema, verification, view
 
 
 @app.command()
-def init(context: typer.Context) -> None:
+def init(context: typer.Context, ignore_publications: IgnorePublications = False) -> None:
     """Create or upgrade the control schema `roir` in the database."""
     database = database_of(context)
+    with database.transaction() as connection:
+        if schema.current(connection) is None:
+            # A subscriber to all tables would stop at the control schema's first row.
+            publications.check(connection, ignore_publications)
     out.print(f"control schema roir is at {schema.init(database)}")
     with database.transaction() as connection:
+        if untried := checks.untried_server(connection):
+            say(untried)
         if not schema.is_guarded(connection):
             say("no superuser: DDL that takes rows from an index is detected, not prevented (SELECT roir.guard())")
 
@@ -60,6 +67,7 @@ def plan(
     scan: Scan = BuildOptions.scan,
     covering: Covering = "auto",
     ignore_row_security: IgnoreRowSecurity = False,
+    ignore_publications: IgnorePublications = False,
     as_json: AsJson = False,
 ) -> None:
     """Validate a build and show what it would do. Changes nothing."""
@@ -70,11 +78,13 @@ def plan(
         scan=scan,
         covering=covering,
         ignore_row_security=ignore_row_security,
+        ignore_publications=ignore_publications,
     )
     database = database_of(context)
     rehearsal = prepare.rehearse(database, IndexDefinition.parse(index, table, keys, include), options)
     with database.transaction() as connection:
         guarded = schema.is_guarded(connection)
+        untried = checks.untried_server(connection)
     entry = rehearsal.entry
     uncovered = [entry.columns[i].source for i in entry.included_positions if not entry.columns[i].covered]
     facts: dict[str, Any] = {
@@ -96,6 +106,8 @@ def plan(
         "uncaptured_ddl": "refused" if guarded else "detected; a superuser can have it refused: SELECT roir.guard()",
         "view": view.statement(rehearsal.index, 0, entry, rehearsal.kind == "rebuild").replace("g0", "g<id>"),
     }
+    if untried:
+        facts["server"] = untried
     if as_json:
         print_json(facts)
         return
@@ -121,6 +133,7 @@ def build(
     covering: Covering = "auto",
     revert_window: RevertWindow = BuildOptions.revert_window_s,
     ignore_row_security: IgnoreRowSecurity = False,
+    ignore_publications: IgnorePublications = False,
     verify: Verify = BuildOptions.verify,
     master: Master = None,
     conf: Conf = None,
@@ -139,6 +152,7 @@ def build(
         covering=covering,
         revert_window_s=revert_window,
         ignore_row_security=ignore_row_security,
+        ignore_publications=ignore_publications,
         verify=verify,
     )
     definition = IndexDefinition.parse(index, table, keys, include)

@@ -21,6 +21,9 @@ from airflow_roir.engine.verification import VerifyReport
 from airflow_roir.errors import OperationPaused, RoirError
 from airflow_roir.operation import Phase, Status
 
+# How soon a pause is seen while Spark starts.
+LOOK_EVERY_S = 0.5
+
 
 def carry_on(
     database: Database, index: str, master: str | None, conf: list[str] | None, take_over: bool, as_json: bool
@@ -102,7 +105,11 @@ def _on_spark(
         control.resume(database, index, control.default_actor())
     command = driver_command(index, owner, spark, take_over=take_over, keep_pause=True)
     driver = Driver(command, driver_environment(database.dsn), _relay)
-    code = _follow(driver, lambda: _pause_quietly(database, index))
+    code = _follow(
+        driver,
+        lambda: _pause_quietly(database, index),
+        lambda: _has_paused(database, row.id, owner),
+    )
     if code not in (0, OperationPaused.exit_code):
         raise typer.Exit(code)
 
@@ -113,19 +120,41 @@ def _exit_if_paused(ended: OperationStatus, index: str) -> None:
         raise typer.Exit(OperationPaused.exit_code)
 
 
-def _follow(driver: Any, on_interrupt: Callable[[], None]) -> int:
-    """Wait for the driver; what it says goes to stderr. Ctrl-C pauses first, and waits for the open batches."""
+def _follow(driver: Any, on_interrupt: Callable[[], None], has_paused: Callable[[], bool]) -> int:
+    """Wait for the driver; what it says goes to stderr. Ctrl-C pauses first, and waits for the open batches.
+
+    has_paused: asked while Spark starts, when a pause need not wait for anything.
+    """
     try:
-        return int(driver.wait())
-    except KeyboardInterrupt:
-        say("pausing; interrupt again to stop at once")
         try:
-            on_interrupt()
-            return int(driver.wait())
+            return _wait(driver, has_paused)
         except KeyboardInterrupt:
-            return OperationPaused.exit_code
+            say("pausing; interrupt again to stop at once")
+            on_interrupt()
+            return _wait(driver, has_paused)
+    except KeyboardInterrupt:
+        return OperationPaused.exit_code
     finally:
         driver.kill()
+
+
+def _wait(driver: Any, has_paused: Callable[[], bool]) -> int:
+    while driver.is_starting:
+        if (code := driver.wait(LOOK_EVERY_S)) is not None:
+            return int(code)
+        if driver.is_starting and has_paused():
+            driver.kill()
+            has_paused()
+            return OperationPaused.exit_code
+    return int(driver.wait())
+
+
+def _has_paused(database: Database, operation_id: int, owner: str) -> bool:
+    try:
+        return control.has_paused(database, operation_id, owner)
+    except SQLAlchemyError:
+        # The driver has the same trouble, and its own patience.
+        return False
 
 
 def _relay(line: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection, func, select, update
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import capture, catalog, control, tables, verification
+from airflow_roir.engine import capture, catalog, control, tables, verification, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute
@@ -54,10 +54,11 @@ def finish_abort(
             _conclude(connection, row, actor)
             return
 
-    def remove(connection: Connection) -> None:
+    def remove(connection: Connection) -> list[int]:
         _retire_for_good(connection, [row.generation_id])
+        return [row.generation_id]
 
-    _remove_generations(database, row.index_id, [row.generation_id], remove, report, patience_s)
+    _remove_generations(database, row.index_id, remove, report, patience_s)
 
     def conclude(connection: Connection) -> None:
         if not _conclude(connection, row, actor):
@@ -95,8 +96,9 @@ def drop_index(
 ) -> None:
     """Drop an index: its view, generations and, with the source's last index, the capture triggers.
 
-    Raises NotFound, OperationRunning (abort that first), LockNotAcquired (nothing was changed), and the
-    database's own error where other objects depend on the view.
+    Safe to kill and to repeat: the index can be found by its name until all is gone, and clean-up goes on with it.
+    Raises NotFound, OperationRunning (abort that first), LockNotAcquired (nothing was changed, or what it says), and
+    the database's own error where other objects depend on the view.
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -104,46 +106,90 @@ def drop_index(
         last = control.newest_operation(connection, found.id)
         if last is not None and last.status in control.LIVE:
             raise OperationRunning(f"index {index} has an unfinished operation; abort it first: roir abort {index}")
-        generation = tables.generation
-        ids = list(
-            connection.execute(
-                select(generation.c.id).where(generation.c.index_id == found.id, generation.c.status != "dropped")
-            ).scalars()
-        )
 
-    def remove(connection: Connection) -> None:
-        execute(connection, f"DROP VIEW IF EXISTS {control.index_name(found).sql}")
+    def remove(connection: Connection) -> list[int]:
+        # Once more, under the lock: an operation may have begun, or another drop have come to its end.
+        now = control.newest_operation(connection, found.id)
+        if now is not None and now.status in control.LIVE:
+            raise OperationRunning(f"index {index} has an unfinished operation; abort it first: roir abort {index}")
+        if view.is_ours(connection, control.index_name(found), found.id):
+            execute(connection, f"DROP VIEW IF EXISTS {control.index_name(found).sql}")
+        ids = _generations(connection, found.id)
         _retire_for_good(connection, ids)
-        _forget_index(connection, found.id)
-        control.record_event(connection, found.id, None, actor, "drop")
+        if ids:
+            control.record_event(connection, found.id, None, actor, "drop")
+        return ids
 
-    _remove_generations(database, found.id, ids, remove, report, patience_s)
-    _release_source(database, found.id, lambda connection: None, report, patience_s)
+    _remove_generations(database, found.id, remove, report, patience_s)
+    try:
+        finish_drop(database, found.id, report, patience_s)
+    except LockNotAcquired as error:
+        raise LockNotAcquired(
+            f"index {index}: its view and entries are gone. What is left is the capture of its table's writes, which "
+            f"maintains nothing any more; the next roir clean-up removes it, or roir drop {index} again: {error}"
+        ) from error
+
+
+def finish_drop(database: Database, index_id: int, report: Report = lambda line: None, patience_s: float = 5.0) -> None:
+    """The second half of a drop, also where the first one was made by a process that died. Safe to repeat."""
+
+    def conclude(connection: Connection) -> None:
+        # A build of the same name may have begun since, where the definition was still there.
+        last = control.newest_operation(connection, index_id)
+        if not _generations(connection, index_id) and (last is None or last.status not in control.LIVE):
+            _forget_index(connection, index_id)
+
+    _release_source(database, index_id, conclude, report, patience_s)
+
+
+HALF_DROPPED = """
+SELECT i.id FROM roir.index i
+ WHERE i.dropped_at IS NULL
+   AND NOT EXISTS (SELECT FROM roir.generation g WHERE g.index_id = i.id AND g.status <> 'dropped')
+   AND NOT EXISTS (SELECT FROM roir.operation o
+                    WHERE o.index_id = i.id AND o.status IN ('running', 'paused', 'failed', 'aborting'))
+ ORDER BY i.id
+"""
+
+
+def half_dropped(connection: Connection) -> list[int]:
+    """Indexes, by id, whose drop has begun and not come to its end."""
+    return list(execute(connection, HALF_DROPPED).scalars())
+
+
+def _generations(connection: Connection, index_id: int) -> list[int]:
+    generation = tables.generation
+    query = select(generation.c.id).where(generation.c.index_id == index_id, generation.c.status != "dropped")
+    return list(connection.execute(query.order_by(generation.c.id)).scalars())
 
 
 def _remove_generations(
     database: Database,
     index_id: int,
-    generation_ids: list[int],
-    remove: Callable[[Connection], None],
+    remove: Callable[[Connection], list[int]],
     report: Report,
     patience_s: float,
 ) -> None:
-    """Under the drain lock: `remove` them from the control tables, then from the capture, then drop their tables."""
+    """Under the drain lock: `remove` them from the control tables, then from the capture, then drop their tables.
+
+    remove: returns their ids.
+    """
     with database.transaction() as connection:
         source = source_of(connection, index_id)
+        known = _generations(connection, index_id)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         if source is not None:
             lock()
-        remove(connection)
-        if source is not None:
+        generation_ids = remove(connection)
+        # Where nothing was left to remove the function may be gone already, and must not come back.
+        if source is not None and generation_ids:
             capture.refresh(connection, source)
         for generation_id in generation_ids:
             physical.drop(connection, generation_id)
 
     _drain(database, source, index_id, patience_s).run(
-        body, report, [name for one in generation_ids for name in physical.names(one)]
+        body, report, [name for one in known for name in physical.names(one)]
     )
 
 
@@ -175,11 +221,14 @@ def _drain(database: Database, source: Source | None, index_id: int, patience_s:
     return Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s)
 
 
-def source_of(connection: Connection, index_id: int) -> Source | None:
-    """The source of an index, None where it was dropped itself."""
+def source_of(connection: Connection, index_id: int, check: bool = False) -> Source | None:
+    """The source of an index, None where it was dropped itself.
+
+    check: raise InvalidInput where it can't be indexed any more. To take an index away that doesn't matter.
+    """
     oid = connection.execute(select(tables.index.c.source_oid).where(tables.index.c.id == index_id)).scalar_one()
     try:
-        return catalog.read_source(connection, catalog.name_of(connection, oid))
+        return catalog.read_source_by_oid(connection, oid, check)
     except NotFound:
         return None
 

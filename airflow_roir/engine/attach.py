@@ -12,9 +12,13 @@ from airflow_roir.engine import catalog, joining
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, sqlstate
 from airflow_roir.engine.detach import find_table
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.old_snapshots import holders
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, LockNotAcquired
 
+# How long to try to open a table again that can't be attached.
+GIVE_UP_PATIENCE_S = 10.0
+CLOSED = "SELECT EXISTS (SELECT FROM roir.source_partition WHERE relation = %(partition)s AND status = 'joining')"
 TARGETS = """
 SELECT p.id, p.generation_id, g.entry FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
  WHERE p.relation = %(partition)s AND p.status = 'joining' AND g.status <> 'dropped' ORDER BY p.generation_id
@@ -22,14 +26,6 @@ SELECT p.id, p.generation_id, g.entry FROM roir.source_partition p JOIN roir.gen
 VIEWS = (
     "SELECT format('%%I.%%I', schema_name, name) FROM roir.index WHERE source_oid = %(source)s AND dropped_at IS NULL"
 )
-
-# Whoever holds a snapshot shows its xmin, which is at most the id of a transaction that the snapshot doesn't see.
-OLDER = """
-SELECT format('pid %%s (%%s)', a.pid, coalesce(nullif(a.application_name, ''), a.usename)) FROM pg_stat_activity a
- WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) > age(%(xid)s::xid) - 1
-   AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())
- LIMIT 1
-"""
 
 
 def attach_partition(
@@ -46,7 +42,8 @@ def attach_partition(
     bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. From the first step on nobody can write to
     `partition`; its rows' entries are copied in batches, and stay hidden until the last step attaches it. Call it
     again after a crash: it goes on. `roir.cancel_attach` gives it up. Works in every phase of an operation.
-    Raises NotFound, InvalidInput, LockNotAcquired (it goes on where it stood).
+    Raises NotFound; InvalidInput, where the table can't become that partition, and takes writes again; LockNotAcquired
+    (the table stays closed to writers; repeated, the attach goes on where it stood).
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -54,7 +51,7 @@ def attach_partition(
         oid, name = find_table(connection, partition)
         root = "SELECT coalesce(pg_partition_root(%(oid)s), %(oid)s)::oid::bigint"
         source_oid = execute(connection, root, {"oid": parent_oid}).scalar_one()
-        source = catalog.read_source(connection, catalog.name_of(connection, source_oid))
+        source = catalog.read_source_by_oid(connection, source_oid)
         views = list(execute(connection, VIEWS, {"source": source_oid}).scalars())
     values = {"parent": parent_oid, "partition": oid, "bounds": bounds, "actor": actor}
 
@@ -82,22 +79,55 @@ def attach_partition(
                 return copied
     except DBAPIError as error:
         # What PostgreSQL says of bounds, columns and rows that don't fit, and what roir.begin_attach does.
+        said = str(error.orig).split("\n", 1)[0]
         if sqlstate(error)[:2] in ("42", "23", "22") or sqlstate(error) in ("P0002", "55006"):
-            raise InvalidInput(str(error.orig).split("\n", 1)[0]) from None
+            if _give_up(database, oid, name.sql):
+                raise InvalidInput(f"{said}. The attach was given up: {name} takes writes again") from None
+            raise InvalidInput(said) from None
         raise
 
 
-def _wait_for_older_snapshots(database: Database, report: Callable[[str], None], patience_s: float) -> None:
-    """A snapshot that is older than the copies would see the attached rows and not their entries."""
+def _give_up(database: Database, oid: int, name: str) -> bool:
+    """Open the table again that can't become a partition. True where it was closed.
+
+    Raises LockNotAcquired, which says what stands and what is to be done.
+    """
     with database.transaction() as connection:
-        xid = execute(connection, "SELECT pg_current_xact_id()::xid::text").scalar_one()
+        closed = execute(connection, CLOSED, {"partition": oid}).scalar_one()
+
+    def cancel(connection: Connection, lock: Callable[[], None]) -> None:
+        execute(connection, "SELECT roir.cancel_attach(%(partition)s::oid)", {"partition": oid})
+
+    if closed:
+        try:
+            Drain(database, name, [oid], LOCK_TIMEOUT_MS, GIVE_UP_PATIENCE_S).run(cancel, lambda _line: None, [name])
+        except LockNotAcquired as error:
+            raise LockNotAcquired(
+                f"{name} can't be attached like that, and is closed to writers still: {error}. Then repeat with what "
+                f"fits, or give it up: SELECT roir.cancel_attach('{name}')"
+            ) from error
+    return bool(closed)
+
+
+def _wait_for_older_snapshots(database: Database, report: Callable[[str], None], patience_s: float) -> None:
+    """A snapshot that is older than the copies would see the attached rows and not their entries.
+
+    What a standby without feedback sees nobody knows: it is named, and not waited for.
+    """
+    with database.transaction() as connection:
+        xid = execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()
     deadline = time.monotonic() + patience_s
     while True:
         with database.transaction() as connection:
-            older = execute(connection, OLDER, {"xid": xid}).scalar()
-        if older is None:
+            found = holders(connection, xid)
+        older = [one for one in found if one.known]
+        if not older:
+            for one in found:
+                report(f"{one}, may hold a snapshot there that is older than the copied entries; not waited for")
             return
-        report(f"waiting for {older}, whose snapshot is older than the copied entries")
+        report(f"waiting for {older[0]}, whose snapshot is older than the copied entries")
         if time.monotonic() > deadline:
-            raise LockNotAcquired(f"{older} holds a snapshot that is older than the copied entries. End it, and repeat")
+            raise LockNotAcquired(
+                f"{older[0]} holds a snapshot that is older than the copied entries. End it, and repeat"
+            )
         time.sleep(0.5)

@@ -22,13 +22,11 @@ from airflow_roir.engine.capture_function import (
     body,
     function_name,
     render,
-    render_truncate,
-    truncate_body,
-    truncate_function_name,
 )
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.truncate_function import render_truncate, truncate_body, truncate_function_name
 
 ROWS, TRUNCATE = "rows", "truncate"
 
@@ -43,6 +41,8 @@ OLD_TRUNCATE = """
 SELECT tgname FROM pg_trigger
  WHERE tgrelid = %(source)s AND tgfoid = to_regprocedure(%(function)s) AND tgtype & 32 <> 0
 """
+# A user's session may be set not to read views, in later minor versions.
+VIEWS_MAY_BE_BARRED = "SELECT current_setting('restrict_nonsystem_relation_kind', true) IS NOT NULL"
 MAY = "SELECT bool_and(has_table_privilege(%(owner)s, %(name)s, r)) FROM unnest(%(rights)s::text[]) r"
 UNREADABLE = """
 SELECT string_agg(inhrelid::regclass::text, ', ') FROM pg_inherits
@@ -101,6 +101,9 @@ def refresh(connection: Connection, source: Source) -> None:
     execute(connection, render_truncate(source, generations))
     rows, truncate = function_name(source.oid), truncate_function_name(source.oid)
     execute(connection, f"REVOKE ALL ON FUNCTION {rows}(), {truncate}() FROM PUBLIC")
+    if execute(connection, VIEWS_MAY_BE_BARRED).scalar_one():
+        for name in (rows, truncate):
+            execute(connection, f"ALTER FUNCTION {name}() SET restrict_nonsystem_relation_kind = ''")
     for name in execute(connection, OLD_TRUNCATE, {"source": source.oid, "function": f"{rows}()"}).scalars().all():
         execute(
             connection,

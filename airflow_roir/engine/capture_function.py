@@ -1,4 +1,6 @@
-"""The text of a source's capture functions: what one write does to each generation, in its mode (DESIGN section 4).
+"""The text of a source's capture function of rows: what one write does to each generation, in its mode.
+
+DESIGN section 4.
 
 The *quick* path trusts an event's NEW where that is the row as it stands now: the tuple's `xmax` is 0. It isn't where
 a trigger (a user's or a foreign key's) or a function that a statement calls wrote to the same row while that statement
@@ -44,22 +46,13 @@ def function_name(source_oid: int) -> str:
     return f"{tables.DATA_SCHEMA}.capture_{source_oid}"
 
 
-def truncate_function_name(source_oid: int) -> str:
-    """The capture function of a source's TRUNCATE. It runs as our own role, and calls nothing of the owner's."""
-    return f"{tables.DATA_SCHEMA}.truncate_{source_oid}"
-
-
 def render(source: Source, generations: list[Target]) -> str:
     """The whole CREATE FUNCTION statement for rows, pure text of its arguments."""
-    return _function(function_name(source.oid), body(source, generations))
+    return function(function_name(source.oid), body(source, generations))
 
 
-def render_truncate(source: Source, generations: list[Target]) -> str:
-    """The same for TRUNCATE."""
-    return _function(truncate_function_name(source.oid), truncate_body(source, generations))
-
-
-def _function(name: str, text: str) -> str:
+def function(name: str, text: str) -> str:
+    """A statement that makes a capture function."""
     tag = "roir"
     while f"${tag}$" in text:  # a column may be called anything, `$roir$` too
         tag += "_"
@@ -73,53 +66,14 @@ def _function(name: str, text: str) -> str:
 def body(source: Source, generations: list[Target]) -> str:
     """What stands between the dollars of `render`."""
     declarations = ["DECLARE", "  careful boolean := true;", "  here record;"]
-    if any(target.mode != CAPTURE for target in generations):
+    if source.pk_deferrable or any(target.mode != CAPTURE for target in generations):
         declarations += [
             "  one_snapshot boolean :=",
             "    current_setting('transaction_isolation') IN ('repeatable read', 'serializable');",
             "  found_entries bigint;",
         ]
-    statements = _indent(_statements(source, generations))
+    statements = indent(_statements(source, generations))
     return "\n".join([*declarations, "BEGIN", *statements, "  RETURN NULL;", "END"])
-
-
-def truncate_body(source: Source, generations: list[Target]) -> str:
-    """What stands between the dollars of `render_truncate`."""
-    return "\n".join(["BEGIN", *_indent(_truncated(source, generations)), "  RETURN NULL;", "END"])
-
-
-def _truncated(source: Source, generations: list[Target]) -> list[str]:
-    if not generations:
-        return ["-- No generation is maintained at present."]
-    deltas = [physical.delta(g.generation_id) for g in generations if g.mode != ACTIVE]
-    bases = [physical.base(g.generation_id) for g in generations]
-    leaf = []
-    if source.partitioned:
-        # Delta before base, as the fold takes rows. In active mode the delta may be dropped at any time.
-        stores = [
-            (g, store)
-            for g in generations
-            for store in ([physical.delta(g.generation_id)] if g.mode != ACTIVE else [])
-            + [physical.base(g.generation_id)]
-        ]
-        leaf = [
-            f"IF TG_RELID <> {source.oid} THEN",
-            f"  PERFORM roir.refuse_restored({source.oid});",
-            f"  IF roir.may_truncate({source.oid}, TG_RELID) THEN",
-            *(f"    PERFORM roir.forget_leaf({g.generation_id}, '{store}', TG_RELID);" for g, store in stores),
-            *_indent(_emptied(generations), 2),
-            "  END IF;",
-            "  RETURN NULL;",
-            "END IF;",
-        ]
-    # In one statement, bases first: the fold locks in that order too, so the two can't deadlock.
-    return [*leaf, f"TRUNCATE {', '.join([*bases, *deltas])};", *_emptied(generations)]
-
-
-def _emptied(generations: list[Target]) -> list[str]:
-    """What their blocks were planned for is gone, so that nothing is left to be scanned."""
-    scanned = [f"({g.generation_id}, TG_RELID)" for g in generations if g.mode == CAPTURE and g.scan.by_blocks]
-    return [f"INSERT INTO roir.emptied (generation_id, relation) VALUES {', '.join(scanned)};"] if scanned else []
 
 
 def _statements(source: Source, generations: list[Target]) -> list[str]:
@@ -162,20 +116,23 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
 
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
+    # What shares a key with others for a while needs a snapshot that sees them.
+    refused = _refused(target) if source.pk_deferrable else []
     moved = []
     if target.scan is Scan.BLOCK:
         # Else a batch could meet the row twice, or not at all. Within a block one snapshot sees it once.
-        moved = [f"ELSIF {_block_of('OLD')} <> {_block_of('NEW')} THEN", *_indent(write("NEW", EntryState.REGULAR))]
+        moved = [f"ELSIF {_block_of('OLD')} <> {_block_of('NEW')} THEN", *indent(write("NEW", EntryState.REGULAR))]
     return [
+        *refused,
         "IF careful THEN",
-        *_indent(_for_both(settle)),
+        *indent(_for_both(settle)),
         "ELSIF TG_OP = 'INSERT' THEN",
-        *_indent(write("NEW", EntryState.REGULAR)),
+        *indent(write("NEW", EntryState.REGULAR)),
         f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
         f"  IF {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
-        *_indent(write("OLD", EntryState.ANTIMATTER), 2),
+        *indent(write("OLD", EntryState.ANTIMATTER), 2),
         "  END IF;",
-        *_indent(write("NEW", EntryState.REGULAR)),
+        *indent(write("NEW", EntryState.REGULAR)),
         *moved,
         "END IF;",
     ]
@@ -210,7 +167,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
             "GET DIAGNOSTICS found_entries = ROW_COUNT;",
             "IF found_entries = 0 AND one_snapshot THEN",
             f"  INSERT INTO {base} ({identity}) VALUES ({values}) ON CONFLICT ({identity}) DO NOTHING;",
-            *_indent(_delete(entry, base, record)),
+            *indent(_delete(entry, base, record)),
             "END IF;",
         ]
 
@@ -223,102 +180,109 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
     # An old snapshot is told by the row that says this mode, which it must see: a removal may find the entry in the
     # delta and miss the base's younger copy, a write may miss a younger antimatter, a lookup the row itself.
     return [
-        f"IF one_snapshot AND NOT roir.is_in_mode({target.generation_id}, '{target.mode}') THEN",
-        *_indent(_serialization_failure(target)),
-        "END IF;",
+        *_refused(target),
         "IF careful THEN",
-        *_indent(_for_both(settle)),
+        *indent(_for_both(settle)),
         "ELSIF TG_OP = 'INSERT' THEN",
-        *_indent([*forget("NEW"), *put("NEW")]),
+        *indent([*forget("NEW"), *put("NEW")]),
         f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
         f"  IF {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
-        *_indent([*forget("OLD"), *take_out("OLD")], 2),
+        *indent([*forget("OLD"), *take_out("OLD")], 2),
         "  END IF;",
-        *_indent([*forget("NEW"), *put("NEW")]),
+        *indent([*forget("NEW"), *put("NEW")]),
         "END IF;",
     ]
 
 
 def _as_it_stands(source: Source, target: Target, record: str, belongs: list[str], gone: list[str]) -> list[str]:
-    """`belongs` where a row with the record's primary key projects to the record's entry now, else `gone`.
+    """`belongs` where a row projects to the record's entry now, which is then in `here`, else `gone`.
 
-    The row is then in `here`. A snapshot can show several versions of it: one that another transaction has deleted
-    since, or is about to, and our own, two of them where rows share a `DEFERRABLE` key for a while. Ours are the truth
-    if we commit. Somebody else's is asked under a lock: whoever deletes it is waited for, and a snapshot that is too
-    old for the answer raises 40001.
+    A snapshot can show two versions of a row: one whose deletion it is too old for, and our own. Where the primary key
+    is checked at once, whoever visits an entry has inserted or deleted a row of that key, so that nobody else has one:
+    only our own version answers. A `DEFERRABLE` key can be shared with others for a while: there somebody else's
+    version answers too, under a lock, which waits for who deletes it and raises 40001 in a snapshot that is too old.
+    Between that look and the removal of an entry its writer may commit, so we look once more.
     """
+    if not source.pk_deferrable:
+        return [
+            *_look(source, target, record, True),
+            "IF here.belongs THEN",
+            *indent(belongs),
+            "ELSE",
+            *indent(gone),
+            "END IF;",
+        ]
+    look = [
+        *_look(source, target, record, True),
+        "IF here.belongs IS NULL THEN",
+        *indent(_look(source, target, record, False)),
+        "END IF;",
+    ]
     return [
-        *_version(source, target, record, locked=False),
-        "IF NOT here.mine THEN",
-        *_indent(_version(source, target, record, locked=True)),
+        *look,
+        "IF here.belongs IS NULL THEN",
+        *indent(gone),
+        *indent(look),
         "END IF;",
         "IF here.belongs THEN",
-        *_indent(belongs),
-        "ELSE",
-        *_indent(gone),
+        *indent(belongs),
         "END IF;",
     ]
 
 
-def _version(source: Source, target: Target, record: str, locked: bool) -> list[str]:
-    """Put the row with the record's primary key into `here`, with `mine` and `belongs`: ours first, or the newest."""
+def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
+    """Put a row that projects to the record's entry into `here`, and that it `belongs`: our own, or any, locked."""
     entry = target.entry
-    which = "LIMIT 1 FOR SHARE" if locked else "ORDER BY mine DESC, belongs DESC LIMIT 1"
     if not source.partitioned:
-        where, belongs = _conditions(
-            entry, [f"s.c{i + 1}" for i in entry.identity_positions], [column.of(record) for column in entry.columns]
-        )
-        mine = "false" if locked else "roir.is_mine(s.written)"
+        ours = [f"s.c{i + 1}" for i in entry.identity_positions]
+        where = _same(entry, ours, [column.of(record) for column in entry.columns])
+        which = "AND roir.is_mine(s.written) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
         return [
-            f"SELECT {', '.join(entry.physical(prefix='s.'))}, {mine} AS mine, {belongs} AS belongs INTO here",
+            f"SELECT {', '.join(entry.physical(prefix='s.'))}, true AS belongs INTO here",
             f"  FROM {physical.source_view(target.generation_id)} s WHERE {where} {which};",
         ]
     # The primary key holds the partition key, so the row is in the event's own leaf. A kept plan over the source would
     # lock all leaves, and wait for whoever holds another one.
-    where, belongs = _conditions(
-        entry, [column.of("s") for column in entry.columns], [f"${i + 1}" for i in entry.identity_positions]
-    )
-    mine = "false" if locked else "roir.is_mine(s.xmin)"
+    where = _same(entry, [column.of("s") for column in entry.columns], [f"${i + 1}" for i in entry.identity_positions])
+    which = "AND roir.is_mine(s.xmin) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
     columns = ", ".join(f"{column.of('s')} AS c{i + 1}" for i, column in enumerate(entry.columns))
-    selected = _literal(f"SELECT {columns}, {mine} AS mine, {belongs} AS belongs FROM ")
     return [
-        f"EXECUTE {selected} || TG_RELID::regclass",
+        f"EXECUTE {_literal(f'SELECT {columns}, true AS belongs FROM ')} || TG_RELID::regclass",
         f"  || {_literal(f' s WHERE {where} {which}')} INTO here",
         f"  USING {', '.join(entry.columns[i].of(record) for i in entry.identity_positions)};",
     ]
 
 
-def _conditions(entry: Entry, ours: list[str], theirs: list[str]) -> tuple[str, str]:
-    """SQL that a row has the primary key of an entry, and that it then projects to that entry."""
-    key, rest = [], ["true"]
+def _same(entry: Entry, ours: list[str], theirs: list[str]) -> str:
+    """SQL that two rows project to the same entry."""
+    terms = []
     for i in entry.identity_positions:
-        column = entry.columns[i]
-        same = f"{ours[i]} {column.equals} {theirs[i]}"
-        if column.primary_key:
-            key.append(same)
-        else:
-            # Never NULL itself, as the order of versions needs it.
-            rest.append(f"coalesce({same}, {is_null(ours[i])} AND {is_null(theirs[i])})")
-    return " AND ".join(key), " AND ".join(rest)
+        same = f"{ours[i]} {entry.columns[i].equals} {theirs[i]}"
+        nulls = f"{is_null(ours[i])} AND {is_null(theirs[i])}"
+        terms.append(same if entry.columns[i].primary_key else f"({same} OR {nulls})")
+    return " AND ".join(terms)
 
 
 def _for_both(settle: Callable[[str], list[str]]) -> list[str]:
     return [
         "IF TG_OP <> 'INSERT' THEN",
-        *_indent(settle("OLD")),
+        *indent(settle("OLD")),
         "END IF;",
         "IF TG_OP <> 'DELETE' THEN",
-        *_indent(settle("NEW")),
+        *indent(settle("NEW")),
         "END IF;",
     ]
 
 
-def _serialization_failure(target: Target) -> list[str]:
+def _refused(target: Target) -> list[str]:
+    """40001 for a snapshot that is older than the generation's mode."""
     return [
-        "RAISE EXCEPTION USING ERRCODE = 'serialization_failure',",
-        "  MESSAGE = 'could not serialize access: an index entry of this row was written after the "
+        f"IF one_snapshot AND NOT roir.is_in_mode({target.generation_id}, '{target.mode}') THEN",
+        "  RAISE EXCEPTION USING ERRCODE = 'serialization_failure',",
+        "    MESSAGE = 'could not serialize access: an index entry of this row was written after the "
         "transaction''s snapshot',",
-        f"  DETAIL = 'roir generation {target.generation_id}', HINT = 'Retry the transaction.';",
+        f"    DETAIL = 'roir generation {target.generation_id}', HINT = 'Retry the transaction.';",
+        "END IF;",
     ]
 
 
@@ -367,5 +331,6 @@ def _values(entry: Entry, record: str) -> list[str]:
     return entry.physical(prefix="here.") if record == "here" else entry.source_columns(record)
 
 
-def _indent(lines: list[str], levels: int = 1) -> list[str]:
+def indent(lines: list[str], levels: int = 1) -> list[str]:
+    """Lines of a nested block."""
     return ["  " * levels + line for line in lines]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, quote
 from airflow_roir.engine.database import execute
@@ -89,11 +91,15 @@ class Source:
         return [self.columns[name].comparand for name in self.primary_key]
 
 
-FIND_RELATION = """
+RELATION = """
 SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::text AS persistence,
        c.relrowsecurity, c.relhassubclass, c.relispartition,
-       pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner) AS owner
+       pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner) AS owner,
+       (SELECT t.relation::regclass::text FROM roir.partition_tree(c.oid) t JOIN pg_class l ON l.oid = t.relation
+         WHERE l.relpersistence = 'u' LIMIT 1) AS unlogged
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+"""
+FIND_RELATION = f"""{RELATION}
  WHERE c.relname = %(name)s AND n.nspname = ANY (%(schemas)s)
  ORDER BY array_position(%(schemas)s::text[], n.nspname::text)
  LIMIT 1
@@ -130,7 +136,11 @@ SELECT a.attname AS name, a.attnum, a.attgenerated::text = 'v' AS virtual, t.typ
 """
 
 PRIMARY_KEY = """
-SELECT x.attname AS name, i.indimmediate, am.amname, onsp.nspname AS operator_schema
+SELECT x.attname AS name, i.indimmediate, i.indisvalid, am.amname, onsp.nspname AS operator_schema,
+       (SELECT coalesce(bool_and(so.oprname = (ARRAY['<', '<=', '=', '>=', '>'])[sa.amopstrategy]), false)
+          FROM pg_amop sa JOIN pg_operator so ON so.oid = sa.amopopr
+         WHERE sa.amopfamily = oc.opcfamily AND sa.amoplefttype = oc.opcintype AND sa.amoprighttype = oc.opcintype
+       ) AS by_signs
   FROM pg_index i
   JOIN pg_class ic ON ic.oid = i.indexrelid JOIN pg_am am ON am.oid = ic.relam
  CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1], i.indclass[0:i.indnkeyatts - 1])
@@ -184,9 +194,24 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
         listed = ", ".join(map(quote, schemas)) or "that search_path names: there is none"
         where = f"schema {listed}" if name.schema else f"schemas {listed}"
         raise NotFound(f"table {name} doesn't exist in {where}; check the name, and quote it if it has capitals")
+    return _checked(connection, row)
+
+
+def read_source_by_oid(connection: Connection, oid: int, check: bool = True) -> Source:
+    """Read a source by its oid. Raises NotFound where it was dropped.
+
+    check: raise InvalidInput where it is none any more that could be indexed.
+    """
+    row = execute(connection, f"{RELATION} WHERE c.oid = %(oid)s", {"oid": oid}).first()
+    if row is None:
+        raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes too: roir drop INDEX")
+    return _checked(connection, row) if check else _read(connection, row, _primary_key(connection, row))
+
+
+def _checked(connection: Connection, row: Row[Any]) -> Source:
     full = QualifiedName(row.nspname, row.relname)
     _refuse_relation(full, row)
-    key = execute(connection, PRIMARY_KEY, {"oid": row.oid}).all()
+    key = _primary_key(connection, row)
     if not key:
         raise InvalidInput(
             f"table {full} has no primary key; an index needs one to tell its rows apart. "
@@ -194,15 +219,33 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
         )
     if key[0].amname != "btree":
         raise InvalidInput(f"table {full} has a primary key that is no B-tree (temporal keys are not supported)")
+    if not all(k.by_signs for k in key):
+        raise InvalidInput(
+            f"table {full} has a primary key of a type whose order isn't that of < and > (hstore); scans go by these"
+        )
+    if not key[0].indisvalid:
+        raise InvalidInput(
+            f"table {full} has a primary key that is not valid: not every partition has it (ALTER TABLE ONLY … ADD "
+            "PRIMARY KEY), so there may be duplicates. Add it to each partition, and attach their indexes: "
+            "ALTER INDEX … ATTACH PARTITION"
+        )
+    return _read(connection, row, key)
+
+
+def _primary_key(connection: Connection, row: Row[Any]) -> Sequence[Row[Any]]:
+    return execute(connection, PRIMARY_KEY, {"oid": row.oid}).all()
+
+
+def _read(connection: Connection, row: Row[Any], key: Sequence[Row[Any]]) -> Source:
     partitions = execute(connection, PARTITIONS, {"oid": row.oid}).all()
     return Source(
         oid=row.oid,
-        name=full,
+        name=QualifiedName(row.nspname, row.relname),
         owner=row.owner,
         partitioned=row.kind == "p",
         columns=columns_of(connection, row.oid),
         primary_key=tuple(k.name for k in key),
-        pk_deferrable=not key[0].indimmediate,
+        pk_deferrable=bool(key) and not key[0].indimmediate,
         operator_schemas=tuple(
             sorted({k.operator_schema for k in key if k.operator_schema not in (None, "pg_catalog")})
         ),
@@ -261,7 +304,7 @@ def name_of(connection: Connection, oid: int) -> QualifiedName:
 def source_of_index(connection: Connection, index_id: int) -> Source:
     """The source of an index by the index's id. Raises NotFound, InvalidInput."""
     oid = execute(connection, "SELECT source_oid FROM roir.index WHERE id = %(id)s", {"id": index_id}).scalar_one()
-    return read_source(connection, name_of(connection, oid))
+    return read_source_by_oid(connection, oid)
 
 
 def _refuse_relation(name: QualifiedName, row: object) -> None:
@@ -279,6 +322,11 @@ def _refuse_relation(name: QualifiedName, row: object) -> None:
         raise InvalidInput(
             f"table {name} is unlogged; a crash would empty it behind the index's back. "
             f"Use ALTER TABLE {name} SET LOGGED"
+        )
+    if getattr(row, "unlogged", None):
+        raise InvalidInput(
+            f"partition {getattr(row, 'unlogged', None)} of table {name} is unlogged; a crash would empty it behind "
+            "the index's back. Use ALTER TABLE … SET LOGGED"
         )
     if kind == "p" and getattr(row, "relispartition", False):
         raise InvalidInput(f"table {name} is a partition and has partitions of its own; index the whole table instead")

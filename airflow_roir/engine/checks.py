@@ -12,6 +12,7 @@ from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.errors import InvalidInput, NotFound
 
 OLDEST_SERVER = 150000
+NEWEST_TRIED = 18
 
 
 def check_server(connection: Connection) -> None:
@@ -19,6 +20,22 @@ def check_server(connection: Connection) -> None:
     version = int(execute(connection, "SELECT current_setting('server_version_num')").scalar_one())
     if version < OLDEST_SERVER:
         raise InvalidInput(f"the server is PostgreSQL {version // 10000}; roir needs {OLDEST_SERVER // 10000} or newer")
+
+
+def untried_server(connection: Connection) -> str | None:
+    """What to say of a server that is newer than any that roir was tried with; None where it isn't."""
+    version = int(execute(connection, "SELECT current_setting('server_version_num')").scalar_one()) // 10000
+    return untried(version)
+
+
+def untried(version: int) -> str | None:
+    """As `untried_server`, by the server's major version."""
+    if version <= NEWEST_TRIED:
+        return None
+    return (
+        f"PostgreSQL {version} is untried: roir was tested with {OLDEST_SERVER // 10000} to {NEWEST_TRIED}. Its MERGE "
+        "and SPLIT PARTITIONS should be detected as partitions that came and went, its REPACK as a rewritten table"
+    )
 
 
 def check_rights(connection: Connection) -> None:

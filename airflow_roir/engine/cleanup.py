@@ -11,14 +11,23 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import abort, capture, control, health, partitions, removal, view
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute
+from airflow_roir.engine.database import (
+    LOCK_TIMEOUT_MS,
+    MOST_VANISHED,
+    Database,
+    Drain,
+    execute,
+    has_vanished,
+    sqlstate,
+)
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import InvalidInput, InvariantViolated, LockNotAcquired, PartitionsChanged
+from airflow_roir.errors import InvalidInput, InvariantViolated, LockNotAcquired, PartitionsChanged, RoirError
 
 # A clean-up comes again by its schedule, so it doesn't insist.
 PATIENCE_S = 5.0
@@ -52,7 +61,11 @@ SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, g.status = 'active' AS 
   FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE g.status IN ('active', 'retired') ORDER BY g.id
 """
-ABORTING = "SELECT id FROM roir.operation WHERE status = 'aborting' ORDER BY id"
+ABORTING = """
+SELECT o.id AS operation_id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+ WHERE o.status = 'aborting' ORDER BY o.id
+"""
+DROPPING = "SELECT id AS index_id, schema_name, name FROM roir.index WHERE id = ANY (%(ids)s) ORDER BY id"
 
 
 def clean_up(
@@ -66,34 +79,74 @@ def clean_up(
     with database.transaction() as connection:
         check_schema(connection)
         published = execute(connection, PUBLISHED).all()
-        aborting = list(execute(connection, ABORTING).scalars())
-    for operation_id in aborting:
-        _attempt(result, partial(_finish_abort, database, operation_id, actor, result, report))
+        aborting = execute(connection, ABORTING).all()
+        dropping = execute(connection, DROPPING, {"ids": abort.half_dropped(connection)}).all()
+    for row in aborting:
+        _attempt(result, row, partial(_finish_abort, database, row.operation_id, actor, result, report))
+    for row in dropping:
+        _attempt(result, row, partial(abort.finish_drop, database, row.index_id, report, PATIENCE_S))
     for row in published:
-        _attempt(result, partial(_follow_partitions, database, row, result, report))
-    for index_id in dict.fromkeys(row.index_id for row in published if row.active):
-        _attempt(result, partial(_refresh_capture, database, index_id, result, report))
-    with database.transaction() as connection:
-        result.warnings += health.warnings(connection)
-    with database.transaction() as connection:
-        leaving = removal.leaving(connection)
+        _attempt(result, row, partial(_follow_partitions, database, row, result, report))
+    for row in {row.index_id: row for row in published if row.active}.values():
+        _attempt(result, row, partial(_refresh_capture, database, row.index_id, result, report))
+    _attempt(result, None, partial(_look_for_problems, database, result))
+    leaving: list[Any] = []
+    _attempt(result, None, partial(_find_leaving, database, leaving))
     for row in leaving:
-        _attempt(result, partial(_remove_entries, database, row, result, report))
+        _attempt(result, row, partial(_remove_entries, database, row, result, report))
     for row in [row for row in published if row.active]:
-        _attempt(result, partial(_remove_guard, database, row, result, report))
+        _attempt(result, row, partial(_remove_guard, database, row, result, report))
     for row in [row for row in published if row.has_delta]:
-        _attempt(result, partial(_drop_delta, database, row.id, result, report))
+        _attempt(result, row, partial(_drop_delta, database, row.id, result, report))
     for row in [row for row in published if row.expired]:
-        _attempt(result, partial(_drop_generation, database, row, actor, result, report))
+        _attempt(result, row, partial(_drop_generation, database, row, actor, result, report))
     return result
 
 
-def _attempt(result: CleanUpReport, work: Callable[[], None]) -> None:
-    try:
-        work()
-    except (LockNotAcquired, InvalidInput) as error:
-        # InvalidInput: the source is no table any more that could be indexed; the other indexes are cleaned up.
-        result.waiting.append(str(error))
+def _attempt(result: CleanUpReport, row: Any, work: Callable[[], object]) -> None:
+    """One step, for one index. What goes wrong with it is told, and the others go on."""
+    for left in range(MOST_VANISHED, -1, -1):
+        try:
+            work()
+            return
+        except (LockNotAcquired, InvalidInput) as error:
+            # InvalidInput: the source is no table any more that could be indexed; the other indexes are cleaned up.
+            result.waiting.append(str(error))
+            return
+        except RoirError as error:
+            result.warnings.append(_problem(row, str(error)))
+            return
+        except DBAPIError as error:
+            if left and has_vanished(error):
+                # Another clean-up, a drop or an abort was faster: look again.
+                continue
+            # Without a server there is nothing to go on with.
+            if error.connection_invalidated or sqlstate(error)[:2] in ("", "08", "57"):
+                raise
+            result.warnings.append(_problem(row, str(error.orig).strip().split("\n", 1)[0]))
+            return
+
+
+def _problem(row: Any, said: str) -> str:
+    if row is None:
+        return said
+    name = control.index_name(row) if hasattr(row, "schema_name") else row.view
+    if said.startswith(f"index {name}:"):
+        return said
+    return (
+        f"index {name} can't be cleaned up: {said}. Put right what was changed of its view or tables, or drop it and "
+        f"build it anew: roir drop '{name}'"
+    )
+
+
+def _look_for_problems(database: Database, result: CleanUpReport) -> None:
+    with database.transaction() as connection:
+        result.warnings += health.warnings(connection)
+
+
+def _find_leaving(database: Database, leaving: list[Any]) -> None:
+    with database.transaction() as connection:
+        leaving += removal.leaving(connection)
 
 
 def _finish_abort(
@@ -106,7 +159,7 @@ def _finish_abort(
 def _follow_partitions(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
     """Take in partitions that were created; name those that came or went with rows, which is for a person to settle."""
     with database.transaction() as connection:
-        source = abort.source_of(connection, row.index_id)
+        source = abort.source_of(connection, row.index_id, check=True)
         if source is None:
             return
         try:
@@ -128,7 +181,7 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
 def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
     """Make the capture function anew where it is one for another name or primary key of the table, or of older code."""
     with database.transaction() as connection:
-        source = abort.source_of(connection, index_id)
+        source = abort.source_of(connection, index_id, check=True)
         if source is None or not capture.is_stale(connection, source):
             return
 
@@ -172,10 +225,21 @@ def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: C
         return True
 
     with database.transaction() as connection:
+        if not view.is_ours(connection, name, row.index_id):
+            status = "SELECT status FROM roir.generation WHERE id = %(id)s"
+            if execute(connection, status, {"id": row.id}).scalar() == "active":
+                raise InvariantViolated(view.lost(connection, name, row.id))
+            return
         if not view.is_guarded(connection, name) or holders(connection):
             return
     if Drain(database, name.sql, (), LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, [name.sql]):
         result.guards_removed += 1
+        with database.transaction() as connection:
+            result.warnings += [
+                f"index {name}: its view isn't guarded any more, {view.STANDBY_PATIENCE} after its publish; {one}, "
+                "doesn't say whether a transaction is still open there that is older"
+                for one in view.unknown(connection, row.id)
+            ]
 
 
 def _drop_delta(database: Database, generation_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:

@@ -177,7 +177,7 @@ SELECT bucket FROM (
 def missing_or_different(
     source: Source, entry: Entry, generation_id: int, leaf: str, where: str, with_delta: bool
 ) -> tuple[str, str]:
-    """Source rows without their entry, or with another one; see `_recorded`. where: over the leaf, alias `r`."""
+    """Source rows without their entry, or with another one; see `recorded`. where: over the leaf, alias `r`."""
     values = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(of_source(entry, "r")))
     base = lookup(entry, physical.base(generation_id), "true AS present")
     if with_delta:
@@ -192,10 +192,10 @@ def missing_or_different(
             "ORDER BY place LIMIT 1"
         )
     ours, theirs = (f"ROW({', '.join(entry.physical(prefix=prefix))})::record" for prefix in ("s.", "e."))
-    return _recorded(
+    return recorded(
         entry,
         f"""
-        SELECT {", ".join(entry.physical(prefix="s."))}, {_texts(entry, "e.")} AS other,
+        SELECT {", ".join(entry.physical(prefix="s."))}, {texts(entry, "e.")} AS other, NULL::text AS detail,
                CASE WHEN e.present IS NOT TRUE THEN 'missing' WHEN {ours} *<> {theirs} THEN 'different' END AS kind
           FROM (SELECT {values} FROM {leaf} r WHERE {where}) s
           LEFT JOIN LATERAL ({base}) e ON true""",
@@ -205,14 +205,28 @@ def missing_or_different(
 
 
 def extra(
-    source: Source, entry: Entry, generation_id: int, relation: str, where: str, with_delta: bool
+    source: Source,
+    entry: Entry,
+    generation_id: int,
+    relation: str,
+    where: str,
+    with_delta: bool,
+    itself: str | None = None,
+    remedy: str = "",
 ) -> tuple[str, str]:
-    """Entries that no source row projects to; see `_recorded`. where: over the relation, alias `x`.
+    """Entries that no source row projects to; see `recorded`. where: over the relation, alias `x`.
 
     One with the key of another version of the row is extra too; the version itself is looked for from the source's
-    side. An entry that the delta overrides is judged there.
+    side. An entry that the delta overrides is judged there. itself: SELECT whether a lookup leads to the entry `s`;
+    where it doesn't that is damage, with that remedy, and more than a repair by lookups can mend.
     """
     overridden = ""
+    kinds = f"WHEN e.present IS NULL {'AND o.present IS NULL' if with_delta else ''} THEN 'extra'"
+    detail = "NULL::text"
+    if itself is not None:
+        kinds = f"WHEN i.itself IS NOT TRUE THEN 'damaged' {kinds}"
+        said = literal(f"{relation}: its B-tree leads to another entry of this identity, or to none. {remedy}")
+        detail = f"CASE WHEN i.itself IS NOT TRUE THEN {said} END"
     if with_delta:
         delta = lookup(
             entry,
@@ -220,30 +234,32 @@ def extra(
             "true AS present",
         )
         overridden = f"LEFT JOIN LATERAL ({delta}) o ON true"
-    return _recorded(
+    return recorded(
         entry,
         f"""
-        SELECT {", ".join(entry.physical(prefix="s."))}, NULL::jsonb AS other,
-               CASE WHEN e.present IS NULL {"AND o.present IS NULL" if with_delta else ""} THEN 'extra' END AS kind
-          FROM (SELECT * FROM {relation} x WHERE {where}) s
+        SELECT {", ".join(entry.physical(prefix="s."))}, NULL::jsonb AS other, {detail} AS detail,
+               CASE {kinds} END AS kind
+          FROM (SELECT x.*, x.tableoid AS place, x.ctid AS tid FROM {relation} x WHERE {where}) s
           LEFT JOIN LATERAL (SELECT true AS present FROM {source.sql} r WHERE {row_of(entry, "r", "s.")} LIMIT 1) e
-            ON true {overridden}""",
+            ON true {overridden}
+          {f"LEFT JOIN LATERAL ({itself}) i ON true" if itself is not None else ""}""",
         ours="entry_values",
         theirs="",
     )
 
 
 # What is compared, as a column definition list.
-COMPARED = "kind text, key jsonb, primary_key jsonb, looked_at jsonb, other jsonb"
+COMPARED = "kind text, detail text, key jsonb, primary_key jsonb, looked_at jsonb, other jsonb"
 SUMMED = "buckets int[], counts bigint[], sums numeric[], rows bigint"
 
 
-def _recorded(entry: Entry, compared: str, ours: str, theirs: str) -> tuple[str, str]:
+def recorded(entry: Entry, compared: str, ours: str, theirs: str) -> tuple[str, str]:
     """What compares, and the statement around it, `{compared}`, that writes down what differs.
 
     One statement, so one snapshot; it returns how many it read and found.
 
-    `compared` has the columns of the looked-at side, `other` (the other side's, as JSON), and the kind of difference.
+    `compared` has the columns of the looked-at side, `other` (the other side's, as JSON), the kind of difference, and
+    `detail`. A row that is damaged is written down once.
     """
     primary_key = [i for i in entry.identity_positions if entry.columns[i].primary_key]
     columns = f"kind, key, primary_key, {ours}" + (
@@ -251,21 +267,28 @@ def _recorded(entry: Entry, compared: str, ours: str, theirs: str) -> tuple[str,
     )
     around = f"""
     WITH compared AS MATERIALIZED (SELECT * FROM {{compared}}), written AS (
-        INSERT INTO roir.discrepancy (verification_id, unit_id, {columns})
-        SELECT %(verification)s, %(unit)s, kind, key, primary_key, looked_at{", " + theirs if theirs else ""}
-          FROM compared WHERE kind IS NOT NULL
+        INSERT INTO roir.discrepancy (verification_id, unit_id, detail, {columns})
+        SELECT %(verification)s, %(unit)s, detail, kind, key, primary_key, looked_at{", " + theirs if theirs else ""}
+          FROM compared c WHERE kind IS NOT NULL AND (kind <> 'damaged' OR NOT EXISTS (
+               SELECT FROM roir.discrepancy d WHERE d.verification_id = %(verification)s AND d.kind = 'damaged'
+                  AND d.key = c.key AND d.primary_key = c.primary_key AND d.detail = c.detail))
     )
     SELECT count(*) AS rows, count(kind) AS found FROM compared"""
     query = f"""
-        SELECT kind, CASE WHEN kind IS NOT NULL THEN {_texts(entry, "c.", range(entry.key))} END AS key,
-               CASE WHEN kind IS NOT NULL THEN {_texts(entry, "c.", primary_key)} END AS primary_key,
-               CASE WHEN kind IS NOT NULL THEN {_texts(entry, "c.")} END AS looked_at,
+        SELECT kind, detail, CASE WHEN kind IS NOT NULL THEN {texts(entry, "c.", range(entry.key))} END AS key,
+               CASE WHEN kind IS NOT NULL THEN {texts(entry, "c.", primary_key)} END AS primary_key,
+               CASE WHEN kind IS NOT NULL THEN {texts(entry, "c.")} END AS looked_at,
                CASE WHEN kind IS NOT NULL THEN other END AS other
           FROM ({compared}) c"""
     return query, around
 
 
-def _texts(entry: Entry, prefix: str, positions: Sequence[int] | None = None) -> str:
+def literal(said: str) -> str:
+    """SQL for a text of ours."""
+    return "'" + said.replace("'", "''") + "'"
+
+
+def texts(entry: Entry, prefix: str, positions: Sequence[int] | None = None) -> str:
     """SQL for a JSON array of lossless texts: unlike the function for it, an array takes any number of columns."""
     chosen = range(len(entry.columns)) if positions is None else positions
     listed = ", ".join(

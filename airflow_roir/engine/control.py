@@ -257,6 +257,27 @@ def fail(connection: Connection, row: OperationRow, actor: str, error: str, epoc
     record_event(connection, row.index_id, row.id, actor, "fail", error)
 
 
+def has_paused(database: Database, operation_id: int, owner: str) -> bool:
+    """True where an operation is paused, so that its driver, whose Spark isn't up yet, need not come up at all.
+
+    owner: the run that it is; its heartbeat is forgotten, as the run itself would do at its end.
+    """
+    operation = tables.operation
+    with database.transaction() as connection:
+        if read_operation(connection, operation_id).status != Status.PAUSED:
+            return False
+        connection.execute(
+            update(operation)
+            .where(
+                operation.c.id == operation_id,
+                operation.c.owner == owner,
+                operation.c.status == Status.PAUSED.value,
+            )
+            .values(heartbeat_at=None, ticked_at=None)
+        )
+        return True
+
+
 def set_options(
     database: Database,
     index: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import time
@@ -17,37 +18,12 @@ from sqlalchemy import Connection, CursorResult, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from airflow_roir.errors import LockNotAcquired
+from airflow_roir.engine.session import SESSION_SETTINGS as SESSION_SETTINGS
+from airflow_roir.engine.session import keep_to_encoding, pin
+from airflow_roir.engine.session import to_json as to_json
+from airflow_roir.errors import InvalidInput, LockNotAcquired
 
 T = TypeVar("T")
-
-# Text output of a value must mean the same value whenever and wherever it is read back (DESIGN section 6), and
-# no name may be found through a schema that somebody else can write to.
-SESSION_SETTINGS = {
-    "TimeZone": "UTC",
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "postgres",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-    "xmloption": "content",
-    "lc_monetary": "C",
-    "search_path": "pg_catalog, pg_temp",
-    # A worker that hangs between two statements must not hold a snapshot for longer than this (I7).
-    "idle_in_transaction_session_timeout": "60s",
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    # Row-level security must raise rather than hide rows from a build.
-    "row_security": "off",
-    # A batch looks at the catalogs by queries whose estimates are wild: compiling them took 250 ms each, running 1 ms.
-    "jit": "off",
-}
-
-# The server gives up what a killed worker has begun, a long index build too, and frees its locks for the next.
-NOTICE_DEAD_CLIENTS = (
-    "SELECT pg_catalog.set_config('client_connection_check_interval', '5s', false) "
-    # Refused by a server that runs on Windows.
-    "WHERE pg_catalog.version() !~* 'windows|mingw|visual c'"
-)
 
 # A server that restarts or fails over is back within this; a longer outage pauses the operation.
 OUTAGE_PATIENCE_S = 60.0
@@ -70,9 +46,13 @@ class Database:
         self.dsn = dsn
         self.application_name = application_name
         self._engine: Engine = create_engine(
-            "postgresql+psycopg2://", creator=self._open, poolclass=NullPool, use_native_hstore=False
+            "postgresql+psycopg2://",
+            creator=self._open,
+            poolclass=NullPool,
+            use_native_hstore=False,
+            json_serializer=to_json,
         )
-        event.listen(self._engine, "connect", _pin_settings)
+        event.listen(self._engine, "before_cursor_execute", keep_to_encoding, retval=True)
 
     def __repr__(self) -> str:
         return f"Database(application_name={self.application_name!r})"
@@ -81,6 +61,27 @@ class Database:
         return (Database, (self.dsn, self.application_name))
 
     def _open(self) -> Any:
+        try:
+            connection = self._connect()
+        except psycopg2.OperationalError as error:
+            if "conversion between UTF8 and" in str(error):
+                said = str(error).strip().rsplit("FATAL:", 1)[-1].strip()
+                raise InvalidInput(f"{said}: tables of a database in that encoding can't be indexed") from error
+            raise
+        try:
+            if connection.get_parameter_status("standard_conforming_strings") == "off":
+                # psycopg2 decides at the start of a session how it quotes, so it must be so from there on. Not always:
+                # poolers refuse options that they don't know.
+                connection.close()
+                given = psycopg2.extensions.parse_dsn(self.dsn).get("options", os.environ.get("PGOPTIONS", ""))
+                connection = self._connect(options=f"{given} -c standard_conforming_strings=on".strip())
+            pin(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _connect(self, **options: Any) -> Any:
         # TCP keepalives: a worker whose server vanished behind a dropped route must notice within a minute.
         return psycopg2.connect(
             self.dsn,
@@ -91,6 +92,9 @@ class Database:
             keepalives_count=4,
             # Keepalives are not sent while an answer is owed: this bounds that, where the kernel would try for hours.
             tcp_user_timeout=60_000,
+            # From the start on: psycopg2 opens no session in an encoding that Python doesn't know.
+            client_encoding="UTF8",
+            **options,
         )
 
     @contextmanager
@@ -110,16 +114,6 @@ class Database:
         """A session outside any transaction block, for VACUUM."""
         with self._engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
-
-
-def _pin_settings(dbapi_connection: Any, _record: Any) -> None:
-    with dbapi_connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT " + ", ".join(["pg_catalog.set_config(%s, %s, false)"] * len(SESSION_SETTINGS)),
-            [part for setting in SESSION_SETTINGS.items() for part in setting],
-        )
-        cursor.execute(NOTICE_DEAD_CLIENTS)
-    dbapi_connection.commit()
 
 
 def execute(connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> CursorResult[Any]:
@@ -187,38 +181,56 @@ def retry(work: Callable[[], T], patience_s: float = OUTAGE_PATIENCE_S, first_wa
 
 @dataclass(frozen=True)
 class Blocker:
-    """A session or prepared transaction that holds a lock that a drain must wait for."""
+    """A session or prepared transaction that holds a lock that a drain must wait for.
+
+    autovacuum: it is an autovacuum worker, which gives way when it is cancelled and comes again later.
+    """
 
     pid: int | None
     who: str
     transaction_age_s: int
     activity: str
+    autovacuum: bool = False
 
     def __str__(self) -> str:
         name = f"pid {self.pid}" if self.pid is not None else "prepared transaction"
         return f"{name} ({self.who}, transaction open for {self.transaction_age_s} s, {self.activity})"
 
 
+# What a role may not see of others' sessions is NULL. Only an autovacuum worker has no user and holds such a lock.
 BLOCKERS = """
-SELECT DISTINCT l.pid,
-       coalesce(nullif(a.application_name, ''), a.usename::text, p.gid) AS who,
+SELECT held.pid,
+       CASE WHEN held.kind = 'autovacuum worker'
+            THEN coalesce(nullif(a.query, '<insufficient privilege>'), 'autovacuum: ' || held.relation)
+            WHEN held.kind = 'parallel worker'
+            THEN concat_ws(' ', 'parallel worker of pid', a.leader_pid, nullif(a.application_name, ''))
+            WHEN held.kind <> 'client backend' THEN concat_ws(' ', held.kind, nullif(a.application_name, ''))
+            ELSE coalesce(nullif(a.application_name, ''), a.usename::text, p.gid) END AS who,
        coalesce(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)), 0)::int AS age,
-       coalesce(a.state, 'prepared') AS activity
-  FROM pg_locks l
-  LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+       coalesce(a.state, CASE WHEN held.pid IS NULL THEN 'prepared' ELSE 'active' END) AS activity,
+       -- The server doesn't cancel one that is to prevent a wraparound; neither do we.
+       held.kind = 'autovacuum worker' AND a.query NOT LIKE '%%(to prevent wraparound)%%' AS autovacuum
+  FROM (SELECT l.pid, l.virtualtransaction, min(l.relation::regclass::text) AS relation,
+               min(coalesce(b.backend_type, CASE WHEN b.pid IS NOT NULL AND b.usesysid IS NULL
+                                                  AND l.mode = 'ShareUpdateExclusiveLock'
+                                                 THEN 'autovacuum worker' ELSE 'client backend' END)) AS kind
+          FROM pg_locks l
+          LEFT JOIN pg_stat_activity b ON b.pid = l.pid
+         WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+           AND (l.relation = ANY (%(relations)s) AND l.mode = ANY (%(modes)s)
+                OR l.relation IN (SELECT to_regclass(n)::oid FROM unnest(%(exclusive)s::text[]) n
+                                  UNION SELECT t.relid FROM unnest(%(exclusive)s::text[]) n,
+                                                    pg_partition_tree(to_regclass(n)) t))
+         GROUP BY l.pid, l.virtualtransaction) held
+  LEFT JOIN pg_stat_activity a ON a.pid = held.pid
   LEFT JOIN pg_prepared_xacts p
-    ON l.pid IS NULL
+    ON held.pid IS NULL
    -- It keeps the virtual transaction that it had in its session, and the lock on its own id.
    AND p.transaction IN (SELECT x.transactionid FROM pg_locks x
                           WHERE x.pid IS NULL AND x.locktype = 'transactionid'
-                            AND x.virtualtransaction = l.virtualtransaction)
- WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
-   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-   AND (l.relation = ANY (%(relations)s) AND l.mode = ANY (%(modes)s)
-        OR l.relation IN (SELECT to_regclass(n)::oid FROM unnest(%(exclusive)s::text[]) n
-                          UNION SELECT p.relid FROM unnest(%(exclusive)s::text[]) n,
-                                            pg_partition_tree(to_regclass(n)) p))
- ORDER BY age DESC
+                            AND x.virtualtransaction = held.virtualtransaction)
+ ORDER BY age DESC, held.pid
 """
 DRAIN_CONFLICTS = [
     "RowExclusiveLock",
@@ -244,7 +256,25 @@ def find_blockers(
     """
     values = {"relations": list(relations), "modes": list(modes), "exclusive": list(exclusive)}
     rows = execute(connection, BLOCKERS, values)
-    return [Blocker(row.pid, row.who or "unknown", row.age, row.activity) for row in rows]
+    return [Blocker(row.pid, row.who or "unknown", row.age, row.activity, bool(row.autovacuum)) for row in rows]
+
+
+# How much longer than deadlock_timeout an attempt waits for the server to cancel an autovacuum.
+LONGER_MS = 100
+# Still the same worker: it may have ended, and its pid be another one's by now.
+CANCEL = """
+SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity a
+ WHERE a.pid = ANY (%(pids)s) AND (a.backend_type = 'autovacuum worker' OR a.usesysid IS NULL)
+"""
+
+# Undefined table, object, function, column; and what an attempt does about an object that went meanwhile.
+VANISHED = ("42P01", "42704", "42883", "42703")
+MOST_VANISHED = 5
+
+
+def has_vanished(error: DBAPIError) -> bool:
+    """True where an object that was there a moment ago is gone, or somebody else has changed it at the same time."""
+    return sqlstate(error) in VANISHED or (sqlstate(error) == "XX000" and "concurrently" in str(error.orig))
 
 
 # How a drain's report begins.
@@ -288,12 +318,18 @@ class Drain:
         """
         deadline = time.monotonic() + self.patience_s
         wait_s = 0.05
+        vanished = 0
+        limit_ms = int(self.timeout_ms)
         while True:
             try:
                 with self.database.transaction() as connection:
-                    execute(connection, f"SET LOCAL lock_timeout = {int(self.timeout_ms)}")
-                    return body(connection, lambda c=connection: self._lock(c))  # type: ignore[misc]
+                    execute(connection, f"SET LOCAL lock_timeout = {limit_ms}")
+                    return body(connection, lambda c=connection, ms=limit_ms: self._lock(c, ms))  # type: ignore[misc]
             except DBAPIError as error:
+                if vanished < MOST_VANISHED and has_vanished(error):
+                    # Dropped by somebody else, between our look and our statement: the next look sees that.
+                    vanished += 1
+                    continue
                 # QueryCanceled: the LOCK statement's own limit, see `_lock`.
                 given_up = pg_errors.LockNotAvailable | pg_errors.QueryCanceled | pg_errors.DeadlockDetected
                 if not isinstance(error.orig, given_up):
@@ -307,14 +343,39 @@ class Drain:
                     f"no lock on {self.sql} within {self.patience_s:g} s, blocked by {named}. "
                     "End that transaction, or try again later"
                 )
+            limit_ms = int(self.timeout_ms)
+            if blockers and all(blocker.autovacuum for blocker in blockers):
+                if self._cancel(blockers):
+                    continue
+                limit_ms = self._longer()
             time.sleep(wait_s * random.uniform(0.5, 1.0))
             # Two seconds between attempts leave writers alone for most of the time (PEERS: pgroll, Spirit).
             wait_s = min(wait_s * 2, 2.0)
 
-    def _lock(self, connection: Connection) -> None:
+    def _cancel(self, workers: Sequence[Blocker]) -> bool:
+        """Cancel autovacuum workers, which come again by themselves. False where the role may not."""
+        try:
+            with self.database.transaction() as connection:
+                execute(connection, CANCEL, {"pids": [worker.pid for worker in workers]})
+        except DBAPIError as error:
+            if sqlstate(error) == "42501":
+                return False
+            raise
+        return True
+
+    def _longer(self) -> int:
+        """For an attempt that waits until the server itself cancels an autovacuum, which it does for who waits so long.
+
+        No writer's own look for a deadlock falls into that time: who queues behind us in its first tenth of a second is
+        seen by ours, and who comes later has us out of his way before.
+        """
+        with self.database.transaction() as connection:
+            query = "SELECT setting::int FROM pg_settings WHERE name = 'deadlock_timeout'"
+            return int(execute(connection, query).scalar_one()) + LONGER_MS
+
+    def _lock(self, connection: Connection, limit: int) -> None:
         """Writers queue behind us from the first relation's lock on: one limit for all that is waited for since."""
         begun = time.monotonic()
-        limit = int(self.timeout_ms)
         # lock_timeout begins anew with each lock, and a partitioned source has one per leaf.
         execute(connection, f"SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}")
         execute(connection, f"LOCK TABLE {self.sql} IN SHARE ROW EXCLUSIVE MODE")

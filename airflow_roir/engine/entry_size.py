@@ -1,28 +1,43 @@
 """How big entries are: a B-tree's tuple holds a third of a page, and a user's write must not fail because of an index.
 
-Bounded by the columns' types, an entry fits or doesn't. Else the biggest one of a sample tells what there is; what
-will be written later can't be known.
+Bounded by the columns' types, an entry fits or doesn't. Else rows are read, and those that might be too big are put to
+the server itself: what it compresses is known to it alone. What will be written later can't be known.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import QualifiedName, quote
+from airflow_roir.definition import MAX_KEY_COLUMNS, QualifiedName, quote
+from airflow_roir.engine import generation as physical
 from airflow_roir.engine import owner
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.database import execute, sqlstate
+from airflow_roir.engine.entry import COVERED_BYTES, Entry
+from airflow_roir.engine.files import File, files_of
+from airflow_roir.engine.tables import DATA_SCHEMA
 from airflow_roir.errors import InvalidInput
 
-SAMPLE_ROWS = 30_000
+# Blocks that are read of all leaves together, and of a leaf at least: a leaf of so many or fewer is read whole.
+SAMPLE_BLOCKS = 1_000
+BLOCKS_OF_LEAF = 32
+# Where those held no row, of a leaf that has some; and of one whose blocks can't be chosen.
+ROWS_OF_LEAF = 1_000
+STRETCHES_PER_STATEMENT = 250
+# Of the rows that may be too big so many are put to the server, the biggest first.
+MOST_TRIED = 2_000
 # A tuple's header with its bitmap of NULLs, and what alignment may add for each column.
 HEADER_BYTES = 16
 ALIGNMENT_BYTES = 7
 # BTMaxItemSize: a third of a page without its header and its special space, less the row's address.
 LIMIT = "SELECT ((current_setting('block_size')::int - 40 - 16) / 3) / 8 * 8 - 8"
+TOO_BIG = "54000"
 
 
 @dataclass(frozen=True)
@@ -40,27 +55,161 @@ class EntrySize:
         return f"{self.biggest} of {self.limit} bytes at most in a sample; the types allow {allowed}"
 
 
-def measure(connection: Connection, index: QualifiedName, source: Source, entry: Entry, rows: int) -> EntrySize:
-    """The size of the indexed part of entries: key, primary key, covered columns. rows: the source's, about.
+def cover(connection: Connection, index: QualifiedName, source: Source, entry: Entry, covering: str) -> Entry:
+    """The entry with those columns covered that leave room for every key: no write fails because of an included value.
 
-    Raises InvalidInput where an entry that is there already wouldn't fit.
+    A key that is bounded has its room kept for it. Of one that isn't, or is too big by itself, the covered columns take
+    1,024 bytes at the most. A B-tree has 32 columns at the most. Raises InvalidInput where `all` were to be covered and
+    one doesn't fit.
     """
     limit = int(execute(connection, LIMIT).scalar_one())
-    names = [c.source for i, c in enumerate(entry.columns) if i < entry.identity or c.covered]
-    bytes_of = [source.columns[name].max_bytes for name in names]
-    bounds = [size + ALIGNMENT_BYTES for size in bytes_of if size is not None]
-    bound = HEADER_BYTES + sum(bounds) if len(bounds) == len(names) else None
+    key = _bound(source, entry, entry.identity_positions)
+    room = COVERED_BYTES if key is None or key > limit else limit - key
+    places = MAX_KEY_COLUMNS - entry.identity
+    columns = list(entry.columns)
+    for i in entry.included_positions:
+        if not columns[i].covered:
+            continue
+        name = columns[i].source
+        most = source.columns[name].max_bytes
+        if places == 0:
+            if covering == "all":
+                raise InvalidInput(
+                    f"index {index}: covering is all, and a B-tree has {MAX_KEY_COLUMNS} columns at the most; included "
+                    f"column {quote(name)} has no place. Use covering auto, which covers the first ones, or none"
+                )
+            columns[i] = replace(columns[i], covered=False)
+        elif most is not None and most + ALIGNMENT_BYTES <= room:
+            room -= most + ALIGNMENT_BYTES
+            places -= 1
+        elif covering == "all":
+            size = "of any size" if most is None else f"of {most} bytes"
+            raise InvalidInput(
+                f"index {index}: covering is all, and included column {quote(name)} ({source.columns[name].type}) may "
+                f"be {size}; an entry of a B-tree takes {limit} bytes with its key and primary key, so a write of "
+                "a long value would fail. Use covering auto, which covers what always fits, or none"
+            )
+        else:
+            columns[i] = replace(columns[i], covered=False)
+    return replace(entry, columns=tuple(columns))
+
+
+def measure(connection: Connection, index: QualifiedName, source: Source, entry: Entry) -> EntrySize:
+    """The size of the indexed part of entries: key, primary key, covered columns.
+
+    Raises InvalidInput where an entry that is there already, and was looked at, doesn't fit: rows of small leaves all
+    are, of big ones those in some blocks, other ones each time.
+    """
+    limit = int(execute(connection, LIMIT).scalar_one())
+    positions = [i for i, c in enumerate(entry.columns) if i < entry.identity or c.covered]
+    bound = _bound(source, entry, positions)
     if bound is not None and bound <= limit:
         return EntrySize(limit, bound, None)
-    sizes = " + ".join(f"coalesce(pg_column_size(s.{quote(name)}), 0)" for name in names)
-    share = SAMPLE_ROWS * 100 / rows if rows else 100.0
-    sample = "" if share >= 50 else f" TABLESAMPLE SYSTEM ({share:.6f}) REPEATABLE (1)"
-    query = f"SELECT coalesce(max({sizes}), 0) FROM {source.sql} s{sample}"
-    biggest = HEADER_BYTES + int(owner.rows(connection, source, query, "bytes int").scalar_one())
-    if biggest > limit:
-        raise InvalidInput(
-            f"index {index}: {source.name} has a row whose key, primary key and covered columns take {biggest} bytes; "
-            f"an entry of a B-tree takes {limit}, and writes of such rows would fail. Choose other key columns; "
-            "include long columns, with covering auto or none"
-        )
+    # At most so much: what isn't compressed yet may become smaller in the index.
+    size = f"{HEADER_BYTES} + " + " + ".join(
+        f"coalesce(pg_column_size(s.{quote(entry.columns[i].source)}) + {ALIGNMENT_BYTES}, 0)" for i in positions
+    )
+    biggest = 0
+    for leaf, found, tids in _sampled(connection, source, size, limit):
+        biggest = max(biggest, min(found, limit))
+        if tids and (too_big := _refused(connection, source, entry, leaf, tids)):
+            raise InvalidInput(
+                f"index {index}: {source.name} has a row whose key, primary key and covered columns take {too_big} "
+                f"bytes; an entry of a B-tree takes {limit}, and writes of such rows would fail. Choose other key "
+                "columns; include long columns, with covering auto or none"
+            )
     return EntrySize(limit, bound, biggest)
+
+
+def _bound(source: Source, entry: Entry, positions: Sequence[int]) -> int | None:
+    bytes_of = [source.columns[entry.columns[i].source].max_bytes for i in positions]
+    bounds = [size + ALIGNMENT_BYTES for size in bytes_of if size is not None]
+    return HEADER_BYTES + sum(bounds) if len(bounds) == len(bytes_of) else None
+
+
+def _sampled(connection: Connection, source: Source, size: str, limit: int) -> Iterator[tuple[str, int, list[str]]]:
+    """Of each leaf its name, its biggest row that was looked at, and where those are that may be beyond the limit."""
+
+    def read(rows: Sequence[str]) -> Iterator[tuple[str, int, list[str]]]:
+        for row in owner.rows(
+            connection,
+            source,
+            f"SELECT leaf::regclass::text AS name, max(size) AS biggest, "
+            f"(array_agg(tid ORDER BY size DESC) FILTER (WHERE size > {limit}))[1:{MOST_TRIED}] AS tids "
+            f"FROM ({' UNION ALL '.join(rows)}) s GROUP BY leaf",
+            "name text, biggest int, tids text[]",
+        ):
+            seen.add(row.name)
+            yield row.name, row.biggest, row.tids or []
+
+    files = files_of(connection, source.leaves)
+    total = sum(file.blocks for file in files)
+    named = _names(connection, source.leaves)
+    stretches: list[str] = []
+    rest: list[str] = []
+    seen: set[str] = set()
+    for file in files:
+        rows = f"(SELECT s.tableoid AS leaf, s.ctid::text AS tid, {size} AS size FROM ONLY {named[file.relation]} s"
+        if not file.heap:
+            rest.append(f"{rows} LIMIT {ROWS_OF_LEAF})")
+            continue
+        stretches += [f"{rows} {where})" for where in _stretches(file, total)]
+    for first in range(0, len(stretches), STRETCHES_PER_STATEMENT):
+        yield from read(stretches[first : first + STRETCHES_PER_STATEMENT])
+    # The blocks that were chosen may hold no row though others do.
+    rest += [
+        f"(SELECT s.tableoid AS leaf, s.ctid::text AS tid, {size} AS size FROM ONLY {named[file.relation]} s "
+        f"LIMIT {ROWS_OF_LEAF})"
+        for file in files
+        if file.heap and file.blocks > BLOCKS_OF_LEAF and named[file.relation] not in seen
+    ]
+    for first in range(0, len(rest), STRETCHES_PER_STATEMENT):
+        yield from read(rest[first : first + STRETCHES_PER_STATEMENT])
+
+
+def _names(connection: Connection, leaves: Sequence[int]) -> dict[int, str]:
+    listed = "SELECT oid::bigint, oid::regclass::text AS name FROM pg_class WHERE oid = ANY (%(leaves)s::oid[])"
+    return {row.oid: row.name for row in execute(connection, listed, {"leaves": list(leaves)})}
+
+
+def _stretches(file: File, total: int) -> Iterator[str]:
+    """Conditions over the leaf `s`: all of a small one, of a big one its share of the blocks, by chance."""
+    if file.blocks <= BLOCKS_OF_LEAF:
+        yield ""
+        return
+    share = max(BLOCKS_OF_LEAF, SAMPLE_BLOCKS * file.blocks // total)
+    for block in sorted(random.sample(range(file.blocks), min(share, file.blocks))):
+        yield f"WHERE s.ctid >= '({block},0)'::tid AND s.ctid < '({block + 1},0)'::tid"
+
+
+def _refused(connection: Connection, source: Source, entry: Entry, leaf: str, tids: Sequence[str]) -> int | None:
+    """The size of one of these rows' entries, as the server refuses it; None where it takes them all. Leaves nothing.
+
+    They are stored as a segment stores them, and indexed both ways: as the seal does, and as a write does.
+    """
+    columns = ", ".join(
+        f"c{i + 1} {column.type}" + (f" COLLATE {column.collation}" if column.collation else "")
+        for i, column in enumerate(entry.columns)
+    )
+    read = ", ".join(column.of("r") for column in entry.columns)
+    savepoint = connection.begin_nested()
+    try:
+        # Two plans at once must not wait for each other.
+        table = f"{DATA_SCHEMA}.size_{execute(connection, 'SELECT pg_backend_pid()').scalar_one()}"
+        execute(connection, f"CREATE TABLE {table} ({columns})")
+        query = f"SELECT {read} FROM ONLY {leaf} r WHERE r.ctid = ANY (%(tids)s::tid[])"
+        types = owner.columns_of(connection, table)
+        item, values = owner.relation(connection, source, query, types, {"tids": list(tids)})
+        put = f"INSERT INTO {table} SELECT * FROM {item}"
+        execute(connection, put, values)
+        execute(connection, f"CREATE INDEX ON {table} {physical.key_clause(entry)}")
+        execute(connection, f"TRUNCATE {table}")
+        execute(connection, put, values)
+    except DBAPIError as error:
+        if sqlstate(error) != TOO_BIG:
+            raise
+        size = re.search(r"\d+", str(error.orig))
+        return int(size[0]) if size else 0
+    finally:
+        savepoint.rollback()
+    return None

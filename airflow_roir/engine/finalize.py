@@ -44,6 +44,7 @@ def finalize_run(database: Database, run: Run, report: Callable[[str], None] = l
         folded = retry(lambda: fold.work(database, run))
         retry(lambda: fold.finish(database, run, folded))
     if retry(lambda: _read(database, run)).options.get("verify", "after") in ("after", "both"):
+        retry(lambda: fold.follow_partitions(database, run, report))
         found = verify.verify_build(database, run)
         report(f"compared with the table: {found}")
         if not found.is_exact:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, update
 
-from airflow_roir.engine import build, capture, control, tables
+from airflow_roir.engine import build, capture, control, partitions, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import mode
 from airflow_roir.engine.capture_function import CAPTURE, DIRECT
@@ -93,8 +93,9 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         row = _read_running(connection, run)
         known: set[int] = set()
-        # A leaf that is new is read through here already, and not while writers wait.
+        # A leaf that is new is read through here already, the fingerprint is planned: not while writers wait.
         check_partitions(connection, job, known)
+        check_fingerprint(connection, job)
         lock()
         check_fingerprint(connection, job)
         check_partitions(connection, job, known, adopt=True)
@@ -105,6 +106,26 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
     with database.transaction() as connection:
         done = mode(connection, job.generation_id) != CAPTURE
     if not done:
+        drain(database, job, body, report)
+
+
+def follow_partitions(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
+    """Take in partitions that came since the switch: what they were truncated of before isn't compared, or shown.
+
+    Raises LockNotAcquired, Fenced, SourceChanged.
+    """
+    with database.transaction() as connection:
+        job = load_job(connection, run)
+        came = partitions.changes(connection, job.source, job.generation_id)
+
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        read_control(connection, run)
+        known: set[int] = set()
+        check_partitions(connection, job, known)
+        lock()
+        check_partitions(connection, job, known, adopt=True)
+
+    if came:
         drain(database, job, body, report)
 
 

@@ -18,6 +18,9 @@ from airflow_roir.engine.plan import Bound, Plan
 from airflow_roir.engine.tables import DATA_SCHEMA, SCHEMA
 
 DEFAULT_SEGMENT = 0
+# A publication of all tables has ours too, and then a table without one refuses every UPDATE and DELETE, a user's
+# write to the source with it. Keys may be NULL, so no index will do. Each segment: a partition inherits none.
+REPLICA_IDENTITY = "REPLICA IDENTITY FULL"
 
 
 def base(generation_id: int) -> str:
@@ -84,7 +87,7 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
     )
     execute(
         connection,
-        f"CREATE UNIQUE INDEX {_index_name(base_key(generation_id))} ON ONLY {table} {_key_clause(entry)}",
+        f"CREATE UNIQUE INDEX {_index_name(base_key(generation_id))} ON ONLY {table} {key_clause(entry)}",
     )
     # A type of its own: a CHECK of a text made each write to the delta a third dearer.
     execute(
@@ -96,6 +99,8 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
         connection,
         f"CREATE UNIQUE INDEX g{generation_id}_delta_key ON {delta(generation_id)} ({identity}) NULLS NOT DISTINCT",
     )
+    for name in _stored_in(generation_id, plan):
+        execute(connection, f"ALTER TABLE {name} {REPLICA_IDENTITY}")
     operators = equality_operators(connection, f"{delta(generation_id)}_key")
     return replace(
         entry,
@@ -119,6 +124,11 @@ def create_source_view(connection: Connection, generation_id: int, source: Sourc
     )
 
 
+def _stored_in(generation_id: int, plan: Plan) -> list[str]:
+    """The tables that hold rows: segments and delta."""
+    return [*(segment(generation_id, n) for n in range(plan.segments + 1)), delta(generation_id)]
+
+
 def segment_bounds(plan: Plan) -> list[tuple[Bound | None, Bound | None]]:
     """Half-open bounds of the segments 1, 2, …; None is unbounded."""
     edges: list[Bound | None] = [None, *plan.segment_bounds, None]
@@ -130,7 +140,7 @@ def seal_segment(connection: Connection, generation_id: int, ordinal: int, entry
     name = segment(generation_id, ordinal)
     execute(
         connection,
-        f"CREATE UNIQUE INDEX {_index_name(segment_key(generation_id, ordinal))} ON {name} {_key_clause(entry)}",
+        f"CREATE UNIQUE INDEX {_index_name(segment_key(generation_id, ordinal))} ON {name} {key_clause(entry)}",
     )
     execute(
         connection,
@@ -193,7 +203,8 @@ def drop(connection: Connection, generation_id: int) -> None:
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
 
 
-def _key_clause(entry: Entry) -> str:
+def key_clause(entry: Entry) -> str:
+    """SQL: the columns of a unique index of entries, and how it takes NULLs."""
     covered = [f"c{i + 1}" for i in entry.included_positions if entry.columns[i].covered]
     include = f" INCLUDE ({', '.join(covered)})" if covered else ""
     return f"({', '.join(entry.physical(entry.identity_positions))}){include} NULLS NOT DISTINCT"

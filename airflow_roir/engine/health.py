@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import capture, catalog, control
+from airflow_roir.engine import capture, catalog, control, own_tables, publications, restore
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Column, Source
 from airflow_roir.engine.database import execute
@@ -20,7 +20,8 @@ MOST_NAMED = 3
 
 ACTIVE = """
 SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, i.source_oid,
-       coalesce((o.options ->> 'ignore_row_security')::boolean, false) AS ignore_row_security
+       coalesce((o.options ->> 'ignore_row_security')::boolean, false) AS ignore_row_security,
+       coalesce((o.options ->> 'ignore_publications')::boolean, false) AS ignore_publications
   FROM roir.generation g
   JOIN roir.index i ON i.id = g.index_id
   JOIN roir.operation o ON o.generation_id = g.id AND o.kind <> 'verify'
@@ -28,6 +29,36 @@ SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, i.source_oid,
    AND (%(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)) ORDER BY g.id
 """
 IS_ROW_SECURE = "SELECT relrowsecurity FROM pg_class WHERE oid = %(oid)s"
+# Of each generation that is maintained the capture function names its statements.
+REPLACED = """
+SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+  JOIN pg_class c ON c.oid = i.source_oid::oid
+  JOIN pg_proc f ON f.oid = to_regprocedure(format('roir_data.capture_%%s()', i.source_oid))
+  LEFT JOIN pg_proc w ON w.oid = to_regprocedure(format('roir_data.truncate_%%s()', i.source_oid))
+ WHERE i.source_oid = %(source)s AND g.capture_mode <> 'none' AND g.status IN ('building', 'active', 'retired')
+   AND (position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN f.prosrc) = 0
+        OR w.prosrc !~ format('roir_data\\.g%%s\\M', g.id)
+        OR NOT f.prosecdef OR NOT w.prosecdef OR f.proowner <> c.relowner)
+"""
+# An index of an older version has neither the view nor that function before the first clean-up.
+VIEW_FAULTS = """
+SELECT roir.view_faults(%(generation)s) > 0 AND EXISTS (
+  SELECT FROM pg_proc f WHERE f.oid = to_regprocedure(format('roir_data.truncate_%%s()', %(source)s)))
+"""
+# 29: AFTER INSERT OR UPDATE OR DELETE, for each row; 32: AFTER TRUNCATE.
+ALTERED_TRIGGERS = """
+SELECT format('%%I on %%s', tgname, tgrelid::regclass) AS trigger, tgrelid::regclass::text AS relation,
+       quote_ident(tgname) AS name
+  FROM pg_trigger
+ WHERE tgfoid IN (SELECT function FROM roir.captures(%(source)s::oid))
+   AND (tgtype NOT IN (29, 32) OR tgqual IS NOT NULL OR tgattr <> '' OR tgnargs > 0)
+ ORDER BY tgrelid <> %(source)s::oid, 1 LIMIT 1
+"""
+# No trigger tells of their TRUNCATE before a clean-up has taken them in; nobody knows what their first transaction did.
+NEW_LEAVES = """
+SELECT c.name FROM roir.partition_changes(%(generation)s, %(source)s::oid) c WHERE NOT c.gone ORDER BY 1
+"""
+CHANGES = "SELECT kind, name, was, is_now FROM roir.shape_changes(%(generation)s) WHERE kind <> 'label' ORDER BY 1, 2"
 
 
 def warnings(connection: Connection, operation_id: int | None = None) -> list[str]:
@@ -36,20 +67,31 @@ def warnings(connection: Connection, operation_id: int | None = None) -> list[st
     It tells how things stand: triggers that were disabled for a while and are enabled again leave no trace but in
     `verify`.
     """
-    return [
-        line for row in execute(connection, ACTIVE, {"operation": operation_id}) for line in _of_index(connection, row)
-    ]
+    rows = execute(connection, ACTIVE, {"operation": operation_id}).all()
+    return [line for row in rows for line in _of_index(connection, row)] + restore.replaced(connection, operation_id)
 
 
 def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]:
     name = str(control.index_name(row))
+    found: list[str] = []
     try:
-        source = catalog.read_source(connection, catalog.name_of(connection, row.source_oid))
-    except (NotFound, InvalidInput) as error:
+        source = catalog.read_source_by_oid(connection, row.source_oid)
+    except NotFound as error:
         return [f"index {name}: {error}"]
+    except InvalidInput as error:
+        found.append(f"index {name}: {error}")
+        source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
     entry = Entry.from_json(row.entry)
-    found = _capture(connection, name, source)
+    found += _capture(connection, name, source)
+    if execute(connection, VIEW_FAULTS, {"generation": row.id, "source": source.oid}).scalar_one():
+        found.append(
+            f"index {name}: {physical.source_view(row.id)}, by which the capture reads {source.sql}, is gone or was "
+            "altered, so writes fail or are missed. Drop it, if it is there. "
+            f"A rebuild makes it anew: roir build '{name}'"
+        )
+    found += own_tables.problems(connection, control.index_name(row), row.id, entry)
     found += shape_problems(connection, name, source, row.id, entry)
+    found += _changes(connection, name, source, row.id)
     # REINDEX would not do: entries may belong into other segments.
     found += [
         f"index {name}: the library of collation {one} was exchanged since it was built, so lookups may miss entries. "
@@ -62,39 +104,81 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
             f"index {name}: {source.sql} has row-level security now; the view shows the rows that its policies hide "
             "to all who may read the view. Revoke SELECT on the view, or drop the index"
         )
-    return found
+    return found + publications.warnings(connection, name, row.ignore_publications)
 
 
 def _capture(connection: Connection, name: str, source: Source) -> list[str]:
+    found = []
     gaps = capture.gaps(connection, source.oid)
-    if not gaps:
-        return []
-    missing = any(gap.missing for gap in gaps)
-    named = ", ".join(map(str, gaps[:MOST_NAMED])) + (f" and {len(gaps) - MOST_NAMED} more" * (len(gaps) > MOST_NAMED))
-    first = gaps[0]
-    remedy = (
-        f"a rebuild makes it anew: roir build '{name}'"
-        if missing
-        else f"ALTER TABLE {first.relation} ENABLE ALWAYS TRIGGER {first.trigger}; then roir verify '{name}', and, "
-        f"where it finds a difference, roir build '{name}'"
-    )
-    return [f"index {name}: not every write to {source.sql} is captured: {named}. Remedy: {remedy}"]
+    if gaps:
+        missing = any(gap.missing for gap in gaps)
+        more = len(gaps) - MOST_NAMED
+        named = ", ".join(map(str, gaps[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
+        first = gaps[0]
+        remedy = (
+            f"a rebuild makes it anew: roir build '{name}'"
+            if missing
+            else f"ALTER TABLE {first.relation} ENABLE ALWAYS TRIGGER {first.trigger}; then roir verify '{name}', and, "
+            f"where it finds a difference, roir build '{name}'"
+        )
+        found.append(f"index {name}: not every write to {source.sql} is captured: {named}. Remedy: {remedy}")
+    altered = execute(connection, ALTERED_TRIGGERS, {"source": source.oid}).first()
+    if altered is not None:
+        found.append(
+            f"index {name}: {altered.trigger} was replaced by a trigger that doesn't fire for every write. Remedy: "
+            f"DROP TRIGGER {altered.name} ON {altered.relation}; then a rebuild makes it anew: roir build '{name}'"
+        )
+    if execute(connection, REPLACED, {"source": source.oid}).first() is not None:
+        found.append(
+            f"index {name}: the capture functions of {source.sql} aren't as roir made them, or belong to a former "
+            f"owner of it, so writes may fail or be missed. Run: roir clean-up, which makes them anew; then roir "
+            f"verify '{name}', and, where it finds a difference, roir build '{name}'"
+        )
+    return found
+
+
+def _changes(connection: Connection, name: str, source: Source, generation_id: int) -> list[str]:
+    """What a rebuild puts right: the entries are of other columns, or of other values, than there are now."""
+    anew = f"Rebuild it: roir build '{name}'"
+    found = []
+    for row in execute(connection, CHANGES, {"generation": generation_id}):
+        if row.kind == "column":
+            if row.is_now is None:
+                continue  # shape_problems tells
+            what = (
+                f"column {quote(row.name)} of {source.sql} is another one now (added anew, or its name was exchanged)"
+            )
+        elif row.kind == "expression":
+            what = f"column {quote(row.name)} of {source.sql} is generated as {row.is_now} now, and was as {row.was}"
+        else:
+            what = f"type {row.name}, which columns of {source.sql} have, has lost an attribute"
+        found.append(f"index {name}: {what}, so its entries may be wrong. {anew}")
+    if source.partitioned:
+        new = list(execute(connection, NEW_LEAVES, {"generation": generation_id, "source": source.oid}).scalars())
+        if new:
+            more = len(new) - MOST_NAMED
+            named = ", ".join(new[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+            found.append(
+                f"index {name}: partitions of {source.sql} came without roir ({named}), and a TRUNCATE of one is seen "
+                "only after a clean-up has taken it in. Run: roir clean-up"
+            )
+    return found
 
 
 def shape_problems(connection: Connection, index: str, source: Source, generation_id: int, entry: Entry) -> list[str]:
     """How the source's columns differ from a published generation's. A rebuild can't show others by the same view."""
-    base = execute(connection, "SELECT %(name)s::regclass::oid", {"name": physical.base(generation_id)}).scalar_one()
-    stored = catalog.columns_of(connection, base)
+    base = execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": physical.base(generation_id)}).scalar_one()
+    stored = {} if base is None else catalog.columns_of(connection, base)
     anew = f"Drop the index and build it anew: roir drop '{index}'"
     found = []
     for number, column in enumerate(entry.columns, start=1):
-        now, then = source.columns.get(column.source), stored[f"c{number}"]
+        now, then = source.columns.get(column.source), stored.get(f"c{number}")
         if now is None:
             found.append(
                 f"index {index}: {source.sql} has no column {quote(column.source)} any more, so writes to it fail. "
                 f"Give it its name again. {anew}"
             )
-        elif (now.type, now.collation) != (then.type, then.collation):
+        elif then is not None and (now.type, now.collation) != (then.type, then.collation):
             found.append(
                 f"index {index}: column {quote(column.source)} of {source.sql} is {_type(now)} now and {_type(then)} "
                 f"in its entries, which may be wrong by that. {anew}"

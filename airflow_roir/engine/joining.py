@@ -6,7 +6,6 @@ capture mode, for the reason that the capture is, and whatever copy of it there 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from sqlalchemy import Connection
@@ -16,7 +15,7 @@ from airflow_roir.engine import capture, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import ACTIVE, CAPTURE
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, execute, retry
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, execute, retry, to_json
 from airflow_roir.engine.entry import Entry
 from airflow_roir.entry_state import EntryState
 from airflow_roir.scan_range import ScanRange
@@ -104,8 +103,8 @@ def batch(
         rows = _write(connection, generation_id, entry, mode, columns, rest, bindings)
         moved = {
             "id": joining_id,
-            "watermark": json.dumps(list(last)),
-            "before": None if before is None else json.dumps(before),
+            "watermark": to_json(list(last)),
+            "before": None if before is None else to_json(before),
         }
         # Whoever else brings it in too has been there: that does no harm, going back would.
         execute(connection, ADVANCE, moved)

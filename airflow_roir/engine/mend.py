@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import comparison, owner
+from airflow_roir.engine import comparison, damage, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, execute, is_transient
 from airflow_roir.engine.run import Job
@@ -29,15 +29,19 @@ REST_S = 0.1
 
 UNMENDED = """
 SELECT id, kind FROM roir.discrepancy
- WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND outcome IS NULL AND kind <> 'corrupt'
+ WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND outcome IS NULL
+   AND kind NOT IN ('corrupt', 'damaged')
  ORDER BY id
 """
 OUTCOME = """
 UPDATE roir.discrepancy SET outcome = %(outcome)s, mended_at = clock_timestamp()
  WHERE id = ANY (%(ids)s) AND outcome IS NULL
 """
-
-
+# What lookups have called missing or extra is damage.
+MISTAKEN = """
+UPDATE roir.discrepancy d SET kind = 'damaged', detail = %(said)s FROM {found}
+ WHERE d.id = r.id AND d.kind = %(kind)s AND d.outcome IS NULL
+"""
 TYPES = """
 SELECT format_type(atttypid, -1) FROM pg_attribute
  WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
@@ -56,12 +60,14 @@ class Mender:
 
     def __init__(self, connection: Connection, job: Job) -> None:
         self.connection = connection
+        self.job = job
         self.generation_id = job.generation_id
         self.base = physical.base(job.generation_id)
         self.entry = entry = job.entry
         self.source = job.source.sql
         self.read = job.source
-        with connection.begin():
+        # In the caller's transaction, if there is one.
+        with connection.begin_nested() if connection.in_transaction() else connection.begin():
             types = list(execute(connection, TYPES, {"base": self.base}).scalars())
             self.trusted = owner.is_trusted(connection, job.source)
         recorded = comparison.recorded_identity(entry, "d", types)
@@ -72,6 +78,16 @@ class Mender:
         found = "roir.discrepancy d WHERE d.id = ANY (%(ids)s)" if self.trusted else listed
         self.recorded = f"(SELECT d.id, {identity} FROM {found}) s"
         self.row = comparison.row_of(entry, "r", "s.")
+
+    def look_again(self, ids: list[int]) -> None:
+        """Without indexes, before anything is put or taken out by them: see `damage.mistaken`."""
+        if ids:
+            for kind, query, said in damage.mistaken(
+                self.recorded, self.read, self.base, self.entry, self.job.run.index
+            ):
+                execute(self.connection, damage.WITHOUT_INDEX)
+                item, values = self._asked(query, "id bigint", ids)
+                execute(self.connection, MISTAKEN.format(found=item), {**values, "kind": kind, "said": said})
 
     def put(self, ids: list[int]) -> list[int]:
         """Give rows their entries, in one transaction; returns those whose rows aren't there any more.
@@ -184,6 +200,8 @@ def mend_unit(connection: Connection, job: Job, verification_id: int, unit_id: i
     """
     mender = Mender(connection, job)
     values = {"verification": verification_id, "unit": unit_id}
+    with connection.begin():
+        mender.look_again([row.id for row in execute(connection, UNMENDED, values)])
     for attempt in range(TRIES):
         with connection.begin():
             rows = execute(connection, UNMENDED, values).all()

@@ -72,7 +72,10 @@ def check(
 
 
 def adopt(connection: Connection, source: Source, generation_id: int, leaves: Collection[Change]) -> None:
-    """Write down leaves that `check` found harmless, and follow their TRUNCATE. Locks them against writers."""
+    """Write down leaves that `check` found harmless, and follow their TRUNCATE. Locks them against writers.
+
+    What one of them was truncated of before can't be known: its bounds are asked for rows, as of one that leaves.
+    """
     if leaves:
         values = {"generation": generation_id, "source": source.oid, "leaves": [leaf.relation for leaf in leaves]}
         execute(connection, "SELECT roir.adopt_partitions(%(generation)s, %(source)s, %(leaves)s::oid[])", values)

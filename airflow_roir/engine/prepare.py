@@ -23,6 +23,7 @@ from airflow_roir.engine import (
     health,
     owner,
     partitions,
+    publications,
     scan_choice,
     tables,
 )
@@ -101,6 +102,7 @@ def rehearse(
         assert definition.source is not None
         source = catalog.read_source(connection, definition.source)
         checks.check_row_security(connection, source, options.ignore_row_security)
+        publications.check(connection, options.ignore_publications)
         checks.check_collations(connection, source)
         if existing is not None:
             _check_shape(connection, existing, source)
@@ -113,7 +115,8 @@ def rehearse(
         found = make_plan(connection, source, definition, options)
         choice = scan_choice.choose(connection, source, options, found, existing.id if existing else None)
         entry = Entry.of(source, definition, options.covering, found.partition)
-        size = entry_size.measure(connection, name, source, entry, found.rows)
+        entry = entry_size.cover(connection, name, source, entry, options.covering)
+        size = entry_size.measure(connection, name, source, entry)
         return Rehearsal(name, source, definition, entry, found, choice, "rebuild" if existing else "create", size)
 
     readers = Drain(database, source.sql, source.relations, options.lock_timeout_ms, patience_s, modes=EXCLUSIVE)
@@ -222,6 +225,7 @@ def _prepare(
     # From here to the commit writers wait: install the capture, look once more, write the operation.
     _check_other_builds(connection, source)
     capture.install(connection, source)
+    execute(connection, "SELECT roir.keep_shape(%(generation)s)", {"generation": generation_id})
     columns = [column.source for column in entry.columns] + list(source.primary_key)
     operation_id = int(
         connection.execute(

@@ -51,8 +51,9 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
         raise OperationPaused(f"index {run.index}: operation {row.id} was paused: {row.pause_reason}")
     _check_complete(connection, job)
     known: set[int] = set()
-    # A leaf that is new is read through here already, and not while writers wait.
+    # A leaf that is new is read through here already, and the fingerprint's queries are planned: writers don't wait.
     check_partitions(connection, job, known)
+    check_fingerprint(connection, job)
     lock()
     check_fingerprint(connection, job)
     check_partitions(connection, job, known, adopt=True)

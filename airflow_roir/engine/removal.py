@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, retry
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, has_vanished, retry
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
 
@@ -73,6 +73,9 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
             try:
                 removed += retry(partial(step, database, row, store, first), patience_s)
             except DBAPIError as error:
+                if has_vanished(error) and not _exists(database, store.name):
+                    # Dropped with its generation, by a clean-up for example.
+                    break
                 if not isinstance(error.orig, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected):
                     raise
                 raise LockNotAcquired(
@@ -143,6 +146,11 @@ def _source(connection: Connection, row: Row[Any]) -> Source | None:
         return catalog.read_source(connection, catalog.name_of(connection, row.source_oid))
     except (NotFound, InvalidInput):
         return None
+
+
+def _exists(database: Database, name: str) -> bool:
+    with database.transaction() as connection:
+        return execute(connection, "SELECT to_regclass(%(name)s)", {"name": name}).scalar() is not None
 
 
 def _blocks(connection: Connection, name: str) -> int:

@@ -160,7 +160,7 @@ def load_job(connection: Connection, run: Run) -> Job:
         .where(tables.generation.c.id == row.generation_id)
     ).one()
     entry = Entry.from_json(generation.entry)
-    source = catalog.read_source(connection, catalog.name_of(connection, generation.source_oid))
+    source = catalog.read_source_by_oid(connection, generation.source_oid)
     job = Job(
         run,
         row.index_id,
@@ -185,15 +185,11 @@ def load_job(connection: Connection, run: Run) -> Job:
 
 def check_fingerprint(connection: Connection, job: Job) -> None:
     """Raise SourceChanged where the source's shape isn't the one that the operation was prepared for."""
-    compare_fingerprint(catalog.fingerprint(connection, job.source.oid, job.columns), job)
-
-
-def compare_fingerprint(now: str, job: Job) -> None:
-    """As `check_fingerprint`, by a fingerprint that was just taken."""
-    if now != job.fingerprint:
+    if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
         raise SourceChanged(
             f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "
-            "primary key, or the capture triggers); abort the operation and begin anew"
+            "their types or expressions, the primary key, row security, or the capture: its triggers, function or "
+            "tables); abort the operation and begin anew"
         )
 
 

@@ -51,7 +51,8 @@ def head() -> str:
 def init(database: Database) -> str:
     """Create or upgrade the control schema to this code's version; returns it. Safe to call again.
 
-    Where the database was restored from a dump its indexes are made to know their tables again (`restore`).
+    Where the database was restored from a dump, or upgraded by pg_upgrade, its indexes are made to know their tables
+    again (`restore`).
 
     Raises InvalidInput where the role may not create schemas in the database, or the server is too old,
     SchemaVersionMismatch where the schema is newer than the code.
@@ -100,17 +101,18 @@ def current(connection: Connection) -> str | None:
 
 
 def check_schema(connection: Connection) -> None:
-    """Raise SchemaVersionMismatch where the control schema is missing, older or newer than this code, or restored."""
+    """Raise SchemaVersionMismatch where the control schema is missing, older or newer than this code, or where the
+    database was restored or upgraded and nobody has told its indexes.
+    """
+    from airflow_roir.engine import restore
+
     present = current(connection)
     if present is None:
         raise SchemaVersionMismatch("this database has no control schema yet; create it with: roir init")
     if present == head():
-        restored = execute(connection, "SELECT present::regclass::text FROM roir.restored_sources() LIMIT 1").scalar()
-        if restored is not None:
-            raise SchemaVersionMismatch(
-                f"this database was restored from a dump: table {restored} has another oid now than its indexes know; "
-                "run: roir init"
-            )
+        moved = restore.problem(connection)
+        if moved is not None:
+            raise SchemaVersionMismatch(f"{moved}; run: roir init")
         return
     _check_known(present)
     raise SchemaVersionMismatch(

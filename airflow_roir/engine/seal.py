@@ -6,7 +6,9 @@ One segment is one transaction, claimed like a range.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -16,12 +18,16 @@ from airflow_roir.engine import build, control
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Stop
 from airflow_roir.engine.database import Database, execute, is_transient
+from airflow_roir.engine.giving_way import GaveWay, giving_way
 from airflow_roir.engine.run import Job, Run, WorkLeft, load_job, read_control
 from airflow_roir.errors import Fenced, InvariantViolated
 from airflow_roir.operation import Phase, Verb
 
 # A sort in memory is what makes a bulk B-tree build fast; half a million entries fit into this.
 SORT_MEMORY_KB = 262_144
+# So often a segment is begun anew for those who wait for it. Then it is finished first: somebody who truncates leaves
+# all day long would else keep it from its end.
+MOST_RETREATS = 8
 
 CLAIM_SEGMENT = """
 UPDATE roir.segment
@@ -95,10 +101,13 @@ class SealWorker:
             return Stop("done")
         return SegmentClaim(found.id, found.ordinal, found.status, found.claim_token)
 
-    def index(self, claim: SegmentClaim) -> SegmentClaim:
-        """Build and attach the segment's unique index. Raises Fenced, with nothing changed."""
+    def index(self, claim: SegmentClaim, gives_way: bool = True) -> SegmentClaim:
+        """Build and attach the segment's unique index. Raises Fenced and GaveWay, with nothing changed.
+
+        gives_way: to whoever waits for the segment, a TRUNCATE of the source above all.
+        """
         try:
-            with self.connection.begin():
+            with self._giving_way(self.connection, claim, gives_way), self.connection.begin():
                 self._set_up()
                 physical.hold_segment(self.connection, self.job.generation_id, claim.ordinal)
                 if self.job.scan.by_blocks:
@@ -112,14 +121,22 @@ class SealWorker:
             raise
         return SegmentClaim(claim.segment_id, claim.ordinal, "indexed", claim.token)
 
-    def vacuum(self, claim: SegmentClaim) -> None:
-        """Make index-only scans work at once, and give the planner its statistics."""
+    def vacuum(self, claim: SegmentClaim, gives_way: bool = True) -> None:
+        """Make index-only scans work at once, and give the planner its statistics. Raises Fenced, GaveWay."""
         with self.database.autocommit() as connection:
             name = physical.segment(self.job.generation_id, claim.ordinal)
             execute(connection, f"SET lock_timeout = '{build.TABLE_LOCK_WAIT}'")
-            execute(connection, f"VACUUM (ANALYZE) {name}")
+            with self._giving_way(connection, claim, gives_way):
+                execute(connection, f"VACUUM (ANALYZE) {name}")
         with self.connection.begin():
             self._commit(claim, "indexed", "sealed")
+
+    def _giving_way(self, connection: Connection, claim: SegmentClaim, gives_way: bool) -> AbstractContextManager[None]:
+        if not gives_way:
+            return nullcontext()
+        generation_id = self.job.generation_id
+        locked = [*physical.names(generation_id), physical.segment(generation_id, claim.ordinal)]
+        return giving_way(self.database, connection, locked)
 
     def _set_up(self) -> None:
         # Our own workers are the parallelism that was asked for; the server shall add none of its own.
@@ -171,11 +188,18 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
             job = load_job(connection, run)
             control.start_clock(connection, run.operation_id, run.epoch)
         sealer = SealWorker(database, connection, job, worker)
+        retreats: Counter[int] = Counter()
         while isinstance(claim := sealer.claim(), SegmentClaim):
             begun = time.monotonic()
-            if claim.status == "loading":
-                claim = sealer.index(claim)
-            sealer.vacuum(claim)
+            gives_way = retreats[claim.ordinal] < MOST_RETREATS
+            try:
+                if claim.status == "loading":
+                    claim = sealer.index(claim, gives_way)
+                sealer.vacuum(claim, gives_way)
+            except GaveWay:
+                # It is claimed anew, which looks for a pause on the way, and queues behind whoever was let by.
+                retreats[claim.ordinal] += 1
+                continue
             yield SegmentMetrics(worker, claim.ordinal, time.monotonic() - begun)
 
 

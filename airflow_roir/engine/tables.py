@@ -17,6 +17,7 @@ from sqlalchemy import (
     Integer,
     MetaData,
     Numeric,
+    SmallInteger,
     Table,
     Text,
     UniqueConstraint,
@@ -51,6 +52,18 @@ def _now(name: str) -> Column[object]:
 def _moment(name: str) -> Column[object]:
     return Column(name, DateTime(timezone=True))
 
+
+# The oids that this schema's own tables and the schema itself had when it was settled: one row. A dump and pg_upgrade
+# change them (`restore.py`).
+home = Table(
+    "home",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, autoincrement=False),
+    Column("tables", JSONB, nullable=False),
+    Column("schema_oid", BigInteger, nullable=False),
+    _now("settled_at"),
+    CheckConstraint("id = 1", name="one"),
+)
 
 index = Table(
     "index",
@@ -91,6 +104,8 @@ generation = Table(
     _moment("retired_at"),
     _moment("drop_after"),
     Column("ghosts", BigInteger, nullable=False, server_default="0"),
+    # What its entries depend on in the definition of the source (roir.source_shape), as it was at prepare.
+    Column("shape", JSONB(none_as_null=True)),
     CheckConstraint("status IN ('building', 'active', 'retired', 'dropped')", name="status"),
     CheckConstraint("capture_mode IN ('capture', 'direct', 'active', 'none')", name="capture_mode"),
     CheckConstraint("scan IN ('key', 'block', 'index')", name="scan"),
@@ -283,6 +298,7 @@ verification = Table(
     Column("complete", Boolean),
     _now("started_at"),
     _moment("finished_at"),
+    Column("damaged", BigInteger, nullable=False, server_default="0"),
     CheckConstraint("mode IN ('only', 'before', 'after')", name="mode"),
     CheckConstraint("(complete IS NULL) = (finished_at IS NULL)", name="complete"),
 )
@@ -312,8 +328,8 @@ verification_unit = Table(
     Column("claim_worker", Integer),
     Column("claim_token", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("verification_id", "stage", "ordinal"),
-    CheckConstraint("stage IN ('total', 'sum', 'check')", name="stage"),
-    CheckConstraint("side IN ('source', 'heap', 'entry', 'delta', 'tree')", name="side"),
+    CheckConstraint("stage IN ('total', 'sum', 'check', 'whole')", name="stage"),
+    CheckConstraint("side IN ('source', 'heap', 'entry', 'delta', 'tree', 'reach', 'both')", name="side"),
 )
 
 discrepancy = Table(
@@ -332,7 +348,9 @@ discrepancy = Table(
     # mended: put right. gone: right by itself when it was looked at again, under a lock. Null: as it was.
     Column("outcome", Text),
     _moment("mended_at"),
-    CheckConstraint("kind IN ('missing', 'extra', 'different', 'corrupt')", name="kind"),
+    # Of what is damaged: what was seen, where, and what a person must do.
+    Column("detail", Text),
+    CheckConstraint("kind IN ('missing', 'extra', 'different', 'corrupt', 'damaged')", name="kind"),
     CheckConstraint("outcome IN ('mended', 'gone')", name="outcome"),
 )
 Index("discrepancy_unit", discrepancy.c.verification_id, discrepancy.c.unit_id)

@@ -40,8 +40,9 @@ class VerifyReport:
     """What a verification found. rows, entries: of source and index, that were looked at.
 
     different: the entry is there, but its included or equal-yet-distinct values differ. corrupt: B-trees that amcheck
-    refused. mended: those of all these that a repair put right, or that were right when it looked again. complete:
-    False where a sample, a slice or a time limit left something out.
+    or a lookup refused. damaged: heap and index of the table, or of the entries, disagree, so that a lookup can't tell.
+    mended: those of all these that a repair put right, or that were right when it looked again. complete: False where a
+    sample, a slice or a time limit left something out.
     """
 
     index: str
@@ -53,6 +54,7 @@ class VerifyReport:
     extra: int
     different: int
     corrupt: int
+    damaged: int
     mended: int
     complete: bool
     first: tuple[dict[str, Any], ...] = ()
@@ -60,7 +62,7 @@ class VerifyReport:
     @property
     def found(self) -> int:
         """All discrepancies."""
-        return self.missing + self.extra + self.different + self.corrupt
+        return self.missing + self.extra + self.different + self.corrupt + self.damaged
 
     @property
     def is_exact(self) -> bool:
@@ -69,7 +71,7 @@ class VerifyReport:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, with the counts first."""
-        counts = ("missing", "extra", "different", "corrupt", "mended")
+        counts = ("missing", "extra", "different", "corrupt", "damaged", "mended")
         facts = asdict(self)
         return {name: facts.pop(name) for name in counts} | facts
 
@@ -77,6 +79,7 @@ class VerifyReport:
         """One line."""
         found = f"missing {self.missing}, extra {self.extra}, different {self.different}"
         found += f", corrupt {self.corrupt}" if self.corrupt else ""
+        found += f", damaged {self.damaged}" if self.damaged else ""
         found += f"; mended {self.mended}" if self.mended else ""
         return f"{self.rows} rows{'' if self.complete else ' of a part'}; {found}"
 
@@ -96,7 +99,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
         if last is not None and last.status in control.LIVE:
             return _adopt(connection, last, name, options, actor)
         generation = _active(connection, found.id, name)
-        source = catalog.read_source(connection, catalog.name_of(connection, found.source_oid))
+        source = catalog.read_source_by_oid(connection, found.source_oid)
         entry = Entry.from_json(generation.entry)
         if options.amcheck:
             _check_amcheck(connection)
@@ -185,9 +188,10 @@ def unfinished(connection: Connection, operation_id: int) -> Row[Any]:
 
 
 def stage(connection: Connection, verification_id: int) -> str:
-    """`total`, `sum` or `check`: the last one that has units; also `check` where nothing is suspicious."""
+    """`total`, `sum`, `check` or `whole`: the last one that has units; also `check` where nothing is suspicious."""
     query = (
-        "SELECT CASE WHEN v.suspicious IS NOT NULL THEN 'check' ELSE coalesce((SELECT u.stage "
+        "SELECT CASE WHEN EXISTS (SELECT FROM roir.verification_unit u WHERE u.verification_id = v.id "
+        "AND u.stage = 'whole') THEN 'whole' WHEN v.suspicious IS NOT NULL THEN 'check' ELSE coalesce((SELECT u.stage "
         "FROM roir.verification_unit u WHERE u.verification_id = v.id ORDER BY u.id DESC LIMIT 1), 'check') END "
         "FROM roir.verification v WHERE v.id = %(id)s"
     )
@@ -204,7 +208,8 @@ def is_open(connection: Connection, verification_id: int) -> bool:
 def last(connection: Connection, operation_id: int) -> Row[Any] | None:
     """The newest verification of an operation; its discrepancies, of all kinds, are `found`."""
     verification = tables.verification
-    counted = verification.c.missing + verification.c.extra + verification.c.different + verification.c.corrupt
+    counted = verification.c.missing + verification.c.extra + verification.c.different
+    counted += verification.c.corrupt + verification.c.damaged
     return connection.execute(
         select(verification, counted.label("found"))
         .where(verification.c.operation_id == operation_id)
@@ -219,6 +224,7 @@ def last(connection: Connection, operation_id: int) -> Row[Any] | None:
 COUNTS = """
 SELECT count(*) FILTER (WHERE kind = 'missing') AS missing, count(*) FILTER (WHERE kind = 'extra') AS extra,
        count(*) FILTER (WHERE kind = 'different') AS different, count(*) FILTER (WHERE kind = 'corrupt') AS corrupt,
+       count(*) FILTER (WHERE kind = 'damaged') AS damaged,
        count(*) FILTER (WHERE outcome IS NOT NULL) AS mended
   FROM roir.discrepancy WHERE verification_id = %(id)s
 """
@@ -297,6 +303,7 @@ def report(database: Database, verification_id: int) -> VerifyReport:
             extra=row.extra,
             different=row.different,
             corrupt=row.corrupt,
+            damaged=row.damaged,
             mended=row.mended,
             complete=bool(row.complete),
             first=tuple(_named(one, Entry.from_json(row.entry)) for one in first),
@@ -318,7 +325,8 @@ def described(one: dict[str, Any]) -> str:
         return f"corrupt: {one['entry']}"
     where = ", ".join(f"{name} {value}" for name, value in {**one["key"], **one["primary_key"]}.items())
     outcome = f" ({one['outcome']})" if one["outcome"] else ""
-    return f"{one['kind']}: {where}{outcome}"
+    detail = f"; {one['detail']}" if one["detail"] else ""
+    return f"{one['kind']}: {where}{outcome}{detail}"
 
 
 def _named(row: Row[Any], entry: Entry) -> dict[str, Any]:
@@ -337,5 +345,6 @@ def _named(row: Row[Any], entry: Entry) -> dict[str, Any]:
         "entry": row.entry_values and dict(zip(everything, row.entry_values, strict=True))
         if named
         else row.entry_values,
+        "detail": row.detail,
         "outcome": row.outcome,
     }

@@ -80,7 +80,12 @@ def finish(database: Database, run: Run) -> None:
             )
         control.tick(connection, run.operation_id, run.epoch)
         stage = verification.stage(connection, found.id)
-        if stage == "check":
+        if stage in ("check", "whole"):
+            partial = VerifyOptions(**found.options).is_partial
+            if stage == "check" and not partial:
+                source = catalog.source_of_index(connection, row.index_id)
+                if verify_plan.plan_whole(connection, found.id, source):
+                    return
             verification.close(connection, found)
             if row.kind == "verify":
                 _complete(connection, row, run)
@@ -119,6 +124,7 @@ def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
     last = verification.last(connection, row.id)
     assert last is not None
     said = f"{last.rows} rows: missing {last.missing}, extra {last.extra}, different {last.different}"
+    said += f", damaged {last.damaged}" if last.damaged else ""
     control.record_event(connection, row.index_id, row.id, run.owner, "verified", said)
 
 

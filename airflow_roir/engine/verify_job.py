@@ -67,7 +67,7 @@ def load(connection: Connection, run: Run) -> VerifyJob:
         "WHERE g.id = %(id)s",
         {"id": found.generation_id},
     ).one()
-    source = catalog.read_source(connection, catalog.name_of(connection, generation.source_oid))
+    source = catalog.read_source_by_oid(connection, generation.source_oid)
     job = Job(
         run,
         row.index_id,

@@ -7,15 +7,18 @@ that part. A unit is claimed like a range of a build.
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from psycopg2 import errors as pg_errors
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import build, comparison, mend, owner
+from airflow_roir.engine import build, comparison, damage, mend, owner
+from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Stop
 from airflow_roir.engine.comparison import of_source
 from airflow_roir.engine.database import execute
@@ -87,6 +90,20 @@ SELECT c.oid::regclass::text FROM pg_class c
    AND (%(ours)s OR c.oid = %(source)s OR EXISTS (
         SELECT FROM pg_partition_ancestors(c.oid::regclass) a WHERE a.relid = %(source)s::oid))
 """
+# Whether the totals, which differed, were of one snapshot.
+ONE_SNAPSHOT = """
+SELECT count(DISTINCT snapshot) = 1 AND bool_or(stage = 'sum') FROM (
+    SELECT stage, CASE WHEN stage = 'total' THEN snapshot END AS snapshot FROM roir.verification_unit
+     WHERE verification_id = %(verification)s) u
+"""
+# What nothing that was found and is left explains.
+UNEXPLAINED = """
+INSERT INTO roir.discrepancy (verification_id, unit_id, kind, key, primary_key, detail)
+SELECT %(verification)s, %(unit)s, 'damaged', %(key)s, %(primary_key)s, %(detail)s
+ WHERE NOT EXISTS (SELECT FROM roir.discrepancy d WHERE d.verification_id = %(verification)s
+                      AND d.primary_key = %(primary_key)s::jsonb AND d.outcome IS NULL)
+"""
+Found = TypeVar("Found")
 
 
 class VerifyWorker:
@@ -131,7 +148,9 @@ class VerifyWorker:
         """
         begun = time.monotonic()
         checked, found = 0, 0
-        if claim.stage != "check" and claim.side != "tree":
+        if claim.side == "both":
+            self._whole(claim, begun)
+        elif claim.stage != "check" and claim.side not in ("tree", "reach"):
             summed = self._sums(claim)
             with self.connection.begin():
                 checked = self._commit(claim, summed, begun)
@@ -139,9 +158,13 @@ class VerifyWorker:
             with self.connection.begin():
                 name = self._hold(claim)
                 if name is not None and claim.side == "tree":
-                    self._check_tree(claim, name)
+                    self._noting_corruption(claim, name, self._check_tree)
+                elif name is not None and claim.side == "reach":
+                    self._noting_corruption(claim, name, self._count)
                 elif name is not None:
-                    checked, found = self._check(claim, name)
+                    checked, found = self._noting_corruption(claim, name, self._check) or (0, 0)
+                    if found and self.verify_job.options.is_partial:
+                        self._look_again("unit_id = %(unit)s", {"unit": claim.unit_id})
                 mend = found > 0 and self.verify_job.options.repair
                 self._commit(claim, {**NO_SUMS, "rows": checked}, begun, mend)
         return UnitMetrics(self.worker, claim.ordinal, checked, time.monotonic() - begun, found)
@@ -192,7 +215,10 @@ class VerifyWorker:
             entry = job.entry
             read = of_source(entry, "r") if claim.of_source else entry.physical(prefix="r.")
             where = self._where(claim, values, "r")
-            if claim.side == "source" and values:
+            if claim.side != "source":
+                # An index that has lost something must not hide it.
+                execute(self.connection, damage.WITHOUT_INDEX)
+            elif values:
                 # As a batch of the build: a unit is no scan of the whole table.
                 execute(self.connection, "SET LOCAL enable_seqscan = off")
             if claim.stage == "total":
@@ -276,31 +302,106 @@ class VerifyWorker:
         job, with_delta = self.job, self.verify_job.with_delta
         values: dict[str, Any] = {}
         # Not "s": that is the source's in the question whether an entry is shown.
-        alias = "r" if claim.side == "source" else "x"
+        alias = "r" if claim.of_source else "x"
         where = self._where(claim, values, alias)
+        if claim.side != "source":
+            where += f" AND {alias}.ctid >= '(0,0)'::tid"
+        # What is looked up is looked up by an index, however small the table is: as readers and the capture do.
+        execute(self.connection, damage.BY_INDEX)
         if self.verify_job.suspicious is not None:
-            read = of_source(job.entry, "r") if claim.side == "source" else job.entry.physical(prefix="x.")
+            read = of_source(job.entry, "r") if claim.of_source else job.entry.physical(prefix="x.")
             bucket = comparison.bucket(job.entry, read, self.verify_job.buckets)
             # A constant, so that the server looks them up by hash.
             where += f" AND {bucket} = ANY ('{{{','.join(map(str, self.verify_job.suspicious))}}}'::int[])"
         if claim.side == "source":
-            sql, around = comparison.missing_or_different(
+            compared = comparison.missing_or_different(
                 job.source, job.entry, job.generation_id, name, where, with_delta
             )
+        elif claim.side == "heap":
+            compared = damage.unreachable_rows(job.source, job.entry, name, where)
         else:
-            # A regular row of the delta overrides the base itself.
-            of_base = with_delta and claim.side == "entry"
-            sql, around = comparison.extra(job.source, job.entry, job.generation_id, name, where, of_base)
-        for name_of, number in (("verification", self.verify_job.verification_id), ("unit", claim.unit_id)):
-            around = around.replace(f"%({name_of})s", str(int(number)))
-        row = self._execute(claim, sql, values, comparison.COMPARED, around)
+            compared = self._extra(claim, name, where)
+        row = self._compare(claim, compared, values)
         return row.rows, row.found
 
+    def _compare(self, claim: UnitClaim, compared: tuple[str, str], values: dict[str, Any]) -> Row[Any]:
+        sql, around = compared
+        for name, number in (("verification", self.verify_job.verification_id), ("unit", claim.unit_id)):
+            around = around.replace(f"%({name})s", str(int(number)))
+        return self._execute(claim, sql, values, comparison.COMPARED, around)
+
+    def _extra(self, claim: UnitClaim, name: str, where: str) -> tuple[str, str]:
+        job = self.job
+        # A regular row of the delta overrides the base itself.
+        of_base = self.verify_job.with_delta and claim.side == "entry"
+        itself = damage.itself(job.entry, physical.base(job.generation_id)) if claim.side != "delta" else None
+        remedy = damage.remedy_of_entries(job.run.index)
+        return comparison.extra(job.source, job.entry, job.generation_id, name, where, of_base, itself, remedy)
+
+    def _count(self, claim: UnitClaim, name: str) -> None:
+        """Whether a segment's B-tree leads to as much as its heap holds; to what it doesn't."""
+        execute(self.connection, damage.BY_INDEX)
+        counted = execute(self.connection, damage.COUNTS.format(segment=name)).one()
+        if counted.heap != counted.tree:
+            self._compare(claim, self._extra(claim, name, "x.ctid >= '(0,0)'::tid"), {})
+
+    def _look_again(self, which: str, values: dict[str, Any]) -> None:
+        found = execute(
+            self.connection,
+            f"SELECT id FROM roir.discrepancy WHERE {which} AND verification_id = %(verification)s "
+            "AND kind IN ('missing', 'extra') AND outcome IS NULL",
+            {**values, "verification": self.verify_job.verification_id},
+        )
+        mend.Mender(self.connection, self.job).look_again(list(found.scalars()))
+
+    def _whole(self, claim: UnitClaim, begun: float) -> None:
+        """What is left to explain, without any index: lookups that failed, and sums of one snapshot that differed."""
+        rows: list[Row[Any]] = []
+        values = {"verification": self.verify_job.verification_id, "unit": claim.unit_id}
+        with self.connection.begin():
+            execute(self.connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            if self._hold(claim) is not None and execute(self.connection, ONE_SNAPSHOT, values).scalar_one():
+                rows = self._differing()
+        with self.connection.begin():
+            self._hold(claim)
+            self._look_again("true", {})
+            for row in rows:
+                seen = f"{row.rows} rows and {row.entries} entries of this primary key, by no index, differ"
+                of_source = damage.remedy_of_source(self.job.source)
+                remedy = of_source if row.rows > 1 else damage.remedy_of_entries(self.job.run.index)
+                found = {
+                    "key": json.dumps(row.key),
+                    "primary_key": json.dumps(row.primary_key),
+                    "detail": f"{seen}. {remedy}",
+                }
+                execute(self.connection, UNEXPLAINED, {**values, **found})
+            self._commit(claim, NO_SUMS, begun)
+
+    def _differing(self) -> list[Row[Any]]:
+        job, buckets = self.job, self.verify_job.buckets
+        parallel = f"SET LOCAL max_parallel_workers_per_gather = {self.verify_job.options.parallelism}"
+        execute(self.connection, f"{damage.WITHOUT_INDEX}; {parallel}")
+        shown = "SELECT coalesce(roir.is_shown(%(id)s, 'x'), 'true')"
+        visible = execute(self.connection, shown, {"id": job.generation_id}).scalar_one()
+        both = damage.both_sides(
+            job.source, job.entry, job.generation_id, visible, self.verify_job.with_delta, self.newer
+        )
+        query = damage.differing_buckets(both, job.entry, buckets)
+        differ = list(owner.rows(self.connection, job.source, query, damage.DIFFERING_BUCKETS).scalars())
+        if not differ:
+            return []
+        query = damage.differing_rows(both, job.entry, buckets, differ)
+        return list(owner.rows(self.connection, job.source, query, damage.DIFFERING_ROWS).all())
+
     def _check_tree(self, claim: UnitClaim, name: str) -> None:
+        for check in execute(self.connection, TREES, {"relation": claim.relation}).scalars().all():
+            execute(self.connection, check)
+
+    def _noting_corruption(self, claim: UnitClaim, name: str, look: Callable[[UnitClaim, str], Found]) -> Found | None:
+        """What a look returns, or None where the server finds an index corrupt: that is written down."""
         try:
             with self.connection.begin_nested():
-                for check in execute(self.connection, TREES, {"relation": claim.relation}).scalars().all():
-                    execute(self.connection, check)
+                return look(claim, name)
         except DBAPIError as error:
             if not isinstance(error.orig, pg_errors.DataCorrupted | pg_errors.IndexCorrupted):
                 raise
@@ -317,6 +418,7 @@ class VerifyWorker:
                     "said": said,
                 },
             )
+            return None
 
     def _commit(self, claim: UnitClaim, found: dict[str, Any], begun: float, mend: bool = False) -> int:
         run = self.job.run

@@ -7,12 +7,15 @@ doesn't. Clean-up makes the view plain when no such snapshot can exist any more,
 
 from __future__ import annotations
 
-from sqlalchemy import Connection
+from typing import Any
+
+from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import QualifiedName, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.old_snapshots import Holder, holders
 from airflow_roir.errors import InvariantViolated
 
 # A standby that sends no feedback doesn't say what its transactions see. Reports that read standbys are granted hours
@@ -46,31 +49,9 @@ SELECT roir.refresh_view(%(generation)s) WHERE EXISTS (
   SELECT FROM roir.source_partition WHERE generation_id = %(generation)s AND status <> 'present')
 """
 
-# A snapshot that doesn't see transaction X has an xmin of at most X, and whoever holds a snapshot shows its xmin.
-# Sessions of other databases can't read the view; a standby's snapshots are told by its walsender, or by its slot.
-OLD_SNAPSHOTS = """
-WITH publish AS (
-    SELECT age(p.xid::xid) AS age, g.published_at
-      FROM roir.generation g CROSS JOIN LATERAL (SELECT g.mode_xid::xid8 AS xid) p
-     WHERE g.id = %(generation)s
-       -- Not yet assigned here: the database was restored from another server's dump.
-       AND p.xid < pg_snapshot_xmax(pg_current_snapshot())
-       -- PostgreSQL lets no snapshot become that old; age() would wrap around.
-       AND pg_snapshot_xmax(pg_current_snapshot())::text::numeric - p.xid::text::numeric < 2000000000)
-SELECT 'pid ' || a.pid || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', '') AS who
-  FROM publish p, pg_stat_activity a
- WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) >= p.age
-   AND (a.datid IS NULL OR a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))
-UNION ALL
-SELECT 'replication slot ' || quote_ident(s.slot_name) FROM publish p, pg_replication_slots s
- WHERE age(s.xmin) >= p.age
-UNION ALL
-SELECT 'a standby without hot_standby_feedback, pid ' || r.pid
-  FROM publish p, pg_stat_replication r
-  JOIN pg_stat_activity a ON a.pid = r.pid
-  LEFT JOIN pg_replication_slots s ON s.active_pid = r.pid
- WHERE a.backend_xmin IS NULL AND s.xmin IS NULL AND s.slot_type IS DISTINCT FROM 'logical'
-   AND r.state IS DISTINCT FROM 'backup' AND p.published_at > clock_timestamp() - %(patience)s::interval
+PUBLISHED = """
+SELECT mode_xid, published_at > clock_timestamp() - %(patience)s::interval AS recent
+  FROM roir.generation WHERE id = %(generation)s
 """
 
 
@@ -100,6 +81,32 @@ def show(
     execute(connection, sql + (f" WHERE (SELECT roir.published({generation_id}))" if guarded else ""))
 
 
+def is_ours(connection: Connection, name: QualifiedName, index_id: int) -> bool:
+    """True where the relation of that name is the view of that index, not one that took its name."""
+    row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
+    return row is not None and bool(row.ours)
+
+
+SHOWING = """
+SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') FROM pg_depend d
+  JOIN pg_rewrite r ON r.oid = d.objid JOIN pg_class c ON c.oid = r.ev_class
+ WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass
+   AND d.refobjid = to_regclass(%(base)s) AND c.relkind = 'v'
+"""
+
+
+def lost(connection: Connection, name: QualifiedName, generation_id: int) -> str:
+    """What to say where the view of an active generation isn't there under its name, with the remedy."""
+    shows = execute(connection, SHOWING, {"base": physical.base(generation_id)}).scalar()
+    renamed = (
+        f"its entries are shown by {shows} now; give that its name again" if shows else "no view shows its entries"
+    )
+    return (
+        f"index {name}: there is no view of that name, or one that isn't roir's: {renamed}. Or drop the index and "
+        f"build it anew: roir drop '{name}'"
+    )
+
+
 def hide(connection: Connection, generation_id: int) -> None:
     """Make the view of an active generation hide the entries of partitions that are leaving or joining, if any are."""
     execute(connection, HIDE, {"generation": generation_id})
@@ -110,10 +117,20 @@ def is_guarded(connection: Connection, name: QualifiedName) -> bool:
     return bool(execute(connection, IS_GUARDED, {"schema": name.schema, "name": name.name}).scalar_one())
 
 
-def old_snapshots(connection: Connection, generation_id: int) -> list[str]:
-    """Who may hold a snapshot that is older than a generation's publish.
+def old_snapshots(connection: Connection, generation_id: int) -> list[Holder]:
+    """Who may hold a snapshot that is older than a generation's publish. One look isn't enough: look twice.
 
-    One look doesn't see a snapshot that is handed from one session to another meanwhile: look twice.
+    The guard is kept for those that are known; for the others for a day (`STANDBY_PATIENCE`), which is over where none
+    of them is named any more. `unknown` names them for longer.
     """
-    values = {"generation": generation_id, "patience": STANDBY_PATIENCE}
-    return list(execute(connection, OLD_SNAPSHOTS, values).scalars())
+    row = _published(connection, generation_id)
+    return [one for one in holders(connection, row.mode_xid) if one.known or row.recent]
+
+
+def unknown(connection: Connection, generation_id: int) -> list[Holder]:
+    """Standbys that don't say what they see, so that the guard is taken away from a snapshot that they may hold."""
+    return [one for one in holders(connection, _published(connection, generation_id).mode_xid) if not one.known]
+
+
+def _published(connection: Connection, generation_id: int) -> Row[Any]:
+    return execute(connection, PUBLISHED, {"generation": generation_id, "patience": STANDBY_PATIENCE}).one()

@@ -24,6 +24,7 @@ NUMBERS = (
     "max_rows_per_second",
     "revert_window_s",
 )
+TRUTHS = ("ignore_row_security", "ignore_publications")
 
 
 class PrepareIndexBuildOperator(RoirOperator):
@@ -34,8 +35,8 @@ class PrepareIndexBuildOperator(RoirOperator):
     table, keys, include: source table, key columns in order and included columns, as SQL identifiers, the columns
         comma-separated or as a list. All empty rebuilds an existing index as it is.
     parallelism, batch_rows, batch_ms, ranges, segments, max_rows_per_second, revert_window_s, scan, covering,
-        ignore_row_security, verify: see `BuildOptions`; numbers and truth may be given as text; None or '' takes the
-        default there.
+        ignore_row_security, ignore_publications, verify: see `BuildOptions`; numbers and truth may be given as text;
+        None or '' takes the default there.
 
     All of them are templated. Fails without a retry on input that can't be used, before anything is changed. Waits,
     rescheduled, while another run drives the index's operation, or a verification of the index is unfinished.
@@ -49,7 +50,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         *NUMBERS,
         "scan",
         "covering",
-        "ignore_row_security",
+        *TRUTHS,
         "verify",
     )
 
@@ -69,6 +70,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         scan: str | None = None,
         covering: str | None = None,
         ignore_row_security: bool | str | None = None,
+        ignore_publications: bool | str | None = None,
         verify: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -86,6 +88,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         self.scan = scan
         self.covering = covering
         self.ignore_row_security = ignore_row_security
+        self.ignore_publications = ignore_publications
         self.verify = verify
 
     def execute(self, context: Context) -> int:
@@ -120,7 +123,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         given["scan"] = optional_text(self.scan)
         given["covering"] = optional_text(self.covering)
         given["verify"] = optional_text(self.verify)
-        given["ignore_row_security"] = yes_or_no("ignore_row_security", self.ignore_row_security)
+        given |= {name: yes_or_no(name, getattr(self, name)) for name in TRUTHS}
         return BuildOptions(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -54,6 +54,7 @@ class SparkDrivingOperator(DrivingOperator):
         self.parallelism = parallelism
         self.spark = spark
         self._driver: Driver | None = None
+        self._left_early = False
 
     def offer_live_options(self, context: Context) -> None:
         """Write what may be changed to the Task State Store, and show the button that leads there."""
@@ -103,7 +104,7 @@ class SparkDrivingOperator(DrivingOperator):
                     database,
                     ti,
                     watcher,
-                    lambda stored: self._turn(database, actor, options, stored, progress),
+                    lambda stored: self._turn(database, actor, options, stored, progress, row.id, owner),
                 )
         finally:
             self._driver.kill()
@@ -112,7 +113,7 @@ class SparkDrivingOperator(DrivingOperator):
             if code == InvalidInput.exit_code:
                 raise AirflowFailException(self._ending())
             if code != DONE:
-                asked_to = code in (OperationPaused.exit_code, OperationRunning.exit_code)
+                asked_to = self._left_early or code in (OperationPaused.exit_code, OperationRunning.exit_code)
                 self.leave_or_fail(database, ti, self._ending(), asked_to)
 
     def on_kill(self) -> None:
@@ -126,12 +127,26 @@ class SparkDrivingOperator(DrivingOperator):
         return self._driver.wait(seconds) is not None
 
     def _turn(
-        self, database: Database, actor: str, options: LiveOptions, stored: Mapping[str, Any], progress: Progress
+        self,
+        database: Database,
+        actor: str,
+        options: LiveOptions,
+        stored: Mapping[str, Any],
+        progress: Progress,
+        operation_id: int,
+        owner: str,
     ) -> None:
         def apply(**values: int) -> object:
             return control.set_options(database, self.index, actor, **values)
 
         try:
+            assert self._driver is not None
+            if self._driver.is_starting and control.has_paused(database, operation_id, owner):
+                # It would look at the pause when Spark is up, which takes a minute on a busy machine.
+                self._left_early = True
+                self._driver.kill()
+                control.has_paused(database, operation_id, owner)
+                return
             options.follow(stored, apply)
             progress.turn()
         except IllegalTransition:

@@ -12,6 +12,7 @@ from airflow_roir.engine.run import Run, WorkLeft, driving, heartbeat, read_cont
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.errors import OperationFailed, OperationPaused, RoirError, SparkFailed, WorkerFailed
 from airflow_roir.operation import Phase, Status
+from airflow_roir.spark.launch import SPARK_IS_UP
 from airflow_roir.spark.options import SparkOptions
 from airflow_roir.spark.patience import Patience
 from airflow_roir.spark.session import is_alive, is_python_error, spark_session, why
@@ -51,6 +52,7 @@ def drive(
         if _control(database, run).phase in ENGINE:
             report(f"operation {run.operation_id}: starting Spark")
             with spark_session(options, f"roir {run.index} operation {run.operation_id}") as spark:
+                report(SPARK_IS_UP)
                 # A stage of a verification may have to be followed by another one in the same phase.
                 while (phase := Phase(_control(database, run).phase)) in ENGINE:
                     _PhaseOnSpark(spark, database, run, phase, report).run()

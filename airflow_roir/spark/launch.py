@@ -19,6 +19,8 @@ from airflow_roir.spark.options import SparkOptions
 
 # What configures Airflow, secrets included, is none of the driver's business.
 _AIRFLOW_PREFIXES = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW")
+# What a driver logs once its Spark session is open. Until then it holds nothing that is worth a wait.
+SPARK_IS_UP = "Spark is up"
 # Airflow sends SIGKILL five seconds after SIGTERM; the task needs the rest to leave.
 TERMINATE_S = 2.0
 
@@ -65,6 +67,7 @@ class Driver:
     """A running driver process.
 
     command, environment: what to start; forward: called with every line that it logs, from a thread.
+    is_starting: Spark isn't up yet, so that it can be ended at any moment at no loss.
 
     What is not guaranteed: when this process dies by SIGKILL the driver goes on until it ends or a newer run fences
     it (DESIGN section 8); a wrong row can't come of that.
@@ -73,6 +76,7 @@ class Driver:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], forward: Callable[[str], None]) -> None:
         self._forward = forward
         self.last_line = ""
+        self.is_starting = True
         self._process = subprocess.Popen(
             command,
             env=dict(environment),
@@ -98,6 +102,8 @@ class Driver:
         for line in self._process.stdout:
             if text := line.rstrip():
                 self.last_line = text
+                if text == f"roir: {SPARK_IS_UP}":
+                    self.is_starting = False
                 self._forward(text)
 
     def wait(self, seconds: float | None = None) -> int | None:

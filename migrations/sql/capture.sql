@@ -13,11 +13,26 @@ UPDATE roir.generation g
               AND NOT a.attisdropped))
   FROM roir.index i WHERE i.id = g.index_id AND g.status <> 'dropped';
 
--- True for the functions that a source's capture triggers call.
-CREATE FUNCTION roir.is_capture(function oid, source oid) RETURNS boolean
+-- The functions that a source's capture triggers call. Ask by IN (SELECT …), which asks once for all triggers.
+CREATE FUNCTION roir.captures(source oid) RETURNS TABLE (function oid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT function IN (to_regprocedure(format('roir_data.capture_%s()', source)),
-                        to_regprocedure(format('roir_data.truncate_%s()', source)))
+    SELECT to_regprocedure(format('roir_data.%s_%s()', kind, source))::oid FROM unnest(ARRAY['capture', 'truncate']) kind
+$$;
+
+-- A stamp that differs whenever the server has written to a row of the catalogs that a source and its capture are made of.
+-- Cheap enough for every batch: where it is as it was there is nothing to look for. An ANALYZE leaves it alone.
+CREATE FUNCTION roir.stamp(source oid) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH capture AS MATERIALIZED (SELECT c.function FROM roir.captures(stamp.source) c)
+    SELECT md5(concat_ws('|',
+        (SELECT c.xmin FROM pg_class c WHERE c.oid = source),
+        (SELECT string_agg(a.xmin::text, ',' ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = source AND a.attnum > 0),
+        (SELECT string_agg(d.xmin::text, ',' ORDER BY d.adnum) FROM pg_attrdef d WHERE d.adrelid = source),
+        (SELECT string_agg(i.xmin::text, ',' ORDER BY i.indexrelid) FROM pg_index i WHERE i.indrelid = source),
+        (SELECT string_agg(p.xmin::text, ',' ORDER BY p.oid) FROM pg_proc p WHERE p.oid IN (SELECT function FROM capture)),
+        -- A partition's own capture triggers can be disabled one by one.
+        (SELECT string_agg(t.xmin::text, ',' ORDER BY t.oid) FROM pg_trigger t WHERE t.tgrelid = source),
+        (SELECT count(*) FROM pg_trigger t WHERE t.tgfoid IN (SELECT function FROM capture) AND t.tgenabled <> 'A')))
 $$;
 
 -- True where the caller's snapshot sees the generation in this capture mode: else it is older than the switch, or the
@@ -84,7 +99,7 @@ BEGIN
     FOR unwatched IN
         SELECT t.relation FROM roir.partition_tree(source) t
          WHERE t.leaf AND NOT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = t.relation AND g.tgtype & 32 <> 0
-                                         AND roir.is_capture(g.tgfoid, source))
+                                         AND g.tgfoid IN (SELECT function FROM roir.captures(source)))
          ORDER BY t.relation
     LOOP
         EXECUTE format('CREATE TRIGGER %I AFTER TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION roir_data.truncate_%s()',
@@ -92,83 +107,6 @@ BEGIN
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', unwatched::regclass, name);
     END LOOP;
     PERFORM set_config('roir.own_ddl', before, true);
-END $$;
-
--- As before, but the capture triggers are told by what they call.
-CREATE OR REPLACE FUNCTION roir.fingerprint(source oid, columns text[]) RETURNS text
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT md5(concat_ws('|',
-        (SELECT concat_ws(',', c.oid, c.relkind, c.relrowsecurity, n.nspname, c.relname)
-           FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = source),
-        (SELECT string_agg(concat_ws(',', attnum, quote_ident(attname), atttypid, atttypmod, attcollation), ';'
-                           ORDER BY attnum)
-           FROM pg_attribute WHERE attrelid = source AND attname = ANY (columns) AND NOT attisdropped),
-        (SELECT concat_ws(',', indkey, indclass, indisvalid, indimmediate)
-           FROM pg_index WHERE indrelid = source AND indisprimary),
-        (SELECT string_agg(concat_ws(',', tgenabled, tgtype), ';' ORDER BY tgtype)
-           FROM pg_trigger WHERE tgrelid = source AND roir.is_capture(tgfoid, source)),
-        -- 'A' is ENABLE ALWAYS: a partition's own capture triggers can be disabled one by one.
-        (SELECT count(*) FROM pg_trigger WHERE roir.is_capture(tgfoid, source) AND tgenabled <> 'A')))
-$$;
-
--- Sources by the oid that is recorded and by the one that they have. None where nothing was restored.
-CREATE OR REPLACE FUNCTION roir.restored_sources() RETURNS TABLE (recorded oid, present oid)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT DISTINCT i.source_oid::oid, t.tgrelid
-      FROM roir.index i
-      JOIN pg_proc p ON p.proname = 'capture_' || i.source_oid AND p.pronamespace = 'roir_data'::regnamespace
-      JOIN pg_trigger t ON t.tgfoid = p.oid AND t.tgtype & 1 <> 0 AND t.tgparentid = 0
-     WHERE i.dropped_at IS NULL AND t.tgrelid <> i.source_oid::oid
-$$;
-
--- Makes the control schema name the tables that there are, sources by their triggers and partitions by their names.
--- A partition that was renamed since it was written down is then one that is gone and one that came: sync-partitions.
-CREATE OR REPLACE FUNCTION roir.adopt_restored() RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
-SET intervalstyle = 'postgres' SET extra_float_digits = 3 SET bytea_output = 'hex' AS $$
-DECLARE
-    s record;
-BEGIN
-    CREATE TEMP TABLE restored ON COMMIT DROP AS
-        SELECT r.recorded, r.present, i.id AS index FROM roir.restored_sources() r
-          JOIN roir.index i ON i.source_oid = r.recorded::bigint AND i.dropped_at IS NULL;
-    -- By way of another name, since one's new oid may be another one's old.
-    FOR s IN SELECT DISTINCT r.recorded, f.kind FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
-              WHERE to_regprocedure(format('roir_data.%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
-        EXECUTE format('ALTER FUNCTION roir_data.%s_%s() RENAME TO restored_%s_%s', s.kind, s.recorded, s.kind, s.recorded);
-    END LOOP;
-    FOR s IN SELECT DISTINCT r.recorded, r.present, f.kind FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
-              WHERE to_regprocedure(format('roir_data.restored_%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
-        EXECUTE format('ALTER FUNCTION roir_data.restored_%s_%s() RENAME TO %s_%s', s.kind, s.recorded, s.kind, s.present);
-    END LOOP;
-    UPDATE roir.index i SET source_oid = r.present::bigint FROM pg_temp.restored r WHERE i.id = r.index;
-    UPDATE roir.source_partition p
-       SET relation = t.relation, parent = t.parent, link = CASE WHEN p.status = 'present' THEN t.link END,
-           condition = CASE WHEN p.status = 'present'
-                            THEN coalesce(nullif(pg_get_partition_constraintdef(t.relation), ''), 'true')
-                            ELSE p.condition END
-      FROM pg_temp.restored r
-      JOIN roir.generation g ON g.index_id = r.index
-     CROSS JOIN LATERAL roir.partition_tree(r.present) t
-     WHERE p.generation_id = g.id AND p.name = t.relation::regclass::text;
-    -- What is on its way in or out isn't in the tree.
-    UPDATE roir.source_partition p
-       SET relation = coalesce(to_regclass(p.name)::oid::bigint, 0),
-           -- A hash partition's constraint names its parent's oid. Wider bounds are right too: they are asked for rows.
-           condition = CASE WHEN p.condition LIKE '%satisfies_hash_partition%' THEN 'true' ELSE p.condition END
-      FROM pg_temp.restored r JOIN roir.generation g ON g.index_id = r.index
-     WHERE p.generation_id = g.id AND p.status <> 'present';
-    PERFORM roir.refresh_view(g.id)
-       FROM pg_temp.restored r JOIN roir.generation g ON g.index_id = r.index AND g.status = 'active'
-      WHERE EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id = g.id AND p.status <> 'present');
-    -- Its ranges name leaves by their old oids, and what went on in the first database nobody knows here.
-    UPDATE roir.operation o
-       SET status = 'failed', error = 'the database was restored from a dump while it was unfinished',
-           heartbeat_at = NULL, ticked_at = NULL
-      FROM pg_temp.restored r WHERE o.index_id = r.index AND o.status IN ('running', 'paused');
-    INSERT INTO roir.event (index_id, actor, action, detail)
-    SELECT r.index, session_user, 'restored', format('%s has oid %s now, not %s', r.present::regclass, r.present, r.recorded)
-      FROM pg_temp.restored r;
 END $$;
 
 -- Takes a partition out of an indexed source: one short transaction. roir clean-up then removes the entries.
@@ -210,7 +148,7 @@ BEGIN
     -- Those of this source only: a partition may have an index of its own.
     FOR watch IN
         SELECT x.tgrelid::regclass AS leaf, x.tgname AS name FROM pg_trigger x
-         WHERE x.tgrelid = ANY (below) AND x.tgtype & 32 <> 0 AND roir.is_capture(x.tgfoid, source)
+         WHERE x.tgrelid = ANY (below) AND x.tgtype & 32 <> 0 AND x.tgfoid IN (SELECT function FROM roir.captures(source))
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', watch.name, watch.leaf);
     END LOOP;

@@ -211,6 +211,46 @@ def test_the_switch_pauses_a_running_build_and_resumes_it(
     ]
 
 
+# It has begun its run, and then Spark doesn't come up.
+HANGS = TAKE_UP + "import time\nprint('starting Spark')\ntime.sleep(600)"
+
+
+@pytest.mark.parametrize("way", ["switch", "elsewhere", "elsewhere and back"])
+def test_a_pause_while_spark_starts_ends_it_at_once_and_costs_no_try(
+    context: dict[str, Any], shop: Any, driver_code: Any, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    from airflow_roir.spark import launch
+
+    driver_code(HANGS)
+    operation = prepare(context)
+    read, kill = launch.Driver._read, launch.Driver.kill
+
+    def pause_when_it_starts(self: Any) -> None:
+        def forward(_line: str) -> None:
+            if way == "switch":
+                context["ti"].paused = True
+            else:
+                control.pause(shop.database, INDEX, "ann@desk", "backup")
+
+        self._forward = forward
+        read(self)
+
+    def resumed_meanwhile(self: Any) -> None:
+        kill(self)
+        if way.endswith("back") and control.find_operation(shop.database, INDEX).status == "paused":
+            control.resume(shop.database, INDEX, "ann@desk")
+
+    monkeypatch.setattr(launch.Driver, "_read", pause_when_it_starts)
+    monkeypatch.setattr(launch.Driver, "kill", resumed_meanwhile)
+    with pytest.raises(AirflowRescheduleException):
+        build(context, operation)
+    found = control.find_operation(shop.database, INDEX)
+    assert found.status == ("running" if way.endswith("back") else "paused")
+    if found.status == "paused":
+        assert found.heartbeat_at is None
+        assert found.paused_by == (SWITCH if way == "switch" else "ann@desk")
+
+
 def test_the_store_is_seeded_and_what_it_holds_is_started_with(context: dict[str, Any], driver_code: Any) -> None:
     operation = prepare(context)
     asked = driver_code("")

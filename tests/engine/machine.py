@@ -19,7 +19,7 @@ from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import abort, build, capture, control, fold, prepare, publish, revert, seal
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
-from airflow_roir.engine.database import Database, _pin_settings, execute
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import load_job, start_run
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.operation import Phase, Status
@@ -49,7 +49,6 @@ class KeptSessions(Database):
         self._engine = create_engine(
             "postgresql+psycopg2://", creator=self._open, use_native_hstore=False, max_overflow=-1
         )
-        event.listen(self._engine, "connect", _pin_settings)
         event.listen(self._engine, "checkout", _wait_little)
 
 

@@ -63,6 +63,7 @@ class Stage:
     def __init__(self, database: Database, phase: str, **definition: Any) -> None:
         self.database = database
         self.phase = phase = _PHASE_OF.get(phase, phase)
+        self.index = definition.get("index", "ix")
         self.older: Stage | None = None
         options = {"ranges": 3, "segments": 2, "batch_rows": 7}
         if phase.startswith("rebuild"):
@@ -96,7 +97,7 @@ class Stage:
                         held, begun = outcome.claim, begun + bool(done)
                     done += held is None
             if phase == "paused":
-                control.pause(database, "ix", "test", "")
+                control.pause(database, self.index, "test", "")
             return
         steps.build_all(database, run)
         if phase == "built":
@@ -144,7 +145,7 @@ class Stage:
         """Carry the operation on to its end; the index is exact."""
         if self.phase != "published":
             database = self.database
-            self.run = start_run(database, "ix", "test", take_over=True, parallelism=1)
+            self.run = start_run(database, self.index, "test", take_over=True, parallelism=1)
             finalize = capture.mode(self.connection, self.job.generation_id) == "direct"
             self.connection.rollback()
             if not finalize:
@@ -155,7 +156,7 @@ class Stage:
         self.connection.close()
         if self.older is not None:
             self.older.connection.close()
-        steps.assert_exact(self.database)
+        steps.assert_exact(self.database, self.index)
 
 
 def differences(connection: Connection, job: Job, published: bool) -> Sequence[Row[Any]]:

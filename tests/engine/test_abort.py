@@ -194,7 +194,7 @@ def test_dropping_the_index_of_a_dropped_table_leaves_nothing(database: Database
     run_sql(dsn, "CREATE TABLE gone (id int PRIMARY KEY)")
     _, run = steps.begin(database, "ix", "gone", "id")
     steps.finish_all(database, run)
-    run_sql(dsn, "DROP TABLE gone")
+    run_sql(dsn, "DROP TABLE gone CASCADE")
     abort.drop_index(database, "ix", "me")
     with database.transaction() as connection:
         left = execute(

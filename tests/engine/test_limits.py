@@ -38,9 +38,168 @@ def test_an_entry_that_is_too_big_for_a_b_tree_is_refused_at_plan(database: Data
     run_sql(dsn, f"UPDATE t SET k = {RANDOM.format(100)} WHERE id = 77")
     with pytest.raises(InvalidInput, match=r"public.ix.*public.t.*bytes.*Choose other key columns"):
         plan(database, "k")
-    with pytest.raises(InvalidInput, match="bytes"):
-        plan(database, "v", "k", covering="all")
     assert plan(database, "v", "k").startswith("at most ")
+
+
+# Values of n bytes or so as the source has them: as they are, long and compressible, compressed by the source, and out
+# of line. What an entry of them takes in a B-tree is known to the server alone.
+NOISE = "substr((SELECT string_agg(md5(i::text), '') FROM generate_series(1, 1 + {0} / 32) i), 1, {0})"
+VALUES = {
+    "plain": ("text", NOISE),
+    "bytea": ("bytea", f"convert_to({NOISE}, 'UTF8')"),
+    "half of it compressible": ("text", f"{NOISE} || repeat('x', {{0}})"),
+    "out of line": ("text STORAGE EXTERNAL", f"{NOISE} || repeat('x', 3000)"),
+    "inline": ("text STORAGE MAIN", f"{NOISE} || repeat('x', 3000)"),
+    "by another method": ("text COMPRESSION pglz", f"{NOISE} || repeat('xy', 2000)"),
+    "array": ("text[]", f"ARRAY[{NOISE}, NULL]"),
+}
+
+
+RESTS = {"plain": "k, id", "NULL key": "n, k, id", "included": "k, id, v"}
+SOME = [("plain", "plain"), ("half of it compressible", "included"), ("out of line", "NULL key"), ("array", "plain")]
+EVERY = [
+    pytest.param(name, rest, marks=[pytest.mark.sweep] * ((name, rest) not in SOME))
+    for name in VALUES
+    for rest in RESTS
+]
+
+
+@pytest.mark.parametrize(("name", "rest"), EVERY)
+def test_the_biggest_entry_that_the_server_takes_is_taken_and_one_byte_more_is_refused(
+    database: Database, dsn: str, name: str, rest: str
+) -> None:
+    kind, value = VALUES[name]
+    user = steps.session(dsn)
+    user.autocommit = True
+    sql(user, f"CREATE TABLE t (id int PRIMARY KEY, k {kind}, n int, v varchar(100))")
+    sql(user, f"CREATE TABLE stored AS SELECT {RESTS[rest]} FROM t")
+    identity = RESTS[rest].removesuffix(", v")
+    index = f"CREATE UNIQUE INDEX i ON stored ({identity}) {'INCLUDE (v)' * (rest == 'included')} NULLS NOT DISTINCT"
+    definition = {"keys": identity.removesuffix(", id"), "include": "v" if rest == "included" else None}
+
+    def write(length: int) -> None:
+        sql(user, "TRUNCATE t")
+        sql(user, f"INSERT INTO t SELECT 1, {value.format(length)}, NULL, repeat('w', 100)")
+
+    def taken(length: int) -> bool:
+        """Whether the server takes it into an index of such rows that it builds, and into one that is there."""
+        write(length)
+        copied = f"INSERT INTO stored SELECT {RESTS[rest]} FROM t"
+        try:
+            sql(user, f"TRUNCATE stored; {copied}; {index}; TRUNCATE stored; {copied}; DROP INDEX i")
+        except psycopg2.errors.ProgramLimitExceeded:
+            return False
+        return True
+
+    low, high = 500, 4_000
+    assert taken(low)
+    assert not taken(high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if taken(middle) else (low, middle)
+    write(high)
+    with pytest.raises(InvalidInput, match=r"public.ix.*public.t.*bytes.*Choose other key columns"):
+        plan(database, **definition)
+    write(low)
+    plan(database, **definition)
+    assert sql(user, "SELECT relname FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace") == []
+    _, run = steps.begin(database, segments=1, **definition)
+    steps.finish_all(database, run)
+    write(low)
+    steps.assert_exact(database)
+
+
+SPREAD = {
+    # partitions, rows of each, the partition of the one fat row
+    "one table": (0, 300, 0),
+    "many small leaves": (60, 20, 59),
+    "an empty one among them": (5, 0, 3),
+    "one big leaf and small ones": (4, 3_000, 2),
+}
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("spread", SPREAD)
+def test_a_single_fat_row_of_a_small_leaf_is_always_seen(
+    database: Database, dsn: str, spread: str, analyzed: bool
+) -> None:
+    leaves, rows, where = SPREAD[spread]
+    by = " PARTITION BY LIST (p)" if leaves else ""
+    user = steps.session(dsn)
+    user.autocommit = True
+    sql(user, f"CREATE TABLE t (p int, id int, k text, PRIMARY KEY (p, id)){by}")
+    for n in range(leaves):
+        sql(user, f"CREATE TABLE t_{n} PARTITION OF t FOR VALUES IN ({n})")
+        big = 150_000 if n == 1 and spread.startswith("one big") else rows
+        sql(user, f"INSERT INTO t SELECT {n}, i, 'k' FROM generate_series(1, {big}) i")
+    if not leaves:
+        sql(user, f"INSERT INTO t SELECT 0, i, repeat('k', 500) FROM generate_series(1, {rows}) i")
+    if analyzed:
+        sql(user, "ANALYZE t")
+    plan(database, "k")
+    sql(user, f"INSERT INTO t SELECT {where}, 0, {RANDOM.format(100)}")
+    with pytest.raises(InvalidInput, match="Choose other key columns"):
+        plan(database, "k")
+
+
+def test_a_big_leaf_is_sampled_by_other_blocks_each_time_and_never_by_none(database: Database, dsn: str) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text)",
+        "INSERT INTO t SELECT i, repeat('k', 500) FROM generate_series(1, 9000) i",
+        f"UPDATE t SET k = {RANDOM.format(50)} || id WHERE id % 20 = 0",
+        # What is left of the table is in its last blocks.
+        "DELETE FROM t WHERE id < 8990",
+        "VACUUM (TRUNCATE false) t",
+    )
+    told = {plan(database, "k") for _ in range(6)}
+    assert all(int(line.split()[0]) > 500 for line in told), told
+
+
+COVERING = {
+    # key, included, covering: what is covered, None: refused
+    ("b", "i", "all"): ["i"],
+    ("b", "s, i", "all"): ["s", "i"],
+    ("b", "x", "all"): None,
+    ("b", "i, x", "all"): None,
+    ("b", "x, i", "auto"): ["i"],
+    ("b", "x", "none"): [],
+    ("x", "i", "all"): ["i"],
+    ("x", "l", "all"): None,
+    ("x", "l", "auto"): [],
+    ("b", "l", "all"): ["l"],
+    ("b", "l", "auto"): [],
+    ("h", "s", "auto"): ["s"],
+    ("h", "m", "auto"): [],
+    ("h", "m, i", "auto"): ["i"],
+    ("h", "m", "all"): None,
+}
+
+
+@pytest.mark.parametrize("case", COVERING, ids=lambda case: ", ".join(case))
+def test_no_write_fails_because_of_an_included_column(database: Database, dsn: str, case: tuple[str, str, str]) -> None:
+    """The longest values that the types allow; of a key without bound, those that leave 1,024 bytes."""
+    keys, include, covering = case
+    columns = {"b": "bigint", "i": "int", "s": "varchar(10)", "x": "text", "l": "varchar(300)", "m": "varchar(200)",
+               "h": "varchar(500)"}  # fmt: skip
+    listed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+    run_sql(dsn, f"CREATE TABLE t (id int PRIMARY KEY, {listed})", "INSERT INTO t VALUES (1, 1)")
+    definition = IndexDefinition.parse("ix", "t", keys, include)
+    if COVERING[case] is None:
+        with pytest.raises(InvalidInput, match=r"public.ix: covering is all, and included column .*auto.*none"):
+            prepare.rehearse(database, definition, BuildOptions(covering=covering))
+        return
+    entry = prepare.rehearse(database, definition, BuildOptions(covering=covering)).entry
+    assert [c.source for c in entry.columns if c.covered] == COVERING[case]
+    stage = Stage(database, "published", keys=keys, include=include, covering=covering)
+    wide = "(SELECT string_agg(chr(65536 + (hashint4(i) & 65535)), '') FROM generate_series(1, {0}) i)"
+    longest = {"b": "-1", "i": "-1", "s": wide.format(10), "x": wide.format(350 if keys == "x" else 20_000),
+               "l": wide.format(300), "m": wide.format(200), "h": wide.format(500)}  # fmt: skip
+    user = steps.session(dsn)
+    sql(user, f"INSERT INTO t (id, {', '.join(longest)}) SELECT 2, {', '.join(longest.values())}")
+    sql(user, "UPDATE t SET " + ", ".join(f"{name} = {value}" for name, value in longest.items()))
+    user.commit()
+    stage.assert_exact("after the longest values")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -7,19 +7,21 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import cleanup
+from airflow_roir.engine import attach, cleanup, finalize
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import start_run
+from airflow_roir.errors import InvalidInput, LockNotAcquired
 from tests.conftest import database_dsn, run_sql, with_template
 from tests.crash.server import Server, running_server
 from tests.engine import steps
-from tests.engine.stages import through_modes
+from tests.engine.stages import Stage, through_modes
 from tests.engine.steps import sql
 
 PATIENCE_S = 60.0
@@ -50,8 +52,8 @@ def dsn(primary: Server, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @contextmanager
-def standby_of(primary: Server) -> Iterator[str]:
-    """The DSN of a streaming standby's database postgres."""
+def standby_of(primary: Server, upstream: str | None = None, settings: str = "") -> Iterator[str]:
+    """The DSN of a streaming standby's database postgres. upstream: another standby's, which it follows instead."""
     with tempfile.TemporaryDirectory(prefix="roir-standby-") as folder:
         data = Path(folder) / "data"
         Path(folder).chmod(0o777)
@@ -60,9 +62,12 @@ def standby_of(primary: Server) -> Iterator[str]:
         socket.chmod(0o777)
         quiet = {"user": primary._user, "cwd": "/", "check": True}
         quiet |= dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        subprocess.run([primary._bin / "pg_basebackup", "-D", data, "-R", "-c", "fast", "-d", primary.dsn()], **quiet)
-        with (data / "postgresql.conf").open("a") as settings:
-            settings.write(f"\nport = 5999\nlisten_addresses = ''\nunix_socket_directories = '{socket}'\n")
+        subprocess.run(
+            [primary._bin / "pg_basebackup", "-D", data, "-R", "-c", "fast", "-d", upstream or primary.dsn()], **quiet
+        )
+        with (data / "postgresql.conf").open("a") as configuration:
+            configuration.write(f"\nport = 5999\nlisten_addresses = ''\nunix_socket_directories = '{socket}'\n")
+            configuration.write(settings)
         control = [primary._bin / "pg_ctl", "-D", data, "-l", data / "log"]
         subprocess.run([*control, "start", "-w"], **quiet)
         try:
@@ -125,6 +130,98 @@ def test_a_standbys_old_reader_is_refused_and_keeps_the_guard_by_its_feedback(pr
         old.close()
 
 
+FEEDBACK = "hot_standby_feedback = on\n"
+PARTITIONED = (
+    "DROP TABLE t",
+    "CREATE TABLE t (d int, id int, k text, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)",
+    "CREATE TABLE t0 PARTITION OF t FOR VALUES FROM (0) TO (10)",
+    "INSERT INTO t SELECT i % 10, i, 'k' FROM generate_series(1, 30) i",
+    "CREATE TABLE t1 (d int, id int, k text, PRIMARY KEY (d, id))",
+    "INSERT INTO t1 SELECT 15, i, 'loaded' FROM generate_series(1, 20) i",
+)
+BOUNDS = "FOR VALUES FROM (10) TO (20)"
+
+
+@pytest.mark.parametrize(
+    "cascading",
+    [pytest.param(False, id="standby"), pytest.param(True, id="standby of a standby", marks=pytest.mark.sweep)],
+)
+def test_an_attach_waits_for_an_older_snapshot_on_a_standby(primary: Server, dsn: str, cascading: bool) -> None:
+    """Else it would see the table with the partition, and the view without."""
+    database = Database(dsn)
+    run_sql(dsn, *PARTITIONED)
+    _, run = steps.begin(database)
+    steps.finish_all(database, run)
+    with ExitStack() as stack:
+        standby = stack.enter_context(standby_of(primary, settings=FEEDBACK))
+        if cascading:
+            standby = stack.enter_context(standby_of(primary, standby, FEEDBACK))
+        there = database_dsn(standby, dsn.rsplit("/", 1)[1])
+        replayed(dsn, there)
+        old = steps.session(there, "REPEATABLE READ")
+        assert sql(old, "SELECT count(*) FROM t1") == [(20,)]
+        sql(old, "SELECT count(*) FROM pg_class")
+        wait_until(lambda: walsenders(dsn, "backend_xmin IS NOT NULL"), "the standby's feedback")
+        said: list[str] = []
+        with pytest.raises(LockNotAcquired, match=r"a standby, by its walsender .* holds a snapshot that is older"):
+            attach.attach_partition(database, "t", "t1", BOUNDS, "test", said.append, patience_s=3)
+        assert "waiting for a standby" in said[0]
+        assert sql(old, "SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM ix)") == [(30, 30)]
+        old.rollback()
+        attach.attach_partition(database, "t", "t1", BOUNDS, "test")
+        replayed(dsn, there)
+        assert sql(old, "SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM ix)") == [(50, 50)]
+        old.close()
+
+
+def test_an_attach_names_standbys_that_do_not_tell_and_slots_that_do(primary: Server, dsn: str) -> None:
+    database = Database(dsn)
+    run_sql(dsn, *PARTITIONED, "SELECT pg_create_physical_replication_slot('away', true)")
+    _, run = steps.begin(database)
+    steps.finish_all(database, run)
+    try:
+        with standby_of(primary):
+            wait_until(lambda: walsenders(dsn), "the standby")
+            said: list[str] = []
+            attach.attach_partition(database, "t", "t1", BOUNDS, "test", said.append)
+            assert [line for line in said if "without hot_standby_feedback" in line and "not waited for" in line]
+            assert [line for line in said if "isn't connected, of replication slot away" in line]
+            assert cleanup.clean_up(database).guards_removed == 0
+            run_sql(dsn, "UPDATE roir.generation SET published_at = published_at - interval '25 hours'")
+            report = cleanup.clean_up(database)
+            assert report.guards_removed == 1
+            assert any("without hot_standby_feedback" in line for line in report.warnings)
+            assert any("replication slot away" in line for line in report.warnings)
+    finally:
+        run_sql(dsn, "SELECT pg_drop_replication_slot('away')")
+
+
+@pytest.mark.parametrize("phase", ["mid-build", pytest.param("mid-fold", marks=pytest.mark.sweep)])
+def test_after_a_failover_the_operation_goes_on(primary: Server, dsn: str, phase: str) -> None:
+    """On a standby that was promoted, with what it had replayed."""
+    stage = Stage(Database(dsn), phase)
+    stage.connection.close()
+    # Its run isn't ended: it died with its server.
+    user = steps.session(dsn)
+    sql(user, "UPDATE t SET k = 'replayed' WHERE id % 7 = 0")
+    user.commit()
+    with standby_of(primary) as standby:
+        there = database_dsn(standby, dsn.rsplit("/", 1)[1])
+        replayed(dsn, there)
+        sql(user, "UPDATE t SET k = 'open' WHERE id % 5 = 0")
+        run_sql(there, "SELECT pg_promote()")
+        database = Database(there)
+        run_sql(there, "UPDATE t SET v = -1 WHERE id % 4 = 0", "DELETE FROM t WHERE id % 9 = 0")
+        run = start_run(database, "ix", "test", take_over=True)
+        if phase == "mid-build":
+            steps.build_all(database, run)
+            steps.seal_all(database, run)
+        finalize.finalize_run(database, run)
+        assert steps.assert_exact(database).rows == 54
+        assert cleanup.clean_up(database).warnings == []
+    user.close()
+
+
 def walsenders(dsn: str, condition: str = "true") -> bool:
     user = steps.session(dsn)
     found = sql(user, f"SELECT pid FROM pg_stat_replication WHERE state = 'streaming' AND {condition}")
@@ -132,9 +229,12 @@ def walsenders(dsn: str, condition: str = "true") -> bool:
     return bool(found)
 
 
-def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server, dsn: str) -> None:
+@pytest.mark.parametrize("published", [False, True], ids=["", "and published again"])
+def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server, dsn: str, published: bool) -> None:
     """The apply worker writes as a replica (session_replication_role), row by row, and truncates."""
     database = Database(dsn)
+    if published:
+        run_sql(dsn, "CREATE PUBLICATION everything FOR ALL TABLES")
     here = dsn.rsplit("/", 1)[1]
     there = f"{here}_publisher"
     primary.execute(f"CREATE DATABASE {there}")
@@ -176,7 +276,7 @@ def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server,
         wait_until(applied, "applying")
 
     try:
-        through_modes(database, write, include="v")
+        through_modes(database, write, include="v", ignore_publications=published)
         publisher_side = sql(publisher, "SELECT k, id, v FROM t ORDER BY id")
         assert sql(subscriber, "SELECT k, id, v FROM ix ORDER BY id") == publisher_side
     finally:
@@ -184,3 +284,89 @@ def test_what_a_subscription_applies_is_followed_in_every_phase(primary: Server,
         publisher.close()
         subscriber.close()
         primary.execute(f"DROP DATABASE {there} WITH (FORCE)")
+
+
+@pytest.mark.parametrize(
+    "phase", ["mid-build", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("built", "mid-fold", "published"))]
+)
+def test_the_first_copy_of_a_subscription_is_followed(primary: Server, dsn: str, phase: str) -> None:
+    """Its worker fills the table by COPY, as a replica, in a session of its own."""
+    here = dsn.rsplit("/", 1)[1]
+    there = f"{here}_publisher"
+    primary.execute(f"CREATE DATABASE {there}")
+    run_sql(
+        primary.dsn(there),
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        "INSERT INTO t SELECT i, 'copied', i FROM generate_series(100, 400) i",
+        "CREATE PUBLICATION p FOR TABLE t",
+        f"SELECT pg_create_logical_replication_slot('{here}', 'pgoutput')",
+    )
+    stage = Stage(Database(dsn), phase)
+    run_sql(
+        dsn,
+        f"CREATE SUBSCRIPTION {here} CONNECTION '{primary.dsn(there)}' PUBLICATION p "
+        f"WITH (create_slot = false, slot_name = '{here}', copy_data = true)",
+    )
+    user = steps.session(dsn)
+    user.autocommit = True
+    try:
+        ready = [("r",)]
+        wait_until(lambda: sql(user, "SELECT srsubstate::text FROM pg_subscription_rel") == ready, "the first copy")
+        assert sql(user, "SELECT count(*) FROM t") == [(361,)]
+        run_sql(primary.dsn(there), "UPDATE t SET k = 'then' WHERE id % 3 = 0", "DELETE FROM t WHERE id % 7 = 0")
+        wait_until(lambda: sql(user, "SELECT count(*) FROM t") == [(318,)], "applying")
+        stage.finish()
+        steps.assert_exact(Database(dsn))
+    finally:
+        run_sql(dsn, f"DROP SUBSCRIPTION {here}")
+        user.close()
+        stage.connection.close()
+        primary.execute(f"DROP DATABASE {there} WITH (FORCE)")
+
+
+def test_a_subscriber_of_all_tables_stops_at_the_first_entry_and_goes_on_as_the_warning_says(
+    primary: Server, dsn: str
+) -> None:
+    database = Database(dsn)
+    there = dsn.rsplit("/", 1)[1] + "_subscriber"
+    primary.execute(f"CREATE DATABASE {there}")
+    run_sql(primary.dsn(there), "CREATE TABLE t (id int PRIMARY KEY, k text, v int)")
+    # A subscription that was there before the control schema was: none can be made after it.
+    run_sql(dsn, "CREATE PUBLICATION everything FOR TABLE t")
+    slot = f"slot_{there}"
+    run_sql(dsn, f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    run_sql(
+        primary.dsn(there),
+        # Once for each error: it would try again every five seconds for good.
+        f"CREATE SUBSCRIPTION s CONNECTION '{dsn}' PUBLICATION everything WITH (create_slot = false, "
+        f"slot_name = '{slot}', copy_data = false, disable_on_error = true)",
+    )
+    run_sql(dsn, "DROP PUBLICATION everything", "CREATE PUBLICATION everything FOR ALL TABLES")
+    subscriber = steps.session(primary.dsn(there))
+    subscriber.autocommit = True
+    try:
+        with pytest.raises(InvalidInput, match='publication "everything" is of all tables'):
+            steps.begin(database)
+        _, run = steps.begin(database, ignore_publications=True)
+        steps.finish_all(database, run)
+        run_sql(dsn, "UPDATE t SET v = -1")
+        wait_until(lambda: sql(subscriber, "SELECT subenabled FROM pg_subscription") == [(False,)], "the error")
+        assert sql(subscriber, "SELECT count(*) FROM t") == [(0,)]
+        steps.assert_exact(database)
+        # What the warning says; what was written before the new publication was there is beyond the subscriber.
+        run_sql(dsn, "CREATE PUBLICATION fewer FOR TABLES IN SCHEMA public")
+        position = sql(steps.session(dsn), "SELECT pg_current_wal_lsn()")[0][0]
+        run_sql(primary.dsn(there), "ALTER SUBSCRIPTION s SET PUBLICATION fewer WITH (refresh = false)")
+        wait_until(lambda: not sql(steps.session(dsn), ACTIVE_SLOT, slot), "the slot's release")
+        run_sql(dsn, f"SELECT pg_replication_slot_advance('{slot}', '{position}')", "DROP PUBLICATION everything")
+        run_sql(primary.dsn(there), "ALTER SUBSCRIPTION s ENABLE")
+        run_sql(dsn, "INSERT INTO t SELECT i, 'new', i FROM generate_series(1001, 1009) i")
+        wait_until(lambda: sql(subscriber, "SELECT count(*) FROM t") == [(9,)], "applying")
+        assert [line for line in cleanup.clean_up(database).warnings if "publication" in line] == []
+    finally:
+        run_sql(primary.dsn(there), "DROP SUBSCRIPTION s")
+        subscriber.close()
+        primary.execute(f"DROP DATABASE {there} WITH (FORCE)")
+
+
+ACTIVE_SLOT = "SELECT FROM pg_replication_slots WHERE slot_name = %s AND active"

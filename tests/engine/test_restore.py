@@ -11,6 +11,7 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.engine import abort, capture, cleanup, schema
+from airflow_roir.engine import restore as restore_engine
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.health import warnings
 from airflow_roir.engine.status import status
@@ -171,6 +172,7 @@ def test_an_oid_that_another_source_had(database: Database, dsn: str, restore: R
         there.dsn,
         f"UPDATE roir.index SET source_oid = {other} WHERE name = 'ix_b'",
         f"ALTER FUNCTION roir_data.capture_{recorded}() RENAME TO capture_{other}",
+        f"ALTER FUNCTION roir_data.truncate_{recorded}() RENAME TO truncate_{other}",
     )
     schema.init(there)
     run_sql(there.dsn, "UPDATE a SET k = 'new' WHERE id < 5", "TRUNCATE b", "INSERT INTO b VALUES (1, 'only')")
@@ -205,16 +207,92 @@ def test_a_dump_without_the_triggers_is_not_taken_for_the_source(
         steps.begin(there, table=None, keys=None)
 
 
+# What pg_upgrade changes, as test_upgrade.py does it for real: it keeps oids, and makes schemas and links anew.
+UPGRADE = ("UPDATE roir.home SET schema_oid = 0", "UPDATE roir.source_partition SET link = '1'")
+
+
 @pytest.mark.parametrize("shape", ["range", "two levels"])
-def test_sync_partitions_after_a_pg_upgrade(database: Database, dsn: str, shape: str) -> None:
-    """It keeps oids, and attaches all partitions anew: by the catalog they went and came, with their rows."""
+def test_partitions_are_known_again_after_a_pg_upgrade(database: Database, dsn: str, shape: str) -> None:
     make(dsn, shape)
     publish(database, include="v")
-    run_sql(dsn, "UPDATE roir.source_partition SET link = '1'", *WRITES)
-    assert any("roir sync-partitions" in line for line in cleanup.clean_up(database).waiting)
-    report = sync_partitions(database, "t", "test")
-    assert (report.entries_removed, report.entries_added) == (0, 0)
-    run_sql(dsn, "UPDATE t SET k = 'later' WHERE id % 3 = 0", "TRUNCATE t1")
+    _, run = steps.begin(database, table=None, keys=None)
+    run_sql(dsn, "SELECT roir.guard()", *UPGRADE, *WRITES, "TRUNCATE t1")
+    for command in (lambda: status(database), lambda: cleanup.clean_up(database)):
+        with pytest.raises(SchemaVersionMismatch, match=r"by pg_upgrade: .*roir init"):
+            command()
+    schema.init(database)
     assert cleanup.clean_up(database).waiting == []
+    steps.finish_all(database, run)
+    run_sql(dsn, "UPDATE t SET k = 'later' WHERE id % 3 = 0", "TRUNCATE t2")
     steps.assert_exact(database)
     assert_shown(database)
+
+
+def test_what_was_taken_out_between_upgrade_and_init_is_not_taken_for_known(database: Database, dsn: str) -> None:
+    make(dsn)
+    publish(database, include="v")
+    run_sql(dsn, *UPGRADE, "ALTER TABLE t DETACH PARTITION t1", "DELETE FROM t1 WHERE id % 2 = 0")
+    run_sql(dsn, "ALTER TABLE t ATTACH PARTITION t1 FOR VALUES FROM (10) TO (20)")
+    schema.init(database)
+    assert any("roir sync-partitions" in line for line in cleanup.clean_up(database).waiting)
+    assert sync_partitions(database, "t", "test").gone == ["public.t1"]
+    assert_shown(database)
+    steps.assert_exact(database)
+
+
+@pytest.fixture
+def replace_table(dsn: str, pg: int, tmp_path: Path) -> Callable[..., None]:
+    """Dumps `t` with its partitions, writes, and restores it over itself: the control schema lives on."""
+
+    def replace(*between: str) -> None:
+        dump = tmp_path / "t"
+        subprocess.run([programs(pg) / "pg_dump", "-Fc", "-t", "t", "-t", "t[0-9]", "-f", dump, dsn], check=True)
+        run_sql(dsn, *between, "DROP TABLE t CASCADE")
+        restored = [programs(pg) / "pg_restore", "--exit-on-error", "-d", dsn, dump]
+        subprocess.run(restored, check=True)
+
+    return replace
+
+
+@pytest.mark.parametrize("shape", ["range", "ordinary"])
+def test_a_single_table_that_was_restored_over_itself_is_not_adopted(
+    database: Database, dsn: str, replace_table: Callable[..., None], shape: str
+) -> None:
+    """What it says now no capture has seen: init changes nothing, and the index stays told of until it is dropped."""
+    if shape == "ordinary":
+        run_sql(dsn, "CREATE TABLE t (d int, id int PRIMARY KEY, k text, v int)")
+        run_sql(dsn, "INSERT INTO t SELECT i, i, i % 7, i FROM generate_series(1, 50) i")
+    else:
+        make(dsn)
+    run_sql(dsn, "CREATE TABLE other (id int PRIMARY KEY, k text)", "INSERT INTO other VALUES (1, 'a')")
+    publish(database, "ix_other", table="other")
+    publish(database, include="v")
+    replace_table("DELETE FROM t WHERE id % 2 = 0")
+    schema.init(database)
+    with database.transaction() as connection:
+        assert any("index public.ix:" in line and "roir drop" in line for line in warnings(connection))
+        assert [line for line in restore_engine.replaced(connection) if "t was put in its place" in line]
+        assert not any("ix_other" in line for line in warnings(connection))
+    # Nobody else's command stops for that, and no user's write.
+    status(database)
+    steps.assert_exact(database, "ix_other")
+    run_sql(
+        dsn,
+        "UPDATE t SET k = 'x' WHERE id = 1",
+        "DELETE FROM t WHERE id = 3",
+        "TRUNCATE t1, t2" if shape == "range" else "SELECT 1",
+    )
+
+
+def test_the_index_of_a_table_that_was_replaced_is_dropped_and_built_anew(
+    database: Database, dsn: str, replace_table: Callable[..., None]
+) -> None:
+    make(dsn)
+    publish(database, include="v")
+    replace_table("DELETE FROM t WHERE id % 2 = 0")
+    abort.drop_index(database, "ix", "test")
+    publish(database, include="v")
+    run_sql(dsn, "UPDATE t SET k = 'y' WHERE id = 5", "TRUNCATE t1")
+    steps.assert_exact(database)
+    with database.transaction() as connection:
+        assert warnings(connection) == []

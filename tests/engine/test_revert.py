@@ -130,7 +130,7 @@ def test_an_old_snapshot_reads_on(database: Database, dsn: str) -> None:
 def test_the_entries_of_a_partition_that_left_stay_hidden(database: Database, dsn: str) -> None:
     run_sql(
         dsn,
-        "DROP TABLE t",
+        "DROP TABLE t CASCADE",
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (500)",
         "CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (500) TO (5000)",

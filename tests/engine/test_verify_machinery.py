@@ -25,7 +25,7 @@ SETUP = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
     "INSERT INTO t SELECT i, nullif(i % 5, 2)::text, i FROM generate_series(1, 200) i",
 )
-STAGES = ("total", "sum", "check")
+STAGES = ("total", "sum", "check", "whole")
 
 
 @pytest.fixture
@@ -117,9 +117,10 @@ def test_an_abort_in_any_stage_leaves_nothing_and_the_index_as_it_was(
         one.unit(held)
     one.close()
     assert _units(dsn) == 0
-    assert found(dsn) == []
+    mended = stage == "whole"
+    assert len(found(dsn)) == mended
     assert sql(steps.session(dsn), "SELECT complete FROM roir.verification WHERE mode = 'only'") == [(False,)]
-    assert verify.verify(database, "ix").missing == 1
+    assert verify.verify(database, "ix").missing == 1 - mended
 
 
 def test_a_walk_in_slices_does_each_unit_once(database: Database, dsn: str, base: str) -> None:
@@ -167,7 +168,7 @@ def test_other_operations_and_a_verification_refuse_each_other(database: Databas
     with pytest.raises(OperationRunning):
         verify.verify(database, "ix")
     assert cleanup.clean_up(database).waiting == []
-    go_through(database, run, 3)
+    go_through(database, run, 4)
     steps.begin(database, table=None, keys=None)
     with pytest.raises(OperationRunning, match="rebuild"):
         verify.verify(database, "ix")

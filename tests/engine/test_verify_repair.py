@@ -54,7 +54,7 @@ def one(dsn: str, database: Database, base: str) -> mend.Mender:
 
 
 def _found_by_another(database: Database) -> mend.Mender:
-    verifying.go_through(database, begin(database), 3)
+    verifying.go_through(database, begin(database), 4)
     return mender(database, begin(database))
 
 

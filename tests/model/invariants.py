@@ -10,7 +10,10 @@ def broken(before: State | None, state: State) -> str:
     """The first invariant that this state, or the step that led to it, violates; '' where none is."""
     if state.wrong:
         return state.wrong
-    source = {(value[0], pk): value[1:] for pk, value in mvcc.committed(state.source)}
+    rows = mvcc.committed(state.source)
+    if len(rows) > len({pk for pk, _ in rows}):
+        return "the model itself: two committed rows with one primary key"
+    source = {(value[0], pk): value[1:] for pk, value in rows}
     for number, generation in enumerate(state.generations):
         name = f"g{number + 1}"
         if generation.status == "dropped":

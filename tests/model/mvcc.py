@@ -2,8 +2,9 @@
 
 A version is a tuple `(ident, value, created, ended, how)`. `created` and `ended` are the number of a commit, or the
 mark of the transaction that isn't over (negative), or NEVER. `how` says what ended it: a DELETE, an UPDATE (a newer
-version follows), or nothing but a row lock. A table is a sorted tuple of versions. A snapshot is the number of the
-last commit that it sees.
+version follows), or nothing but a row lock, FOR UPDATE by one transaction or FOR SHARE by several, whose marks `ended`
+holds as bits. A table is a sorted tuple of versions. A snapshot is the number of the last commit that it sees. It may
+show several versions of one ident: its own transaction's, and one whose end it doesn't see.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 NEVER = 1 << 20
-DELETED, UPDATED, LOCKED = 0, 1, 2
+DELETED, UPDATED, LOCKED, SHARED = 0, 1, 2, 3
+_SHARED_BY = -1000  # less the bits of the transactions that hold the lock
 
 Version = tuple[Any, Any, int, int, int]
 Table = tuple[Version, ...]
@@ -34,7 +36,7 @@ def visible(version: Version, snapshot: int, me: int) -> bool:
     _, _, created, ended, how = version
     if created != me and not 0 <= created <= snapshot:
         return False
-    return how == LOCKED or ended == NEVER or (ended != me and not 0 <= ended <= snapshot)
+    return how >= LOCKED or ended == NEVER or (ended != me and not 0 <= ended <= snapshot)
 
 
 def rows(table: Table, snapshot: int, me: int) -> dict[Any, Any]:
@@ -47,19 +49,30 @@ def committed(table: Table) -> list[tuple[Any, Any]]:
     return [(v[0], v[1]) for v in table if v[2] >= 0 and (v[3] == NEVER or v[3] < 0)]
 
 
-def delete(table: Table, ident: Any, snapshot: int, me: int, repeatable: bool) -> tuple[Table, int]:
-    """DELETE … WHERE ident. Returns the table and the number of rows. Raises Wait, SerializationFailure."""
-    table, found = _reach(table, ident, snapshot, me, repeatable)
+def versions(table: Table, ident: Any, snapshot: int, me: int, own: bool | None = None) -> list[Version]:
+    """The versions of one ident that a snapshot shows. own: only what `me` has written, or only what others have."""
+    return [
+        version
+        for version in table
+        if version[0] == ident and (own is None or own == (version[2] == me)) and visible(version, snapshot, me)
+    ]
+
+
+def delete(
+    table: Table, ident: Any, snapshot: int, me: int, repeatable: bool, own: bool | None = None
+) -> tuple[Table, list[Version]]:
+    """DELETE … WHERE ident. Returns the table and the versions that it ended. Raises Wait, SerializationFailure."""
+    found = _reach(table, ident, snapshot, me, repeatable, own)
     for version in found:
         table = _end(table, version, me)
-    return table, len(found)
+    return table, found
 
 
 def change(
-    table: Table, ident: Any, value: Any, snapshot: int, me: int, repeatable: bool
+    table: Table, ident: Any, value: Any, snapshot: int, me: int, repeatable: bool, own: bool | None = None
 ) -> tuple[Table, list[Version]]:
     """UPDATE … SET value WHERE ident. Returns the table and the versions that it replaced. Raises as `delete`."""
-    table, found = _reach(table, ident, snapshot, me, repeatable)
+    found = _reach(table, ident, snapshot, me, repeatable, own)
     for version in found:
         table = _replace(table, version, value, me)
     return table, found
@@ -67,12 +80,19 @@ def change(
 
 def put(table: Table, ident: Any, value: Any, snapshot: int, me: int, repeatable: bool) -> Table:
     """INSERT … ON CONFLICT DO UPDATE. Raises Wait, and SerializationFailure where the row it meets is invisible."""
+    return upsert(table, ident, value, snapshot, me, repeatable)[0]
+
+
+def upsert(
+    table: Table, ident: Any, value: Any, snapshot: int, me: int, repeatable: bool
+) -> tuple[Table, Version | None]:
+    """As `put`. Returns the version that it met, too."""
     met = _conflict(table, ident, me)
     if met is None:
-        return _sorted([*table, (ident, value, me, NEVER, DELETED)])
+        return _sorted([*table, (ident, value, me, NEVER, DELETED)]), None
     if repeatable and not visible(met, snapshot, me):
         raise SerializationFailure
-    return _replace(table, met, value, me)
+    return _replace(table, met, value, me), met
 
 
 def insert(table: Table, ident: Any, value: Any, me: int, unique: bool = True) -> Table:
@@ -80,6 +100,56 @@ def insert(table: Table, ident: Any, value: Any, me: int, unique: bool = True) -
     if unique and _conflict(table, ident, me, past_locks=True) is not None:
         raise UniqueViolation
     return _sorted([*table, (ident, value, me, NEVER, DELETED)])
+
+
+def may_conflict(table: Table, ident: Any, me: int) -> bool:
+    """Whether an INSERT meets another row of its DEFERRABLE key, dead or alive: then it is checked later."""
+    return any(v[0] == ident and not (v[3] == me and v[4] < LOCKED) and not 0 <= v[3] < NEVER for v in table)
+
+
+def own_rows(table: Table, ident: Any, me: int) -> list[Version]:
+    """What transaction `me` has written under an ident and not ended."""
+    return [v for v in table if v[0] == ident and v[2] == me and (v[3] != me or v[4] >= LOCKED)]
+
+
+def check(table: Table, ident: Any, me: int) -> None:
+    """The later check of a DEFERRABLE key, where this transaction's row is still there. As `insert` raises."""
+    mine = own_rows(table, ident, me)
+    if not mine:
+        return
+    others = tuple(v for v in table if v[0] == ident and v[2] != me)
+    if len(mine) > 1 or _conflict(others, ident, me, past_locks=True) is not None:
+        raise UniqueViolation
+
+
+def share(
+    table: Table, ident: Any, snapshot: int, me: int, repeatable: bool, key: str = ""
+) -> tuple[Table, list[Version]]:
+    """SELECT … FOR SHARE of others' rows. Returns the table and what is locked. Raises as `delete`.
+
+    key: only rows whose value begins with it, before and after they were waited for.
+    """
+    found = _reach(table, ident, snapshot, me, repeatable, own=False, exclusive=False, key=key)
+    for version in found:
+        if version[3] != me:
+            bits = _SHARED_BY - version[3] if version[4] == SHARED else 0
+            table = _swap(table, version, (*version[:3], _SHARED_BY - (bits | _bit(me)), SHARED))
+    return table, found
+
+
+def key_share(table: Table, ident: Any, snapshot: int, me: int, repeatable: bool) -> list[Version]:
+    """SELECT … FOR KEY SHARE of others' rows: as `share`, but an update that leaves the key is no matter."""
+    found = []
+    for version in versions(table, ident, snapshot, me, own=False):
+        ended, how = version[3:]
+        if how == DELETED and ended != NEVER:
+            if ended < 0:
+                raise Wait(ended)
+            if repeatable:
+                raise SerializationFailure
+        else:
+            found.append(version)
+    return found
 
 
 def lock_unlocked(table: Table, ident: Any, me: int) -> tuple[Table, Any]:
@@ -92,27 +162,28 @@ def lock_unlocked(table: Table, ident: Any, me: int) -> tuple[Table, Any]:
 
 def commit(table: Table, me: int, number: int) -> Table:
     """End transaction `me`: what it wrote gets the commit's number, what it locked is free."""
-    if not any(v[2] == me or v[3] == me for v in table):
+    if not touched(table, me):
         return table
     return _sorted(
         [
             (v[0], v[1], number if v[2] == me else v[2], *_ending(v, me, number))
             for v in table
-            if not (v[2] == me and v[3] == me and v[4] != LOCKED)
+            if not (v[2] == me and v[3] == me and v[4] < LOCKED)
         ]
     )
 
 
 def rollback(table: Table, me: int) -> Table:
     """End transaction `me` without a trace."""
-    if not any(v[2] == me or v[3] == me for v in table):
+    if not touched(table, me):
         return table
-    return _sorted([(*v[:3], NEVER, DELETED) if v[3] == me else v for v in table if v[2] != me])
+    return _sorted([(*v[:3], *(_unshared(v, me) or ((NEVER, DELETED) if v[3] == me else v[3:]))) for v in table
+                    if v[2] != me])  # fmt: skip
 
 
 def touched(table: Table, me: int) -> bool:
     """True where transaction `me` wrote or locked something, so that it holds a lock on the table."""
-    return any(v[2] == me or v[3] == me for v in table)
+    return any(v[2] == me or v[3] == me or _unshared(v, me) is not None for v in table)
 
 
 def in_use(table: Table) -> bool:
@@ -120,36 +191,71 @@ def in_use(table: Table) -> bool:
     return any(v[2] < 0 or v[3] < 0 for v in table)
 
 
-def _reach(table: Table, ident: Any, snapshot: int, me: int, repeatable: bool) -> tuple[Table, list[Version]]:
-    """The versions that an UPDATE or DELETE gets hold of: what its snapshot shows, or what became of that."""
+def _reach(
+    table: Table,
+    ident: Any,
+    snapshot: int,
+    me: int,
+    repeatable: bool,
+    own: bool | None = None,
+    exclusive: bool = True,
+    key: str = "",
+) -> list[Version]:
+    """The versions that a statement gets hold of: what its snapshot shows, or what became of that."""
     found = []
-    for version in table:
-        if version[0] != ident or not visible(version, snapshot, me):
-            continue
-        now: Version | None = version
+    for version in versions(table, ident, snapshot, me, own):
+        now: Version | None = version if version[1].startswith(key) else None
         while now is not None and now[3] not in (NEVER, me):
+            if now[4] == SHARED and not exclusive:
+                break
             if now[3] < 0:
-                raise Wait(now[3])
+                holder = _holder(now, me)
+                if holder is None:
+                    break
+                raise Wait(holder)
             if repeatable:
                 raise SerializationFailure
             # READ COMMITTED follows an updated row to its newest version; a deleted one is gone, whatever came after.
             follower = [v for v in table if v[0] == ident and v[2] == now[3]] if now[4] == UPDATED else []
             now = follower[0] if follower else None
-        if now is not None and (now[3] == NEVER or now[4] == LOCKED):
+        if now is not None and (now[3] == NEVER or now[4] >= LOCKED) and now[1].startswith(key):
             found.append(now)
-    return table, found
+    return found
+
+
+def _bit(me: int) -> int:
+    return 1 << (-1 - me)
+
+
+def _holder(version: Version, me: int) -> int | None:
+    """Another transaction that has ended or locked the version and isn't over."""
+    _, _, _, ended, how = version
+    if how == SHARED:
+        others = (_SHARED_BY - ended) & ~_bit(me) if me > -100 else _SHARED_BY - ended
+        return -others.bit_length() if others else None
+    return ended if ended < 0 and ended != me else None
+
+
+def _unshared(version: Version, me: int) -> tuple[int, int] | None:
+    """How the version stands once `me` has given up its share of the lock. None: it has none."""
+    _, _, _, ended, how = version
+    if how != SHARED or me <= -100 or not (_SHARED_BY - ended) & _bit(me):
+        return None
+    others = (_SHARED_BY - ended) & ~_bit(me)
+    return (_SHARED_BY - others, SHARED) if others else (NEVER, DELETED)
 
 
 def _conflict(table: Table, ident: Any, me: int, past_locks: bool = False) -> Version | None:
     """What a unique index holds against an insert, whoever sees it. past_locks: a row that is only locked is there."""
     for version in table:
         ident_, _, created, ended, how = version
-        if ident_ != ident or (ended == me and how != LOCKED) or (0 <= ended < NEVER):
+        if ident_ != ident or (ended == me and how < LOCKED) or (0 <= ended < NEVER):
             continue
         if created < 0 and created != me:
             raise Wait(created)
-        if ended < 0 and ended != me and not (past_locks and how == LOCKED):
-            raise Wait(ended)
+        holder = _holder(version, me)
+        if holder is not None and not (past_locks and how >= LOCKED):
+            raise Wait(holder)
         return version
     return None
 
@@ -161,7 +267,8 @@ def _end(table: Table, version: Version, me: int) -> Table:
     # end, since a unique index lets nobody else insert the same until then; one of them is enough for that.
     ident = version[0]
     trace = (ident, "", me, me, DELETED)
-    kept = [(*v[:4], DELETED) if v[0] == ident and v[3] == me else v for v in table if v not in (version, trace)]
+    kept = [(*v[:4], DELETED) if v[0] == ident and v[3] == me and v[4] < LOCKED else v for v in table if v != trace]
+    kept.remove(version)
     return _sorted([*kept, trace])
 
 
@@ -180,7 +287,7 @@ def _swap(table: Table, old: Version, new: Version) -> Table:
 
 def _ending(version: Version, me: int, number: int) -> tuple[int, int]:
     if version[3] != me:
-        return version[3], version[4]
+        return _unshared(version, me) or (version[3], version[4])
     return (NEVER, DELETED) if version[4] == LOCKED else (number, version[4])
 
 

@@ -8,6 +8,9 @@ READ_COMMITTED, REPEATABLE_READ = ("RC", 1), ("RR", 1)
 BOTH = (READ_COMMITTED, REPEATABLE_READ)
 ONE_ROW, TWO_ROWS = ((1, "a0"),), ((1, "a0"), (2, "b0"))
 WITH_INCLUDED = ("a0", "a1", "b0")
+NEW_VALUES = ("a1", "b0")  # of the row that is there: another included value, another key
+# Users alone, an index that is there and no operation: the capture in active mode.
+ACTIVE = {"built": True, "operations": 0}
 
 DEFAULT = {
     "a create": Bounds(BOTH, TWO_ROWS),
@@ -19,8 +22,35 @@ DEFAULT = {
     "an abort, then a create": Bounds(BOTH, primary_keys=(1,), operations=2, aborts=1),
     "a create, then a rebuild": Bounds(BOTH, primary_keys=(1,), operations=2),
     "a rebuild": Bounds(BOTH, built=True),
-    "swapped primary keys": Bounds((("RC", 2),), ((1, "a0"), (2, "a0")), swaps=True),
+    "swapped primary keys": Bounds((("RC", 2),), ((1, "a0"), (2, "a0")), swaps=True, key="immediate"),
     "a truncate": Bounds(BOTH, TWO_ROWS, truncates=1),
+    "a deleted row in an old snapshot": Bounds(
+        (READ_COMMITTED, ("RR", 2)), primary_keys=(1,), values=NEW_VALUES, upserts=True, nested=True
+    ),
+    "a primary key moves onto a deleted one": Bounds(BOTH, ((1, "a0"), (2, "a1")), values=(), moves=True),
+    "a deferred key, alone": Bounds(
+        (("RC", 4),), primary_keys=(1,), values=WITH_INCLUDED, key="deferred", twins=2, **ACTIVE
+    ),
+    "a deferred key": Bounds((READ_COMMITTED, ("RC", 2)), primary_keys=(1,), values=NEW_VALUES, key="deferred"),
+    "a deferred key, old snapshots": Bounds(
+        (("RC", 2), ("RR", 2)), primary_keys=(1,), values=NEW_VALUES, key="deferred", **ACTIVE
+    ),
+    "a deferred key, a snapshot before prepare": Bounds(
+        BOTH, (), primary_keys=(1,), values=("a1",), key="deferred", nested=True
+    ),
+    "a deferred key, a trigger that deletes": Bounds(
+        (READ_COMMITTED, READ_COMMITTED),
+        (),
+        primary_keys=(1,),
+        values=("a1",),
+        key="deferred",
+        nested=True,
+        fine=True,
+        **ACTIVE,
+    ),
+    "a deferrable key": Bounds(
+        (("RC", 2), ("RR", 2)), primary_keys=(1,), values=NEW_VALUES, key="immediate", nested=True, **ACTIVE
+    ),
 }
 LARGE = {
     "two writes each": Bounds((("RC", 2), ("RR", 2)), TWO_ROWS),
@@ -36,8 +66,42 @@ LARGE = {
     "a create, then a rebuild, two writes": Bounds(
         (("RC", 2), REPEATABLE_READ), primary_keys=(1,), values=WITH_INCLUDED, operations=2
     ),
-    "swapped primary keys, old snapshots": Bounds((("RC", 2), REPEATABLE_READ), ((1, "a0"), (2, "a0")), swaps=True),
+    "swapped primary keys, old snapshots": Bounds(
+        (("RC", 2), REPEATABLE_READ), ((1, "a0"), (2, "a0")), swaps=True, key="immediate"
+    ),
     "swapped primary keys in a rebuild, a truncate": Bounds(
-        BOTH, ((1, "a0"), (2, "a0")), swaps=True, built=True, truncates=1
+        BOTH, ((1, "a0"), (2, "a0")), swaps=True, key="immediate", built=True, truncates=1
+    ),
+    "old snapshots, every statement in two steps": Bounds(
+        (READ_COMMITTED, ("RR", 2)), primary_keys=(1,), values=NEW_VALUES, upserts=True, nested=True, fine=True
+    ),
+    "old snapshots, moves and upserts": Bounds(
+        (("RC", 2), ("RR", 3)), ((1, "a0"), (2, "a1")), values=NEW_VALUES, moves=True, upserts=True, **ACTIVE
+    ),
+    "a deferred key, moves": Bounds(
+        (("RC", 2), ("RC", 2)), ((1, "a0"), (2, "a0")), values=NEW_VALUES, key="deferred", moves=True, **ACTIVE
+    ),
+    "a deferred key, three writers": Bounds(
+        (READ_COMMITTED, ("RC", 2), ("RR", 2)),
+        primary_keys=(1,),
+        values=NEW_VALUES,
+        key="deferred",
+        nested=True,
+        **ACTIVE,
+    ),
+    "a deferred key, two writes each": Bounds(
+        (("RC", 2), ("RR", 2)), primary_keys=(1,), values=NEW_VALUES, key="deferred", nested=True
+    ),
+    "a deferrable key, two writes each": Bounds(
+        (("RC", 2), ("RR", 2)), primary_keys=(1,), values=NEW_VALUES, key="immediate", nested=True
+    ),
+    "a deferred key, every statement in two steps": Bounds(
+        (READ_COMMITTED, ("RC", 2)), primary_keys=(1,), values=("a1",), key="deferred", nested=True, fine=True
+    ),
+    "a deferred key, two writes each, every statement in two steps": Bounds(
+        (("RC", 2), ("RR", 2)), primary_keys=(1,), values=NEW_VALUES, key="deferred", nested=True, fine=True, **ACTIVE
+    ),
+    "a deferred key in a rebuild": Bounds(
+        BOTH, primary_keys=(1,), values=NEW_VALUES, key="deferred", nested=True, built=True
     ),
 }

@@ -31,6 +31,16 @@ class Variant(Enum):
     DIRECT_MODE_IGNORES_DELTA = "in direct mode a write doesn't take its entry out of the delta"
     REBUILD_FORGETS_ACTIVE = "a rebuild's capture maintains the new generation only"
     MOVED_KEYS_QUICKLY = "rows that swap their primary keys take the quick path"
+    ANY_VERSION_ANSWERS = "a careful visit takes any version of the row that its snapshot shows, and locks none"
+    LOCK_ANY_VERSION = "a careful visit takes any version of the row that is this entry's, and locks it FOR SHARE"
+    OWN_HIDES_OTHERS = "a version of its own answers even where it isn't this entry's and another's row is there"
+    KEY_SHARE = "a careful visit locks others' version FOR KEY SHARE"
+    NO_LOCK = "a careful visit locks nothing"
+    NO_LOCK_BUT_REFUSAL = "a careful visit locks nothing, but gets 40001 where its old snapshot isn't true any more"
+    LOCK_ON_PLAIN_KEYS = "a careful visit asks for others' versions where the primary key isn't DEFERRABLE"
+    OWN_HIDES_OTHERS_ON_PLAIN_KEYS = "the same, but only where it has none of its own"
+    LOOK_ONCE = "a careful visit doesn't look again after it has taken an entry out"
+    CAPTURE_MODE_TAKES_OLD_SNAPSHOTS = "with a DEFERRABLE key capture mode takes snapshots older than prepare"
     TRUNCATE_BETWEEN_READ_AND_WRITE = "a batch reads the source in one transaction and writes the base in another"
 
 
@@ -42,7 +52,11 @@ class Bounds:
     the beginning, by primary key: the first letter is the key, the rest what is included. claims, takeovers: how
     often a range is claimed, and a run taken over. workers, folds: how many of them are open at one time.
     operations, aborts: how many of each. built: an index is there and active, so that the first operation is a rebuild.
-    swaps: the primary key is DEFERRABLE and statements may swap two rows' keys. fine: every SQL statement takes its
+    key: the primary key is checked at once ("plain"), or it is DEFERRABLE and checked at the statement's end
+    ("immediate") or at the commit ("deferred"). upserts: statements may insert or update. moves: they may give a row
+    another's primary key, one that is gone or, with a DEFERRABLE key, not yet. swaps: they may swap two rows' keys.
+    nested: they may insert a row that a trigger deletes at once. twins: how many rows with one DEFERRABLE primary key a
+    transaction may insert. fine: every SQL statement takes its
     snapshot in one step and acts in another, and so does each of the capture function; else a user's statement runs
     until it ends or waits.
     """
@@ -58,13 +72,21 @@ class Bounds:
     operations: int = 1
     aborts: int = 0
     built: bool = False
+    key: str = "plain"
+    upserts: bool = False
+    moves: bool = False
     swaps: bool = False
+    nested: bool = False
+    twins: int = 1
     truncates: int = 0
     fine: bool = False
 
 
 class User(NamedTuple):
-    """One transaction of a user. chosen: a statement whose snapshot is taken; ops: what its capture has still to do."""
+    """One transaction of a user. chosen: a statement whose snapshot is taken; ops: what its capture has still to do.
+
+    checks: primary keys that are looked at when it commits.
+    """
 
     begun: bool = False
     ended: bool = False
@@ -74,6 +96,7 @@ class User(NamedTuple):
     chosen: tuple[Any, ...] = ()
     ops: tuple[tuple[Any, ...], ...] = ()
     statement: int = NO_SNAPSHOT  # the snapshot of the statement that is at work
+    checks: tuple[int, ...] = ()
 
 
 class Worker(NamedTuple):

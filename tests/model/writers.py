@@ -15,6 +15,14 @@ from tests.model.state import NO_SNAPSHOT, Bounds, State, User, Variant
 Step = tuple[str, State]
 Entry = tuple[tuple[str, int], str]
 
+_ASK_FOR_OTHERS = (
+    Variant.LOCK_ON_PLAIN_KEYS,
+    Variant.OWN_HIDES_OTHERS_ON_PLAIN_KEYS,
+    Variant.KEY_SHARE,
+    Variant.NO_LOCK,
+    Variant.NO_LOCK_BUT_REFUSAL,
+)
+
 
 def mark(number: int) -> int:
     """The mark of a user's open transaction in row versions."""
@@ -57,12 +65,21 @@ class _Session:
             yield f"{self.name} takes its snapshot", self._set(begun=True, snapshot=self.state.now)
             return
         if user.chosen or user.ops:
-            yield from self._go_on()
+            waits = True
+            for step in self._go_on():
+                waits = False
+                yield step
+            if waits and self._is_deadlocked():
+                yield f"{self.name} waits → deadlock", self._rollback()
             return
         if user.left:
             yield from self._begin_statement()
         if user.writes:
-            yield f"{self.name} commits", self._commit()
+            if user.checks:
+                checks = tuple(("check", pk) for pk in user.checks)
+                yield from self._after(self._set(ops=(*checks, ("commit",)), checks=()))._go_on(" commits")
+            else:
+                yield f"{self.name} commits", self._commit()
             yield f"{self.name} rolls back", self._rollback()
 
     # -- statements
@@ -80,34 +97,49 @@ class _Session:
                     yield f"{text}{said.removeprefix(self.name)}", after
 
     def _choices(self) -> Iterator[tuple[Any, ...]]:
-        seen = mvcc.rows(self.state.source, self._new_snapshot(), self.me)
-        for pk in self.bounds.primary_keys:
+        """Statements, by what their WHERE finds; where it could find two versions, the one or the other."""
+        bounds, source, snapshot = self.bounds, self.state.source, self._new_snapshot()
+        for pk in bounds.primary_keys:
+            seen = mvcc.versions(source, pk, snapshot, self.me)
+            own = [version for version in seen if version[2] == self.me]
             # What an old snapshot still shows may be gone by now, and can be inserted anew.
-            if pk not in seen or self.repeatable:
-                yield from (("insert", pk, value) for value in self.bounds.values)
-            if pk not in seen:
-                continue
-            yield ("delete", pk)
-            yield from (("update", pk, value) for value in self.bounds.values if value != seen[pk])
-        if self.bounds.swaps and len(seen) > 1:
-            yield ("swap", *sorted(seen)[:2])
+            if not seen or (self.repeatable if bounds.key == "plain" else len(own) < bounds.twins):
+                yield from (("insert", pk, value) for value in bounds.values)
+                if bounds.nested:
+                    yield from (("insert and lose", pk, value) for value in bounds.values)
+            if bounds.upserts:
+                yield from (("upsert", pk, value) for value in bounds.values)
+            for version in seen:
+                which = (version[2] == self.me,) if len(seen) > 1 else ()
+                yield ("delete", pk, *which)
+                yield from (("update", pk, value, *which) for value in bounds.values if value != version[1])
+                if bounds.moves:
+                    yield from (("move", pk, other, *which) for other in bounds.primary_keys if other != pk)
+        if bounds.swaps:
+            shown = mvcc.rows(source, snapshot, self.me)
+            if len(shown) > 1:
+                yield ("swap", *sorted(shown)[:2])
 
-    def _go_on(self) -> Iterator[Step]:
+    def _go_on(self, said: str = "") -> Iterator[Step]:
         """Do one thing, or all that can be done without waiting. Nothing where the statement waits."""
-        session, progress, said = self, False, "" if self.user.chosen else " goes on"
+        session, progress = self, False
+        said = said or ("" if self.user.chosen else " goes on")
         while session.user.chosen or session.user.ops:
-            if session.user.statement == NO_SNAPSHOT and self.bounds.fine and not self.repeatable:
+            looks = session._takes_snapshots() and session.user.statement == NO_SNAPSHOT
+            if looks and self.bounds.fine:
                 taken = session._set(statement=session._new_snapshot())
                 yield f"{self.name}: {_op_text(session.user.ops[0])} takes its snapshot", taken
                 return
             try:
                 if session.user.chosen:
                     said = " writes to the source" if self.bounds.fine else said
-                    after = session._write_source()
+                    afters = [session._write_source()]
                 else:
-                    said = f": {_op_text(session.user.ops[0])}" if self.bounds.fine else ""
-                    after = session._run(session.user.ops[0])
+                    said = f": {_op_text(session.user.ops[0])}" if self.bounds.fine else said
+                    afters = session._run(session.user.ops[0])
             except Wait:
+                if looks:  # it goes on with the snapshot that it has taken
+                    session, progress = session._after(session._set(statement=session._new_snapshot())), True
                 break
             except SerializationFailure:
                 state = session._rollback()
@@ -124,20 +156,47 @@ class _Session:
                     session._rollback()._replace(wrong="I6: a user's statement met a table that was dropped"),
                 )
                 return
-            session, progress = session._after(after), True
+            if len(afters) > 1:
+                for number, after in enumerate(afters, 1):
+                    yield f"{self.name}{said} (two versions of the row: takes number {number})", after
+                return
+            session, progress = session._after(afters[0]), True
             if self.bounds.fine:
                 break
         if progress:
             waits = session.user.chosen or session.user.ops
             yield f"{self.name}{said}{' (waits)' if waits and not self.bounds.fine else ''}", session.state
 
+    def _takes_snapshots(self) -> bool:
+        """Whether what is next is a statement of the capture function with a snapshot of its own."""
+        return not self.repeatable and not self.user.chosen and self.user.ops[0][0] not in ("check", "commit")
+
     def _write_source(self) -> State:
         user, source, me = self.user, self.state.source, self.me
         verb, pk, *rest = user.chosen
         events: list[tuple[tuple[int, str] | None, tuple[int, str] | None]] = []
-        if verb == "insert":
-            source = mvcc.insert(source, pk, rest[0], me)
+        again = False
+        chosen: tuple[Any, ...] = ()
+        arriving: list[int] = []
+        if verb in ("insert", "insert and lose"):
+            source = self._insert(source, pk, rest[0], arriving)
             events.append((None, (pk, rest[0])))
+            if verb == "insert and lose":  # the inner statement's event comes first
+                source, _ = mvcc.delete(source, pk, user.statement, me, self.repeatable, own=True)
+                events.insert(0, ((pk, rest[0]), None))
+                again = True
+        elif verb == "upsert":
+            source, met = mvcc.upsert(source, pk, rest[0], user.statement, me, self.repeatable)
+            again = met is not None  # it has locked the row before it updated it
+            events.append(((pk, met[1]) if met else None, (pk, rest[0])))
+        elif verb == "move":
+            # It holds the row that it moves while it waits for whoever has the key.
+            source, moved = mvcc.delete(source, pk, user.statement, me, self.repeatable, *rest[1:])
+            if moved:
+                chosen = ("arrive", pk, rest[0], moved[0][1])
+        elif verb == "arrive":
+            source = self._insert(source, rest[0], rest[1], arriving)
+            events.append(((pk, rest[1]), (rest[0], rest[1])))
         elif verb == "swap":
             for one in (pk, rest[0]):
                 source, count = mvcc.delete(source, one, user.statement, me, self.repeatable)
@@ -145,33 +204,51 @@ class _Session:
                     return self._set(chosen=(), statement=NO_SNAPSHOT)
             before = mvcc.rows(self.state.source, user.snapshot if self.repeatable else self.state.now, me)
             for old, new in ((pk, rest[0]), (rest[0], pk)):
-                source = mvcc.insert(source, new, before[old], me)
+                source = self._insert(source, new, before[old], arriving)
                 events.append(((old, before[old]), (new, before[old])))
+        elif verb == "delete":
+            source, found = mvcc.delete(source, pk, user.statement, me, self.repeatable, *rest)
+            events += [((pk, version[1]), None) for version in found]
         else:
-            if verb == "delete":
-                old_source = source
-                source, _ = mvcc.delete(source, pk, user.statement, me, self.repeatable)
-                old = _ended(old_source, source, pk, me)
-            else:
-                source, replaced = mvcc.change(source, pk, rest[0], user.statement, me, self.repeatable)
-                old = replaced[0][1] if replaced else None
-            if old is not None:
-                events.append(((pk, old), None if verb == "delete" else (pk, rest[0])))
+            source, found = mvcc.change(source, pk, rest[0], user.statement, me, self.repeatable, *rest[1:])
+            events += [((pk, version[1]), (pk, rest[0])) for version in found]
         ops: list[tuple[Any, ...]] = []
         for old_row, new_row in events:
-            ops += self._compile(old_row, new_row)
-        return self._set(state=self.state._replace(source=source), chosen=(), ops=tuple(ops), statement=NO_SNAPSHOT)
+            # PostgreSQL's own check is a trigger too, and fires before the capture's: P sorts before r.
+            if self.bounds.key == "immediate" and new_row and new_row[0] in arriving:
+                ops.append(("check", new_row[0]))
+            ops += self._compile(old_row, new_row, again)
+        checks = user.checks
+        if self.bounds.key == "deferred":
+            checks = tuple(sorted(one for one in {*checks, *arriving} if mvcc.own_rows(source, one, me)))
+        return self._set(
+            state=self.state._replace(source=source),
+            chosen=chosen,
+            ops=tuple(ops),
+            checks=checks,
+            statement=user.statement if chosen else NO_SNAPSHOT,
+        )
+
+    def _insert(self, source: mvcc.Table, pk: int, value: str, arriving: list[int]) -> mvcc.Table:
+        """A new row under the key's check. arriving: gets the primary keys that are to be checked later."""
+        plain = self.bounds.key == "plain"
+        if not plain and mvcc.may_conflict(source, pk, self.me):
+            arriving.append(pk)
+        return mvcc.insert(source, pk, value, self.me, unique=plain)
 
     # -- the capture function
 
-    def _compile(self, old: tuple[int, str] | None, new: tuple[int, str] | None) -> list[tuple[Any, ...]]:
-        """What the function does for one event, as it is rendered now: no mode changes under an open writer."""
+    def _compile(self, old: tuple[int, str] | None, new: tuple[int, str] | None, again: bool) -> list[tuple[Any, ...]]:
+        """What the function does for one event, as it is rendered now: no mode changes under an open writer.
+
+        again: this transaction has locked the row or written to it once more since that event.
+        """
         gone = _entry(old) if old else None
         come = _entry(new) if new else None
-        # Every statement's events come right after it, so that no version was written to again since.
-        careful = new is None or (old is not None and old[0] != new[0])
+        deferrable = self.bounds.key != "plain"
+        careful = deferrable or again or new is None or (old is not None and old[0] != new[0])
         if self.variant == Variant.MOVED_KEYS_QUICKLY:
-            careful = new is None
+            careful = again or new is None
         ops: list[tuple[Any, ...]] = []
         building = any(g.status == "building" for g in self.state.generations)
         for number, generation in enumerate(self.state.generations):
@@ -180,7 +257,8 @@ class _Session:
             if self.variant == Variant.REBUILD_FORGETS_ACTIVE and building and generation.status != "building":
                 continue
             capture, delta = generation.mode == "capture", generation.mode == "direct"
-            if not capture and self._refuses(generation.mode_at):
+            trusted = capture and not (deferrable and self.variant != Variant.CAPTURE_MODE_TAKES_OLD_SNAPSHOTS)
+            if not trusted and self._refuses(generation.mode_at):
                 ops.append(("refuse", number))
             if self.variant == Variant.DIRECT_MODE_IGNORES_DELTA:
                 delta = False
@@ -188,7 +266,7 @@ class _Session:
                 for entry in (gone, come):
                     if entry:
                         ops += [("forget", number, entry[0])] if delta else []
-                        ops.append(("settle delta" if capture else "settle base", number, entry[0]))
+                        ops.append(("look for delta" if capture else "look for base", number, entry[0]))
                 continue
             assert come is not None
             if gone == come:
@@ -212,9 +290,15 @@ class _Session:
             return False
         return self.repeatable and mode_at > self.user.snapshot
 
-    def _run(self, op: tuple[Any, ...]) -> State:
-        """One statement of the capture function. Raises what it would raise."""
-        verb, number, *rest = op
+    def _run(self, op: tuple[Any, ...]) -> list[State]:
+        """One statement of the capture function, or of the commit. Raises what it would raise."""
+        verb, *rest = op
+        if verb == "check":
+            mvcc.check(self.state.source, rest[0], self.me)
+            return [self._set(ops=self.user.ops[1:])]
+        if verb == "commit":
+            return [self._commit()]
+        number, *rest = rest
         generation = self.state.generations[number]
         if verb == "refuse":
             raise SerializationFailure
@@ -223,17 +307,9 @@ class _Session:
         snapshot = self.user.statement if self.user.statement != NO_SNAPSHOT else self._new_snapshot()
         me, repeatable = self.me, self.repeatable
         base, delta, ident = generation.base, generation.delta, rest[0]
-        if verb.startswith("settle"):
-            value = mvcc.rows(self.state.source, snapshot, me).get(ident[1])
-            there = value is not None and value[0] == ident[0]
-            if verb == "settle delta":
-                state = "regular" + value[1:] if there else "antimatter"
-                delta = mvcc.put(delta, ident, state, snapshot, me, repeatable)
-            elif there:
-                base = mvcc.put(base, ident, value[1:], snapshot, me, repeatable)
-            else:
-                base = self._take_out(base, ident, snapshot)
-        elif verb == "put delta":
+        if verb.startswith("look"):
+            return self._look(op, ident, snapshot)
+        if verb == "put delta":
             there = ident in mvcc.rows(delta, snapshot, me)
             if self.variant == Variant.ANTIMATTER_DROPPED_AT_INSERT and rest[-1] is True and there:
                 delta, _ = mvcc.delete(delta, ident, snapshot, me, repeatable)
@@ -248,7 +324,67 @@ class _Session:
         generations = list(self.state.generations)
         generations[number] = generation._replace(base=base, delta=delta)
         state = self.state._replace(generations=tuple(generations))
-        return self._set(state=state, ops=self.user.ops[1:], statement=NO_SNAPSHOT)
+        return [self._set(state=state, ops=self.user.ops[1:], statement=NO_SNAPSHOT)]
+
+    def _look(self, op: tuple[Any, ...], ident: tuple[str, int], snapshot: int) -> list[State]:
+        """The careful path's question to the source: with what value does a row project to the entry, if one does?
+
+        Several states where the server may find any of several versions. Raises Wait and SerializationFailure.
+        """
+        key, pk = ident
+        source, me, repeatable, variant = self.state.source, self.me, self.repeatable, self.variant
+        seen = mvcc.versions(source, pk, snapshot, me)
+        own = [version for version in seen if version[2] == me]
+        others = [version for version in seen if version[2] != me]
+
+        def fitting(found: list[mvcc.Version]) -> list[str]:
+            return sorted({version[1] for version in found if version[1][0] == key})
+
+        if variant == Variant.ANY_VERSION_ANSWERS:
+            return self._answers(op, source, fitting(seen))
+        if variant == Variant.LOCK_ANY_VERSION:
+            if fitting(own) and fitting(others) and len(op) == 3:
+                # It takes the one that comes first, wherever that lies.
+                return [self._set(ops=((*op, first), *self.user.ops[1:])) for first in ("own", "others")]
+            if fitting(others) and op[3:] != ("own",):
+                source, others = mvcc.share(source, pk, snapshot, me, repeatable, key)
+                return self._answers(op, source, fitting(others) or fitting(own))
+            return self._answers(op, source, fitting(own))
+        plain, by_key_alone = self.bounds.key == "plain", variant == Variant.OWN_HIDES_OTHERS
+        if plain and variant in _ASK_FOR_OTHERS:
+            plain, by_key_alone = False, variant == Variant.OWN_HIDES_OTHERS_ON_PLAIN_KEYS
+        if plain or fitting(own) or (own and by_key_alone):
+            # Nobody else can have a row of a key that this transaction holds and that is checked at once.
+            return self._answers(op, source, fitting(own))
+        if variant == Variant.KEY_SHARE:
+            others = mvcc.key_share(source, pk, snapshot, me, repeatable)
+        elif variant == Variant.NO_LOCK_BUT_REFUSAL:
+            if repeatable and any(0 <= version[3] < mvcc.NEVER for version in others):
+                raise SerializationFailure
+        elif variant != Variant.NO_LOCK:
+            source, others = mvcc.share(source, pk, snapshot, me, repeatable)
+        return self._answers(op, source, fitting(others))
+
+    def _answers(self, op: tuple[Any, ...], source: mvcc.Table, values: list[str]) -> list[State]:
+        return [self._answered(op, source, value) for value in values] or [self._answered(op, source, None)]
+
+    def _answered(self, op: tuple[Any, ...], source: mvcc.Table, value: str | None) -> State:
+        """The look's answer becomes the statement that follows."""
+        verb, number, ident, *_ = op
+        delta, again = verb.endswith("delta"), verb.startswith("look again")
+        then: list[tuple[Any, ...]] = []
+        if value is not None and delta:
+            then = [("put delta", number, ident, "regular" + value[1:])]
+        elif value is not None:
+            then = [("put base", number, ident, value[1:])]
+        elif not again:
+            then = [("put delta", number, ident, "antimatter") if delta else ("take out", number, ident)]
+            # Between the look and the removal another transaction may have brought a row of this key. What removes
+            # the entry holds it, so that from then on nobody else can.
+            if self.bounds.key != "plain" and not self.repeatable and self.variant != Variant.LOOK_ONCE:
+                then.append((f"look again for {'delta' if delta else 'base'}", number, ident))
+        state = self.state._replace(source=source)
+        return self._set(state=state, ops=(*then, *self.user.ops[1:]), statement=NO_SNAPSHOT)
 
     def _take_out(self, base: mvcc.Table, ident: tuple[str, int], snapshot: int) -> mvcc.Table:
         """A removal, and its probe: where one snapshot shows nothing, an insert meets what it can't see."""
@@ -263,15 +399,28 @@ class _Session:
         return base
 
     def waits_for(self) -> int | None:
-        """The mark of the transaction that a statement of the capture function waits for."""
-        if self.user.ops and not self.user.chosen:
-            try:
+        """The mark of the transaction that a statement waits for."""
+        try:
+            if self.user.chosen:
+                self._write_source()
+            elif self.user.ops:
                 self._run(self.user.ops[0])
-            except Wait as wait:
-                return int(wait.args[0])
-            except (SerializationFailure, LookupError):
-                pass
+        except Wait as wait:
+            return int(wait.args[0])
+        except (SerializationFailure, UniqueViolation, LookupError):
+            pass
         return None
+
+    def _is_deadlocked(self) -> bool:
+        """Users wait for each other in a circle, and this is one of them."""
+        here: int | None = self.me
+        for _ in self.state.users:
+            here = _Session(self.state, self.bounds, self.variant, -1 - here).waits_for()
+            if here is None or not is_writer(here):
+                return False
+            if here == self.me:
+                return True
+        return False
 
     # -- ends
 
@@ -301,7 +450,8 @@ class _Session:
 
 def waits(state: State, bounds: Bounds, variant: Variant) -> dict[int, int]:
     """Who waits inside the capture function, by mark, and for whom."""
-    sessions = [_Session(state, bounds, variant, number) for number, user in enumerate(state.users) if user.ops]
+    users = [number for number, user in enumerate(state.users) if user.ops and not user.chosen]
+    sessions = [_Session(state, bounds, variant, number) for number in users]
     return {session.me: held for session in sessions if (held := session.waits_for()) is not None}
 
 
@@ -337,17 +487,15 @@ def _entry(row: tuple[int, str]) -> Entry:
     return (value[0], pk), value[1:]
 
 
-def _ended(before: mvcc.Table, after: mvcc.Table, pk: int, me: int) -> str | None:
-    """The value of the version that a delete ended: its own newest one, or the one that it marked."""
-    gone = [v for v in before if v[0] == pk and v not in after and (v[3] == mvcc.NEVER or v[4] == mvcc.LOCKED)]
-    return gone[0][1] if gone else None
-
-
 def _text(chosen: tuple[Any, ...]) -> str:
     verb, pk, *rest = chosen
-    return f"{verb} {pk} {rest[0]}" if rest else f"{verb} {pk}"
+    if rest and isinstance(rest[-1], bool):
+        rest[-1] = "(its own)" if rest[-1] else "(another's)"
+    return " ".join(map(str, (verb, pk, *rest)))
 
 
 def _op_text(op: tuple[Any, ...]) -> str:
+    if op[0] in ("check", "commit"):
+        return " ".join(map(str, op))
     verb, number, *rest = op
     return f"capture of g{number + 1}: {verb} {''.join(map(str, rest[0])) if rest else ''}"

@@ -1,0 +1,140 @@
+"""What heap and index of a table disagree about: rows that a lookup doesn't find, or finds twice.
+
+A lookup can't tell of itself that it misses something. So a row or entry that was read from its heap is looked for by
+the index of its own identity, in one statement, which is one snapshot: a sound index leads to that row and to no other,
+whoever writes. Where the sums of both sides came from one snapshot, both are compared once more without any index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from airflow_roir.engine import comparison
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.entry import Entry
+from airflow_roir.entry_state import EntryState
+
+# What a finding keeps, of a table that is damaged all over.
+MOST_NAMED = 1_000
+BY_INDEX = (
+    # What is read by blocks stays so (a range of row addresses); all else goes by an index, however small the table is.
+    "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off"
+)
+WITHOUT_INDEX = (
+    "SET LOCAL enable_seqscan = on; SET LOCAL enable_indexscan = off; SET LOCAL enable_indexonlyscan = off; "
+    "SET LOCAL enable_bitmapscan = off; SET LOCAL enable_nestloop = off"
+)
+
+
+def remedy_of_source(source: Source) -> str:
+    """What a person must do about the source."""
+    return (
+        f"Leave one row of each primary key in {source.name}, found without its index (SET enable_indexscan = off; SET "
+        f"enable_bitmapscan = off; SET enable_indexonlyscan = off), then REINDEX TABLE {source.name}, then verify again"
+    )
+
+
+def remedy_of_entries(index: str) -> str:
+    """What a person must do about the entries."""
+    return f"Rebuild the index from its table: roir build '{index}'"
+
+
+def itself(entry: Entry, table: str) -> str:
+    """SELECT whether the lookup of the identity of the entry `s` in these entries leads to that very one."""
+    found = comparison.lookup(entry, table, "b.tableoid AS place, b.ctid AS tid")
+    return f"SELECT e.place = s.place AND e.tid = s.tid AS itself FROM ({found}) e"
+
+
+def unreachable_rows(source: Source, entry: Entry, leaf: str, where: str) -> tuple[str, str]:
+    """Rows of a leaf that its primary key doesn't lead to; as `comparison.recorded`. where: over it, alias `r`."""
+    values = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(comparison.of_source(entry, "r")))
+    same = " AND ".join(
+        f"{entry.columns[i].of('o')} {entry.columns[i].equals} s.c{i + 1}"
+        for i in entry.identity_positions
+        if entry.columns[i].primary_key
+    )
+    unreachable, several = (
+        comparison.literal(f"{leaf}: {seen}. {remedy_of_source(source)}")
+        for seen in ("the primary key's index doesn't lead to this row", "several rows have this primary key")
+    )
+    return comparison.recorded(
+        entry,
+        f"""
+        SELECT {", ".join(entry.physical(prefix="s."))}, NULL::jsonb AS other,
+               CASE WHEN f.found = 1 AND f.itself THEN NULL ELSE 'damaged' END AS kind,
+               CASE WHEN f.found = 0 THEN {unreachable} ELSE {several} END AS detail
+          FROM (SELECT {values}, r.ctid AS tid FROM {leaf} r WHERE {where}) s
+         CROSS JOIN LATERAL (SELECT count(*) AS found, coalesce(bool_or(o.ctid = s.tid), false) AS itself
+                               FROM {leaf} o WHERE {same}) f""",
+        ours="source_values",
+        theirs="",
+    )
+
+
+# Of one segment, in one statement: what its heap holds and what its B-tree leads to.
+COUNTS = """
+SELECT (SELECT count(*) FROM {segment} x WHERE x.ctid >= '(0,0)'::tid) AS heap, (SELECT count(*) FROM {segment}) AS tree
+"""
+
+
+def mistaken(recorded: str, source: Source, base: str, entry: Entry, index: str) -> Iterator[tuple[str, str, str]]:
+    """What to look for again, without indexes, of what lookups have called missing or extra.
+
+    recorded: their identities, `s`. A row whose entry is there but isn't found, and an entry whose row is there but
+    isn't found, are damage: to put or to remove an entry would make it worse. Yields the kind that was recorded, the
+    SELECT of the ids that are there after all, and what is said of them.
+    """
+    sides = (
+        ("missing", base, entry.equal("x.", "s."), "its entry is there, and the B-tree doesn't lead to it",
+         remedy_of_entries(index)),
+        ("extra", source.sql, comparison.row_of(entry, "x", "s."),
+         "its row is there, and the primary key's index doesn't lead to it", remedy_of_source(source)),
+    )  # fmt: skip
+    for kind, table, same, seen, remedy in sides:
+        yield kind, f"SELECT s.id FROM {recorded} JOIN {table} x ON {same}", f"{table}: {seen}. {remedy}"
+
+
+def both_sides(source: Source, entry: Entry, generation_id: int, shown: str, with_delta: bool, newer: bool) -> str:
+    """SELECT of all rows (side 1) and of all entries (side -1), with their hash."""
+    names = ", ".join(entry.physical())
+    rows = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(comparison.of_source(entry, "r")))
+    entries = f"SELECT {names} FROM {physical.base(generation_id)} x WHERE {shown}"
+    if with_delta:
+        delta = physical.delta(generation_id)
+        # The base, overridden by the delta (I3).
+        touched = f"SELECT FROM {delta} d WHERE d.state <> '{EntryState.GHOST.value}' AND {entry.equal('x.', 'd.')}"
+        regular = f"SELECT {names} FROM {delta} x WHERE x.state = '{EntryState.REGULAR.value}' AND {shown}"
+        entries += f" AND NOT EXISTS ({touched}) UNION ALL {regular}"
+    hashed = comparison.row_hash(entry, entry.physical(prefix="b."), newer)
+    return (
+        f"SELECT b.*, {hashed} AS hash FROM (SELECT 1 AS side, {rows} FROM {source.sql} r "
+        f"UNION ALL SELECT -1, {names} FROM ({entries}) y) b"
+    )
+
+
+# What these return, as column definition lists.
+DIFFERING_BUCKETS = "bucket int"
+DIFFERING_ROWS = "primary_key jsonb, key jsonb, rows bigint, entries bigint"
+
+
+def differing_buckets(both: str, entry: Entry, buckets: int) -> str:
+    """SELECT of the buckets whose rows and entries aren't the same."""
+    bucket = comparison.bucket(entry, entry.physical(prefix="b."), buckets)
+    return (
+        f"SELECT {bucket} AS bucket FROM ({both}) b GROUP BY 1 "
+        "HAVING sum(b.side) <> 0 OR sum(b.side * b.hash::numeric) <> 0"
+    )
+
+
+def differing_rows(both: str, entry: Entry, buckets: int, chosen: Sequence[int]) -> str:
+    """SELECT, in these buckets, of primary keys whose rows and entries aren't the same: how many there are of each."""
+    bucket = comparison.bucket(entry, entry.physical(prefix="b."), buckets)
+    primary_key = [i for i in entry.identity_positions if entry.columns[i].primary_key]
+    return (
+        f"SELECT {comparison.texts(entry, 'b.', primary_key)} AS primary_key, "
+        f"(array_agg({comparison.texts(entry, 'b.', range(entry.key))} ORDER BY b.side DESC))[1] AS key, "
+        "count(*) FILTER (WHERE b.side = 1) AS rows, count(*) FILTER (WHERE b.side = -1) AS entries "
+        f"FROM ({both}) b WHERE {bucket} = ANY ('{{{','.join(map(str, chosen))}}}'::int[]) GROUP BY 1 "
+        f"HAVING sum(b.side) <> 0 OR sum(b.side * b.hash::numeric) <> 0 ORDER BY 1 LIMIT {MOST_NAMED}"
+    )

@@ -1,0 +1,65 @@
+"""Who may still see the database as it was before a transaction: sessions here, and on standbys as far as they tell.
+
+Asked before an attach, whose rows an older snapshot would see without their entries, and before a view loses its guard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine.database import execute
+
+# A snapshot that doesn't see transaction X has an xmin of at most X, and whoever holds a snapshot shows its xmin.
+# Sessions of other databases read nothing of this one. A standby's snapshots are told by its walsender, which has no
+# database, or by its slot; those of a standby behind it come through it. Logical decoding looks at no table's rows.
+HOLDERS = """
+WITH moment AS (
+    SELECT age(m.xid::xid) AS age FROM (SELECT %(xid)s::xid8 AS xid) m
+     -- Not yet assigned here: the database was restored from another server's dump.
+     WHERE m.xid < pg_snapshot_xmax(pg_current_snapshot())
+       -- PostgreSQL lets no snapshot become that old; age() would wrap around.
+       AND pg_snapshot_xmax(pg_current_snapshot())::text::numeric - m.xid::text::numeric < 2000000000)
+SELECT CASE WHEN r.pid IS NULL THEN 'pid ' ELSE 'a standby, by its walsender of pid ' END || a.pid
+       || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', '') AS who, true AS known
+  FROM moment m, pg_stat_activity a LEFT JOIN pg_stat_replication r ON r.pid = a.pid
+ WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) >= m.age
+   AND (a.datid IS NULL OR a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))
+UNION ALL
+SELECT 'a standby, by its replication slot ' || quote_ident(s.slot_name), true
+  FROM moment m, pg_replication_slots s
+ WHERE age(s.xmin) >= m.age
+UNION ALL
+SELECT 'a standby without hot_standby_feedback, pid ' || r.pid, false
+  FROM moment m, pg_stat_replication r
+  JOIN pg_stat_activity a ON a.pid = r.pid
+  LEFT JOIN pg_replication_slots s ON s.active_pid = r.pid
+ WHERE a.backend_xmin IS NULL AND s.xmin IS NULL AND s.slot_type IS DISTINCT FROM 'logical'
+   AND r.state IS DISTINCT FROM 'backup'
+UNION ALL
+SELECT 'a standby that isn''t connected, of replication slot ' || quote_ident(s.slot_name), false
+  FROM moment m, pg_replication_slots s
+ WHERE s.slot_type = 'physical' AND NOT s.active AND s.xmin IS NULL AND s.restart_lsn IS NOT NULL
+"""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who may hold an older snapshot. known: it says so itself, and will say when it is gone."""
+
+    who: str
+    known: bool
+
+    def __str__(self) -> str:
+        return self.who
+
+
+def holders(connection: Connection, xid: str) -> list[Holder]:
+    """Who may hold a snapshot that doesn't see a transaction of this server (its 64-bit id); those that say so first.
+
+    One look doesn't see a snapshot that is handed from one session to another meanwhile. A standby that has neither a
+    connection nor a slot is unknown, and so is one without feedback behind another standby.
+    """
+    rows = execute(connection, HOLDERS, {"xid": xid})
+    return [Holder(row.who, row.known) for row in rows]

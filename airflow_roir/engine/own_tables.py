@@ -1,0 +1,91 @@
+"""What users with rights may have done to what is ours: an index's view, and the tables of its generation."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import QualifiedName
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.entry import Entry
+
+# Names as they are: what is renamed is missed by the writes.
+TABLES = """
+SELECT b.oid IS NOT NULL AS base,
+       (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
+         WHERE a.attrelid = b.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
+       (SELECT count(*) FROM pg_index x WHERE x.indrelid = b.oid AND x.indisunique AND x.indisvalid) > 0 AS unique_key,
+       (SELECT count(*) FROM roir.segment s WHERE s.generation_id = %(generation)s)
+       - (SELECT count(*) FROM roir.partition_tree(b.oid) t JOIN pg_class c ON c.oid = t.relation
+           WHERE c.relpersistence = 'p') AS segments_missing
+  FROM (SELECT to_regclass(%(base)s)::oid AS oid) b
+"""
+# hides: by the guard against older snapshots, or of partitions that are leaving or joining.
+VIEW = """
+SELECT c.relkind::text AS kind, b.oid = ANY (r.relations) AS shows,
+       (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
+         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
+       has_schema_privilege(c.relowner, 'roir_data', 'USAGE') AND has_table_privilege(c.relowner, b.oid, 'SELECT')
+       AS readable, pg_get_userbyid(c.relowner) AS owner,
+       position('WHERE' IN pg_get_viewdef(c.oid)) > 0 AS filters,
+       'roir.published(bigint)'::regprocedure = ANY (r.functions) OR EXISTS (
+         SELECT FROM roir.source_partition p WHERE p.generation_id = %(generation)s AND p.status <> 'present') AS hides
+  FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+ CROSS JOIN (SELECT to_regclass(%(base)s)::oid AS oid) b
+ CROSS JOIN LATERAL (
+       SELECT array_agg(d.refobjid) FILTER (WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid <> c.oid)
+              AS relations,
+              array_agg(d.refobjid) FILTER (WHERE d.refclassid = 'pg_proc'::regclass) AS functions
+         FROM pg_rewrite w JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid
+        WHERE w.ev_class = c.oid) r
+ WHERE n.nspname = %(schema)s AND c.relname = %(name)s
+"""
+
+
+def problems(connection: Connection, name: QualifiedName, generation_id: int, entry: Entry) -> list[str]:
+    """What is wrong with a published generation's tables and with the index's view. Waits for no lock on them."""
+    return [
+        *(f"index {name}: {line}" for line in _tables(connection, name, generation_id, entry)),
+        *(f"index {name}: {line}" for line in _view(connection, name, generation_id, entry)),
+    ]
+
+
+def _tables(connection: Connection, name: QualifiedName, generation_id: int, entry: Entry) -> list[str]:
+    base = physical.base(generation_id)
+    row = execute(connection, TABLES, {"generation": generation_id, "base": base}).one()
+    anew = f"Drop the index and build it anew: roir drop '{name}'"
+    if not row.base:
+        return [f"its entries, {base}, are gone or have another name, so writes to its table fail. {anew}"]
+    found = []
+    if row.columns != entry.physical():
+        found.append(f"columns of {base} were altered, so writes to its table fail. {anew}")
+    if not row.unique_key:
+        found.append(f"{base} has lost its unique index, so writes to its table fail. {anew}")
+    if row.segments_missing:
+        found.append(f"{base} has lost segments, or they are unlogged, so entries are missing. {anew}")
+    return found
+
+
+def _view(connection: Connection, name: QualifiedName, generation_id: int, entry: Entry) -> list[str]:
+    values = {
+        "generation": generation_id,
+        "base": physical.base(generation_id),
+        "schema": name.schema,
+        "name": name.name,
+    }
+    row = execute(connection, VIEW, values).first()
+    anew = f"A rebuild makes it anew: roir build '{name}'"
+    if row is None:
+        return [f"its view {name.sql} is gone, or has another name. Give it its name again. {anew}"]
+    if row.kind != "v" or not row.shows:
+        return [f"{name.sql} is not its view any more. Drop or rename that. {anew}"]
+    if row.columns != [column.source for column in entry.columns] or (row.filters and not row.hides):
+        return [f"its view {name.sql} was altered, and may show other entries than there are. Drop it. {anew}"]
+    if not row.readable:
+        base = physical.base(generation_id)
+        return [
+            f"its view {name.sql} belongs to {row.owner}, who may not read {base}, so nobody can read the view. Give "
+            "it back to the role that roir connects as: ALTER VIEW … OWNER TO …"
+        ]
+    return []

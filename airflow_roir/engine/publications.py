@@ -1,0 +1,67 @@
+"""Publications that have the index's own tables too: of all tables, or of our schemas.
+
+Writes go on, since our tables have a replica identity. But a PostgreSQL subscriber to them stops at the first change of
+a table that it hasn't got, and with it whatever it should replicate.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.tables import DATA_SCHEMA, SCHEMA
+from airflow_roir.errors import InvalidInput
+
+# One that publishes no kind of change sends nothing.
+FIND = """
+SELECT p.pubname AS name, p.puballtables AS everything,
+       (SELECT string_agg(n.nspname, ', ' ORDER BY n.nspname) FROM pg_publication_namespace s
+          JOIN pg_namespace n ON n.oid = s.pnnspid
+         WHERE s.pnpubid = p.oid AND n.nspname = ANY (%(ours)s)) AS schemas
+  FROM pg_publication p
+ WHERE (p.pubinsert OR p.pubupdate OR p.pubdelete OR p.pubtruncate)
+   AND (p.puballtables OR EXISTS (SELECT FROM pg_publication_namespace s JOIN pg_namespace n ON n.oid = s.pnnspid
+                                   WHERE s.pnpubid = p.oid AND n.nspname = ANY (%(ours)s)))
+ ORDER BY p.pubname
+"""
+
+
+def found(connection: Connection) -> list[str]:
+    """Each such publication in a line: its name, why our tables are in it, and what to do."""
+    lines = []
+    for row in execute(connection, FIND, {"ours": [SCHEMA, DATA_SCHEMA]}):
+        name = quote(row.name)
+        if row.everything:
+            # A publication of all tables can't be made one of some.
+            lines.append(
+                f"publication {name} is of all tables, so of the index's own in {DATA_SCHEMA} and {SCHEMA} too. A "
+                "PostgreSQL subscriber stops at their first change: logical replication target relation does not "
+                f"exist. Publish what is meant instead: CREATE PUBLICATION … FOR TABLES IN SCHEMA public, then ALTER "
+                f"SUBSCRIPTION … SET PUBLICATION …, then DROP PUBLICATION {name}"
+            )
+        else:
+            lines.append(
+                f"publication {name} is of schema {row.schemas}, which has the index's own tables. A PostgreSQL "
+                "subscriber stops at their first change: logical replication target relation does not exist. "
+                f"Take it out: ALTER PUBLICATION {name} DROP TABLES IN SCHEMA {row.schemas}"
+            )
+    return lines
+
+
+def check(connection: Connection, ignore: bool) -> None:
+    """Raise InvalidInput where the tables of a new generation would be published.
+
+    ignore: the user knows that the subscribers can take it. Looked at by prepare alone: one that is made later is
+    warned of.
+    """
+    if not ignore and (lines := found(connection)):
+        raise InvalidInput(
+            f"{lines[0]}. Where its subscribers skip tables that they don't know (as Debezium does, by its list of "
+            "tables), say ignore_publications (roir build --ignore-publications)"
+        )
+
+
+def warnings(connection: Connection, index: str, ignored: bool) -> list[str]:
+    """What is to be said of an index that is published already. ignored: the last build was told to ignore them."""
+    return [] if ignored else [f"index {index}: {line}" for line in found(connection)]

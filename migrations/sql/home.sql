@@ -1,0 +1,135 @@
+-- Where this control schema is at home. A dump that is restored gives all tables other oids. pg_upgrade keeps those, and
+-- makes schemas, functions and the rows of the catalogs anew: the links of partitions, too. So the oids of our own tables
+-- and of our own schema tell what has happened to the database. What happened to one source alone they don't touch.
+
+-- Writes down where it is now.
+CREATE FUNCTION roir.settle() RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO roir.home (id, tables, schema_oid)
+    SELECT 1, jsonb_object_agg(c.relname, c.oid::bigint), min(n.oid::bigint)
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+     WHERE n.nspname = 'roir' AND c.relname IN ('index', 'generation', 'operation', 'source_partition', 'event')
+    ON CONFLICT (id) DO UPDATE SET tables = excluded.tables, schema_oid = excluded.schema_oid, settled_at = now()
+$$;
+
+-- What happened to the database since: 'restored' from a dump, 'upgraded' by pg_upgrade, NULL: nothing.
+CREATE FUNCTION roir.moved() RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN EXISTS (SELECT FROM jsonb_each_text(h.tables) e
+                              WHERE to_regclass('roir.' || quote_ident(e.key))::oid IS DISTINCT FROM e.value::oid)
+                THEN 'restored'
+                WHEN h.schema_oid <> (SELECT n.oid::bigint FROM pg_namespace n WHERE n.nspname = 'roir')
+                THEN 'upgraded' END
+      FROM roir.home h
+$$;
+
+-- The tables that a source's capture function is the row trigger of: the source itself, and what a dump put in its place.
+CREATE FUNCTION roir.sources_by_trigger() RETURNS TABLE (index bigint, recorded oid, present oid, since xid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT i.id, i.source_oid::oid, t.tgrelid, t.xmin
+      FROM roir.index i
+      JOIN pg_proc p ON p.proname = 'capture_' || i.source_oid AND p.pronamespace = 'roir_data'::regnamespace
+      -- By its function, since a name may be anybody's. 1: for each row; what is left on a detached partition isn't.
+      JOIN pg_trigger t ON t.tgfoid = p.oid AND t.tgparentid = 0 AND t.tgtype & 1 = 1
+     WHERE i.dropped_at IS NULL
+$$;
+
+-- Sources by the oid that is recorded and by the one that they have, where all of the database was restored.
+CREATE OR REPLACE FUNCTION roir.restored_sources() RETURNS TABLE (recorded oid, present oid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT DISTINCT c.recorded, c.present FROM roir.sources_by_trigger() c
+     WHERE c.recorded <> c.present AND roir.moved() = 'restored'
+$$;
+
+-- Indexes whose source is gone, and the table that has its capture trigger now: the table alone was dropped and restored.
+-- Rows came by that which no capture saw, so nothing but a new build makes such an index right.
+CREATE FUNCTION roir.replaced_sources() RETURNS TABLE (index bigint, recorded oid, present oid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT c.index, c.recorded, c.present FROM roir.sources_by_trigger() c
+     WHERE c.recorded <> c.present AND roir.moved() IS DISTINCT FROM 'restored'
+       AND NOT EXISTS (SELECT FROM pg_class k WHERE k.oid = c.recorded)
+$$;
+
+-- Partitions that have been where they are since their table was made anew, by a restore or an upgrade: their link is
+-- older than the capture trigger, which is made last. One that was taken out and brought back since has a younger one,
+-- and stays for sync-partitions to find.
+CREATE FUNCTION roir.link_again(source oid) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE roir.source_partition p
+       SET link = CASE WHEN age(t.link::xid) >= (SELECT max(age(c.since)) FROM roir.sources_by_trigger() c WHERE c.present = source)
+                       THEN t.link ELSE '0' END
+      FROM roir.generation g, roir.index i, roir.partition_tree(link_again.source) t
+     WHERE g.id = p.generation_id AND i.id = g.index_id AND i.source_oid = link_again.source::bigint
+       AND p.relation = t.relation::bigint AND p.status = 'present'
+$$;
+
+-- Sources of which pg_upgrade made the partitions' links anew.
+CREATE FUNCTION roir.upgraded_sources() RETURNS TABLE (source oid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT DISTINCT i.source_oid::oid FROM roir.index i JOIN roir.generation g ON g.index_id = i.id
+      JOIN roir.source_partition p ON p.generation_id = g.id AND p.status = 'present'
+     WHERE i.dropped_at IS NULL AND roir.moved() = 'upgraded'
+$$;
+
+CREATE FUNCTION roir.adopt_upgraded() RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT roir.link_again(u.source) FROM roir.upgraded_sources() u;
+    INSERT INTO roir.event (index_id, actor, action, detail)
+    SELECT i.id, session_user, 'upgraded', 'by pg_upgrade; its partitions are known again'
+      FROM roir.upgraded_sources() u JOIN roir.index i ON i.source_oid = u.source::bigint AND i.dropped_at IS NULL
+$$;
+
+-- Makes the control schema name the tables that there are, sources by their triggers and partitions by their names.
+-- A partition that was renamed since it was written down is then one that is gone and one that came: sync-partitions.
+CREATE OR REPLACE FUNCTION roir.adopt_restored() RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
+SET intervalstyle = 'postgres' SET extra_float_digits = 3 SET bytea_output = 'hex' AS $$
+DECLARE
+    s record;
+BEGIN
+    CREATE TEMP TABLE restored ON COMMIT DROP AS
+        SELECT r.recorded, r.present, i.id AS index FROM roir.restored_sources() r
+          JOIN roir.index i ON i.source_oid = r.recorded::bigint AND i.dropped_at IS NULL;
+    -- By way of another name, since one's new oid may be another one's old.
+    FOR s IN SELECT DISTINCT r.recorded, f.kind FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
+              WHERE to_regprocedure(format('roir_data.%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
+        EXECUTE format('ALTER FUNCTION roir_data.%s_%s() RENAME TO restored_%s_%s', s.kind, s.recorded, s.kind, s.recorded);
+    END LOOP;
+    FOR s IN SELECT DISTINCT r.recorded, r.present, f.kind FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
+              WHERE to_regprocedure(format('roir_data.restored_%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
+        EXECUTE format('ALTER FUNCTION roir_data.restored_%s_%s() RENAME TO %s_%s', s.kind, s.recorded, s.kind, s.present);
+    END LOOP;
+    -- What reads a source as its owner names it by its oid; it is made again where it is needed.
+    FOR s IN SELECT DISTINCT r.recorded FROM pg_temp.restored r LOOP
+        EXECUTE format('DROP FUNCTION IF EXISTS roir_data.read_%s(text)', s.recorded);
+    END LOOP;
+    UPDATE roir.index i SET source_oid = r.present::bigint FROM pg_temp.restored r WHERE i.id = r.index;
+    UPDATE roir.source_partition p
+       SET relation = t.relation, parent = t.parent,
+           condition = CASE WHEN p.status = 'present'
+                            THEN coalesce(nullif(pg_get_partition_constraintdef(t.relation), ''), 'true')
+                            ELSE p.condition END
+      FROM pg_temp.restored r
+      JOIN roir.generation g ON g.index_id = r.index
+     CROSS JOIN LATERAL roir.partition_tree(r.present) t
+     WHERE p.generation_id = g.id AND p.name = t.relation::regclass::text;
+    PERFORM roir.link_again(r.present) FROM (SELECT DISTINCT present FROM pg_temp.restored) r;
+    -- What is on its way in or out isn't in the tree.
+    UPDATE roir.source_partition p
+       SET relation = coalesce(to_regclass(p.name)::oid::bigint, 0),
+           -- A hash partition's constraint names its parent's oid. Wider bounds are right too: they are asked for rows.
+           condition = CASE WHEN p.condition LIKE '%satisfies_hash_partition%' THEN 'true' ELSE p.condition END
+      FROM pg_temp.restored r JOIN roir.generation g ON g.index_id = r.index
+     WHERE p.generation_id = g.id AND p.status <> 'present';
+    PERFORM roir.refresh_view(g.id)
+       FROM pg_temp.restored r JOIN roir.generation g ON g.index_id = r.index AND g.status = 'active'
+      WHERE EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id = g.id AND p.status <> 'present');
+    -- Its ranges name leaves by their old oids, and what went on in the first database nobody knows here.
+    UPDATE roir.operation o
+       SET status = 'failed', error = 'the database was restored from a dump while it was unfinished',
+           heartbeat_at = NULL, ticked_at = NULL
+      FROM pg_temp.restored r WHERE o.index_id = r.index AND o.status IN ('running', 'paused');
+    INSERT INTO roir.event (index_id, actor, action, detail)
+    SELECT r.index, session_user, 'restored', format('%s has oid %s now, not %s', r.present::regclass, r.present, r.recorded)
+      FROM pg_temp.restored r;
+END $$;

@@ -1,0 +1,27 @@
+-- A user calls these functions in a session of his own, a TRUNCATE by the capture function too: what they make of values
+-- as text, and of text as SQL, must not depend on what he has set. Those alone that look names up in his search_path
+-- have no settings of their own, and those that readers and writers call for each query or row deal with numbers.
+DO $$
+DECLARE
+    f regprocedure;
+    pin record;
+BEGIN
+    FOR f IN SELECT p.oid FROM pg_proc p
+              WHERE p.pronamespace = 'roir'::regnamespace AND p.prokind = 'f' AND p.proname NOT IN ('published', 'is_mine', 'is_in_mode')
+                AND EXISTS (SELECT FROM unnest(p.proconfig) c WHERE c LIKE 'search_path=%')
+    LOOP
+        FOR pin IN SELECT * FROM (VALUES
+            ('datestyle', 'ISO, YMD'), ('timezone', 'UTC'), ('intervalstyle', 'postgres'), ('extra_float_digits', '3'),
+            ('bytea_output', 'hex'), ('xmloption', 'content'), ('lc_monetary', 'C'), ('array_nulls', 'on'),
+            ('standard_conforming_strings', 'on'), ('quote_all_identifiers', 'off'), ('transform_null_equals', 'off'),
+            -- Which fails to plan some of our queries where it is to search small pools.
+            ('geqo', 'off'),
+            ('restrict_nonsystem_relation_kind', '')) AS pins (name, value)
+            -- The last one is of later minor versions.
+            WHERE current_setting(pins.name, true) IS NOT NULL
+        LOOP
+            EXECUTE format('ALTER FUNCTION %s SET %s TO %s', f, pin.name,
+                           CASE WHEN pin.name = 'datestyle' THEN pin.value ELSE quote_literal(pin.value) END);
+        END LOOP;
+    END LOOP;
+END $$;

@@ -1,0 +1,306 @@
+"""A stage with a twin that has no index: many schedules are played on both, each on rows of its own."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import psycopg2
+
+from airflow_roir.engine.database import Database
+from tests.engine import stages
+from tests.engine.isolation import (
+    DEADLOCK,
+    READ_COMMITTED,
+    SERIALIZABLE,
+    SERIALIZATION_FAILURE,
+    Outcome,
+    Play,
+    Schedule,
+    Session,
+    Watcher,
+)
+from tests.engine.menu import HELD, TRIGGERS, Rows
+from tests.engine.stages import Stage
+
+SLOTS = 24
+TWIN = "twin"
+# Bloat of so many fillings is swept away; more cost time in every comparison.
+FILLINGS_PER_VACUUM = 40
+# Failures that a report makes shorter; the others are only counted.
+SHORTENED = 30
+ORDINARY, IMMEDIATE, DEFERRED = "ordinary", "DEFERRABLE INITIALLY IMMEDIATE", "DEFERRABLE INITIALLY DEFERRED"
+KINDS = (ORDINARY, IMMEDIATE, DEFERRED)
+
+Outcomes = dict[tuple[int, int], Outcome]
+Replay = Callable[[Sequence[Schedule], Sequence[Outcomes]], list["Failure"]]
+
+
+def create(table: str, kind: str) -> str:
+    """SQL for a table with a primary key of that kind, and the users' triggers on it."""
+    key = "" if kind == ORDINARY else kind
+    return f"CREATE TABLE {table} (id int PRIMARY KEY {key}, k text, v int); {TRIGGERS.replace('{t}', table)}"
+
+
+def fill(table: str, slots: int = SLOTS) -> str:
+    """SQL that puts the rows of all slots back."""
+    held = ", ".join(f"({row})" for row in HELD)
+    return (
+        f"DELETE FROM {table}; INSERT INTO {table} SELECT s * 10 + r, 'k', r FROM generate_series(0, {slots - 1}) s, "
+        f"(VALUES {held}) h (r)"
+    )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What was wrong after a schedule, and where."""
+
+    where: str
+    schedule: Schedule
+    slot: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}, slot {self.slot}: {self.schedule}\n    {self.what}"
+
+
+@dataclass
+class Count:
+    """What a sweep has done."""
+
+    played: int = 0
+    impossible: int = 0
+    refused: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    def told(self) -> str:
+        """How much was played, and how fast."""
+        seconds = time.monotonic() - self.began
+        kinds = dict(Counter(failure.where for failure in self.failures))
+        return (
+            f"{self.played} schedules in {seconds:.1f} s ({self.played / seconds * 60:,.0f} a minute), "
+            f"{self.impossible} beginnings impossible, {self.refused} with 40001, {len(self.failures)} wrong"
+            f"{f' {kinds}' if kinds else ''}"
+        )
+
+
+class Ground:
+    """A database with the twin, and a stage for each mode of the capture, all with one kind of primary key.
+
+    modes: modes or phases of `Stage`.
+    """
+
+    def __init__(self, dsn: str, kind: str, modes: Sequence[str], **definition: object) -> None:
+        self.dsn = dsn
+        self.database = Database(dsn, "roir tests")
+        self.kind = kind
+        self.connection = psycopg2.connect(dsn)
+        self.connection.autocommit = True
+        self.cursor = self.connection.cursor()
+        self.watcher = Watcher(dsn)
+        self.sessions = [Session(dsn) for _ in range(3)]
+        self.run(f"{create(TWIN, kind)}; {fill(TWIN)}")
+        self.stages: dict[str, Stage] = {}
+        for mode in modes:
+            table = "t_" + mode.replace(" ", "_").replace("-", "_")
+            self.run(f"{create(table, kind)}; {fill(table)}; ANALYZE {table}")
+            self.stages[mode] = Stage(self.database, mode, index=f"ix_{table}", table=table, include="v", **definition)
+        self.fillings = 0
+        self.count = Count()
+
+    def run(self, statements: str) -> None:
+        self.cursor.execute(statements)
+
+    def close(self) -> None:
+        """Carry each stage on to its end: the index is exact."""
+        for mode, stage in self.stages.items():
+            self.refill(mode)
+            stage.finish()
+        for session in (*self.sessions, self.connection, self.watcher.connection):
+            session.close()
+        self.sessions.clear()
+
+    def refill(self, mode: str) -> None:
+        """Put rows and entries back. Which of them are in the base, the delta or both goes by the slot."""
+        stage = self.stages[mode]
+        job, base, delta = stage.job, stage.base, stage.delta
+        table, columns = job.source.sql, ", ".join(job.entry.physical())
+        statements = [fill(table), f"DELETE FROM {base}", f"DELETE FROM {delta}"]
+        projection = f"SELECT {', '.join(job.entry.source_columns('s'))} FROM {table} s"
+        absent = f"SELECT 'k', i * 10 + 7, NULL::int FROM generate_series(0, {SLOTS - 1}) i"
+        if stage.phase == "published":
+            statements.append(f"INSERT INTO {base} ({columns}) {projection}")
+        else:
+            scanned = stages.scanned(job, "s.id")
+            layout, antimatter = "(s.id / 10 + s.id) % 3", "i % 3"
+            stale = f"INSERT INTO {base} ({columns}) SELECT * FROM ({absent} WHERE {antimatter} = 1) x (k, id, v)"
+            statements += [
+                f"INSERT INTO {base} ({columns}) {projection} WHERE {layout} > 0 AND {scanned}",
+                f"UPDATE {base} x SET c3 = NULL FROM {table} s WHERE s.id = x.c2 AND {layout} = 1",
+                f"INSERT INTO {delta} SELECT *, 'regular' FROM ({projection} WHERE {layout} < 2) x",
+                f"{stale} WHERE {stages.scanned(job, 'x.id')}",
+                f"INSERT INTO {delta} SELECT x.*, 'antimatter' FROM ({absent} WHERE {antimatter} > 0) x",
+            ]
+            if stage.phase == "mid-fold":
+                statements.append(f"UPDATE {delta} SET state = 'ghost' WHERE c2 % 10 = 7 AND c2 / 10 % 3 = 2")
+        self.run("; ".join(statements))
+
+    def vacuum(self) -> None:
+        self.fillings += 1
+        if self.fillings % FILLINGS_PER_VACUUM == 0:
+            self.run("VACUUM")
+
+    def play(self, schedules: Sequence[Schedule], twins: Sequence[Outcomes], mode: str) -> list[Failure]:
+        """Play schedules whose outcomes on the twin are known, in one mode; returns what went wrong."""
+        self.refill(mode)
+        table = self.stages[mode].job.source.sql
+        plays = [self._play(schedule, Rows(table, slot)) for slot, schedule in enumerate(schedules)]
+        return self.judge(plays, twins, self.wrong(mode), mode)
+
+    def wrong(self, mode: str) -> dict[int, list[str]]:
+        """The entries that are missing or too many, by slot."""
+        stage = self.stages[mode]
+        with stage.connection.begin():
+            return by_slot(stages.differences(stage.connection, stage.job, stage.phase == "published"))
+
+    def judge(
+        self, plays: Sequence[Play], twins: Sequence[Outcomes], wrong: dict[int, list[str]], mode: str
+    ) -> list[Failure]:
+        """What is wrong with plays that have ended. wrong: the entries that are, by slot."""
+        failures = []
+        for slot, (play, twin) in enumerate(zip(plays, twins, strict=True)):
+            what = [*wrong.get(slot, []), *self._unexpected(play, twin)]
+            if what:
+                found = f"{'; '.join(what)} ({play.told()})"
+                failures.append(Failure(f"{self.kind} key, {mode}", play.schedule, slot, found))
+        self.count.played += len(plays)
+        self.count.refused += sum(
+            any(one.error == SERIALIZATION_FAILURE for one in play.outcomes.values()) for play in plays
+        )
+        self.count.failures += failures
+        return failures
+
+    def twins(self, schedules: Iterable[Schedule]) -> Iterator[tuple[Schedule, Outcomes]]:
+        """Play schedules on the twin; yields those that exist, with their outcomes.
+
+        What can't begin like this can't go on in any way.
+        """
+        dead: set[tuple[object, ...]] = set()
+        slots = itertools.cycle(range(SLOTS))
+        for schedule in schedules:
+            turns = schedule.turns
+            if dead and any((schedule.transactions, turns[:i]) in dead for i in range(1, len(turns))):
+                continue
+            slot = next(slots)
+            if slot == 0:
+                self.run(fill(TWIN))
+                self.vacuum()
+            play = self._play(schedule, Rows(TWIN, slot))
+            if play.impossible:
+                self.count.impossible += 1
+                dead.add((schedule.transactions, play.prefix))
+                continue
+            yield schedule, play.outcomes
+
+    def _play(self, schedule: Schedule, rows: Rows, refused: frozenset[tuple[int, int]] = frozenset()) -> Play:
+        play = Play(schedule, rows.sql, self.sessions, self.watcher, refused)
+        while not play.over:
+            play.go_on()
+        return play
+
+    def _unexpected(self, play: Play, twin: Outcomes) -> list[str]:
+        """Errors and waits that the twin doesn't have."""
+        levels = {one.isolation for one in play.schedule.transactions}
+        if play.outcomes == twin:
+            return []
+        mine = {one.error for one in play.outcomes.values()}
+        theirs = {one.error for one in twin.values()}
+        if DEADLOCK in theirs:  # who is ended by it goes by milliseconds
+            return []
+        if len(play.schedule.transactions) > 2:  # who of two is woken first isn't said either
+            strange = mine - theirs - {"23505", SERIALIZATION_FAILURE}
+            strange -= {DEADLOCK} if self.kind != ORDINARY else set()
+            return [f"strange errors {sorted(strange)}"] if strange else []
+        if levels == {READ_COMMITTED} and self.kind == ORDINARY:
+            return [f"not as without the index: {compared(play, twin)}"]
+        if DEADLOCK in mine:
+            return [] if self.kind != ORDINARY else ["a deadlock"]
+        if levels == {READ_COMMITTED}:
+            return [] if mine <= theirs else [f"not as without the index: {compared(play, twin)}"]
+        # What would come of a refusal at the same turn.
+        refused = frozenset(
+            turn
+            for turn, one in play.outcomes.items()
+            if one.error == SERIALIZATION_FAILURE and twin.get(turn, one).error != SERIALIZATION_FAILURE
+        )
+        if refused:
+            self.run(fill(TWIN, SLOTS + 1))
+            twin = self._play(play.schedule, Rows(TWIN, SLOTS), refused).outcomes
+        for turn, one in play.outcomes.items():
+            expected = twin[turn].error if turn in twin else None
+            if one.error not in (expected, SERIALIZATION_FAILURE) and not (
+                SERIALIZABLE in levels and expected == SERIALIZATION_FAILURE
+            ):
+                return [f"not as without the index: {compared(play, twin)}"]
+        return []
+
+    def shortest(
+        self, failure: Failure, play: Callable[[Sequence[Schedule], Sequence[Outcomes]], list[Failure]]
+    ) -> Failure:
+        """The same failure with as few statements as it takes. play: as it was found."""
+        while True:
+            # Three in a row, since where a slot's entries are goes by threes.
+            simpler = [one for one in failure.schedule.simpler() for _ in range(3)]
+            lot = list(itertools.islice(self.twins(simpler), SLOTS))
+            found = play(*zip(*lot, strict=True)) if lot else []  # type: ignore[arg-type]
+            if not found:
+                return failure
+            failure = found[0]
+
+    def sweep(self, schedules: Iterable[Schedule]) -> None:
+        """Play all schedules in all modes, by lots of one per slot."""
+        for lot in self.lots(schedules):
+            for mode in self.stages:
+                self.play(*lot, mode)
+
+    def lots(
+        self, schedules: Iterable[Schedule], slots: int = SLOTS
+    ) -> Iterator[tuple[Sequence[Schedule], Sequence[Outcomes]]]:
+        """Schedules with their outcomes on the twin, as many at a time as there are slots."""
+        twins = self.twins(schedules)
+        while lot := list(itertools.islice(twins, slots)):
+            yield tuple(zip(*lot, strict=True))  # type: ignore[misc]
+
+    def report(self) -> str:
+        """What was found, each failure of a kind once and in short, and how much was played."""
+        found: dict[object, Failure] = {}
+        for failure in self.count.failures:
+            found.setdefault((failure.where, failure.schedule.transactions), failure)
+        brief = {}
+        for failure in list(found.values())[:SHORTENED]:
+            mode = failure.where.partition(", ")[2]
+            short = self.shortest(failure, lambda some, twins, mode=mode: self.play(some, twins, mode))
+            brief.setdefault((short.where, str(short.schedule)), short)
+        return "\n".join([self.count.told(), *map(str, brief.values())])
+
+
+def by_slot(different: Iterable[Sequence[str]]) -> dict[int, list[str]]:
+    """Entries `(key,id,included)` by the slot of their ids."""
+    found: dict[int, list[str]] = {}
+    for what, entry in different:
+        found.setdefault(int(entry.strip("()").split(",")[1]) // 10, []).append(f"{what} {entry}")
+    return found
+
+
+def compared(play: Play, twin: Outcomes) -> str:
+    """Where outcomes differ: the twin's, and those of the source."""
+    return ", ".join(
+        f"T{who + 1} {play.schedule.transactions[who].turns[position]}: {twin.get((who, position))} there, "
+        f"{play.outcomes.get((who, position))} here"
+        for who, position in sorted({*twin, *play.outcomes})
+        if twin.get((who, position)) != play.outcomes.get((who, position))
+    )

@@ -1,0 +1,140 @@
+"""A real autovacuum worker that stays on a table doesn't starve a drain, and is called what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg2.extensions
+import pytest
+
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import prepare, schema
+from airflow_roir.engine.database import Database
+from airflow_roir.errors import LockNotAcquired
+from tests.conftest import database_dsn, run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+from tests.engine.test_locks import watching
+from tests.servers import start_postgres
+
+# A worker comes every second, and then reads one page in a tenth of one.
+SLOW = """
+fsync = off
+autovacuum_naptime = 1s
+autovacuum_vacuum_cost_delay = 100ms
+autovacuum_vacuum_cost_limit = 1
+vacuum_cost_page_miss = 1
+autovacuum_max_workers = 1
+"""
+WORKER = (
+    "SELECT l.pid FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.backend_type = 'autovacuum worker' "
+    "AND l.relation = 't'::regclass AND l.granted AND l.mode = 'ShareUpdateExclusiveLock'"
+)
+
+
+@pytest.fixture(scope="module")
+def slow(pg: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server whose autovacuum takes its time."""
+    folder = tmp_path_factory.mktemp("autovacuum")
+    for parent in (folder, *folder.parents[:2]):
+        parent.chmod(0o755)
+    server = start_postgres(Path(folder), pg, settings=SLOW)
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+
+
+@pytest.fixture
+def vacuumed(slow: str, request: pytest.FixtureRequest) -> Iterator[tuple[str, psycopg2.extensions.connection]]:
+    """The DSN of a database in which a worker is at table `t`."""
+    name = f"autovacuum_{abs(hash(request.node.name))}"
+    run_sql(slow, f"CREATE DATABASE {name}")
+    dsn = database_dsn(slow, name)
+    schema.init(Database(dsn, "roir tests"))
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int) WITH (fillfactor = 10, autovacuum_vacuum_threshold = 1, "
+        "autovacuum_vacuum_scale_factor = 0)",
+        "INSERT INTO t SELECT i, repeat('x', 700), i FROM generate_series(1, 4000) i",
+        "UPDATE t SET v = v + 1",
+    )
+    watch = watching(dsn)
+    while not sql(watch, WORKER):
+        pass
+    yield dsn, watch
+    watch.close()
+    run_sql(slow, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def attempt(database: Database, patience_s: int = 30) -> list[str]:
+    reports: list[str] = []
+    options = BuildOptions(lock_patience_s=patience_s)
+    prepare.prepare(database, IndexDefinition.parse("ix", "t", "v"), options, "test", reports.append)
+    return reports
+
+
+def test_a_drain_cancels_an_autovacuum_and_names_it(vacuumed: tuple[str, Any]) -> None:
+    dsn, _ = vacuumed
+    reports = attempt(Database(dsn, "roir tests"))
+    assert "autovacuum: VACUUM" in reports[0]
+    assert "public.t" in reports[0]
+    assert "unknown" not in reports[0]
+    steps.finish_all(Database(dsn, "roir tests"), steps.begin(Database(dsn, "roir tests"), "ix", "t", "v")[1])
+    steps.assert_exact(Database(dsn, "roir tests"))
+
+
+def test_who_may_not_cancel_one_waits_until_the_server_does(vacuumed: tuple[str, Any]) -> None:
+    dsn, watch = vacuumed
+    role = f"owner_{abs(hash(dsn))}"
+    run_sql(
+        dsn,
+        f"CREATE ROLE {role} LOGIN",
+        f"GRANT CREATE ON SCHEMA public TO {role}",
+        f"GRANT USAGE, CREATE ON SCHEMA roir, roir_data TO {role}",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA roir TO {role}",
+    )
+    # The owner of all, but no superuser.
+    for (statement,) in sql(
+        watch,
+        "SELECT format('ALTER SCHEMA %%I OWNER TO %%I', n, %s::text) FROM unnest(ARRAY['roir', 'roir_data']) n "
+        "UNION ALL "
+        "SELECT format('ALTER TABLE %%s OWNER TO %%I', oid::regclass, %s::text) FROM pg_class "
+        "WHERE relnamespace = 'roir'::regnamespace AND relkind = 'r' UNION ALL "
+        "SELECT format('ALTER FUNCTION %%s OWNER TO %%I', oid::regprocedure, %s::text) FROM pg_proc "
+        "WHERE pronamespace = 'roir'::regnamespace",
+        role,
+        role,
+        role,
+    ):
+        sql(watch, statement)
+    # Its ACCESS EXCLUSIVE lock sends the worker away, which comes again.
+    sql(watch, f"ALTER TABLE t OWNER TO {role}")
+    sql(watch, "UPDATE t SET v = v + 1")
+    while not sql(watch, WORKER):
+        pass
+    reports = attempt(Database(dsn.replace("//postgres:", f"//{role}:"), "roir tests"))
+    assert "autovacuum" in reports[0]
+    assert sql(watch, "SELECT count(*) FROM roir.operation")[0][0] == 1
+
+
+def test_one_that_prevents_a_wraparound_is_left_alone_and_named(vacuumed: tuple[str, Any]) -> None:
+    dsn, watch = vacuumed
+    run_sql(dsn, "ALTER TABLE t SET (autovacuum_freeze_max_age = 100000)")
+    connection = watching(dsn)
+    # PL/pgSQL's exceptions are subtransactions, each with an id of its own.
+    sql(connection, "CREATE TEMP TABLE spent (n int)")
+    sql(
+        connection,
+        "DO $$ BEGIN FOR n IN 1..110000 LOOP BEGIN INSERT INTO spent VALUES (n); EXCEPTION WHEN OTHERS THEN NULL; END; "
+        "END LOOP; END $$",
+    )
+    connection.close()
+    # The one that is there already came for another reason.
+    while not sql(watch, f"{WORKER} AND a.query LIKE '%%wraparound%%'"):
+        sql(watch, f"SELECT pg_cancel_backend(w.pid) FROM ({WORKER} AND a.query NOT LIKE '%%wraparound%%') w")
+    with pytest.raises(LockNotAcquired, match=r"autovacuum: VACUUM (ANALYZE )?public.t \(to prevent wraparound\)"):
+        attempt(Database(dsn, "roir tests"), patience_s=0)
+    assert sql(watch, WORKER), "it goes on"

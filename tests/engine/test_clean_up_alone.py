@@ -1,0 +1,216 @@
+"""Clean-up goes on: with what is broken of one index, and beside another clean-up, a drop, an abort, a TRUNCATE."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from airflow_roir.engine import abort, cleanup, removal
+from airflow_roir.engine.database import Database
+from airflow_roir.errors import LockNotAcquired, NotFound
+from tests.conftest import database_dsn, run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+from tests.engine.test_locks import in_thread, watching
+
+SOURCE = (
+    "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",
+    "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (50)",
+    "CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (50) TO (200)",
+    "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 100) i",
+    "CREATE TABLE u (id int PRIMARY KEY, k text, v int)",
+    "INSERT INTO u SELECT i, (i % 5)::text, i FROM generate_series(1, 100) i",
+    "ANALYZE t, u",
+)
+BROKEN = {
+    "view renamed": "ALTER VIEW broken RENAME TO other",
+    "view's column renamed": "ALTER VIEW broken RENAME COLUMN k TO other",
+    "view dropped": "DROP VIEW broken",
+    "view is a table": "ALTER VIEW broken RENAME TO other; CREATE TABLE broken (k text)",
+    "view is another view": "ALTER VIEW broken RENAME TO other; CREATE VIEW broken AS SELECT 1 AS k",
+    "view moved": "CREATE SCHEMA s; ALTER VIEW broken SET SCHEMA s",
+    "view reads more": "DROP VIEW broken; CREATE VIEW broken AS SELECT c1 AS k FROM roir_data.g2",
+    "view's owner": "CREATE ROLE {role}; ALTER VIEW broken OWNER TO {role}",
+    "delta renamed": "ALTER TABLE roir_data.g2_delta RENAME TO lost",
+    "delta dropped": "DROP TABLE roir_data.g2_delta",
+    "delta's column renamed": "ALTER TABLE roir_data.g2_delta RENAME state TO other",
+    "old base renamed": "ALTER TABLE roir_data.g1 RENAME TO lost",
+    "old base dropped": "DROP TABLE roir_data.g1",
+    "function dropped": "DROP FUNCTION roir_data.capture_{oid} CASCADE",
+    "source renamed": "ALTER TABLE t RENAME TO other",
+    "source dropped": "DROP TABLE t CASCADE",
+    "source's column dropped": "ALTER TABLE t DROP COLUMN k",
+    "source's primary key dropped": "ALTER TABLE t DROP CONSTRAINT t_pkey",
+}
+
+
+def two(database: Database, dsn: str) -> None:
+    """`broken` on t and `ix` on u, each rebuilt, with a delta, a guard and a retired generation to remove."""
+    run_sql(dsn, *SOURCE)
+    for index, table in (("broken", "t"), ("ix", "u")):
+        steps.finish_all(database, steps.begin(database, index, table)[1])
+        steps.finish_all(database, steps.begin(database, index, None, None, revert_window_s=0)[1])
+
+
+@pytest.fixture(scope="module")
+def template(server: str) -> Iterator[str]:
+    """Both indexes, made once, to be cloned."""
+    name = "clean_up_template"
+    run_sql(server, f"CREATE DATABASE {name} TEMPLATE roir_template")
+    two(Database(database_dsn(server, name), "roir tests"), database_dsn(server, name))
+    yield name
+    run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def dsn(server: str, template: str) -> Iterator[str]:
+    """A database with both."""
+    name = f"cleaned_{next(_numbers)}"
+    run_sql(server, f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield database_dsn(server, name)
+    run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+_numbers = itertools.count(1)
+
+
+def walked(how: str) -> Any:
+    """A small sample in each run; all of them are the sweep."""
+    small = ("view renamed", "view's column renamed", "view is a table", "delta renamed", "source dropped")
+    return pytest.param(how, marks=() if how in small else pytest.mark.sweep)
+
+
+@pytest.mark.parametrize("how", list(map(walked, BROKEN)))
+def test_what_is_broken_of_one_index_is_told_and_the_other_is_cleaned_up(
+    database: Database, dsn: str, how: str
+) -> None:
+    session = steps.session(dsn)
+    [(oid, role)] = sql(session, "SELECT 't'::regclass::oid, 'owner_' || current_database()")
+    session.close()
+    run_sql(dsn, *BROKEN[how].format(oid=oid, role=role).split("; "))
+    try:
+        report = cleanup.clean_up(database)
+    finally:
+        if "{role}" in BROKEN[how]:
+            run_sql(dsn, f"ALTER VIEW broken OWNER TO postgres; DROP ROLE {role}")
+    session = steps.session(dsn)
+    assert sql(session, "SELECT to_regclass('roir_data.g3'), to_regclass('roir_data.g4_delta')") == [(None, None)], how
+    assert "roir.published" not in sql(session, "SELECT pg_get_viewdef('ix'::regclass)")[0][0]
+    steps.assert_exact(database)
+    named = [line for line in [*report.warnings, *report.waiting] if "broken" in line or "oid" in line or " t" in line]
+    harmless = (
+        "view's owner",
+        "delta dropped",
+        "old base dropped",
+        "delta renamed",
+        "old base renamed",
+        "source renamed",
+    )
+    assert named or how in harmless, (report.warnings, report.waiting)
+
+
+def waiting_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for the one that stands still gives up."""
+    for module in (abort, cleanup, removal):
+        monkeypatch.setattr(module, "LOCK_TIMEOUT_MS", 20)
+    monkeypatch.setattr(cleanup, "PATIENCE_S", 0)
+
+
+def drop(database: Database) -> None:
+    with suppress(LockNotAcquired, NotFound):
+        abort.drop_index(database, "broken", "test", patience_s=0)
+
+
+def truncate(database: Database) -> None:
+    session = steps.session(database.dsn)
+    sql(session, "SET lock_timeout = '20ms'")
+    with suppress(steps.psycopg2.errors.LockNotAvailable):
+        sql(session, "TRUNCATE t1")
+        session.commit()
+    session.close()
+
+
+def stop(database: Database) -> None:
+    """An abort of what is being built."""
+    abort.abort(database, "young", "test", patience_s=0)
+
+
+BESIDE: dict[str, Callable[[Database], object]] = {
+    "clean-up": cleanup.clean_up,
+    "drop": drop,
+    "truncate": truncate,
+    "abort": stop,
+}
+
+
+WAITS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'other' AND wait_event_type = 'Lock' "
+    "AND datname = current_database()"
+)
+
+
+def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
+    """One clean-up; before its so manieth statement the other one comes, whole. Returns how many statements it has."""
+    if beside == "abort":
+        steps.begin(database, "young", "u")
+    other = Database(dsn, "other")
+    seen = [0]
+    watch = watching(dsn)
+    others: list[tuple[threading.Thread, list[BaseException]]] = []
+
+    def look(*_: Any) -> None:
+        seen[0] += 1
+        if seen[0] == at:
+            # To its end, or until it waits for what the clean-up holds.
+            others.append(in_thread(lambda: BESIDE[beside](other)))
+            while others[0][0].is_alive() and not sql(watch, WAITS)[0][0]:
+                pass
+
+    event.listen(database._engine, "before_cursor_execute", look)
+    event.listen(database._engine, "commit", look)
+    try:
+        report = cleanup.clean_up(database)
+    finally:
+        event.remove(database._engine, "before_cursor_execute", look)
+        event.remove(database._engine, "commit", look)
+    for thread, failed in others:
+        thread.join()
+        assert not failed, failed
+    assert not [line for line in report.warnings if "does not exist" in line or "can't be cleaned up" in line]
+    if beside == "drop":
+        drop(other)
+        with suppress(NotFound):
+            abort.drop_index(other, "broken", "test")
+    cleanup.clean_up(database)
+    for index in ("ix",) if beside == "drop" else ("ix", "broken"):
+        steps.assert_exact(database, index)
+    session = steps.session(dsn)
+    left = sql(session, "SELECT count(*) FROM pg_class WHERE relname IN ('g1', 'g3', 'g2_delta', 'g4_delta')")
+    session.close()
+    assert left == [(0,)]
+    return seen[0]
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.parametrize("at", [45, 80])
+def test_nobody_sees_that_another_one_was_faster(
+    database: Database, dsn: str, beside: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting_little(monkeypatch)
+    step_beside(database, dsn, beside, at)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.parametrize("at", range(1, 180, 3))
+def test_at_no_statement_sees_anybody_that_another_one_was_faster(
+    database: Database, dsn: str, beside: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting_little(monkeypatch)
+    step_beside(database, dsn, beside, at)

@@ -1,0 +1,462 @@
+"""Every DDL that can touch a source: refused, or harmless, or named by our next statement and by the status.
+
+The sample runs each statement and some writes in one transaction, asks what the next batch or clean-up would find, and
+rolls back. The sweep commits, in each phase, guarded or not, and goes on to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg2
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import abort, catalog, checks, cleanup, health, partitions, schema
+from airflow_roir.engine.capture import trigger_name, truncate_trigger_name
+from airflow_roir.engine.capture_function import function_name
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.finalize import finalize_run
+from airflow_roir.engine.run import start_run
+from airflow_roir.engine.status import status
+from airflow_roir.engine.truncate_function import truncate_function_name
+from airflow_roir.errors import InvalidInput, RoirError
+from tests.conftest import database_dsn, run_sql
+from tests.engine import ddl, steps
+from tests.engine.ddl import Ddl
+from tests.engine.stages import Stage, to_scan
+
+SHAPES = {"plain": ddl.PLAIN, "parts": ddl.PARTITIONED}
+# A phase for each way in which the capture writes and we look.
+SAMPLED = ("mid-build", "published")
+SWEPT = ("prepared", "mid-build", "mid-build by block", "built", "sealed", "mid-fold", "published", "rebuild")
+
+# By a user, each for itself: {t} is the source, whatever it is called by now. A column that is gone is left out.
+WRITES = (
+    "INSERT INTO {t} (d, id, k, v, c) VALUES (1, 101, 'new', 1, 'c'), (12, 102, NULL, 2, 'c')",
+    "UPDATE {t} SET k = 'key' WHERE id % 5 = 1",
+    "UPDATE {t} SET v = 7, c = 'changed' WHERE id % 5 = 2",
+    "INSERT INTO {t} (d, id, k) VALUES (3, 3, 'up') ON CONFLICT (d, id) DO UPDATE SET k = 'upserted'",
+    "UPDATE {t} SET id = id + 1000 WHERE id % 7 = 3",
+    "UPDATE {t} SET d = (d + 10) % 30 WHERE id % 7 = 4",
+    "DELETE FROM {t} WHERE id % 7 = 5",
+)
+
+# As a batch of blocks finds it.
+REWRITTEN = """
+SELECT r.relation FROM roir.scan_range r JOIN pg_class c ON c.oid = r.relation::oid
+ WHERE r.operation_id = %(operation)s AND NOT r.done AND r.filenode <> pg_relation_filenode(c.oid)
+   AND NOT EXISTS (SELECT FROM roir.emptied e WHERE e.relation = r.relation
+                      OR e.relation = (SELECT pg_partition_root(c.oid)::oid::bigint))
+"""
+
+
+@dataclass
+class Outcome:
+    """How one statement ended. writes: what the index's own parts refused of the writes after it."""
+
+    refused: str = ""
+    writes: str = ""
+    exact: bool = False
+    told: tuple[str, ...] = ()
+
+    @property
+    def passes(self) -> bool:
+        """Refused, harmless, or detected."""
+        return bool(self.refused or self.told or (self.exact and not self.writes))
+
+
+def fits(statement: Ddl, shape: str, pg: int) -> bool:
+    return statement.shape in ("both", shape) and statement.since <= pg
+
+
+def words(oid: int, generation_id: int) -> dict[str, str]:
+    return {
+        "base": f"roir_data.g{generation_id}",
+        "delta": f"roir_data.g{generation_id}_delta",
+        "source": f"roir_data.g{generation_id}_source",
+        "capture": function_name(oid),
+        "empty": truncate_function_name(oid),
+        "row": trigger_name(oid),
+        "truncate": truncate_trigger_name(oid),
+    }
+
+
+def rendered(text: str, oid: int, generation_id: int) -> str:
+    for word, value in words(oid, generation_id).items():
+        text = text.replace(f"{{{word}}}", value)
+    return text
+
+
+def projection(columns: list[str], relation: str) -> str:
+    return f"SELECT array_agg(x::text ORDER BY x::text) FROM (SELECT {', '.join(columns)} FROM {relation}) x"
+
+
+class Trial:
+    """One statement, in a transaction that is rolled back."""
+
+    def __init__(self, stage: Stage, shape: str) -> None:
+        self.connection, self.job, self.shape = stage.connection, stage.job, shape
+        self.published, self.rebuild = stage.phase == "published", stage.older is not None
+
+    def run(self, statement: Ddl) -> Outcome:
+        outcome = Outcome()
+        transaction = self.connection.begin()
+        try:
+            try:
+                self._as_user("; ".join(statement.sql))
+            except DBAPIError as error:
+                outcome.refused = str(error.orig).split("\n")[0]
+                return outcome
+            outcome.writes = self._write()
+            outcome.told = self._told()
+            if not outcome.told:
+                outcome.exact = self._exact()
+            return outcome
+        finally:
+            transaction.rollback()
+
+    def _as_user(self, sql: str) -> Any:
+        with self.connection.begin_nested():
+            execute(self.connection, "SET LOCAL search_path = public, another; SET LOCAL row_security = on")
+            execute(self.connection, rendered(sql, self.job.source.oid, self.job.generation_id))
+            execute(self.connection, "SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL row_security = off")
+
+    def _write(self) -> str:
+        name = execute(self.connection, f"SELECT {self.job.source.oid}::oid::regclass::text").scalar_one()
+        writes = list(WRITES)
+        if self.shape == "parts":
+            leaf = "SELECT relation::regclass::text FROM roir.partition_tree(%(oid)s) WHERE leaf ORDER BY 1 LIMIT 1"
+            found = execute(self.connection, leaf, {"oid": self.job.source.oid}).scalar()
+            writes += [f"TRUNCATE {found}", "INSERT INTO {t} (d, id, k) VALUES (1, 103, 'late')"] if found else []
+        refused = ""
+        for write in writes:
+            try:
+                self._as_user(write.replace("{t}", name))
+            except DBAPIError as error:
+                refused = refused or ours(error.orig)
+        return refused
+
+    def _told(self) -> tuple[str, ...]:
+        """What the next statement of ours, or the status, says."""
+        try:
+            with self.connection.begin_nested():
+                if self.published:
+                    return (*health.warnings(self.connection), *self._gone())
+                # In a rebuild readers see the older generation.
+                return (*self._next_batch(), *(health.warnings(self.connection) if self.rebuild else []))
+        except (RoirError, DBAPIError) as error:
+            return (f"error: {error}",) if not self.published else ()
+
+    def _gone(self) -> list[str]:
+        """What `partitions_gone` of the status says."""
+        values = {"generation": self.job.generation_id, "source": self.job.source.oid}
+        query = "SELECT name FROM roir.partition_changes(%(generation)s, %(source)s) WHERE gone"
+        return list(execute(self.connection, query, values).scalars())
+
+    def _next_batch(self) -> Iterator[str]:
+        source = catalog.read_source_by_oid(self.connection, self.job.source.oid)
+        if catalog.fingerprint(self.connection, source.oid, self.job.columns) != self.job.fingerprint:
+            yield "was altered"
+        generation = self.job.generation_id
+        if (
+            self.job.scan.by_blocks
+            and execute(self.connection, REWRITTEN, {"operation": self.job.run.operation_id}).first()
+        ):
+            yield "was rewritten"
+        found = partitions.check(self.connection, "ix", source, generation, self.job.entry, set())
+        # As the switch does it.
+        partitions.adopt(self.connection, source, generation, found)
+
+    def _exact(self) -> bool:
+        try:
+            with self.connection.begin_nested():
+                source = catalog.read_source_by_oid(self.connection, self.job.source.oid, check=False)
+                columns = [f'"{column.source}"' for column in self.job.entry.columns]
+                want = execute(self.connection, projection(columns, source.sql)).scalar()
+                if self.published:
+                    return bool(want == execute(self.connection, projection(columns, "public.ix")).scalar())
+                if self.rebuild and want != execute(self.connection, projection(columns, "public.ix")).scalar():
+                    return False
+                have = f"({self._overlay(source)}) o"
+                return bool(want == execute(self.connection, projection(self.job.entry.physical(), have)).scalar())
+        except DBAPIError:
+            return False
+
+    def _overlay(self, source: Source) -> str:
+        """SQL for what the index would be, were the rest copied now and the delta folded."""
+        entry, generation = self.job.entry, self.job.generation_id
+        names, columns = ", ".join(entry.physical()), ", ".join(entry.source_columns("s"))
+        key = [f'"{name}"' for name in self.job.source.primary_key]
+
+        def bound(name: str) -> str:
+            return ", ".join(f"(r.{name} ->> {i})::int" for i in range(len(key)))
+
+        row = ", ".join(f"s.{name}" for name in key)
+        scan = (
+            f"SELECT {columns} FROM {source.sql} s WHERE EXISTS (SELECT FROM roir.scan_range r "
+            f"WHERE r.operation_id = {self.job.run.operation_id} AND r.relation = s.tableoid::bigint AND NOT r.done "
+            f"AND (r.lower IS NULL OR ({row}) >= ({bound('lower')})) "
+            f"AND (r.upper IS NULL OR ({row}) < ({bound('upper')})) "
+            f"AND (r.watermark IS NULL OR ({row}) > ({bound('watermark')})))"
+        )
+        if self.job.scan.by_blocks:
+            scan = to_scan(self.connection, replace(self.job, source=source))
+        base, delta = f"roir_data.g{generation}", f"roir_data.g{generation}_delta"
+        # Of partitions that the switch takes in what has a row.
+        shown = execute(
+            self.connection, "SELECT coalesce(roir.is_shown(%(id)s, 'x'), 'true')", {"id": generation}
+        ).scalar_one()
+        return (
+            f"SELECT {names} FROM (SELECT {names} FROM (SELECT {names} FROM {base} UNION ALL ({scan})) b ({names}) "
+            f"WHERE NOT EXISTS (SELECT FROM {delta} e WHERE e.state <> 'ghost' AND {entry.equal('b.', 'e.')}) "
+            f"UNION ALL SELECT {names} FROM {delta} WHERE state = 'regular') x WHERE {shown}"
+        )
+
+
+def ours(error: Any) -> str:
+    """The error where it comes out of what is ours; what a user's own statement deserves isn't."""
+    context = f"{error} {getattr(getattr(error, 'diag', None), 'context', '')}"
+    return str(error).split("\n")[0] if "roir" in context else ""
+
+
+def make(dsn: str, shape: str) -> None:
+    run_sql(dsn, *ddl.BEFORE, *SHAPES[shape], *ddl.FILL)
+
+
+def stage(database: Database, phase: str) -> Stage:
+    scan = "block" if phase.endswith("by block") else "key"
+    return Stage(database, phase.removesuffix(" by block"), include=ddl.INCLUDE, scan=scan, batch_rows=20)
+
+
+def tried(database: Database, pg: int, phase: str, shape: str, statements: list[Ddl], guarded: bool = False) -> None:
+    """Each statement for itself; all that pass by everything, at once."""
+    make(database.dsn, shape)
+    if guarded:
+        run_sql(database.dsn, "SELECT roir.guard()")
+    reached = stage(database, phase)
+    trial = Trial(reached, shape)
+    passed: dict[str, str] = {}
+    for statement in statements:
+        if statement.alone or not fits(statement, shape, pg) or (statement.unseen and not guarded):
+            continue
+        outcome = trial.run(statement)
+        if not outcome.passes:
+            passed[statement.name] = outcome.writes or "wrong"
+    reached.connection.close()
+    assert not passed, "\n".join(f"{name}: {how}" for name, how in passed.items())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("phase", SAMPLED)
+def test_every_statement_once(database: Database, pg: int, phase: str, shape: str) -> None:
+    """One half of them in each phase, and of those that fit either shape one half in each."""
+    phases = ddl.EVERYTHING[SAMPLED.index(phase) :: len(SAMPLED)]
+    tried(
+        database,
+        pg,
+        phase,
+        shape,
+        [
+            statement
+            for number, statement in enumerate(phases)
+            if statement.shape == shape or number % len(SHAPES) == list(SHAPES).index(shape)
+        ],
+    )
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("phase", SWEPT)
+def test_every_statement_in_every_phase(database: Database, pg: int, phase: str, shape: str, guarded: bool) -> None:
+    tried(database, pg, phase, shape, ddl.EVERYTHING, guarded)
+
+
+def settled(database: Database, dsn: str, statement: Ddl, phase: str) -> str:
+    """Commit the statement, write, go on to the end. What is wrong then and nobody has told; '' where nothing is."""
+    with database.transaction() as connection:
+        oid, generation = execute(
+            connection,
+            "SELECT i.source_oid, max(g.id) FROM roir.index i JOIN roir.generation g ON g.index_id = i.id GROUP BY 1",
+        ).one()
+    user = psycopg2.connect(dsn)
+    user.autocommit = True
+    try:
+        for one in statement.sql:
+            steps.sql(user, rendered(one, oid, generation))
+    except psycopg2.Error:
+        return ""
+    name = steps.sql(user, f"SELECT {oid}::oid::regclass::text")[0][0]
+    for write in WRITES:
+        try:
+            steps.sql(user, write.replace("{t}", name))
+        except psycopg2.Error as error:
+            if ours(error):
+                break
+    user.close()
+    if phase != "published":
+        try:
+            run = start_run(database, "ix", "test", take_over=True)
+            steps.build_all(database, run)
+            steps.seal_all(database, run)
+            finalize_run(database, run)
+        except (RoirError, DBAPIError) as error:
+            return "" if str(error) else "an error without words"
+    told = [line for one in status(database) for line in (*one.warnings, *one.partitions_gone)]
+    if not exact(database, oid) and not told:
+        return "wrong before the clean-up, and the status says nothing"
+    done = cleanup.clean_up(database)
+    if not exact(database, oid) and not (done.warnings or done.waiting):
+        return "wrong after the clean-up, which says nothing"
+    return ""
+
+
+def exact(database: Database, oid: int) -> bool:
+    columns = ["k", "id", "d", *ddl.INCLUDE.split(", ")]
+    try:
+        with database.transaction() as connection:
+            name = execute(connection, f"SELECT {oid}::oid::regclass::text").scalar_one()
+            have, want = (execute(connection, projection(columns, x)).scalar() for x in ("public.ix", name))
+            return bool(have == want)
+    except DBAPIError:
+        return False
+
+
+# What can't be rolled back, and what is put right by going on.
+COMMITTED = [statement for statement in ddl.EVERYTHING if statement.alone]
+
+
+@pytest.mark.parametrize("phase", SAMPLED)
+@pytest.mark.parametrize("statement", COMMITTED, ids=lambda statement: statement.name)
+def test_what_no_transaction_holds(database: Database, dsn: str, pg: int, statement: Ddl, phase: str) -> None:
+    make(dsn, "parts" if statement.shape == "both" else statement.shape)
+    stage(database, phase).connection.close()
+    assert settled(database, dsn, statement, phase) == ""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("phase", ["mid-build", "mid-fold", "published"])
+def test_every_statement_to_the_end(
+    server: str, database: Database, dsn: str, pg: int, phase: str, shape: str, guarded: bool
+) -> None:
+    make(dsn, shape)
+    if guarded:
+        run_sql(dsn, "SELECT roir.guard()")
+    stage(database, phase).connection.close()
+    source = steps.sql(steps.session(dsn), "SELECT current_database()")[0][0]
+    run_sql(server, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{source}'")
+    passed = {}
+    for number, statement in enumerate(ddl.EVERYTHING):
+        if not fits(statement, shape, pg) or (statement.unseen and not guarded):
+            continue
+        clone = f"{source}_{number}"
+        run_sql(server, f"CREATE DATABASE {clone} TEMPLATE {source} STRATEGY file_copy")
+        there = database_dsn(server, clone)
+        if said := settled(Database(there, "roir tests"), there, statement, phase):
+            passed[statement.name] = said
+        run_sql(server, f"DROP DATABASE {clone} WITH (FORCE)")
+    assert not passed, "\n".join(f"{name}: {how}" for name, how in passed.items())
+
+
+def told(database: Database) -> tuple[str, ...]:
+    (operation,) = status(database)
+    return operation.warnings
+
+
+@pytest.mark.parametrize("how", ["generated otherwise", "dropped and added", "names swapped"])
+def test_entries_of_another_column_are_told_until_a_rebuild(database: Database, dsn: str, pg: int, how: str) -> None:
+    if how == "generated otherwise" and pg < 17:
+        pytest.skip("SET EXPRESSION came with PostgreSQL 17")
+    make(dsn, "plain")
+    stage(database, "published").connection.close()
+    assert told(database) == ()
+    alter = {
+        "generated otherwise": ("ALTER TABLE t ALTER g SET EXPRESSION AS (lower(k) || '!')",),
+        "dropped and added": ("ALTER TABLE t DROP COLUMN v CASCADE, ADD COLUMN v int DEFAULT 3",),
+        "names swapped": ("ALTER TABLE t RENAME x TO y; ALTER TABLE t RENAME c TO x; ALTER TABLE t RENAME y TO c",),
+    }[how]
+    run_sql(dsn, *alter)
+    assert any("Rebuild it" in line or "is another one now" in line for line in told(database)), told(database)
+    if how == "names swapped":  # of another type, which the index's view can't show
+        return
+    _, run = steps.begin(database, table=None, keys=None)
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+    assert told(database) == ()
+
+
+@pytest.mark.parametrize("phase", ["mid-build", "mid-fold", "published"])
+def test_a_leaf_that_is_truncated_where_it_is_made_leaves_no_entry(database: Database, dsn: str, phase: str) -> None:
+    make(dsn, "parts")
+    stage(database, phase).connection.close()
+    made = Ddl(
+        (
+            "BEGIN; CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40); "
+            "INSERT INTO t (d, id, k) VALUES (31, 900, 'a'); TRUNCATE t3; "
+            "INSERT INTO t (d, id, k) VALUES (32, 901, 'b'); COMMIT",
+        )
+    )
+    assert settled(database, dsn, made, phase) == ""
+    steps.assert_exact(database)
+
+
+def test_a_primary_key_that_is_not_valid_is_refused_and_told(database: Database, dsn: str) -> None:
+    make(dsn, "parts")
+    only = ("ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE ONLY t ADD PRIMARY KEY (id, d)")
+    run_sql(dsn, *only)
+    with pytest.raises(InvalidInput, match="not valid"):
+        steps.begin(database)
+    run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ADD PRIMARY KEY (id, d)")
+    stage(database, "published").connection.close()
+    run_sql(dsn, *only)
+    assert any("not valid" in line for line in told(database))
+    abort.drop_index(database, "ix", "test")
+
+
+def test_a_fingerprint_outlives_functions_of_another_oid(database: Database, dsn: str) -> None:
+    """pg_upgrade keeps the oids of tables and types, not those of functions."""
+    make(dsn, "plain")
+    reached = stage(database, "mid-build")
+    user = psycopg2.connect(dsn)
+    functions = [function_name(reached.job.source.oid), truncate_function_name(reached.job.source.oid)]
+    made = [steps.sql(user, "SELECT pg_get_functiondef(%s::regproc)", name)[0][0] for name in functions]
+    triggers = steps.sql(user, "SELECT pg_get_triggerdef(oid), tgname FROM pg_trigger WHERE tgrelid = 't'::regclass")
+    for name in functions:
+        steps.sql(user, f"DROP FUNCTION {name}() CASCADE")
+    for text in made:
+        steps.sql(user, text)
+    for text, name in triggers:
+        steps.sql(user, text)
+        steps.sql(user, f"ALTER TABLE t ENABLE ALWAYS TRIGGER {name}")
+    user.commit()
+    user.close()
+    reached.finish()
+
+
+def test_an_unfinished_operation_outlives_the_new_fingerprint(database: Database, dsn: str) -> None:
+    """What the migration does for an operation that was begun before it."""
+    make(dsn, "plain")
+    reached = stage(database, "mid-build")
+    text = (schema.migrations_folder() / "sql" / "shape.sql").read_text()
+    before = text[text.index("CREATE FUNCTION roir.fingerprint_before") :]
+    function, updates = before.split("$$;\n", 1)
+    of = "i.source_oid::oid, roir.entry_columns(g.entry)"
+    run_sql(
+        dsn,
+        f"{function}$$",
+        f"UPDATE roir.operation o SET fingerprint = roir.fingerprint_before({of}) FROM roir.generation g "
+        "JOIN roir.index i ON i.id = g.index_id WHERE g.id = o.generation_id",
+        updates,
+    )
+    reached.finish()
+
+
+def test_a_newer_server_is_said_to_be_untried() -> None:
+    assert checks.untried(18) is None
+    assert "PostgreSQL 19 is untried" in str(checks.untried(19))

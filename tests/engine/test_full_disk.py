@@ -1,0 +1,173 @@
+"""A full disk, for builds and for users: who finds no room fails, nothing is lost, and all goes on afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg2
+import psycopg2.errors
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import cleanup, finalize
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.engine.status import status
+from tests.conftest import run_sql, with_template
+from tests.crash.server import Server
+from tests.engine import steps
+from tests.engine.stages import Stage
+
+PATIENCE_S = 60.0
+
+
+class Disk:
+    """A small file system of its own, and what fills it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.filler = folder / "filler"
+
+    def fill(self) -> None:
+        with self.filler.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(65536))
+        with self.filler.open("ab", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(512))
+
+    def make_room(self) -> None:
+        self.filler.unlink()
+
+
+@pytest.fixture(scope="module")
+def disk() -> Iterator[Disk]:
+    with tempfile.TemporaryDirectory(prefix="roir-disk-") as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", folder]
+        if subprocess.run(mount, check=False, capture_output=True).returncode:
+            pytest.skip("needs the right to mount a file system")
+        try:
+            yield Disk(Path(folder))
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture(scope="module")
+def small(disk: Disk, pg: int) -> Iterator[Server]:
+    (disk.folder / "server").mkdir()
+    disk.folder.chmod(0o755)
+    one = Server(disk.folder / "server", pg)
+    one.start()
+    with_template(one.dsn())
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+@pytest.fixture
+def dsn(small: Server, disk: Disk, request: pytest.FixtureRequest) -> Iterator[str]:
+    name = f"db_{abs(hash(request.node.name))}"
+    small.execute(f"CREATE DATABASE {name} TEMPLATE roir_template")
+    run_sql(
+        small.dsn(name),
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1, 60) i",
+    )
+    yield small.dsn(name)
+    if disk.filler.exists():
+        disk.make_room()
+    small.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def finish(database: Database) -> None:
+    """Another run carries the operation on to its end."""
+    run = start_run(database, "ix", "test", take_over=True)
+    phase = status(database)[0].phase
+    if phase == "build":
+        steps.build_all(database, run)
+        phase = "seal"
+    if phase == "seal":
+        steps.seal_all(database, run)
+    finalize.finalize_run(database, run)
+
+
+@pytest.mark.parametrize(
+    "phase", ["mid-build", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("built", "mid-fold", "published"))]
+)
+def test_users_and_builds_fail_and_go_on(disk: Disk, dsn: str, phase: str) -> None:
+    """The transaction that finds no room is rolled back whole, table and entries alike; those that need none commit."""
+    database = Database(dsn)
+    stage = Stage(database, phase)
+    stage.connection.close()
+    end_run(database, stage.run)
+    disk.fill()
+    outcomes = []
+    user = steps.session(dsn)
+    # What an index adds is what first needs a new block: small tables have room in theirs.
+    for number in range(40):
+        try:
+            steps.sql(user, f"INSERT INTO t SELECT {1000 * number} + i, 'k' || i, i FROM generate_series(1000, 1400) i")
+            steps.sql(user, f"UPDATE t SET k = 'n{number}' WHERE id % 7 = {number} % 7")
+            user.commit()
+            outcomes.append("done")
+        except psycopg2.errors.DiskFull:
+            user.rollback()
+            outcomes.append("full")
+        if outcomes[-3:] == ["full"] * 3:
+            break
+    assert outcomes[-1] == "full"
+    steps.sql(user, "SELECT count(*) FROM t")
+    user.rollback()
+    if phase == "mid-build":
+        run = start_run(database, "ix", "test", take_over=True)
+        with pytest.raises(DBAPIError, match="No space left"):
+            finish(database)
+        end_run(database, run)
+    disk.make_room()
+    steps.sql(user, "UPDATE t SET k = 'after' WHERE id % 4 = 0")
+    user.commit()
+    user.close()
+    if phase != "published":
+        finish(database)
+    steps.assert_exact(database)
+    cleanup.clean_up(database)
+    steps.assert_exact(database)
+
+
+def test_a_server_that_stops_for_want_of_wal_loses_nothing(small: Server, disk: Disk, dsn: str) -> None:
+    """No room for the log is the end of the whole server, whoever wrote it. What was committed is there afterwards."""
+    database = Database(dsn)
+    stage = Stage(database, "mid-fold")
+    stage.connection.close()
+    end_run(database, stage.run)
+    user = steps.session(dsn)
+    steps.sql(user, "UPDATE t SET k = 'kept' WHERE id % 4 = 0")
+    user.commit()
+    steps.sql(user, "UPDATE t SET k = 'lost' WHERE id % 3 = 0")
+    disk.fill()
+    log = steps.session(dsn)
+    log.autocommit = True
+    with pytest.raises(psycopg2.OperationalError):
+        steps.sql(log, "SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000)) FROM generate_series(1, 300)")
+    disk.make_room()
+    small.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            small.start()
+            break
+        except subprocess.CalledProcessError:
+            assert time.monotonic() < deadline
+    finish(database)
+    steps.assert_exact(database)
+    user = steps.session(dsn)
+    assert steps.sql(user, "SELECT count(*) FILTER (WHERE k = 'kept'), count(*) FILTER (WHERE k = 'lost') FROM t") == [
+        (15, 0)
+    ]
+    user.close()

@@ -1,0 +1,94 @@
+"""Dumps of a part of a database: what is restored takes writes, or says what it lacks; the remedy is one statement."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+
+import psycopg2
+import pytest
+
+from airflow_roir.engine import fold, schema
+from airflow_roir.engine.database import Database
+from tests.conftest import database_dsn, run_sql
+from tests.engine import steps
+from tests.engine.test_partitions import make
+from tests.servers import programs
+
+WRITES = (
+    "INSERT INTO t VALUES (1, 9000, 'x', 1)",
+    "UPDATE t SET k = 'y' WHERE id % 3 = 0",
+    "UPDATE t SET d = (d + 10) % 30 WHERE id % 9 = 1",
+    "DELETE FROM t WHERE id % 5 = 0",
+    "TRUNCATE t1",
+    "TRUNCATE t",
+)
+# Without both schemas, or without triggers: nothing of ours comes with the table.
+FREE = (
+    ["--exclude-schema=roir", "--exclude-schema=roir_data"],
+    ["--exclude-schema=roir_data"],
+    ["-n", "public"],
+    ["-t", "t", "-t", "t[0-9]"],
+    ["--section=pre-data", "--section=data"],
+    ["--schema-only"],
+    ["--exclude-table-data=roir.*"],
+)
+Restore = Callable[..., str]
+
+
+@pytest.fixture
+def restore(dsn: str, server: str, pg: int) -> Iterator[Restore]:
+    """Dumps the test's database by these options, and restores what there is into a fresh one, whatever fails of it."""
+    name = "partial"
+
+    def dump_and_restore(*options: str) -> str:
+        run_sql(server, f"CREATE DATABASE {name}")
+        dump = subprocess.run([programs(pg) / "pg_dump", *options, dsn], check=True, capture_output=True).stdout
+        there = database_dsn(server, name)
+        subprocess.run([programs(pg) / "psql", "-qX", there], input=dump, check=True, capture_output=True)
+        return there
+
+    yield dump_and_restore
+    run_sql(server, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def failures(dsn: str) -> list[str]:
+    """What the writes are told."""
+    found = []
+    for statement in WRITES:
+        try:
+            run_sql(dsn, statement)
+        except psycopg2.Error as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.fixture(autouse=True, params=["capture", "active"])
+def index(database: Database, dsn: str, request: pytest.FixtureRequest) -> None:
+    make(dsn)
+    _, run = steps.begin(database, include="v")
+    if request.param == "active":
+        steps.build_all(database, run)
+        steps.seal_all(database, run)
+        fold.switch(database, run)
+        fold.finish(database, run, fold.work(database, run))
+        steps.publish_all(database, run)
+
+
+@pytest.mark.parametrize("options", FREE, ids=lambda options: " ".join(options))
+def test_what_is_restored_without_the_index_takes_every_write(restore: Restore, options: list[str]) -> None:
+    assert failures(restore(*options)) == []
+
+
+def test_a_table_with_its_entries_and_without_the_control_schema_needs_one_statement(restore: Restore) -> None:
+    """Its capture function comes with it, and calls what isn't there."""
+    there = restore("--exclude-schema=roir")
+    assert failures(there)
+    run_sql(there, "DROP SCHEMA roir_data CASCADE")
+    assert failures(there) == []
+    # And it can be indexed again.
+    schema.init(Database(there))
+    run_sql(there, "INSERT INTO t SELECT i % 30, i, i, i FROM generate_series(1, 90) i")
+    _, run = steps.begin(Database(there))
+    steps.finish_all(Database(there), run)
+    assert steps.assert_exact(Database(there)).rows == 90

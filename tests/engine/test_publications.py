@@ -1,0 +1,200 @@
+"""Publications of every kind, made at any time: a user's write fails only where it would fail without an index."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import psycopg2
+import psycopg2.extensions
+import pytest
+from alembic import command
+
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import cleanup, fold, prepare, schema
+from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.status import status
+from airflow_roir.errors import InvalidInput
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+
+# `twin` is as `t`, but without an index: what it tells is what PostgreSQL itself says.
+TABLES = ("t", "twin")
+PLAIN = "CREATE TABLE {0} (id int PRIMARY KEY, k text, v int, u serial UNIQUE)"
+PARTITIONED = (
+    "CREATE TABLE {0} (id int PRIMARY KEY, k text, v int, u serial) PARTITION BY RANGE (id)",
+    "CREATE TABLE {0}_1 PARTITION OF {0} FOR VALUES FROM (MINVALUE) TO (30)",
+    "CREATE TABLE {0}_2 PARTITION OF {0} FOR VALUES FROM (30) TO (MAXVALUE)",
+)
+FILL = "INSERT INTO {0} (id, k, v) SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1, 60) i"
+KINDS = {
+    "all tables": "FOR ALL TABLES",
+    "all tables, inserts": "FOR ALL TABLES WITH (publish = 'insert')",
+    "all tables, deletes": "FOR ALL TABLES WITH (publish = 'delete')",
+    "all tables, by root": "FOR ALL TABLES WITH (publish_via_partition_root)",
+    "schema": "FOR TABLES IN SCHEMA public",
+    "our schemas": "FOR TABLES IN SCHEMA public, roir, roir_data",
+    "table": "FOR TABLE t, twin",
+    "table, by root": "FOR TABLE t, twin WITH (publish_via_partition_root)",
+    "rows": "FOR TABLE t WHERE (id > 5), twin WHERE (id > 5) WITH (publish_via_partition_root)",
+    "columns": "FOR TABLE t (id, k), twin (id, k) WITH (publish_via_partition_root)",
+}
+OURS = ("all tables", "all tables, inserts", "all tables, deletes", "all tables, by root", "our schemas")
+MOMENTS = ("before", "mid-build", "mid-fold", "published")
+IDENTITIES = ("DEFAULT", "FULL", "NOTHING", "USING INDEX {0}_u_key")
+WRITES = (
+    "UPDATE {0} SET v = v + 1 WHERE id % 2 = 0",
+    "UPDATE {0} SET k = 'other' WHERE id % 3 = 0",
+    "UPDATE {0} SET id = id + 1000 WHERE id % 7 = 0",
+    "DELETE FROM {0} WHERE id % 5 = 0",
+    "INSERT INTO {0} (id, k, v) SELECT i, 'again', 0 FROM generate_series(1, 12) i "
+    "ON CONFLICT (id) DO UPDATE SET k = 'conflict'",
+    "MERGE INTO {0} USING generate_series(5, 70) i ON id = i WHEN MATCHED THEN DELETE "
+    "WHEN NOT MATCHED THEN INSERT (id, k, v) VALUES (i, 'merged', i)",
+    "TRUNCATE {0}",
+    FILL,
+)
+
+# What a publication of updates or deletes says to them where the table's identity doesn't do.
+NO_IDENTITY = ("55000", "42P10")
+
+Case = tuple[str, str, str, bool]
+EVERY: list[Case] = [
+    case
+    for case in itertools.product(KINDS, MOMENTS, IDENTITIES, (False, True))
+    # A unique index of a partitioned table holds its partition key.
+    if not (case[3] and case[2].startswith("USING"))
+]
+SOME: list[Case] = [
+    ("all tables", "before", "DEFAULT", False),
+    ("all tables", "published", "DEFAULT", True),
+    ("all tables, by root", "mid-build", "FULL", True),
+    ("our schemas", "mid-fold", "USING INDEX {0}_u_key", False),
+    ("schema", "before", "NOTHING", False),
+    ("columns", "mid-build", "DEFAULT", False),
+]
+
+
+def _outcome(user: psycopg2.extensions.connection, statement: str) -> str:
+    try:
+        sql(user, statement)
+    except psycopg2.Error as error:
+        user.rollback()
+        return str(error.pgcode)
+    user.commit()
+    return "done"
+
+
+def _lives(database: Database, dsn: str, case: Case) -> None:
+    kind, moment, identity, partitioned = case
+    for name in TABLES:
+        made = [one.format(name) for one in (PARTITIONED if partitioned else (PLAIN,))]
+        run_sql(dsn, *made, FILL.format(name))
+        for one in (name, f"{name}_1", f"{name}_2") if partitioned else (name,):
+            run_sql(dsn, f"ALTER TABLE {one} REPLICA IDENTITY {identity.format(one)}")
+    user = steps.session(dsn)
+    refused: list[str] = []
+
+    def reach(now: str) -> None:
+        if now == moment:
+            run_sql(dsn, f"CREATE PUBLICATION p {KINDS[kind]}")
+        for statement in WRITES:
+            one, other = (_outcome(user, statement.format(name)) for name in TABLES)
+            assert one == other, (now, statement)
+            assert one in ("done", *NO_IDENTITY)
+            refused.extend([one] * (one != "done"))
+
+    reach("before")
+    _, run = steps.begin(database, include="v", ranges=3, segments=2, batch_rows=7, ignore_publications=True)
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    assert isinstance(worker.batch(claim), Batch)
+    worker.connection.close()
+    reach("mid-build")
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    fold.switch(database, run)
+    reach("mid-fold")
+    fold.finish(database, run, fold.work(database, run))
+    steps.publish_all(database, run)
+    reach("published")
+    steps.assert_exact(database)
+    # Else the publication did nothing.
+    if identity == "NOTHING":
+        assert bool(refused) == (kind != "all tables, inserts")
+
+
+@pytest.mark.parametrize("case", SOME, ids=lambda case: ", ".join(map(str, case)))
+def test_a_users_write_fails_only_where_it_would_without_an_index(database: Database, dsn: str, case: Case) -> None:
+    _lives(database, dsn, case)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "case", [case for case in EVERY if case not in SOME], ids=lambda case: ", ".join(map(str, case))
+)
+def test_every_publication_at_any_time(database: Database, dsn: str, case: Case) -> None:
+    _lives(database, dsn, case)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prepare_refuses_what_would_publish_the_indexs_own_tables(database: Database, dsn: str, kind: str) -> None:
+    run_sql(dsn, PLAIN.format("t"), PLAIN.format("twin"), f'CREATE PUBLICATION "my P" {KINDS[kind]}')
+    definition = IndexDefinition.parse("ix", "t", "k")
+    if kind not in OURS:
+        prepare.rehearse(database, definition, BuildOptions())
+        return
+    with pytest.raises(InvalidInput, match=r'publication "my P".*subscriber stops.*ignore_publications'):
+        prepare.prepare(database, definition, BuildOptions())
+    with database.transaction() as connection:
+        assert execute(connection, "SELECT count(*) FROM roir.operation").scalar_one() == 0
+    prepare.prepare(database, definition, BuildOptions(ignore_publications=True))
+
+
+def test_one_that_publishes_nothing_is_nobodys_concern(database: Database, dsn: str) -> None:
+    run_sql(dsn, PLAIN.format("t"), "CREATE PUBLICATION p FOR ALL TABLES WITH (publish = '')")
+    steps.begin(database)
+
+
+def test_one_that_comes_after_the_publish_is_warned_of_unless_that_is_known(database: Database, dsn: str) -> None:
+    run_sql(dsn, PLAIN.format("t"), FILL.format("t"))
+    _, run = steps.begin(database)
+    steps.finish_all(database, run)
+    assert cleanup.clean_up(database).warnings == []
+    run_sql(dsn, "CREATE PUBLICATION p FOR ALL TABLES")
+    for lines in (cleanup.clean_up(database).warnings, status(database, "ix")[0].warnings):
+        [line] = lines
+        assert 'index public.ix: publication "p" is of all tables' in line
+        assert "ALTER SUBSCRIPTION" in line
+    _, run = steps.begin(database, table=None, keys=None, ignore_publications=True)
+    steps.finish_all(database, run)
+    assert cleanup.clean_up(database).warnings == []
+
+
+def test_tables_that_were_made_before_get_their_replica_identity(database: Database, dsn: str) -> None:
+    """As they were before: made so by hand, under the version of the schema before."""
+    run_sql(dsn, PLAIN.format("t"), FILL.format("t"))
+    _, run = steps.begin(database, segments=3)
+    steps.finish_all(database, run)
+    steps.begin(database, table=None, keys=None, segments=2)
+    entries = "SELECT c.oid::regclass::text FROM pg_class c WHERE relnamespace = 'roir_data'::regnamespace"
+    user = steps.session(dsn)
+    user.autocommit = True
+    for (name,) in sql(user, f"{entries} AND relkind = 'r'"):
+        sql(user, f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT")
+    with database.transaction() as connection:
+        command.downgrade(schema.alembic_config(connection), "0010")
+    schema.init(database)
+    assert sql(user, f"{entries} AND relkind = 'r' AND relreplident <> 'f'") == []
+    run_sql(dsn, "CREATE PUBLICATION p FOR ALL TABLES", "UPDATE t SET k = 'x', v = 0", "DELETE FROM t WHERE id < 9")
+    steps.assert_exact(database)
+
+
+@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)], ids=["random"])
+def test_a_random_publication(database: Database, dsn: str, seed: int) -> None:
+    case = random.Random(seed).choice(EVERY)
+    print(case)
+    _lives(database, dsn, case)
