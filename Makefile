@@ -77,7 +77,6 @@ test: $(STAMP)  ## All tests but the sweeps and the marked long ones; ARGS goes 
 test-all: $(STAMP)  ## The sweeps: every member of a class (statements, settings, rights, interleavings), where `make test` has some
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "sweep and not soak" $(ARGS)
 
-
 .PHONY: test-cluster
 test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its errors; minutes each
 	@$(quick_spark) \

@@ -46,8 +46,6 @@ TYPES = """
 SELECT format_type(atttypid, -1) FROM pg_attribute
  WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
-
-
 RECORDED = "SELECT id, key, primary_key FROM roir.discrepancy WHERE id = ANY (%(ids)s)"
 
 
@@ -81,13 +79,12 @@ class Mender:
 
     def look_again(self, ids: list[int]) -> None:
         """Without indexes, before anything is put or taken out by them: see `damage.mistaken`."""
-        if ids:
-            for kind, query, said in damage.mistaken(
-                self.recorded, self.read, self.base, self.entry, self.job.run.index
-            ):
-                execute(self.connection, damage.WITHOUT_INDEX)
-                item, values = self._asked(query, "id bigint", ids)
-                execute(self.connection, MISTAKEN.format(found=item), {**values, "kind": kind, "said": said})
+        if not ids:
+            return
+        execute(self.connection, damage.WITHOUT_INDEX)
+        for kind, query, said in damage.mistaken(self.recorded, self.read, self.base, self.entry, self.job.run.index):
+            item, values = self._asked(query, "id bigint", ids)
+            execute(self.connection, MISTAKEN.format(found=item), {**values, "kind": kind, "said": said})
 
     def put(self, ids: list[int]) -> list[int]:
         """Give rows their entries, in one transaction; returns those whose rows aren't there any more.

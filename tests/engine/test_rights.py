@@ -20,6 +20,7 @@ from airflow_roir.errors import InvalidInput, RoirError
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
+from tests.engine.test_verify_damage import broken
 
 # Whatever may be called by reading: it notes who it is, and takes all that it can get. Nothing that it does may stay.
 TRY = """
@@ -371,6 +372,48 @@ def test_a_partition_of_another_owner_is_refused_with_the_remedy(scene: Scene) -
     run_sql(scene.dsn, f"ALTER TABLE evil.t1 OWNER TO {scene.victim}")
     with pytest.raises(InvalidInput, match=r"evil\.t1 to .*ALTER TABLE … OWNER TO"):
         build(scene)
+
+
+def test_damage_is_found_as_the_owner(scene: Scene) -> None:
+    """The looks past the indexes read the source, too: of rows, of entries, and of all in one statement."""
+    scene.as_owner(PLAIN, ROWS, "CREATE INDEX ON evil.t (k) WHERE evil.constant(1)")
+    run = build(scene)
+    steps.finish_all(scene.database, run)
+    base = sql(steps.session(scene.dsn), "SELECT 'roir_data.g' || max(id) FROM roir.generation")[0][0]
+    with broken(scene.dsn, base, "tree lost"):
+        run_sql(scene.dsn, f"INSERT INTO {base} SELECT * FROM {base} WHERE c2 IN (6, 7)")
+        run_sql(scene.dsn, f"CREATE TABLE e AS SELECT * FROM {base} WHERE c2 = 9", f"DELETE FROM {base} WHERE c2 = 9")
+        run_sql(scene.dsn, f"INSERT INTO {base} SELECT * FROM e", "DROP TABLE e")
+    lost = "UPDATE pg_index SET indisready = {0}, indisvalid = {0} WHERE indexrelid = 'evil.t_pkey'::regclass"
+    run_sql(scene.dsn, lost.format("false"))
+    scene.as_owner(
+        "ALTER TABLE evil.t DISABLE TRIGGER USER",
+        "INSERT INTO evil.t (id, k, v) VALUES (1000, 'a', 'v')",
+        "ALTER TABLE evil.t ENABLE ALWAYS TRIGGER USER",
+    )
+    run_sql(scene.dsn, lost.format("true"))
+    for options in (VerifyOptions(), VerifyOptions(sample=100), VerifyOptions(repair=True)):
+        scene.tried()
+        found = verify.verify(scene.database, "evil.ix", options, "test")
+        assert scene.tried()
+        assert not scene.gains(), options
+        assert found.damaged >= 3, found
+        assert not found.is_exact
+
+
+def test_a_row_that_is_too_big_is_tried_as_the_owner(scene: Scene) -> None:
+    big = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 200) i)"
+    scene.as_owner(
+        PLAIN,
+        ROWS,
+        "CREATE INDEX ON evil.t (id) WHERE evil.constant(1)",
+        f"INSERT INTO evil.t (id, k, v) VALUES (1000, {big}, 'v')",
+    )
+    scene.tried()
+    with pytest.raises(InvalidInput, match="has a row whose key"):
+        build(scene)
+    assert scene.tried()
+    assert not scene.gains()
 
 
 def test_who_may_only_look_makes_nothing(scene: Scene) -> None:
