@@ -134,13 +134,15 @@ def _sampled(connection: Connection, source: Source, size: str, limit: int) -> I
         for row in owner.rows(
             connection,
             source,
-            f"SELECT leaf::regclass::text AS name, max(size) AS biggest, "
+            f"SELECT leaf, max(size) AS biggest, "
             f"(array_agg(tid ORDER BY size DESC) FILTER (WHERE size > {limit}))[1:{MOST_TRIED}] AS tids "
             f"FROM ({' UNION ALL '.join(rows)}) s GROUP BY leaf",
-            "name text, biggest int, tids text[]",
+            "leaf oid, biggest int, tids text[]",
         ):
-            seen.add(row.name)
-            yield row.name, row.biggest, row.tids or []
+            # Not named there: the owner's code may have set another search_path by then.
+            name = named[row.leaf]
+            seen.add(name)
+            yield name, row.biggest, row.tids or []
 
     files = files_of(connection, source.leaves)
     total = sum(file.blocks for file in files)

@@ -389,7 +389,7 @@ def test_damage_is_found_as_the_owner(scene: Scene) -> None:
     scene.as_owner(
         "ALTER TABLE evil.t DISABLE TRIGGER USER",
         "INSERT INTO evil.t (id, k, v) VALUES (1000, 'a', 'v')",
-        "ALTER TABLE evil.t ENABLE ALWAYS TRIGGER USER",
+        "ALTER TABLE evil.t ENABLE TRIGGER USER",
     )
     run_sql(scene.dsn, lost.format("true"))
     for options in (VerifyOptions(), VerifyOptions(sample=100), VerifyOptions(repair=True)):

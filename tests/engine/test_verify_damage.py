@@ -19,8 +19,8 @@ from tests.engine.verifying import build_index
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 FILL = "INSERT INTO t SELECT i, nullif(i % 5, 2)::text, i FROM generate_series(1, 400) i"
-UNWATCHED = "ALTER TABLE t DISABLE TRIGGER USER"
-WATCHED = "ALTER TABLE t ENABLE ALWAYS TRIGGER USER"
+TRIGGER = "DO $$ BEGIN EXECUTE format('ALTER TABLE t %s TRIGGER roir_capture_%s', '{0}', 't'::regclass::oid); END $$"
+UNWATCHED, WATCHED = TRIGGER.format("DISABLE"), TRIGGER.format("ENABLE ALWAYS")
 NOT_READY, READY = "indisready = false, indisvalid = false", "indisready = true, indisvalid = true"
 NOT_UNIQUE, UNIQUE = "indisunique = false, indimmediate = false", "indisunique = true, indimmediate = true"
 
