@@ -67,6 +67,10 @@ class PartitionsChanged(RoirError):
     """A partition came with rows, or went, without a capture. `roir sync-partitions` puts the index right."""
 
 
+class LabelsRenamed(RoirError):
+    """Labels of an enum in the primary key are others than bounds and watermarks say. Renamed back, it can go on."""
+
+
 class SparkFailed(RoirError):
     """Spark couldn't be started, or gave up. The operation is paused with the reason and can be resumed."""
 

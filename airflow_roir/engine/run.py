@@ -21,6 +21,7 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import (
     Fenced,
     IllegalTransition,
+    LabelsRenamed,
     OperationFailed,
     OperationPaused,
     RoirError,
@@ -33,6 +34,8 @@ from airflow_roir.operation import Status, Verb
 HEARTBEAT_EVERY_S = 2.0
 # Whoever works gives up on a lock that somebody holds on a whole table (a TRUNCATE, an ALTER) to look for a pause.
 TABLE_LOCK_WAIT = "2s"
+
+RENAMED = "SELECT name, was, is_now FROM roir.shape_changes(%(generation)s) WHERE kind = 'label' LIMIT 1"
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,17 @@ def load_job(connection: Connection, run: Run) -> Job:
 
 
 def check_fingerprint(connection: Connection, job: Job) -> None:
-    """Raise SourceChanged where the source's shape isn't the one that the operation was prepared for."""
+    """Raise SourceChanged where the source's shape isn't the one that the operation was prepared for.
+
+    Raises LabelsRenamed where only labels of an enum are others, which can be undone: nothing was copied meanwhile.
+    """
+    label = execute(connection, RENAMED, {"generation": job.generation_id}).first()
+    if label is not None:
+        raise LabelsRenamed(
+            f"index {job.run.index}: label {label.was} of type {label.name}, which is in the primary key, is called "
+            f"{label.is_now} now, and bounds and watermarks say its old name: rename it back until the build is done, "
+            "or abort the operation"
+        )
     if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
         raise SourceChanged(
             f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "

@@ -19,22 +19,6 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT to_regprocedure(format('roir_data.%s_%s()', kind, source))::oid FROM unnest(ARRAY['capture', 'truncate']) kind
 $$;
 
--- A stamp that differs whenever the server has written to a row of the catalogs that a source and its capture are made of.
--- Cheap enough for every batch: where it is as it was there is nothing to look for. An ANALYZE leaves it alone.
-CREATE FUNCTION roir.stamp(source oid) RETURNS text
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    WITH capture AS MATERIALIZED (SELECT c.function FROM roir.captures(stamp.source) c)
-    SELECT md5(concat_ws('|',
-        (SELECT c.xmin FROM pg_class c WHERE c.oid = source),
-        (SELECT string_agg(a.xmin::text, ',' ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = source AND a.attnum > 0),
-        (SELECT string_agg(d.xmin::text, ',' ORDER BY d.adnum) FROM pg_attrdef d WHERE d.adrelid = source),
-        (SELECT string_agg(i.xmin::text, ',' ORDER BY i.indexrelid) FROM pg_index i WHERE i.indrelid = source),
-        (SELECT string_agg(p.xmin::text, ',' ORDER BY p.oid) FROM pg_proc p WHERE p.oid IN (SELECT function FROM capture)),
-        -- A partition's own capture triggers can be disabled one by one.
-        (SELECT string_agg(t.xmin::text, ',' ORDER BY t.oid) FROM pg_trigger t WHERE t.tgrelid = source),
-        (SELECT count(*) FROM pg_trigger t WHERE t.tgfoid IN (SELECT function FROM capture) AND t.tgenabled <> 'A')))
-$$;
-
 -- True where the caller's snapshot sees the generation in this capture mode: else it is older than the switch, or the
 -- publish, and doesn't see all of the entries.
 CREATE FUNCTION roir.is_in_mode(generation bigint, mode text) RETURNS boolean

@@ -165,7 +165,7 @@ $$;
 CREATE FUNCTION roir.build_faults(source oid) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(sum(
-               (SELECT count(*) FROM roir.shape_changes(g.id))
+               (SELECT count(*) FROM roir.shape_changes(g.id) s WHERE s.kind <> 'label')
                + (SELECT count(*) FROM roir.source_partition p
                     JOIN roir.partition_tree(build_faults.source) t ON t.relation = p.relation::oid AND t.link = p.link
                    WHERE p.generation_id = g.id AND p.status = 'present' AND p.leaf
@@ -224,6 +224,30 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         -- 'A' is ENABLE ALWAYS: a partition's own capture triggers can be disabled one by one.
         (SELECT count(*) FROM pg_trigger WHERE tgfoid IN (SELECT function FROM roir.captures(source)) AND tgenabled <> 'A'),
         roir.build_faults(source)))
+$$;
+
+-- A stamp that differs whenever the server has written to a row of the catalogs that a source and its capture are made of.
+-- Cheap enough for every batch: where it is as it was there is nothing to look for. An ANALYZE leaves it alone.
+CREATE FUNCTION roir.stamp(source oid) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH capture AS MATERIALIZED (SELECT c.function FROM roir.captures(stamp.source) c)
+    SELECT md5(concat_ws('|',
+        (SELECT c.xmin FROM pg_class c WHERE c.oid = source),
+        (SELECT string_agg(a.xmin::text, ',' ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = source AND a.attnum > 0),
+        (SELECT string_agg(d.xmin::text, ',' ORDER BY d.adnum) FROM pg_attrdef d WHERE d.adrelid = source),
+        (SELECT string_agg(i.xmin::text, ',' ORDER BY i.indexrelid) FROM pg_index i WHERE i.indrelid = source),
+        (SELECT string_agg(p.xmin::text, ',' ORDER BY p.oid) FROM pg_proc p WHERE p.oid IN (SELECT function FROM capture)),
+        -- Watermarks are texts.
+        (SELECT string_agg(e.xmin::text, ',' ORDER BY e.oid)
+           FROM (SELECT DISTINCT roir.type_tree(a.atttypid) AS oid
+                   FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+                   -- None of the server's own types is an enum, nor made of one.
+                   JOIN pg_type t ON t.oid = a.atttypid AND t.typnamespace <> 'pg_catalog'::regnamespace
+                  WHERE i.indrelid = source AND i.indisprimary) x
+           JOIN pg_enum e ON e.enumtypid = x.oid),
+        -- A partition's own capture triggers can be disabled one by one.
+        (SELECT string_agg(t.xmin::text, ',' ORDER BY t.oid) FROM pg_trigger t WHERE t.tgrelid = source),
+        (SELECT count(*) FROM pg_trigger t WHERE t.tgfoid IN (SELECT function FROM capture) AND t.tgenabled <> 'A')))
 $$;
 
 -- As fingerprint was before: for operations that are unfinished when they get the new one.

@@ -29,6 +29,6 @@ def downgrade() -> None:
     for file in ("partitions", "fingerprint", "restore", "detach"):
         older = (SQL / f"{file}.sql").read_text().replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
         op.get_bind().exec_driver_sql(older, execution_options={"no_parameters": True})
-    for function in ("forget_leaf", "may_truncate", "is_in_mode", "stamp", "captures"):
+    for function in ("forget_leaf", "may_truncate", "is_in_mode", "captures"):
         op.execute(f"DROP FUNCTION roir.{function}")
     op.execute("REVOKE USAGE ON SCHEMA roir, roir_data FROM PUBLIC")

@@ -41,6 +41,7 @@ def downgrade() -> None:
         "ddl_problem(oid[])",
         "adopt_partitions(bigint, oid, oid[], boolean)",
         "fingerprint(oid, text[])",
+        "stamp(oid)",
         "is_own_ddl()",
         "relation_in_path(text, text, name)",
         "outer_role()",
@@ -58,7 +59,7 @@ def downgrade() -> None:
     ):
         _run(f"DROP FUNCTION roir.{function}")
     op.drop_column("generation", "shape", schema="roir")
-    _before("capture", "fingerprint")
+    _before("fingerprint", "fingerprint")
     _before("partitions", "adopt_partitions")
     for function in ("ddl_problem", "refuse_ddl", "refuse_concurrent_detach", "guard"):
         _before("guard", function)

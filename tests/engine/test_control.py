@@ -143,7 +143,7 @@ def test_an_unfinished_operation_is_adopted_from_its_watermarks(database: Databa
 
 
 # A batch over some of them can be copied, over others it can't even be parsed.
-@pytest.mark.parametrize("change", ["ALTER COLUMN k TYPE varchar(10)", "RENAME COLUMN k TO q", "DROP COLUMN k"])
+@pytest.mark.parametrize("change", ["RENAME COLUMN k TO q", "DROP COLUMN k CASCADE"])
 def test_an_altered_source_stops_the_build_and_nothing_is_copied(database: Database, dsn: str, change: str) -> None:
     prepared, run = steps.begin(database, batch_rows=100, ranges=2)
     worker = steps.worker(database, run)

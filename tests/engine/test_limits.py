@@ -5,14 +5,13 @@ from __future__ import annotations
 import psycopg2
 import psycopg2.errors
 import pytest
-from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
-from airflow_roir.errors import InvalidInput
+from airflow_roir.errors import InvalidInput, LabelsRenamed
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.stages import MODES, Stage
@@ -275,7 +274,7 @@ def test_a_renamed_label_of_the_primary_key_stops_the_build_until_it_is_called_a
     )
     run, _ = half_built(database)
     run_sql(dsn, "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
-    with pytest.raises(DBAPIError, match=r'invalid input value for enum .*: "sad"'):
+    with pytest.raises(LabelsRenamed, match=r"label sad of type public\.mood"):
         steps.build_all(database, run)
     run_sql(dsn, "ALTER TYPE mood RENAME VALUE 'blue' TO 'sad'")
     steps.finish_all(database, start_run(database, "ix", "the next", take_over=True))

@@ -191,7 +191,7 @@ def test_an_altered_source_ends_it(database: Database, dsn: str, base: str) -> N
     run = begin(database)
     one = verifying.worker(database, run)
     held = claim(one)
-    run_sql(dsn, "ALTER TABLE t ALTER v TYPE bigint")
+    run_sql(dsn, "ALTER TABLE t RENAME v TO w")
     with pytest.raises(SourceChanged):
         one.unit(held)
     one.close()

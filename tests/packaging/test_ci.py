@@ -12,18 +12,14 @@ REPOSITORY = Path(__file__).parents[2]
 SUMMARY = "12 passed in 3.45s"
 
 
-@pytest.mark.parametrize(
-    ("failing", "code"),
-    [((), 0), (("lint",), 1), (("test",), 1), (("test-all",), 1), (("lint", "test", "test-all"), 1)],
-    ids=str,
-)
+@pytest.mark.parametrize(("failing", "code"), [((), 0), (("lint",), 1), (("test",), 1), (("lint", "test"), 1)], ids=str)
 def test_its_exit_code_is_that_of_its_parts(tmp_path: Path, failing: tuple[str, ...], code: int) -> None:
     """With a stand-in for make that fails as told, and says so as make does."""
     make = tmp_path / "make"
     make.write_text(
         f"""#!/bin/bash
 echo "ran $1"
-[[ $1 != test* ]] || echo "{SUMMARY}"
+[[ $1 != test ]] || echo "{SUMMARY}"
 [[ " {" ".join(failing)} " != *" $1 "* ]] || {{ echo "make: *** [Makefile:1: $1] Error 1" >&2; exit 2; }}
 """
     )
@@ -37,9 +33,5 @@ echo "ran $1"
         check=False,
     )
     assert result.returncode == code
-    assert [line for line in result.stdout.splitlines() if line.startswith("ran ")] == [
-        "ran lint",
-        "ran test",
-        "ran test-all",
-    ]
+    assert [line for line in result.stdout.splitlines() if line.startswith("ran ")] == ["ran lint", "ran test"]
     assert result.stdout.splitlines()[-1] == SUMMARY
