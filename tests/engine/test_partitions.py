@@ -264,7 +264,7 @@ def test_a_partition_whose_capture_is_disabled_ends_the_build(database: Database
     claim = worker.claim()
     assert isinstance(claim, Claim)
     run_sql(dsn, f"ALTER TABLE t1 DISABLE TRIGGER {name.format(*steps.capture_triggers(dsn))}")
-    with pytest.raises(SourceChanged, match="capture triggers"):
+    with pytest.raises(SourceChanged, match="the capture: its triggers"):
         worker.batch(claim)
     worker.connection.close()
 
