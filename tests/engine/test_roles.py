@@ -283,7 +283,7 @@ def test_forced_row_level_security_hides_no_rows_from_the_build(
 
 
 def _capture_function(dsn: str) -> str:
-    return str(sql(steps.session(dsn), "SELECT proname FROM pg_proc WHERE proname LIKE 'capture_%'")[0][0])
+    return str(sql(steps.session(dsn), "SELECT proname FROM pg_proc WHERE proname ~ '^capture_[0-9]'")[0][0])
 
 
 def test_an_owner_who_is_no_superuser_can_do_everything(server: str) -> None:
