@@ -131,7 +131,7 @@ def test_an_ordinary_table_needs_nothing_for_its_writes(database: Database, dsn:
     assert steps.assert_exact(there).rows == 1
     assert "restored" in [row[0] for row in sql(steps.session(there.dsn), "SELECT action FROM roir.event")]
     abort.drop_index(there, "ix", "test")
-    assert sql(steps.session(there.dsn), "SELECT proname FROM pg_proc WHERE proname LIKE 'capture%'") == []
+    assert sql(steps.session(there.dsn), "SELECT proname FROM pg_proc WHERE proname ~ '^capture_[0-9]'") == []
 
 
 def test_an_unfinished_operation_ends_with_a_restore(database: Database, dsn: str, restore: Restore) -> None:
