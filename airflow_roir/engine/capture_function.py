@@ -233,23 +233,29 @@ def _as_it_stands(source: Source, target: Target, record: str, belongs: list[str
 def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
     """Put a row that projects to the record's entry into `here`, and that it `belongs`: our own, or any, locked."""
     entry = target.entry
-    if not source.partitioned:
-        ours = [f"s.c{i + 1}" for i in entry.identity_positions]
-        where = _same(entry, ours, [column.of(record) for column in entry.columns])
-        which = "AND roir.is_mine(s.written) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
-        return [
-            f"SELECT {', '.join(entry.physical(prefix='s.'))}, true AS belongs INTO here",
-            f"  FROM {physical.source_view(target.generation_id)} s WHERE {where} {which};",
-        ]
     # The primary key holds the partition key, so the row is in the event's own leaf. A kept plan over the source would
     # lock all leaves, and wait for whoever holds another one.
     where = _same(entry, [column.of("s") for column in entry.columns], [f"${i + 1}" for i in entry.identity_positions])
     which = "AND roir.is_mine(s.xmin) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
     columns = ", ".join(f"{column.of('s')} AS c{i + 1}" for i, column in enumerate(entry.columns))
-    return [
+    of_the_leaf = [
         f"EXECUTE {_literal(f'SELECT {columns}, true AS belongs FROM ')} || TG_RELID::regclass",
         f"  || {_literal(f' s WHERE {where} {which}')} INTO here",
         f"  USING {', '.join(entry.columns[i].of(record) for i in entry.identity_positions)};",
+    ]
+    if source.partitioned:
+        return of_the_leaf
+    ours = [f"s.c{i + 1}" for i in entry.identity_positions]
+    where = _same(entry, ours, [column.of(record) for column in entry.columns])
+    which = "AND roir.is_mine(s.written) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
+    return [
+        f"IF TG_RELID = {source.oid} THEN",
+        f"  SELECT {', '.join(entry.physical(prefix='s.'))}, true AS belongs INTO here",
+        f"    FROM {physical.source_view(target.generation_id)} s WHERE {where} {which};",
+        # Restored from a dump: under another oid, and, where it was restored alone, without our view.
+        "ELSE",
+        *indent(of_the_leaf),
+        "END IF;",
     ]
 
 
