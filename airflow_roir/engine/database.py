@@ -124,7 +124,11 @@ def execute(connection: Connection, sql: str, values: Mapping[str, Any] | None =
     """
     if not values:
         return connection.exec_driver_sql(sql, execution_options={"no_parameters": True})
-    return connection.exec_driver_sql(_QUOTED.sub(lambda quoted: quoted[0].replace("%", "%%"), sql), dict(values))
+    return connection.exec_driver_sql(_to_bind(sql), dict(values))
+
+
+def _to_bind(sql: str) -> str:
+    return _QUOTED.sub(lambda quoted: quoted[0].replace("%", "%%"), sql)
 
 
 def bound(connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> str:
@@ -132,7 +136,7 @@ def bound(connection: Connection, sql: str, values: Mapping[str, Any] | None = N
     if not values:
         return sql
     cursor: Any = connection.connection.cursor()
-    text: bytes = cursor.mogrify(_QUOTED.sub(lambda quoted: quoted[0].replace("%", "%%"), sql), dict(values))
+    text: bytes = cursor.mogrify(_to_bind(sql), dict(values))
     codec: str = psycopg2.extensions.encodings[cursor.connection.encoding]
     cursor.close()
     return text.decode(codec)

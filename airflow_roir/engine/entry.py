@@ -108,6 +108,13 @@ class Entry:
         """Physical names of the columns at these positions (all by default)."""
         return [f"{prefix}c{i + 1}" for i in (range(len(self.columns)) if columns is None else columns)]
 
+    def definitions(self) -> str:
+        """SQL for the columns of a table of entries: names, types, collations."""
+        return ", ".join(
+            f"c{i + 1} {column.type}" + (f" COLLATE {column.collation}" if column.collation else "")
+            for i, column in enumerate(self.columns)
+        )
+
     @property
     def identity_positions(self) -> range:
         """Positions of `(key, pk)`."""

@@ -189,16 +189,12 @@ def _refused(connection: Connection, source: Source, entry: Entry, leaf: str, ti
 
     They are stored as a segment stores them, and indexed both ways: as the seal does, and as a write does.
     """
-    columns = ", ".join(
-        f"c{i + 1} {column.type}" + (f" COLLATE {column.collation}" if column.collation else "")
-        for i, column in enumerate(entry.columns)
-    )
     read = ", ".join(column.of("r") for column in entry.columns)
     savepoint = connection.begin_nested()
     try:
         # Two plans at once must not wait for each other.
         table = f"{DATA_SCHEMA}.size_{execute(connection, 'SELECT pg_backend_pid()').scalar_one()}"
-        execute(connection, f"CREATE TABLE {table} ({columns})")
+        execute(connection, f"CREATE TABLE {table} ({entry.definitions()})")
         query = f"SELECT {read} FROM ONLY {leaf} r WHERE r.ctid = ANY (%(tids)s::tid[])"
         types = owner.columns_of(connection, table)
         item, values = owner.relation(connection, source, query, types, {"tids": list(tids)})

@@ -63,13 +63,10 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
 
     They are read off the delta's own index, so that the server alone decides which operator class a type has.
     """
-    columns = [
-        f"c{i + 1} {column.type}" + (f" COLLATE {column.collation}" if column.collation else "")
-        for i, column in enumerate(entry.columns)
-    ]
+    columns = entry.definitions()
     table = base(generation_id)
     partition_by = ", ".join(entry.physical(range(entry.partition)))
-    execute(connection, f"CREATE TABLE {table} ({', '.join(columns)}) PARTITION BY RANGE ({partition_by})")
+    execute(connection, f"CREATE TABLE {table} ({columns}) PARTITION BY RANGE ({partition_by})")
     for ordinal, (lower, upper) in enumerate(segment_bounds(plan), start=1):
         values: dict[str, str] = {}
         low = _bound_list(lower, "MINVALUE", entry.partition, "l", values)
@@ -92,7 +89,7 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
     # A type of its own: a CHECK of a text made each write to the delta a third dearer.
     execute(
         connection,
-        f"CREATE TABLE {delta(generation_id)} ({', '.join(columns)}, state {SCHEMA}.entry_state NOT NULL)",
+        f"CREATE TABLE {delta(generation_id)} ({columns}, state {SCHEMA}.entry_state NOT NULL)",
     )
     identity = ", ".join(entry.physical(entry.identity_positions))
     execute(

@@ -48,19 +48,10 @@ SELECT string_agg(quote_ident(attname) || ' ' || format_type(atttypid, -1), ', '
 """
 # Domains are the only types whose input runs code that isn't a superuser's.
 CHECKED = """
-WITH RECURSIVE inside (oid) AS (
-    SELECT a.atttypid FROM pg_attribute a
-     WHERE a.attrelid = %(oid)s AND a.attname = ANY (%(names)s) AND NOT a.attisdropped
-    UNION
-    SELECT x.oid FROM inside i JOIN pg_type t ON t.oid = i.oid
-     CROSS JOIN LATERAL (
-           SELECT t.typelem WHERE t.typelem <> 0
-           UNION ALL SELECT t.typbasetype WHERE t.typtype = 'd'
-           UNION ALL SELECT a.atttypid FROM pg_attribute a
-                      WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
-           UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) x (oid))
-SELECT EXISTS (SELECT FROM inside i JOIN pg_type t ON t.oid = i.oid JOIN pg_roles o ON o.oid = t.typowner
-                WHERE t.typtype = 'd' AND NOT o.rolsuper)
+SELECT EXISTS (SELECT FROM pg_attribute a CROSS JOIN LATERAL roir.type_tree(a.atttypid) x (oid)
+                 JOIN pg_type t ON t.oid = x.oid JOIN pg_roles o ON o.oid = t.typowner
+                WHERE a.attrelid = %(oid)s AND a.attname = ANY (%(names)s) AND NOT a.attisdropped
+                  AND t.typtype = 'd' AND NOT o.rolsuper)
 """
 # To hand something over twice at once is an error of the server: both change the schema's row.
 ONE_BY_ONE = "SELECT pg_advisory_xact_lock(hashtext('roir'), hashtext('owner'))"
