@@ -56,7 +56,7 @@ class EntrySize:
 
 
 def cover(connection: Connection, index: QualifiedName, source: Source, entry: Entry, covering: str) -> Entry:
-    """The entry with those columns covered that leave room for every key: no write fails because of an included value.
+    """The entry with those columns covered that leave room for every bounded key: no included value fails a write.
 
     A key that is bounded has its room kept for it. Of one that isn't, or is too big by itself, the covered columns take
     1,024 bytes at the most. A B-tree has 32 columns at the most. Raises InvalidInput where `all` were to be covered and
