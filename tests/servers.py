@@ -63,10 +63,13 @@ def start_postgres(
 
 
 @contextmanager
-def embedded_postgres(version: int = 18, fsync: str = "off") -> Iterator[str]:
-    """A fresh server in a temporary folder; yields the DSN of its superuser. fsync: `on` where time counts."""
+def embedded_postgres(version: int = 18, fsync: str = "off", settings: str = "") -> Iterator[str]:
+    """A fresh server in a temporary folder; yields the DSN of its superuser. fsync: `on` where time counts.
+
+    settings: more lines for postgresql.conf. Not in a folder of pytest's: each run of it closes those to others.
+    """
     with tempfile.TemporaryDirectory(prefix="roir-pg-") as folder:
-        server = start_postgres(Path(folder), version, settings=FOR_TESTS.format(fsync))
+        server = start_postgres(Path(folder), version, settings=FOR_TESTS.format(fsync) + settings)
         try:
             yield server.get_uri()
         finally:

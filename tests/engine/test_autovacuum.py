@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg2.extensions
@@ -17,17 +16,17 @@ from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_locks import watching
-from tests.servers import start_postgres
+from tests.servers import embedded_postgres
 
-# A worker comes every second, and then reads one page in a tenth of one.
-SLOW = """
-fsync = off
+# A worker comes every second, and then takes its time with our table: a tenth of a second for each page.
+SETTINGS = """
 autovacuum_naptime = 1s
-autovacuum_vacuum_cost_delay = 100ms
-autovacuum_vacuum_cost_limit = 1
-vacuum_cost_page_miss = 1
 autovacuum_max_workers = 1
 """
+SLOWLY = (
+    "fillfactor = 10, autovacuum_vacuum_threshold = 1, autovacuum_vacuum_scale_factor = 0, "
+    "autovacuum_vacuum_cost_delay = 100, autovacuum_vacuum_cost_limit = 1"
+)
 WORKER = (
     "SELECT l.pid FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.backend_type = 'autovacuum worker' "
     "AND l.relation = 't'::regclass AND l.granted AND l.mode = 'ShareUpdateExclusiveLock'"
@@ -35,16 +34,10 @@ WORKER = (
 
 
 @pytest.fixture(scope="module")
-def slow(pg: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def slow(pg: int) -> Iterator[str]:
     """A server whose autovacuum takes its time."""
-    folder = tmp_path_factory.mktemp("autovacuum")
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)
-    server = start_postgres(Path(folder), pg, settings=SLOW)
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
+    with embedded_postgres(pg, settings=SETTINGS) as dsn:
+        yield dsn
 
 
 @pytest.fixture
@@ -56,8 +49,7 @@ def vacuumed(slow: str, request: pytest.FixtureRequest) -> Iterator[tuple[str, p
     schema.init(Database(dsn, "roir tests"))
     run_sql(
         dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int) WITH (fillfactor = 10, autovacuum_vacuum_threshold = 1, "
-        "autovacuum_vacuum_scale_factor = 0)",
+        f"CREATE TABLE t (id int PRIMARY KEY, k text, v int) WITH ({SLOWLY})",
         "INSERT INTO t SELECT i, repeat('x', 700), i FROM generate_series(1, 4000) i",
         "UPDATE t SET v = v + 1",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import psycopg2
 import psycopg2.errors
 import pytest
@@ -11,11 +13,11 @@ from airflow_roir.engine import abort, cleanup
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.errors import InvalidInput, LockNotAcquired, RoirError
-from tests.conftest import run_sql
+from tests.conftest import run_sql, with_template
 from tests.engine import steps
 from tests.engine.stages import Stage, through_modes
 from tests.engine.steps import sql
-from tests.servers import start_postgres
+from tests.servers import embedded_postgres
 
 ROWS = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
@@ -235,21 +237,12 @@ LOCKS = "max_locks_per_transaction = 10\nmax_connections = 12\nmax_prepared_tran
 
 
 @pytest.fixture
-def narrow(pg: int, tmp_path_factory: pytest.TempPathFactory) -> object:
+def narrow(pg: int) -> Iterator[str]:
     """A server with few locks and few connections."""
-    import tempfile
-    from pathlib import Path
-
-    from tests.conftest import with_template
-
-    with tempfile.TemporaryDirectory(prefix="roir-narrow-") as folder:
-        server = start_postgres(Path(folder), pg, settings=LOCKS)
-        try:
-            with_template(server.get_uri())
-            run_sql(server.get_uri(), "CREATE DATABASE narrow TEMPLATE roir_template")
-            yield server.get_uri().replace("/postgres?", "/narrow?")
-        finally:
-            server.cleanup()
+    with embedded_postgres(pg, settings=LOCKS) as dsn:
+        with_template(dsn)
+        run_sql(dsn, "CREATE DATABASE narrow TEMPLATE roir_template")
+        yield dsn.replace("/postgres?", "/narrow?")
 
 
 @pytest.mark.sweep
