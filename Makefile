@@ -68,14 +68,20 @@ lint: $(STAMP)  ## ruff, mypy (strict on the engine), the import contracts
 	$(BIN)/lint-imports
 
 # worksteal hands each worker a contiguous half, so that module fixtures are made once, and evens out the end.
+pytest = $(quick_spark) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+by_hand = soak or bench or cluster or long
+
 .PHONY: test
-test: $(STAMP)  ## All tests but the sweeps and the marked long ones; ARGS goes to pytest
-	@$(quick_spark) \
-	  $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not soak and not bench and not cluster and not sweep" $(ARGS)
+test: $(STAMP)  ## Something of every kind in some minutes; ARGS goes to pytest
+	@$(pytest) -m "not ($(by_hand) or sweep or slow)" $(ARGS)
 
 .PHONY: test-all
-test-all: $(STAMP)  ## The sweeps: every member of a class (statements, settings, rights, interleavings), where `make test` has some
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "sweep and not soak" $(ARGS)
+test-all: $(STAMP)  ## The rest: every member of the classes of which `make test` has some, and what takes a minute
+	@$(pytest) -m "(sweep or slow) and not ($(by_hand))" $(ARGS)
+
+.PHONY: sweeps
+sweeps: $(STAMP)  ## The sweeps that take longer than CI has (interleavings, DDL); ARGS="-k ddl", "--pg 16"
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 -m long $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its errors; minutes each

@@ -214,6 +214,7 @@ def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirf
             assert needle not in text, where
 
 
+@pytest.mark.slow
 def test_a_task_marked_failed_takes_its_driver_along_and_goes_on_when_it_is_cleared(
     airflow: StandaloneAirflow, shop: Any
 ) -> None:
@@ -254,6 +255,7 @@ def test_a_task_marked_failed_takes_its_driver_along_and_goes_on_when_it_is_clea
     assert airflow.xcoms("follow_index", follower, "heard")["return_value"] == [operation]
 
 
+@pytest.mark.slow
 def test_a_corrupted_entry_is_found_mended_and_counted(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
     prepared, engine_run = steps.begin(shop.database, "item_by_kind", "item", "kind", "price", segments=2)
     steps.finish_all(shop.database, engine_run)
@@ -274,6 +276,7 @@ def test_a_corrupted_entry_is_found_mended_and_counted(airflow: StandaloneAirflo
     steps.assert_exact(shop.database, "item_by_kind")
 
 
+@pytest.mark.slow
 def test_clean_up_runs(airflow: StandaloneAirflow, warehouse: str) -> None:
     run = airflow.trigger("clean_up_indexes", {"postgres_conn_id": warehouse})
     wait_until(lambda: airflow.run_state("clean_up_indexes", run) in ("success", "failed"), PATIENCE_S, "the clean-up")

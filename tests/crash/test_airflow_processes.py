@@ -82,6 +82,7 @@ def finished(airflow: StandaloneAirflow, scene: Scene, run: str) -> None:
     scene.finished()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", some(PHASES, "build"))
 def test_the_task_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)
@@ -133,6 +134,7 @@ def is_scheduler(process: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", some(PHASES, "build"))
 def test_the_whole_of_airflow_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)

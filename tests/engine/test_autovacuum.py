@@ -78,6 +78,7 @@ def test_a_drain_cancels_an_autovacuum_and_names_it(vacuumed: tuple[str, Any]) -
     steps.assert_exact(Database(dsn, "roir tests"))
 
 
+@pytest.mark.slow
 def test_who_may_not_cancel_one_waits_until_the_server_does(vacuumed: tuple[str, Any]) -> None:
     dsn, watch = vacuumed
     role = f"owner_{abs(hash(dsn))}"
@@ -112,6 +113,7 @@ def test_who_may_not_cancel_one_waits_until_the_server_does(vacuumed: tuple[str,
     assert sql(watch, "SELECT count(*) FROM roir.operation")[0][0] == 1
 
 
+@pytest.mark.slow
 def test_one_that_prevents_a_wraparound_is_left_alone_and_named(vacuumed: tuple[str, Any]) -> None:
     dsn, watch = vacuumed
     run_sql(dsn, "ALTER TABLE t SET (autovacuum_freeze_max_age = 100000)")

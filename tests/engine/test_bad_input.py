@@ -70,6 +70,7 @@ def refuse(dsn: str, error: type[RoirError], *words: str, **definition: Any) -> 
     user.close()
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("error", "words", "definition"),
     [

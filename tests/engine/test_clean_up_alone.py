@@ -197,6 +197,7 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
     return seen[0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("at", [45, 80])
 def test_nobody_sees_that_another_one_was_faster(

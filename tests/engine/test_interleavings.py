@@ -178,7 +178,7 @@ def test_a_sample_of_schedules_across_phases(grounds: Grounds) -> None:
     settled(ground)
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("levels", [LEVELS[:1] * 2, LEVELS[1::-1], LEVELS[1:2] * 2], ids="-".join)
 def test_all_pairs_of_statements(grounds: Grounds, kind: str, levels: tuple[str, str]) -> None:
@@ -193,7 +193,7 @@ def test_all_pairs_of_statements(grounds: Grounds, kind: str, levels: tuple[str,
     settled(ground)
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("isolation", LEVELS[:2])
 def test_two_statements_beside_one(grounds: Grounds, kind: str, isolation: str) -> None:
@@ -208,7 +208,7 @@ def test_two_statements_beside_one(grounds: Grounds, kind: str, isolation: str) 
     settled(ground)
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_interleavings_of_transactions_by_chance(grounds: Grounds, kind: str) -> None:
     """Two to three statements each, at any two levels; and three transactions, one interleaving of each."""
@@ -221,7 +221,7 @@ def test_all_interleavings_of_transactions_by_chance(grounds: Grounds, kind: str
     settled(ground)
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_build_goes_on_in_every_gap(grounds: Grounds, kind: str) -> None:
     """Every leg of an operation, at every turn where it can be."""

@@ -49,6 +49,7 @@ RAW = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", RAW)
 def test_it_is_detected_and_put_right(database: Database, dsn: str, case: str, mode: str) -> None:

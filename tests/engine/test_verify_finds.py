@@ -38,6 +38,7 @@ SUBTLE = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("corruption", SUBTLE)
 def test_what_a_sum_could_hide_is_found(database: Database, dsn: str, corruption: str) -> None:
     base = build_index(dsn, database, TABLE, FILL, include="v, w, b")
@@ -70,6 +71,7 @@ KEYS = ("numeric", "double precision", "text", "character(5)", '"char"', "bytea"
         "mood", "moody", "padded", "pair", "regclass", "integer[]", "pair[]", "bigint")  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", KEYS)
 def test_of_every_kind_of_key_each_corruption_is_found_and_mended(database: Database, dsn: str, name: str) -> None:
     _set_up(dsn)
@@ -149,6 +151,7 @@ EQUAL = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", EQUAL)
 def test_an_equal_yet_distinct_value_is_found_and_mended(database: Database, dsn: str, name: str) -> None:
     _set_up(dsn)
@@ -222,6 +225,7 @@ SHAPES: dict[str, tuple[list[str], dict[str, str]]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_is_found_right_and_wrong(database: Database, dsn: str, shape: str) -> None:
     setup, definition = SHAPES[shape]

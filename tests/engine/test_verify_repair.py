@@ -65,6 +65,7 @@ def _mend(one: mend.Mender, dsn: str) -> None:
     mend._tried(one.take_out, extra)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_writer_and_a_repair_meet_in_each_order(
@@ -88,6 +89,7 @@ def test_a_writer_and_a_repair_meet_in_each_order(
     assert ids(dsn) == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_writer_that_began_before_the_repair_writes_after_it(
     database: Database, dsn: str, base: str, one: mend.Mender, write: str

@@ -48,6 +48,7 @@ def ask(api: str, path: str = "") -> Any:
         return json.loads(answer.read())
 
 
+@pytest.mark.slow
 def test_executors_need_no_install_and_the_ui_shows_who_does_what(
     database: Database, cluster: Cluster, python_without_us: str
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_build_through_connect_and_a_server_that_dies(
     finish_and_check(database)
 
 
+@pytest.mark.slow
 def test_a_build_through_connect_to_its_end(database: Database, connect: tuple[Server, str]) -> None:
     prepared(database)
     _, address = connect
