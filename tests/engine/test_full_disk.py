@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +21,6 @@ from tests.conftest import run_sql, with_template
 from tests.crash.server import Server
 from tests.engine import steps
 from tests.engine.stages import Stage
-
-PATIENCE_S = 60.0
 
 
 class Disk:
@@ -156,14 +153,10 @@ def test_a_server_that_stops_for_want_of_wal_loses_nothing(small: Server, disk: 
     with pytest.raises(psycopg2.OperationalError):
         steps.sql(log, "SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000)) FROM generate_series(1, 300)")
     disk.make_room()
-    small.close()
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            small.start()
-            break
-        except subprocess.CalledProcessError:
-            assert time.monotonic() < deadline
+    # It may be on its way up again by itself, and a second server would not start beside it.
+    with suppress(subprocess.CalledProcessError):
+        small.kill()
+    small.start()
     finish(database)
     steps.assert_exact(database)
     user = steps.session(dsn)
