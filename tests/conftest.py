@@ -26,7 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is marked `sample(n)`, n cases that lie evenly in all are in `make test`, the rest are sweeps."""
+    """Of a test that is marked `sample(n)` n cases, evenly from all, are in `make test`, and the rest in `make test-all`.
+
+    By `sample(n, m)` m of that rest are, and the others in `make sweeps`.
+    """
     families: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sample"):
@@ -34,11 +37,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for cases in families.values():
         marker = cases[0].get_closest_marker("sample")
         assert marker is not None
-        size = min(*marker.args, len(cases))
-        kept = {(2 * i + 1) * len(cases) // (2 * size) for i in range(size)}
-        for number, case in enumerate(cases):
-            if number not in kept:
-                case.add_marker("sweep")
+        rest = _without_some(cases, marker.args[0])
+        others = _without_some(rest, marker.args[1]) if len(marker.args) > 1 else []
+        for case in rest:
+            case.add_marker("long" if case in others else "sweep")
+
+
+def _without_some(cases: list[pytest.Item], size: int) -> list[pytest.Item]:
+    size = min(size, len(cases))
+    some = {(2 * i + 1) * len(cases) // (2 * size) for i in range(size)}
+    return [case for number, case in enumerate(cases) if number not in some]
 
 
 @pytest.fixture(scope="session")

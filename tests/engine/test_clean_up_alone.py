@@ -197,17 +197,7 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
     return seen[0]
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("beside", BESIDE)
-@pytest.mark.parametrize("at", [45, 80])
-def test_nobody_sees_that_another_one_was_faster(
-    database: Database, dsn: str, beside: str, at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waiting_little(monkeypatch)
-    step_beside(database, dsn, beside, at)
-
-
-@pytest.mark.sweep
+@pytest.mark.sample(2, 16)
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("at", range(1, 180, 3))
 def test_at_no_statement_sees_anybody_that_another_one_was_faster(
