@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is marked `sample(n)` n cases, evenly from all, are in `make test`, and the rest in `make test-all`.
+    """Of a test that is marked `sample(n)` n cases, evenly from all, are in `make test`, the rest in `make test-all`.
 
     By `sample(n, m)` m of that rest are, and the others in `make sweeps`.
     """
