@@ -14,8 +14,8 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import OperationStatus
 
 EXIT_CODES = """
-Exit codes: 0 done; 1 failed, or verify found a difference; 2 bad input, nothing was changed; 3 the operation is
-paused; 4 another run drives the operation.
+Exit codes: 0 done; 1 failed, or verify found a difference; 2 bad input, nothing was changed, or it was undone; 3 the
+operation is paused; 4 another run drives the operation.
 """
 
 app = typer.Typer(
