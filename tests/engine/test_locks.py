@@ -6,6 +6,7 @@ Nothing here looks at a clock: that a writer was let go is told by what still ho
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,9 @@ from airflow_roir.errors import LockNotAcquired
 from tests.conftest import deadlocks, run_sql
 from tests.engine import steps
 from tests.engine.steps import session, sql
+
+# For what ends within a second.
+PATIENCE_S = 60.0
 
 STEPS = ["prepare", "switch", "publish"]
 
@@ -90,8 +94,10 @@ def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[BaseExcep
 
 def wait_until(watch: psycopg2.extensions.connection, query: str, *values: Any) -> Any:
     """Ask the server again and again until it answers with something that is true."""
+    deadline = time.monotonic() + PATIENCE_S
     while not (answer := sql(watch, query, *values)[0][0]):
-        pass
+        assert time.monotonic() < deadline, f"not in {PATIENCE_S:g} s: {query}"
+        time.sleep(0.005)
     return answer
 
 
@@ -201,7 +207,7 @@ def test_all_leaves_together_have_one_limit(database: Database, dsn: str) -> Non
 
     def attempt() -> None:
         with database.transaction() as connection:
-            drain._lock(connection)
+            drain._lock(connection, 900)
 
     thread, errors = in_thread(attempt)
     wait_until(watch, waits, "p1")
