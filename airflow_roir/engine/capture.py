@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import owner as owners
-from airflow_roir.engine import tables
+from airflow_roir.engine import rights, tables
 from airflow_roir.engine.capture_function import (
     ACTIVE,
     CAPTURE,
@@ -43,6 +43,13 @@ SELECT tgname FROM pg_trigger
 """
 # A user's session may be set not to read views, in later minor versions.
 VIEWS_MAY_BE_BARRED = "SELECT current_setting('restrict_nonsystem_relation_kind', true) IS NOT NULL"
+# By name, not by what he may: a superuser, or a member of our role, may cease to be one.
+GRANTED = """
+SELECT bool_and(c.relowner = o.oid OR EXISTS (
+         SELECT FROM aclexplode(c.relacl) a WHERE a.grantee = o.oid AND a.privilege_type = r))
+  FROM pg_class c, pg_roles o, unnest(%(rights)s::text[]) r
+ WHERE c.oid = to_regclass(%(name)s) AND o.rolname = %(owner)s
+"""
 MAY = "SELECT bool_and(has_table_privilege(%(owner)s, %(name)s, r)) FROM unnest(%(rights)s::text[]) r"
 UNREADABLE = """
 SELECT string_agg(inhrelid::regclass::text, ', ') FROM pg_inherits
@@ -100,7 +107,7 @@ def refresh(connection: Connection, source: Source) -> None:
     execute(connection, render(source, generations))
     execute(connection, render_truncate(source, generations))
     rows, truncate = function_name(source.oid), truncate_function_name(source.oid)
-    execute(connection, f"REVOKE ALL ON FUNCTION {rows}(), {truncate}() FROM PUBLIC")
+    rights.take_back(connection, functions=[f"{rows}()", f"{truncate}()"])
     if execute(connection, VIEWS_MAY_BE_BARRED).scalar_one():
         for name in (rows, truncate):
             execute(connection, f"ALTER FUNCTION {name}() SET restrict_nonsystem_relation_kind = ''")
@@ -128,16 +135,31 @@ def _hand_over(connection: Connection, source: Source, generations: list[Target]
             segments = execute(connection, UNREADABLE, wanted).scalar()
             if segments is not None:
                 execute(connection, f"GRANT SELECT ON {segments} TO {owner}")
+    for name, needed in _needed(generations):
+        asked = {"owner": source.owner, "name": name, "rights": list(needed)}
+        if not execute(connection, GRANTED, asked).scalar_one():
+            execute(connection, f"GRANT {', '.join(needed)} ON {name} TO {owner}")
+
+
+def _needed(generations: list[Target]) -> list[tuple[str, tuple[str, ...]]]:
+    """What the source's owner must be able to do with tables of ours, for his writes to be captured."""
+    needed: list[tuple[str, tuple[str, ...]]] = []
     for target in generations:
         stores = [physical.base(target.generation_id)]
         stores += [physical.delta(target.generation_id)] if target.mode != ACTIVE else []
-        granted = [(name, "SELECT, INSERT, UPDATE, DELETE") for name in stores]
+        needed += [(name, ("SELECT", "INSERT", "UPDATE", "DELETE")) for name in stores]
         # To lock a row takes the right to update it.
-        granted += [(physical.source_view(target.generation_id), "SELECT, UPDATE")]
-        for name, rights in granted:
-            asked = {"owner": source.owner, "name": name, "rights": rights.split(", ")}
-            if not execute(connection, MAY, asked).scalar_one():
-                execute(connection, f"GRANT {rights} ON {name} TO {owner}")
+        needed += [(physical.source_view(target.generation_id), ("SELECT", "UPDATE"))]
+    return needed
+
+
+def lacks_rights(connection: Connection, source: Source) -> bool:
+    """True where the capture can't write: the owner that it runs as is another one now, or not a superuser any more."""
+    return any(
+        execute(connection, MAY, {"owner": source.owner, "name": name, "rights": list(wanted)}).scalar_one() is False
+        for name, wanted in _needed(targets(connection, source.oid))
+        if execute(connection, "SELECT to_regclass(%(name)s)", {"name": name}).scalar_one() is not None
+    )
 
 
 def install(connection: Connection, source: Source) -> None:
@@ -249,4 +271,5 @@ def is_stale(connection: Connection, source: Source) -> bool:
     if made.rows is None:
         return False
     wanted = (body(source, generations), truncate_body(source, generations))
-    return (made.rows.strip(), (made.truncate or "").strip()) != wanted or not made.as_made
+    changed = (made.rows.strip(), (made.truncate or "").strip()) != wanted or not made.as_made
+    return changed or lacks_rights(connection, source)

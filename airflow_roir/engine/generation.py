@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from sqlalchemy import Connection
 
+from airflow_roir.engine import rights
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, equality_operators
@@ -98,6 +99,7 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
     )
     for name in _stored_in(generation_id, plan):
         execute(connection, f"ALTER TABLE {name} {REPLICA_IDENTITY}")
+    rights.take_back(connection, [table, *_stored_in(generation_id, plan)])
     operators = equality_operators(connection, f"{delta(generation_id)}_key")
     return replace(
         entry,
@@ -119,6 +121,7 @@ def create_source_view(connection: Connection, generation_id: int, source: Sourc
         f"CREATE VIEW {source_view(generation_id)} AS SELECT {', '.join([*columns, 's.xmin AS written'])} "
         f"FROM {source.sql} s",
     )
+    rights.take_back(connection, [source_view(generation_id)])
 
 
 def _stored_in(generation_id: int, plan: Plan) -> list[str]:

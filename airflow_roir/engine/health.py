@@ -128,7 +128,8 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
             f"index {name}: {altered.trigger} was replaced by a trigger that doesn't fire for every write. Remedy: "
             f"DROP TRIGGER {altered.name} ON {altered.relation}; then a rebuild makes it anew: roir build '{name}'"
         )
-    if execute(connection, REPLACED, {"source": source.oid}).first() is not None:
+    replaced = execute(connection, REPLACED, {"source": source.oid}).first() is not None
+    if replaced or capture.lacks_rights(connection, source):
         found.append(
             f"index {name}: the capture functions of {source.sql} aren't as roir made them, or belong to a former "
             f"owner of it, so writes may fail or be missed. Run: roir clean-up, which makes them anew; then roir "

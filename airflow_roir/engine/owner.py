@@ -16,6 +16,7 @@ from sqlalchemy import Connection, CursorResult, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
+from airflow_roir.engine import rights
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import bound, execute, sqlstate
 from airflow_roir.engine.tables import DATA_SCHEMA
@@ -146,7 +147,7 @@ def install(connection: Connection, source: Source) -> None:
         # Not replaced: what stays his could be altered by him but for its body.
         execute(connection, f"DROP FUNCTION IF EXISTS {name}(text)")
         execute(connection, render(source))
-        execute(connection, f"REVOKE ALL ON FUNCTION {name}(text) FROM PUBLIC")
+        rights.take_back(connection, functions=[f"{name}(text)"])
         hand_over(connection, source, f"{name}(text)")
 
 

@@ -28,27 +28,56 @@ def _truncated(source: Source, generations: list[Target]) -> list[str]:
         return ["-- No generation is maintained at present."]
     deltas = [physical.delta(g.generation_id) for g in generations if g.mode != ACTIVE]
     bases = [physical.base(g.generation_id) for g in generations]
-    leaf = []
-    if source.partitioned:
-        # Delta before base, as the fold takes rows. In active mode the delta may be dropped at any time.
-        stores = [
-            (g, store)
-            for g in generations
-            for store in ([physical.delta(g.generation_id)] if g.mode != ACTIVE else [])
-            + [physical.base(g.generation_id)]
+    if not source.partitioned:
+        return [
+            *_refused_written("pg_relation_size(TG_RELID)"),
+            f"TRUNCATE {', '.join([*bases, *deltas])};",
+            *_emptied(generations),
         ]
-        leaf = [
-            f"IF TG_RELID <> {source.oid} THEN",
-            f"  PERFORM roir.refuse_restored({source.oid});",
-            f"  IF roir.may_truncate({source.oid}, TG_RELID) THEN",
-            *(f"    PERFORM roir.forget_leaf({g.generation_id}, '{store}', TG_RELID);" for g, store in stores),
-            *indent(_emptied(generations), 2),
-            "  END IF;",
-            "  RETURN NULL;",
-            "END IF;",
-        ]
-    # In one statement, bases first: the fold locks in that order too, so the two can't deadlock.
-    return [*leaf, f"TRUNCATE {', '.join([*bases, *deltas])};", *_emptied(generations)]
+    # Delta before base, as the fold takes rows. In active mode the delta may be dropped at any time.
+    stores = [
+        (g, store)
+        for g in generations
+        for store in ([physical.delta(g.generation_id)] if g.mode != ACTIVE else []) + [physical.base(g.generation_id)]
+    ]
+    size = " + ".join([*(_size_of_tree(f"'{base}'") for base in bases), *(f"pg_relation_size('{d}')" for d in deltas)])
+    return [
+        f"IF TG_RELID <> {source.oid} THEN",
+        f"  PERFORM roir.refuse_restored({source.oid});",
+        # By their files, which no snapshot is too old for: a TRUNCATE of the whole source tells of every leaf, when all
+        # entries have gone already.
+        f"  IF {size} = 0 THEN",
+        *indent(_emptied(generations), 2),
+        "    RETURN NULL;",
+        "  END IF;",
+        f"  IF roir.may_truncate({source.oid}, TG_RELID) THEN",
+        *indent(_refused_written("pg_relation_size(TG_RELID)"), 2),
+        *(f"    PERFORM roir.forget_leaf({g.generation_id}, '{store}', TG_RELID);" for g, store in stores),
+        *indent(_emptied(generations), 2),
+        "  END IF;",
+        "  RETURN NULL;",
+        "END IF;",
+        *_refused_written(_size_of_tree("TG_RELID")),
+        # In one statement, bases first: the fold locks in that order too, so the two can't deadlock.
+        f"TRUNCATE {', '.join([*bases, *deltas])};",
+        *_emptied(generations),
+    ]
+
+
+def _size_of_tree(relation: str) -> str:
+    return f"(SELECT coalesce(sum(pg_relation_size(relid)), 0) FROM pg_partition_tree({relation}))"
+
+
+def _refused_written(size: str) -> list[str]:
+    """An error where a trigger has written rows since the TRUNCATE, whose events came first: their entries would go."""
+    return [
+        f"IF {size} > 0 THEN",
+        "  RAISE feature_not_supported USING",
+        "    MESSAGE = format('a trigger has written to %s since it was truncated', TG_RELID::regclass),",
+        "    DETAIL = 'Its table has a roir index, whose entries of these rows would be lost.',",
+        "    HINT = 'Write the rows in a statement after the TRUNCATE.';",
+        "END IF;",
+    ]
 
 
 def _emptied(generations: list[Target]) -> list[str]:

@@ -1,0 +1,35 @@
+"""Takes back what the server gives to others with each object: to PUBLIC, and by ALTER DEFAULT PRIVILEGES of our role.
+
+Everybody may use our schemas, so rights on what is in them must be ours to give. A row type needs that too: whoever may
+use it can make a column of it, and then neither the table nor its generation can be dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine.database import execute
+
+GIVEN = """
+SELECT DISTINCT format('REVOKE ALL ON %%s %%s FROM %%s CASCADE', o.kind, o.name,
+                       CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+  FROM (SELECT 'TABLE' AS kind, c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS acl
+          FROM pg_class c WHERE c.oid IN (SELECT to_regclass(r)::oid FROM unnest(%(relations)s::text[]) r)
+        UNION ALL
+        SELECT 'TYPE', t.oid::regtype::text, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner))
+          FROM pg_class c JOIN pg_type t ON t.oid = c.reltype
+         WHERE c.oid IN (SELECT to_regclass(r)::oid FROM unnest(%(relations)s::text[]) r)
+        UNION ALL
+        SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
+          FROM pg_proc p WHERE p.oid IN (SELECT to_regprocedure(f)::oid FROM unnest(%(functions)s::text[]) f)) o
+ CROSS JOIN LATERAL aclexplode(o.acl) a WHERE a.grantee <> o.owner
+"""
+
+
+def take_back(connection: Connection, relations: Sequence[str] = (), functions: Sequence[str] = ()) -> None:
+    """Leave nobody but the owner any right. relations: by name; functions: with their arguments' types."""
+    given = execute(connection, GIVEN, {"relations": list(relations), "functions": list(functions)})
+    for statement in given.scalars().all():
+        execute(connection, statement)

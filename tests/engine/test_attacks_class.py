@@ -1,0 +1,184 @@
+"""What an attack by class has found: triggers that write beside a TRUNCATE, rights that come and go, dependents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg2.errors
+import pytest
+
+from airflow_roir.engine import abort, cleanup, health
+from airflow_roir.engine.database import Database
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.stages import MODES, Stage
+from tests.engine.steps import sql
+
+ROWS = "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 30) i"
+PLAIN = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
+PARTITIONED = (
+    f"{PLAIN} PARTITION BY RANGE (id)",
+    "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (15)",
+    "CREATE TABLE t2 PARTITION OF t DEFAULT",
+)
+SEED = (
+    "CREATE FUNCTION seed() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN INSERT INTO t VALUES (1000, 'seed', 0); RETURN NULL; END $$"
+)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["a", "z"])
+@pytest.mark.parametrize("on", ["t", "other", "t partitioned", "leaf"])
+def test_what_a_trigger_writes_after_a_truncate_is_not_lost(
+    database: Database, dsn: str, on: str, name: str, mode: str
+) -> None:
+    """Its events come before the capture's, or between those of the table and of its leaves."""
+    run_sql(dsn, *(PARTITIONED if on in ("t partitioned", "leaf") else (PLAIN,)), ROWS, SEED)
+    table = {"t partitioned": "t", "leaf": "t1"}.get(on, on)
+    truncated = "other, t" if on == "other" else "t"
+    if on == "other":
+        run_sql(dsn, "CREATE TABLE other (x int)")
+    run_sql(dsn, f"CREATE TRIGGER {name} AFTER TRUNCATE ON {table} EXECUTE FUNCTION seed()")
+    stage = Stage(database, mode)
+    if (on, name) != ("t", "z"):
+        with pytest.raises(psycopg2.errors.FeatureNotSupported, match="a trigger has written"):
+            run_sql(dsn, f"TRUNCATE {truncated}")
+    else:  # the capture's trigger comes first
+        run_sql(dsn, f"TRUNCATE {truncated}")
+    stage.assert_exact("truncate")
+    stage.finish()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_partitioned_table_is_truncated_in_an_old_snapshot(
+    database: Database, dsn: str, isolation: str, mode: str
+) -> None:
+    """All entries go with their files; only a leaf's TRUNCATE would have to see them."""
+    run_sql(dsn, *PARTITIONED, ROWS)
+    stage = Stage(database, mode)
+    user = steps.session(dsn, isolation)
+    sql(user, "SELECT 1")
+    run_sql(dsn, "INSERT INTO t VALUES (77, 'later', 1)")
+    sql(user, "TRUNCATE t")
+    user.commit()
+    sql(user, "INSERT INTO t VALUES (1, 'new', 1)")
+    user.commit()
+    stage.assert_exact("truncate")
+    with pytest.raises(psycopg2.errors.FeatureNotSupported):
+        sql(user, "TRUNCATE t1")
+    user.close()
+    stage.finish()
+
+
+WRITES = (
+    "INSERT INTO t VALUES (500, 'x', 1)",
+    "UPDATE t SET k = 'y', v = 0 WHERE id = 3",
+    "UPDATE t SET id = 600 WHERE id = 5",
+    "DELETE FROM t WHERE id = 4",
+)
+
+
+@pytest.fixture
+def roles(dsn: str) -> Iterator[tuple[str, str, str]]:
+    """The names of two owners and of somebody without any right. Roles are the server's: dropped afterwards."""
+    [(database,)] = sql(steps.session(dsn), "SELECT current_database()")
+    names = (f"first_{database}", f"second_{database}", f"nobody_{database}")
+    run_sql(dsn, *(f"CREATE ROLE {name} LOGIN" for name in names))
+    yield names
+    for name in names:
+        run_sql(dsn, f"DROP OWNED BY {name} CASCADE")
+    for name in names:
+        run_sql(dsn, f"DROP ROLE {name}")
+
+
+OWNERS = {
+    "reassigned": "REASSIGN OWNED BY {0} TO {1}",
+    "reassigned, all else dropped": "REASSIGN OWNED BY {0} TO {1}; DROP OWNED BY {0}",
+    "altered": "ALTER TABLE t OWNER TO {1}",
+    "altered with its functions": (
+        "ALTER TABLE t OWNER TO {1}; DO $$ BEGIN EXECUTE format("
+        "'ALTER FUNCTION roir_data.capture_%s() OWNER TO {1}', 't'::regclass::oid); END $$"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", OWNERS)
+def test_a_new_owner_is_told_and_gets_what_the_capture_needs(
+    database: Database, dsn: str, roles: tuple[str, str, str], how: str
+) -> None:
+    first, second, _ = roles
+    run_sql(dsn, PLAIN, ROWS, f"ALTER TABLE t OWNER TO {first}")
+    stage = Stage(database, "active", include="v")
+    run_sql(dsn, OWNERS[how].format(first, second))
+    with database.transaction() as connection:
+        warned = health.warnings(connection)
+    assert any("Run: roir clean-up" in line for line in warned), warned
+    cleanup.clean_up(database)
+    with database.transaction() as connection:
+        assert health.warnings(connection) == []
+    run_sql(dsn, *(f"SET ROLE {second}; {write}" for write in WRITES))
+    stage.assert_exact(how)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_owner_who_is_a_superuser_no_more_goes_on_writing(
+    database: Database, dsn: str, roles: tuple[str, str, str], mode: str
+) -> None:
+    owner = roles[0]
+    run_sql(dsn, PLAIN, ROWS, f"ALTER ROLE {owner} SUPERUSER", f"ALTER TABLE t OWNER TO {owner}")
+    stage = Stage(database, mode, include="v")
+    run_sql(dsn, f"ALTER ROLE {owner} NOSUPERUSER", *(f"SET ROLE {owner}; {write}" for write in WRITES))
+    stage.assert_exact("no superuser any more")
+    stage.finish()
+
+
+def test_default_privileges_give_nobody_a_right_to_ours(
+    database: Database, dsn: str, roles: tuple[str, str, str]
+) -> None:
+    """EXECUTE on what reads as a source's owner is to be that owner; TRIGGER on the delta is to be who folds it."""
+    owner, _, nobody = roles
+    run_sql(
+        dsn,
+        *(f"ALTER DEFAULT PRIVILEGES GRANT ALL ON {kind} TO {nobody}" for kind in ("TABLES", "FUNCTIONS", "TYPES")),
+        f"{PLAIN}; CREATE TABLE secret (x int); REVOKE ALL ON t, secret FROM {nobody}",
+        ROWS,
+        f"ALTER TABLE t OWNER TO {owner}; ALTER TABLE secret OWNER TO {owner}",
+    )
+    stage = Stage(database, "direct")
+    user = steps.session(dsn)
+    sql(user, f"SET ROLE {nobody}")
+    mine = sql(
+        user,
+        "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace "
+        "AND relkind IN ('r', 'p', 'v') AND has_table_privilege(oid, 'SELECT, INSERT, UPDATE, DELETE, TRIGGER') "
+        "UNION ALL SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'roir_data'::regnamespace "
+        "AND has_function_privilege(oid, 'EXECUTE')",
+    )
+    assert mine == []
+    [(oid,)] = sql(user, "SELECT 't'::regclass::oid")
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+        sql(user, f"SELECT * FROM roir_data.read_{oid}('SELECT x FROM public.secret') AS r (x int)")
+    user.close()
+    stage.finish()
+    run_sql(
+        dsn,
+        *(f"ALTER DEFAULT PRIVILEGES REVOKE ALL ON {kind} FROM {nobody}" for kind in ("TABLES", "FUNCTIONS", "TYPES")),
+    )
+
+
+@pytest.mark.parametrize("what", ["g1", "g1_delta", "g1_source", "g1_s001"])
+def test_nobody_can_make_a_column_of_a_row_of_ours(
+    database: Database, dsn: str, roles: tuple[str, str, str], what: str
+) -> None:
+    """Else whoever may create a temporary table keeps every abort, drop and clean-up from coming to its end."""
+    run_sql(dsn, PLAIN, ROWS)
+    stage = Stage(database, "capture")
+    with closing(steps.session(dsn)) as user:
+        sql(user, f"SET ROLE {roles[2]}")
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            sql(user, f"CREATE TEMP TABLE mine (x roir_data.{what})")
+    stage.connection.close()
+    assert abort.abort(database, "ix", "test", patience_s=2).status == "aborted"
