@@ -31,7 +31,7 @@ from airflow_roir.engine.run import (
     read_control,
 )
 from airflow_roir.engine.scan import BATCH_BYTES, Stretch, columns_of, reader_of
-from airflow_roir.errors import Fenced, InvariantViolated, SourceChanged
+from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, SourceChanged
 from airflow_roir.operation import Phase, Status, Verb
 from airflow_roir.scan_range import ScanRange
 
@@ -62,7 +62,7 @@ UPDATE roir.scan_range r
  WHERE r.id = %(range)s AND r.claim_token = %(token)s AND r.claim_epoch = %(epoch)s AND NOT r.done
    AND r.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb
    AND o.id = r.operation_id AND o.epoch = %(epoch)s
-RETURNING roir.stamp(%(source)s) AS stamp
+RETURNING roir.stamp(%(source)s) AS stamp, r.relation::oid::regclass::text AS name
 """
 
 RELEASE = """
@@ -186,7 +186,11 @@ class BuildWorker:
         Raises Fenced (nothing was changed), SourceChanged, PartitionsChanged.
         """
         try:
-            return self._batch(claim)
+            try:
+                return self._batch(claim)
+            except LockNotAcquired:
+                # The next look finds the name that it has now.
+                return self._batch(claim)
         except (DBAPIError, Fenced, SourceChanged) as error:
             if isinstance(error, DBAPIError) and is_transient(error):
                 raise
@@ -236,6 +240,11 @@ class BuildWorker:
             ).first()
             if committed is None:
                 raise self._fenced(claim)
+            if committed.name != row.name:
+                # It got another name before it was locked: who knows what was read.
+                raise LockNotAcquired(
+                    f"index {run.index}: {row.name} has another name since the batch began, which changed nothing"
+                )
             if committed.stamp != self._stamp:
                 # Most of what is written there matters to nobody.
                 check_fingerprint(self.connection, self.job)

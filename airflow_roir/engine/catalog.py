@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, quote
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.database import check_name, execute
 from airflow_roir.errors import InvalidInput, NotFound
 
 _RELATION_KINDS = {
@@ -286,6 +286,16 @@ def size_of(connection: Connection, source: Source) -> SourceSize:
     """Measure a source. Takes an ACCESS SHARE lock on its leaves, so it waits behind an ALTER or TRUNCATE."""
     size = execute(connection, SIZE, {"oid": source.oid}).one()
     return SourceSize(size.bytes, None if size.rows is None or size.rows < 0 else size.rows)
+
+
+def hold(connection: Connection, source: Source) -> None:
+    """Lock a source in ACCESS SHARE mode: under its name, which the caller's statements use, it is that very table.
+
+    Raises LockNotAcquired where another table, or none, has the name by now.
+    """
+    check_name(connection, source.sql, source.oid)
+    execute(connection, f"LOCK TABLE ONLY {source.sql} IN ACCESS SHARE MODE")
+    check_name(connection, source.sql, source.oid)
 
 
 def name_of(connection: Connection, oid: int) -> QualifiedName:

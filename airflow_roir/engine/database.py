@@ -281,6 +281,15 @@ def has_vanished(error: DBAPIError) -> bool:
     return sqlstate(error) in VANISHED or (sqlstate(error) == "XX000" and "concurrently" in str(error.orig))
 
 
+def check_name(connection: Connection, sql: str, oid: int) -> None:
+    """Raise LockNotAcquired where a name isn't that table's any more. Under a lock on it it stays the table's.
+
+    A lock that was waited for is had on whatever has the name by then.
+    """
+    if execute(connection, "SELECT to_regclass(%(name)s)::oid::bigint", {"name": sql}).scalar() != oid:
+        raise LockNotAcquired(f"the table that was {sql} has another name since it was looked at. Try again")
+
+
 # How a drain's report begins.
 WAITING = "waiting for a lock"
 
@@ -288,8 +297,8 @@ WAITING = "waiting for a lock"
 class Drain:
     """The drain lock of one source: waits for the writers in flight, for a bounded time (DESIGN section 3, I6).
 
-    sql: the source's quoted name; relations: the oids to look for blockers on (the source and its leaves); modes: the
-    lock modes that block.
+    sql: the source's quoted name; relations: the oids to look for blockers on (the source, then its leaves);
+    modes: the lock modes that block.
     """
 
     def __init__(
@@ -383,6 +392,8 @@ class Drain:
         # lock_timeout begins anew with each lock, and a partitioned source has one per leaf.
         execute(connection, f"SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}")
         execute(connection, f"LOCK TABLE {self.sql} IN SHARE ROW EXCLUSIVE MODE")
+        if self.relations:
+            check_name(connection, self.sql, self.relations[0])
         left = max(1, int(limit - (time.monotonic() - begun) * 1000))
         # What else the body locks (the view) has what is left.
         execute(connection, f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {left}")

@@ -15,7 +15,7 @@ from airflow_roir.engine import capture, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import ACTIVE, CAPTURE
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, execute, retry, to_json
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, check_name, execute, retry, to_json
 from airflow_roir.engine.entry import Entry
 from airflow_roir.entry_state import EntryState
 from airflow_roir.scan_range import ScanRange
@@ -68,9 +68,12 @@ def batch(
         execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}; SET LOCAL search_path = {path}")
         # As a writer does: a switch or a publish waits for this, so the capture mode stays what it is.
         execute(connection, f"LOCK TABLE ONLY {source.sql} IN ROW EXCLUSIVE MODE")
+        check_name(connection, source.sql, source.oid)
         mode = capture.mode(connection, generation_id)
         before = execute(connection, POSITION, {"id": joining_id}).scalar_one()
         name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
+        execute(connection, f"LOCK TABLE ONLY {name} IN ACCESS SHARE MODE")
+        check_name(connection, name, relation)
         values: dict[str, Any] = {}
         where = ScanRange(None, None, before).condition(source.primary_key, source.comparands, None, values)
         key = ", ".join(f"s.{quote(column)}" for column in source.primary_key)

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import comparison, damage, owner
+from airflow_roir.engine import catalog, comparison, damage, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, execute, is_transient
 from airflow_roir.engine.run import Job
@@ -81,6 +81,7 @@ class Mender:
         """Without indexes, before anything is put or taken out by them: see `damage.mistaken`."""
         if not ids:
             return
+        catalog.hold(self.connection, self.read)
         execute(self.connection, damage.WITHOUT_INDEX)
         for kind, query, said in damage.mistaken(self.recorded, self.read, self.base, self.entry, self.job.run.index):
             item, values = self._asked(query, "id bigint", ids)
@@ -97,6 +98,7 @@ class Mender:
         joined = f"FROM {self.recorded} JOIN {self.source} r ON {self.row}"
         with self.connection.begin():
             self._wait_little()
+            catalog.hold(self.connection, self.read)
             held = "FOR NO KEY UPDATE SKIP LOCKED"
             if not self.trusted:
                 # As the owner no row stays locked: then all of them, for this transaction.
@@ -127,6 +129,7 @@ class Mender:
         with self.connection.begin():
             self._wait_little()
             # Before the entries, as a TRUNCATE of the source does; and no partition begins to join meanwhile.
+            catalog.hold(self.connection, self.read)
             execute(self.connection, f"LOCK TABLE {self.source} IN ACCESS SHARE MODE")
             by_segment: dict[str, dict[str, int]] = {}
             item, values = self._asked(entries, "id bigint, segment oid, tid tid", ids)

@@ -84,6 +84,7 @@ def adopt(connection: Connection, source: Source, generation_id: int, leaves: Co
 def brings_rows(connection: Connection, source: Source, generation_id: int, entry: Entry, leaf: int) -> bool:
     """True where a leaf has rows that no capture saw, in this snapshot: a captured row and its entry commit together.
 
+    An entry with another included value is one that nobody has kept: the row was changed while its leaf was out.
     Before the switch only the delta counts, since the build doesn't copy from a leaf that it doesn't know.
     """
     mode, base = capture.mode(connection, generation_id), physical.base(generation_id)
@@ -91,14 +92,16 @@ def brings_rows(connection: Connection, source: Source, generation_id: int, entr
     stores = {CAPTURE: [written], DIRECT: [written, base]}.get(mode, [base])
     name = execute(connection, "SELECT %(leaf)s::oid::regclass::text", {"leaf": leaf}).scalar_one()
     projected = ", ".join(
-        f"{quote(entry.columns[i].source)}{entry.columns[i].to_base_type} AS c{i + 1}" for i in entry.identity_positions
+        f"{quote(column.source)}{column.to_base_type} AS c{i + 1}" for i, column in enumerate(entry.columns)
     )
+    row, kept = (f"ROW({', '.join(entry.physical(prefix=side))})::record" for side in ("s.", "e."))
     nullable = [f"s.c{i + 1}" for i in entry.identity_positions if not entry.columns[i].primary_key]
     any_null = " OR ".join(map(is_null, nullable)) or "false"
     # A NULL in the key is looked for by a condition of its own, so that the others can use the index.
     plain, with_nulls = (
         " AND ".join(
-            f"NOT EXISTS (SELECT FROM (SELECT * FROM {store}) e WHERE {entry.equal('s.', 'e.', nulls)})"
+            f"NOT EXISTS (SELECT FROM (SELECT * FROM {store}) e "
+            f"WHERE {entry.equal('s.', 'e.', nulls)} AND {row} *= {kept})"
             for store in stores
         )
         for nulls in (False, True)

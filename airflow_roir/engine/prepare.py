@@ -250,13 +250,13 @@ def _prepare(
         ).scalar_one()
     )
     partitions.register(connection, source, generation_id)
-    connection.execute(
-        insert(tables.scan_range),
-        [
-            {"operation_id": operation_id, "ordinal": n, **asdict(piece)}
-            for n, piece in enumerate(_pieces(connection, rehearsal, index_id))
-        ],
-    )
+    ranges = [
+        {"operation_id": operation_id, "ordinal": n, **asdict(piece)}
+        for n, piece in enumerate(_pieces(connection, rehearsal, index_id))
+    ]
+    # A partitioned table may have no partition yet.
+    if ranges:
+        connection.execute(insert(tables.scan_range), ranges)
     said = f"{rehearsal.kind} over {source.sql}, scan by {rehearsal.choice.scan.value}: {rehearsal.choice.why}"
     control.record_event(connection, index_id, operation_id, actor, "prepare", said)
     return PreparedOperation(operation_id, generation_id, str(name), rehearsal.kind, adopted=False)

@@ -37,6 +37,8 @@ SELECT p.id, p.generation_id, p.relation, p.name, i.source_oid, format('%I.%I', 
  ORDER BY p.id
 """
 
+HAS_ROW = "SELECT roir.has_row(g.entry, %(source)s::oid, 'x') FROM roir.generation g WHERE g.id = %(generation)s"
+
 GIVEN_UP = """
 UPDATE roir.source_partition p SET status = 'leaving'
  WHERE p.status = 'joining' AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation::oid)
@@ -101,17 +103,23 @@ def step(database: Database, row: Row[Any], store: Row[Any], first: int) -> int:
             return 0
         # Nothing is bound here: the conditions may hold literals with a per cent sign.
         source = _source(connection, row)
+        has_row = row.has_row
+        if source is not None:
+            # Whatever it is called by now.
+            catalog.hold(connection, source)
+            asked = {"generation": row.generation_id, "source": source.oid}
+            has_row = execute(connection, HAS_ROW, asked).scalar_one()
         if source is not None and not owner.is_trusted(connection, source):
-            found = f"x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {row.within} AND NOT {row.has_row} {only}"
-            return _step_as_owner(connection, source, store, found, f"NOT {row.has_row} {only}")
+            found = f"x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {row.within} AND NOT {has_row} {only}"
+            return _step_as_owner(connection, source, store, found, f"NOT {has_row} {only}")
         taken = execute(
             connection,
             f"SELECT x.ctid::text FROM {store.name} x WHERE x.ctid >= '({first},0)' AND x.ctid < '({end},0)' "
-            f"AND {row.within} AND NOT {row.has_row} {only} FOR UPDATE",
+            f"AND {row.within} AND NOT {has_row} {only} FOR UPDATE",
         ).scalars()
         if not (tids := ", ".join(f"'{tid}'" for tid in taken)):
             return 0
-        still = f"x.ctid = ANY (ARRAY[{tids}]::tid[]) AND NOT {row.has_row} {only}"
+        still = f"x.ctid = ANY (ARRAY[{tids}]::tid[]) AND NOT {has_row} {only}"
         return _take_away(connection, store, still)
 
 

@@ -130,5 +130,6 @@ def correlation(connection: Connection, source: Source) -> float:
 
 def _cut_evenly(files: Sequence[File], pieces: int) -> list[Piece]:
     """About so many pieces of the files, of equal blocks, at least one for each file."""
-    step = max(1, -(-sum(file.blocks for file in files) // pieces))
+    # A partitioned table may have no partition yet.
+    step = max(1, -(-sum(file.blocks for file in files) // max(1, pieces)))
     return [Piece(file.relation, (str(first),), (str(end),), file.filenode) for file, first, end in cut(files, step)]

@@ -21,7 +21,7 @@ from airflow_roir.engine import build, comparison, damage, mend, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Stop
 from airflow_roir.engine.comparison import of_source
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.database import check_name, execute
 from airflow_roir.engine.run import check_fingerprint, read_control
 from airflow_roir.engine.snapshot import SharedSnapshot
 from airflow_roir.engine.verify_job import UnitClaim, UnitMetrics, VerifyJob
@@ -248,6 +248,8 @@ class VerifyWorker:
             {"relations": list(job.source.relations), "source": job.source.oid},
         ).scalars():
             execute(self.connection, f"LOCK TABLE ONLY {level} IN ACCESS SHARE MODE")
+        # The other side's question names the source as it was called when the run began.
+        check_name(self.connection, job.source.sql, job.source.oid)
         check_fingerprint(self.connection, job)
         values = {"relation": claim.relation, "ours": not claim.of_source, "source": job.source.oid}
         name = execute(self.connection, STILL_THERE, values).scalar()
