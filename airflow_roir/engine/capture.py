@@ -24,7 +24,7 @@ from airflow_roir.engine.capture_function import (
     render,
 )
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.truncate_function import render_truncate, truncate_body, truncate_function_name
 
@@ -41,6 +41,10 @@ OLD_TRUNCATE = """
 SELECT tgname FROM pg_trigger
  WHERE tgrelid = %(source)s AND tgfoid = to_regprocedure(%(function)s) AND tgtype & 32 <> 0
 """
+# With the names of now.
+KEEP_ENTRY = (
+    "UPDATE roir.generation SET entry = %(entry)s::jsonb WHERE id = %(generation)s AND entry <> %(entry)s::jsonb"
+)
 # A user's session may be set not to read views, in later minor versions.
 VIEWS_MAY_BE_BARRED = "SELECT current_setting('restrict_nonsystem_relation_kind', true) IS NOT NULL"
 # By name, not by what he may: a superuser, or a member of our role, may cease to be one.
@@ -86,7 +90,15 @@ def targets(connection: Connection, source_oid: int) -> list[Target]:
         )
         .order_by(generation.c.id)
     )
-    return [Target(row.id, Entry.from_json(row.entry), row.capture_mode, Scan(row.scan)) for row in rows]
+    return [
+        Target(
+            row.id,
+            physical.followed(connection, row.id, Entry.from_json(row.entry)),
+            row.capture_mode,
+            Scan(row.scan),
+        )
+        for row in rows.all()
+    ]
 
 
 def mode(connection: Connection, generation_id: int) -> str:
@@ -104,6 +116,8 @@ def refresh(connection: Connection, source: Source) -> None:
     generations = targets(connection, source.oid)
     for target in generations:
         physical.create_source_view(connection, target.generation_id, source, target.entry)
+        entry = {"generation": target.generation_id, "entry": to_json(target.entry.as_json())}
+        execute(connection, KEEP_ENTRY, entry)
     execute(connection, render(source, generations))
     execute(connection, render_truncate(source, generations))
     rows, truncate = function_name(source.oid), truncate_function_name(source.oid)

@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import abort, capture, control, health, partitions, removal, view
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import (
     LOCK_TIMEOUT_MS,
     MOST_VANISHED,
@@ -65,6 +66,15 @@ ABORTING = """
 SELECT o.id AS operation_id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
  WHERE o.status = 'aborting' ORDER BY o.id
 """
+MAINTAINED = """
+SELECT DISTINCT i.id AS index_id, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ WHERE g.status IN ('active', 'building') ORDER BY i.id
+"""
+# A build must find out that its capture was another one for a while.
+IS_BUILT = """
+SELECT EXISTS (SELECT FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+                WHERE i.source_oid = %(source)s AND g.status = 'building')
+"""
 DROPPING = "SELECT id AS index_id, schema_name, name FROM roir.index WHERE id = ANY (%(ids)s) ORDER BY id"
 
 
@@ -80,6 +90,7 @@ def clean_up(
         check_schema(connection)
         published = execute(connection, PUBLISHED).all()
         aborting = execute(connection, ABORTING).all()
+        maintained = execute(connection, MAINTAINED).all()
         dropping = execute(connection, DROPPING, {"ids": abort.half_dropped(connection)}).all()
     for row in aborting:
         _attempt(result, row, partial(_finish_abort, database, row.operation_id, actor, result, report))
@@ -87,7 +98,7 @@ def clean_up(
         _attempt(result, row, partial(abort.finish_drop, database, row.index_id, report, PATIENCE_S))
     for row in published:
         _attempt(result, row, partial(_follow_partitions, database, row, result, report))
-    for row in {row.index_id: row for row in published if row.active}.values():
+    for row in maintained:
         _attempt(result, row, partial(_refresh_capture, database, row.index_id, result, report))
     _attempt(result, None, partial(_look_for_problems, database, result))
     leaving: list[Any] = []
@@ -182,21 +193,28 @@ def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, r
     """Make the capture function anew where it is one for another name or primary key of the table, or of older code."""
     with database.transaction() as connection:
         source = abort.source_of(connection, index_id, check=True)
-        if source is None or not capture.is_stale(connection, source):
+        if source is None or not _may_refresh(connection, source):
             return
 
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         lock()
-        stale = capture.is_stale(connection, source)
+        stale = _may_refresh(connection, source)
         if stale:
             capture.refresh(connection, source)
         return stale
 
     if Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report):
         result.warnings.append(
-            f"table {source.sql}: its capture was made for another name or primary key of it, or by another version "
+            f"table {source.sql}: its capture was made for other names or another primary key, or by another version "
             "of roir, and is made anew; run roir verify for its indexes"
         )
+
+
+def _may_refresh(connection: Connection, source: Source) -> bool:
+    if not capture.is_stale(connection, source):
+        return False
+    is_built = execute(connection, IS_BUILT, {"source": source.oid}).scalar_one()
+    return not (is_built and health.is_replaced(connection, source))
 
 
 def _remove_entries(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:

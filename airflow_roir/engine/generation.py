@@ -12,7 +12,7 @@ from itertools import pairwise
 from sqlalchemy import Connection
 
 from airflow_roir.engine import rights
-from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.catalog import Source, columns_of
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, equality_operators
 from airflow_roir.engine.plan import Bound, Plan
@@ -108,6 +108,27 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
             for i, column in enumerate(entry.columns)
         ),
     )
+
+
+def followed(connection: Connection, generation_id: int, entry: Entry) -> Entry:
+    """A generation's entry with the names that its types, collations and operators have now, by its own tables.
+
+    What SQL names can be renamed, or brought to another schema, by whoever owns it: `ALTER EXTENSION … SET SCHEMA`.
+    """
+    names = {"base": base(generation_id), "key": base_key(generation_id)}
+    found = execute(connection, "SELECT to_regclass(%(base)s)::oid AS base, to_regclass(%(key)s) AS key", names).one()
+    if found.base is None or found.key is None:
+        return entry
+    stored = columns_of(connection, found.base)
+    operators = equality_operators(connection, base_key(generation_id))
+    columns = []
+    for i, column in enumerate(entry.columns):
+        now = stored.get(f"c{i + 1}")
+        if now is None or len(operators) < entry.identity:
+            return entry
+        equals = operators[i] if i < entry.identity else column.equals
+        columns.append(replace(column, type=now.type, cast=now.cast, collation=now.collation, equals=equals))
+    return replace(entry, columns=tuple(columns))
 
 
 def create_source_view(connection: Connection, generation_id: int, source: Source, entry: Entry) -> None:

@@ -29,16 +29,17 @@ SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, i.source_oid,
    AND (%(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)) ORDER BY g.id
 """
 IS_ROW_SECURE = "SELECT relrowsecurity FROM pg_class WHERE oid = %(oid)s"
-# Of each generation that is maintained the capture function names its statements.
-REPLACED = """
-SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+# Of each generation that is maintained the capture functions name their statements.
+CAPTURES = """
+SELECT coalesce(bool_or(position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN f.prosrc) = 0
+                        OR w.prosrc !~ format('roir_data\\.g%%s\\M', g.id)
+                        OR NOT f.prosecdef OR NOT w.prosecdef), false) AS replaced,
+       coalesce(bool_or(f.proowner <> c.relowner), false) AS of_another
+  FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
   JOIN pg_class c ON c.oid = i.source_oid::oid
   JOIN pg_proc f ON f.oid = to_regprocedure(format('roir_data.capture_%%s()', i.source_oid))
   LEFT JOIN pg_proc w ON w.oid = to_regprocedure(format('roir_data.truncate_%%s()', i.source_oid))
  WHERE i.source_oid = %(source)s AND g.capture_mode <> 'none' AND g.status IN ('building', 'active', 'retired')
-   AND (position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN f.prosrc) = 0
-        OR w.prosrc !~ format('roir_data\\.g%%s\\M', g.id)
-        OR NOT f.prosecdef OR NOT w.prosecdef OR f.proowner <> c.relowner)
 """
 # An index of an older version has neither the view nor that function before the first clean-up.
 VIEW_FAULTS = """
@@ -89,6 +90,11 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
             "altered, so writes fail or are missed. Drop it, if it is there. "
             f"A rebuild makes it anew: roir build '{name}'"
         )
+    if physical.followed(connection, row.id, entry) != entry:
+        found.append(
+            f"index {name}: a type, a collation or an operator of its entries has another name now, so writes fail. "
+            "Run: roir clean-up, which follows it"
+        )
     found += own_tables.problems(connection, control.index_name(row), row.id, entry)
     found += shape_problems(connection, name, source, row.id, entry)
     found += _changes(connection, name, source, row.id)
@@ -128,14 +134,19 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
             f"index {name}: {altered.trigger} was replaced by a trigger that doesn't fire for every write. Remedy: "
             f"DROP TRIGGER {altered.name} ON {altered.relation}; then a rebuild makes it anew: roir build '{name}'"
         )
-    replaced = execute(connection, REPLACED, {"source": source.oid}).first() is not None
-    if replaced or capture.lacks_rights(connection, source):
+    captures = execute(connection, CAPTURES, {"source": source.oid}).one()
+    if captures.replaced or captures.of_another or capture.lacks_rights(connection, source):
         found.append(
             f"index {name}: the capture functions of {source.sql} aren't as roir made them, or belong to a former "
             f"owner of it, so writes may fail or be missed. Run: roir clean-up, which makes them anew; then roir "
             f"verify '{name}', and, where it finds a difference, roir build '{name}'"
         )
     return found
+
+
+def is_replaced(connection: Connection, source: Source) -> bool:
+    """True where a capture function isn't one of ours any more, so that writes may have been missed."""
+    return bool(execute(connection, CAPTURES, {"source": source.oid}).one().replaced)
 
 
 def _changes(connection: Connection, name: str, source: Source, generation_id: int) -> list[str]:

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import Scan, parse_name
 from airflow_roir.engine import catalog, control, partitions, tables
+from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.entry import Entry
@@ -166,7 +167,7 @@ def load_job(connection: Connection, run: Run) -> Job:
         .join(tables.index, tables.index.c.id == tables.generation.c.index_id)
         .where(tables.generation.c.id == row.generation_id)
     ).one()
-    entry = Entry.from_json(generation.entry)
+    entry = physical.followed(connection, row.generation_id, Entry.from_json(generation.entry))
     source = catalog.read_source_by_oid(connection, generation.source_oid)
     job = Job(
         run,
