@@ -21,4 +21,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Nothing: older code calls the same function, which answers as before and for more transactions."""
+    text = (SQL / "is_mine.sql").read_text()
+    before = text[text.index("CREATE OR REPLACE") :].replace("roir.is_in_progress(x.id::text::xid8)", "false")
+    op.get_bind().exec_driver_sql(before, execution_options={"no_parameters": True})
+    op.execute("DROP FUNCTION roir.is_in_progress(xid8)")
