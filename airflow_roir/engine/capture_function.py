@@ -239,7 +239,7 @@ def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
     which = "AND roir.is_mine(s.xmin) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
     columns = ", ".join(f"{column.of('s')} AS c{i + 1}" for i, column in enumerate(entry.columns))
     of_the_leaf = [
-        f"EXECUTE {_literal(f'SELECT {columns}, true AS belongs FROM ')} || TG_RELID::regclass",
+        f"EXECUTE {_literal(f'SELECT {columns}, true AS belongs FROM ONLY ')} || TG_RELID::regclass",
         f"  || {_literal(f' s WHERE {where} {which}')} INTO here",
         f"  USING {', '.join(entry.columns[i].of(record) for i in entry.identity_positions)};",
     ]

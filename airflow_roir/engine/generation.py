@@ -140,7 +140,8 @@ def create_source_view(connection: Connection, generation_id: int, source: Sourc
     execute(
         connection,
         f"CREATE VIEW {source_view(generation_id)} AS SELECT {', '.join([*columns, 's.xmin AS written'])} "
-        f"FROM {source.sql} s",
+        # A row of an inheritance child is none of the table's own.
+        f"FROM {'' if source.partitioned else 'ONLY '}{source.sql} s",
     )
     rights.take_back(connection, [source_view(generation_id)])
 
