@@ -8,9 +8,9 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, cleanup, health
+from airflow_roir.engine import abort, cleanup, health, schema
 from airflow_roir.engine.database import Database
-from tests.conftest import run_sql
+from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
@@ -270,3 +270,20 @@ def test_a_row_of_an_inheritance_child_does_not_answer_for_the_tables_own(
         "DROP TABLE child",
     )
     stage.assert_exact("child")
+
+
+@NOT_YET
+def test_default_privileges_give_nobody_a_right_to_the_control_schema(server: str, roles: tuple[str, str, str]) -> None:
+    """What `roir.generation` says is made into statements of ours."""
+    nobody = roles[2]
+    name = f"fresh_{nobody}"
+    run_sql(server, f"CREATE DATABASE {name}")
+    try:
+        fresh = database_dsn(server, name)
+        run_sql(fresh, f"ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {nobody}")
+        schema.init(Database(fresh, "roir tests"))
+        with closing(steps.session(fresh)) as user:
+            [(may,)] = sql(user, "SELECT has_table_privilege(%s, 'roir.generation', 'UPDATE')", nobody)
+        assert not may
+    finally:
+        run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
