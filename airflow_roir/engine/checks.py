@@ -81,6 +81,28 @@ def check_row_security(connection: Connection, source: Source, ignore: bool) -> 
         )
 
 
+HASHED_DOMAIN = """
+SELECT t.oid::regclass::text AS table, a.attname AS name, format_type(a.atttypid, NULL) AS type
+  FROM (SELECT %(oid)s::oid AS oid UNION ALL SELECT p.relation FROM roir.partition_tree(%(oid)s) p) t
+  JOIN pg_partitioned_table x ON x.partrelid = t.oid AND x.partstrat = 'h'
+  JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = ANY (x.partattrs)
+  JOIN pg_type y ON y.oid = a.atttypid AND y.typtype = 'd' ORDER BY 1, 2 LIMIT 1
+"""
+
+
+def check_partition_key(connection: Connection, source: Source) -> None:
+    """Raise InvalidInput where partitions go by the hash of a domain: no entry could be told to which one it belongs.
+
+    The server hashes values of the very type of the key, and an entry has them as the domain's base type.
+    """
+    row = execute(connection, HASHED_DOMAIN, {"oid": source.oid}).first() if source.partitioned else None
+    if row is not None:
+        raise InvalidInput(
+            f"table {row.table} is partitioned by the hash of {quote(row.name)}, which is of domain {row.type}; roir "
+            "can't tell which partition an entry belongs to. Partition it by a column of the domain's base type"
+        )
+
+
 COLLATIONS = """
 SELECT a.attname AS name, x.sql, x.recorded, x.actual, x.refresh
   FROM pg_index i

@@ -55,18 +55,6 @@ SELECT format('%%I on %%s', tgname, tgrelid::regclass) AS trigger, tgrelid::regc
    AND (tgtype NOT IN (29, 32) OR tgqual IS NOT NULL OR tgattr <> '' OR tgnargs > 0)
  ORDER BY tgrelid <> %(source)s::oid, 1 LIMIT 1
 """
-# The careful path reads a row's own leaf, as the source's owner; the server asks for rights on the source alone.
-UNREADABLE = """
-SELECT CASE WHEN has_schema_privilege(%(owner)s, c.relnamespace, 'USAGE')
-            THEN format('GRANT SELECT%%s ON %%s TO %%I', %(lock)s, c.oid::regclass, %(owner)s)
-            ELSE format('GRANT USAGE ON SCHEMA %%s TO %%I', c.relnamespace::regnamespace, %(owner)s) END AS remedy,
-       c.oid::regclass::text AS leaf
-  FROM roir.partition_tree(%(source)s::oid) t JOIN pg_class c ON c.oid = t.relation
- WHERE t.leaf AND NOT (has_table_privilege(%(owner)s, c.oid, 'SELECT')
-                       AND (%(lock)s = '' OR has_table_privilege(%(owner)s, c.oid, 'UPDATE'))
-                       AND has_schema_privilege(%(owner)s, c.relnamespace, 'USAGE'))
- ORDER BY 2 LIMIT 1
-"""
 # No trigger tells of their TRUNCATE before a clean-up has taken them in; nobody knows what their first transaction did.
 NEW_LEAVES = """
 SELECT c.name FROM roir.partition_changes(%(generation)s, %(source)s::oid) c WHERE NOT c.gone ORDER BY 1
@@ -152,15 +140,6 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
             f"index {name}: the capture functions of {source.sql} aren't as roir made them, or belong to a former "
             f"owner of it, so writes may fail or be missed. Run: roir clean-up, which makes them anew; then roir "
             f"verify '{name}', and, where it finds a difference, roir build '{name}'"
-        )
-    # To lock a row takes the right to update it.
-    lock = ", UPDATE" if source.pk_deferrable else ""
-    wanted = {"owner": source.owner, "source": source.oid, "lock": lock}
-    unreadable = execute(connection, UNREADABLE, wanted).first() if source.partitioned else None
-    if unreadable is not None:
-        found.append(
-            f"index {name}: {quote(source.owner)}, who owns {source.sql}, may not read partition {unreadable.leaf}, "
-            f"so deletes there and changes of primary keys fail. Remedy: {unreadable.remedy}"
         )
     return found
 

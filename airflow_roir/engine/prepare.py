@@ -102,6 +102,7 @@ def rehearse(
         assert definition.source is not None
         source = catalog.read_source(connection, definition.source)
         checks.check_row_security(connection, source, options.ignore_row_security)
+        checks.check_partition_key(connection, source)
         publications.check(connection, options.ignore_publications)
         checks.check_collations(connection, source)
         if existing is not None:

@@ -20,6 +20,11 @@ VERSION_TABLE = "schema_version"
 
 IS_GUARDED = "SELECT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl' AND evtenabled <> 'D')"
 
+RELATIONS = """
+SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = 'roir' AND c.relkind IN ('r', 'v')
+"""
+
 
 def migrations_folder() -> Path:
     """Where the migrations are: inside the installed package, or beside it in a source checkout."""
@@ -59,7 +64,7 @@ def init(database: Database) -> str:
     """
     from alembic import command
 
-    from airflow_roir.engine import restore
+    from airflow_roir.engine import restore, rights
     from airflow_roir.engine.checks import check_server
 
     with database.transaction() as connection:
@@ -80,7 +85,10 @@ def init(database: Database) -> str:
                 f"role {may_create.role} has no right to create schemas in database {may_create.database}; "
                 f'have its owner run: GRANT CREATE ON DATABASE "{may_create.database}" TO "{may_create.role}"'
             )
+        before = set(execute(connection, RELATIONS).scalars())
         command.upgrade(alembic_config(connection), "head")
+        # What the control schema says is made into statements of ours. What an administrator grants later stays.
+        rights.take_back(connection, sorted(set(execute(connection, RELATIONS).scalars()) - before))
         restore.adopt(connection)
         # Where the role may: the rest is detected all the same.
         execute(connection, "SELECT roir.guard()")
