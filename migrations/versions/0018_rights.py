@@ -1,0 +1,29 @@
+"""Statements of ours that alter others' tables run none of their code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import op
+
+revision = "0018"
+down_revision = "0017"
+branch_labels = None
+depends_on = None
+
+SQL = Path(__file__).parents[1] / "sql"
+
+
+def upgrade() -> None:
+    _run((SQL / "rights.sql").read_text())
+    # What is made anew has lost its settings.
+    _run((SQL / "session_settings.sql").read_text())
+
+
+def downgrade() -> None:
+    """Nothing: code of the version before calls the same functions, which refuse more."""
+
+
+def _run(sql: str) -> None:
+    # Straight to the driver: a colon or a per cent sign in it is only that.
+    op.get_bind().exec_driver_sql(sql, execution_options={"no_parameters": True})
