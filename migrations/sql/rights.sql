@@ -9,15 +9,31 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM pg_roles o, pg_namespace n WHERE o.oid = author AND n.nspname = 'roir_data'
 $$;
 
--- The first type within a type whose values, made from text, run somebody's code: a domain's checks, or what makes a
--- range's bounds canonical. NULL where there is none.
+-- The first type within a type whose values, made from text, run somebody's code: a domain's checks. NULL where there
+-- is none.
 CREATE FUNCTION roir.type_of_others(type oid) RETURNS regtype
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT x.oid::regtype FROM roir.type_tree(type) x (oid) JOIN pg_type t ON t.oid = x.oid
-      LEFT JOIN pg_range r ON r.rngtypid = t.oid
-     WHERE (t.typtype = 'd' OR r.rngcanonical <> 0) AND NOT roir.trusts(t.typowner)
+     WHERE t.typtype = 'd' AND NOT roir.trusts(t.typowner)
      ORDER BY 1 LIMIT 1
 $$;
+
+-- ANALYZE of a range calls the function that tells its length: of these tables, which are ours, it leaves out the columns
+-- for which that is somebody's. A partitioned table's segments with it.
+CREATE FUNCTION roir.leave_statistics_out(relations oid[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    c record;
+BEGIN
+    FOR c IN
+        SELECT a.attrelid::regclass AS relation, a.attname FROM pg_attribute a
+          JOIN pg_range r ON a.atttypid IN (r.rngtypid, r.rngmultitypid)
+          JOIN pg_proc p ON p.oid = r.rngsubdiff
+         WHERE a.attrelid = ANY (relations) AND a.attnum > 0 AND NOT a.attisdropped AND NOT roir.trusts(p.proowner)
+    LOOP
+        EXECUTE format('ALTER TABLE %s ALTER %I SET STATISTICS 0', c.relation, c.attname);
+    END LOOP;
+END $$;
 
 -- An error where the bounds of partitions of these tables, the levels above a partition, can't be read without running
 -- somebody's code. To look at such a key at all evaluates what is constant in it, so only the catalogs are asked. No key
@@ -424,3 +440,8 @@ BEGIN
     RETURN format('%s; its entries are hidden, roir clean-up removes them',
                   CASE WHEN and_drop THEN 'detached and dropped' ELSE 'detached' END);
 END $$;
+-- Those that there are.
+SELECT roir.leave_statistics_out(ARRAY(
+    SELECT c.oid FROM roir.generation g
+      JOIN pg_class c ON c.oid IN (to_regclass(format('roir_data.g%s', g.id)), to_regclass(format('roir_data.g%s_delta', g.id)))
+     WHERE g.status <> 'dropped'));

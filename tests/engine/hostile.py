@@ -74,6 +74,10 @@ HIS = (
     "CREATE FUNCTION evil.told(evil.pair) RETURNS text IMMUTABLE LANGUAGE plpgsql AS "
     "$$ BEGIN PERFORM evil.try(); RETURN ($1).a::text; END $$",
     "CREATE CAST (evil.pair AS text) WITH FUNCTION evil.told(evil.pair)",
+    # What ANALYZE asks of a range.
+    "CREATE FUNCTION evil.diff(int, int) RETURNS float8 IMMUTABLE LANGUAGE plpgsql AS "
+    "$$ BEGIN PERFORM evil.try(); RETURN $1 - $2; END $$",
+    "CREATE TYPE evil.span AS RANGE (subtype = int, subtype_diff = evil.diff)",
 )
 PLAIN = "CREATE TABLE evil.t (id int PRIMARY KEY, k text, v text)"
 ROWS = "INSERT INTO evil.t (id, k, v) SELECT i, i::text, 'v' FROM generate_series(1, 40) i"
@@ -94,6 +98,14 @@ DOORS: dict[str, tuple[str, ...]] = {
     "cast of a type": (
         "CREATE TABLE evil.t (id int PRIMARY KEY, k evil.pair, v evil.pair)",
         "INSERT INTO evil.t SELECT i, ROW(i, 'x')::evil.pair, ROW(i, 'y')::evil.pair FROM generate_series(1, 40) i",
+    ),
+    "difference of a range": (
+        "CREATE TABLE evil.t (id int PRIMARY KEY, k text, v evil.span)",
+        "INSERT INTO evil.t SELECT i, i::text, evil.span(i, i + 9) FROM generate_series(1, 40) i",
+    ),
+    "difference of a multirange": (
+        "CREATE TABLE evil.t (id int PRIMARY KEY, k evil.span, v evil.span_multirange)",
+        "INSERT INTO evil.t SELECT i, evil.span(i, i + 9), evil.span_multirange(evil.span(i, i + 9)) FROM generate_series(1, 40) i",
     ),
     "condition of an index": (PLAIN, ROWS, "CREATE INDEX ON evil.t (k) WHERE evil.constant(1)"),
     "expression of an index": (PLAIN, ROWS, "CREATE INDEX ON evil.t ((evil.number('constant')), k)"),
@@ -118,7 +130,14 @@ DOORS: dict[str, tuple[str, ...]] = {
     ),
 }
 # None of its code is run by reading.
-QUIET = ("domain", "cast of a type", "policy", "generated column")
+QUIET = (
+    "domain",
+    "cast of a type",
+    "policy",
+    "generated column",
+    "difference of a range",
+    "difference of a multirange",
+)
 ROLES = ["superuser", pytest.param("member", marks=pytest.mark.sweep)]
 
 
