@@ -122,6 +122,8 @@ def rehearse(
     readers = Drain(database, source.sql, source.relations, options.lock_timeout_ms, patience_s, modes=EXCLUSIVE)
 
     def plan_as_owner(connection: Connection, _lock: Callable[[], None]) -> Rehearsal:
+        # By its owner of now, which it then keeps.
+        execute(connection, f"LOCK TABLE {source.sql} IN ACCESS SHARE MODE")
         with owner.for_a_while(connection, source):
             return plan(connection)
 

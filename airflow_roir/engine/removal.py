@@ -101,6 +101,9 @@ def step(database: Database, row: Row[Any], store: Row[Any], first: int) -> int:
             return 0
         # Nothing is bound here: the conditions may hold literals with a per cent sign.
         source = _source(connection, row)
+        if source is not None:
+            # As the question for rows does; by its owner of now, which it then keeps.
+            execute(connection, f"LOCK TABLE {source.sql} IN ACCESS SHARE MODE")
         if source is not None and not owner.is_trusted(connection, source):
             found = f"x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {row.within} AND NOT {row.has_row} {only}"
             return _step_as_owner(connection, source, store, found, f"NOT {row.has_row} {only}")

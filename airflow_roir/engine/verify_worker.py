@@ -247,7 +247,9 @@ class VerifyWorker:
             "WHERE c.relkind = 'p' OR c.oid = %(source)s ORDER BY c.oid <> %(source)s, c.oid",
             {"relations": list(job.source.relations), "source": job.source.oid},
         ).scalars():
-            execute(self.connection, f"LOCK TABLE ONLY {level} IN ACCESS SHARE MODE")
+            # A unit of the source reads one of its leaves, which is locked below; the others look at any.
+            only = "ONLY " if claim.of_source else ""
+            execute(self.connection, f"LOCK TABLE {only}{level} IN ACCESS SHARE MODE")
         check_fingerprint(self.connection, job)
         values = {"relation": claim.relation, "ours": not claim.of_source, "source": job.source.oid}
         name = execute(self.connection, STILL_THERE, values).scalar()

@@ -4,10 +4,35 @@
 
 -- True where what a role has written may run as us: it may do all that we may, or is ourselves.
 CREATE FUNCTION roir.trusts(author oid) RETURNS boolean
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT o.rolsuper OR o.oid = n.nspowner OR o.rolname = current_user AND o.rolname = session_user
-      FROM pg_roles o, pg_namespace n WHERE o.oid = author AND n.nspname = 'roir_data'
-$$;
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (SELECT o.rolsuper OR o.oid = n.nspowner OR o.rolname = current_user AND o.rolname = session_user
+              FROM pg_roles o, pg_namespace n WHERE o.oid = author AND n.nspname = 'roir_data');
+END $$;
+
+-- Who owns a source and what else is to be read, by oids and by names as they are understood now, and whether he is
+-- trusted. made: the function that reads the source as he is as we make it, with this body; other: a table that is
+-- another's; named: the first name is the source's. In PL/pgSQL, which keeps the plan: it is asked in every batch.
+CREATE FUNCTION roir.standing(source oid, others oid[], names text[], body text, OUT trusted boolean, OUT owners bigint,
+                              OUT owner text, OUT made boolean, OUT may_create boolean, OUT other text, OUT named boolean)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    relations oid[] := source || others || ARRAY(SELECT to_regclass(n)::oid FROM unnest(names) n);
+BEGIN
+    SELECT bool_and(roir.trusts(o.owner)), count(*), min(pg_get_userbyid(o.owner)::text) INTO trusted, owners, owner
+      FROM (SELECT DISTINCT c.relowner AS owner FROM pg_class c WHERE c.oid = ANY (relations)) o;
+    named := to_regclass(names[1]) IS NOT DISTINCT FROM source::regclass;
+    IF NOT trusted THEN
+        SELECT p.prosecdef AND p.proconfig IS NULL AND p.proowner = c.relowner AND p.prosrc = body INTO made
+          FROM pg_proc p, pg_class c
+         WHERE p.oid = to_regprocedure(format('roir_data.read_%s(text)', source)) AND c.oid = source;
+        SELECT bool_or(has_schema_privilege(c.relowner, 'roir_data', 'CREATE')) INTO may_create
+          FROM pg_class c WHERE c.oid = ANY (relations);
+        SELECT c.oid::regclass::text || ' to ' || pg_get_userbyid(c.relowner) INTO other FROM pg_class c, pg_class s
+         WHERE c.oid = ANY (relations) AND s.oid = source AND c.relowner <> s.relowner LIMIT 1;
+    END IF;
+    made := coalesce(made, false);
+END $$;
 
 -- The first type within a type whose values, made from text, run somebody's code: a domain's checks. NULL where there
 -- is none.

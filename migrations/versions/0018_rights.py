@@ -18,6 +18,11 @@ def upgrade() -> None:
     _run((SQL / "rights.sql").read_text())
     # What is made anew has lost its settings.
     _run((SQL / "session_settings.sql").read_text())
+    # Asked in each batch, in sessions of ours, of oids.
+    for function in ("trusts(oid)", "standing(oid, oid[], text[], text)"):
+        _run(
+            f"ALTER FUNCTION roir.{function} RESET ALL; ALTER FUNCTION roir.{function} SET search_path = pg_catalog, pg_temp"
+        )
 
 
 def downgrade() -> None:

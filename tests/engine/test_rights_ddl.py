@@ -78,8 +78,10 @@ def test_attach(scene: Scene, door: str) -> None:
 def test_attach_constraint_replaced(scene: Scene, monkeypatch) -> None:
     """Between its two steps."""
     published(scene, *LOADED)
+
     def hold(*a, **k):
         raise KeyboardInterrupt
+
     with monkeypatch.context() as m:
         m.setattr(joining, "bring_in", hold)
         with suppress(KeyboardInterrupt):
@@ -132,6 +134,7 @@ def test_altered(scene: Scene) -> None:
         "ALTER TABLE evil.t ADD CHECK (evil.constant(1))",
     )
     import airflow_roir.engine.sync as s
+
     try:
         with pytest.MonkeyPatch.context() as m:
             m.setattr(s.removal, "remove", lambda *a: 0)
