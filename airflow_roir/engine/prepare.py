@@ -104,6 +104,7 @@ def rehearse(
         checks.check_row_security(connection, source, options.ignore_row_security)
         publications.check(connection, options.ignore_publications)
         checks.check_collations(connection, source)
+        checks.check_bounds(connection, source)
         if existing is not None:
             _check_shape(connection, existing, source)
 

@@ -86,6 +86,13 @@ BEGIN
     END IF;
 END $$;
 
+-- The same of all levels of a source.
+CREATE FUNCTION roir.check_source(source oid) RETURNS void
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(source) a
+                                   UNION SELECT t.relation FROM roir.partition_tree(source) t))
+$$;
+
 -- A partition's constraint as a text, NULL where it has none.
 CREATE FUNCTION roir.bounds_of(partition oid) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
@@ -206,8 +213,7 @@ END $$;
 CREATE OR REPLACE FUNCTION roir.register_partitions(generation bigint, source oid, leaves oid[] DEFAULT NULL) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
 SET intervalstyle = 'postgres' SET extra_float_digits = 3 SET bytea_output = 'hex' AS $$
-    SELECT roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(register_partitions.source) a
-                                   UNION SELECT t.relation FROM roir.partition_tree(register_partitions.source) t));
+    SELECT roir.check_source(register_partitions.source);
     INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, status)
     SELECT register_partitions.generation, t.relation, t.parent, t.leaf, t.link, t.relation::regclass::text,
            -- No constraint: the only partition is the default one.

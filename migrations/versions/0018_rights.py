@@ -20,9 +20,8 @@ def upgrade() -> None:
     _run((SQL / "session_settings.sql").read_text())
     # Asked in each batch, in sessions of ours, of oids.
     for function in ("trusts(oid)", "standing(oid, oid[], text[], text)"):
-        _run(
-            f"ALTER FUNCTION roir.{function} RESET ALL; ALTER FUNCTION roir.{function} SET search_path = pg_catalog, pg_temp"
-        )
+        _run(f"ALTER FUNCTION roir.{function} RESET ALL")
+        _run(f"ALTER FUNCTION roir.{function} SET search_path = pg_catalog, pg_temp")
 
 
 def downgrade() -> None:

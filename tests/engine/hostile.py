@@ -105,7 +105,8 @@ DOORS: dict[str, tuple[str, ...]] = {
     ),
     "difference of a multirange": (
         "CREATE TABLE evil.t (id int PRIMARY KEY, k evil.span, v evil.span_multirange)",
-        "INSERT INTO evil.t SELECT i, evil.span(i, i + 9), evil.span_multirange(evil.span(i, i + 9)) FROM generate_series(1, 40) i",
+        "INSERT INTO evil.t SELECT i, evil.span(i, i + 9), evil.span_multirange(evil.span(i, i + 9)) "
+        "FROM generate_series(1, 40) i",
     ),
     "condition of an index": (PLAIN, ROWS, "CREATE INDEX ON evil.t (k) WHERE evil.constant(1)"),
     "expression of an index": (PLAIN, ROWS, "CREATE INDEX ON evil.t ((evil.number('constant')), k)"),
