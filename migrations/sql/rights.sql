@@ -189,6 +189,14 @@ BEGIN
             EXECUTE format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE', one::regclass);
         END LOOP;
     END LOOP;
+    SELECT format('%s belongs to %s, %s to %s', partition, pg_get_userbyid(p.relowner), parent, pg_get_userbyid(c.relowner))
+      INTO said FROM pg_class p, pg_class c
+     WHERE comes AND p.oid = partition AND c.oid = parent AND p.relowner <> c.relowner
+       AND NOT (roir.trusts(p.relowner) AND roir.trusts(c.relowner));
+    IF said IS NOT NULL THEN
+        RAISE insufficient_privilege USING MESSAGE = said || '; what reads the one must be allowed to read the other',
+            HINT = format('ALTER TABLE %s OWNER TO the other one', partition);
+    END IF;
     said := roir.code_of_others(tables);
     IF said IS NOT NULL THEN
         RAISE insufficient_privilege USING
