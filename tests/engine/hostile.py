@@ -19,7 +19,7 @@ TRY = """
 CREATE FUNCTION evil.try() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     -- What a transaction that rolls back can't take back.
-    PERFORM nextval(CASE WHEN current_user = '{owner}' THEN 'evil.as_owner' ELSE 'evil.as_another' END);
+    PERFORM evil.who();
     BEGIN ALTER ROLE {owner} CREATEROLE; PERFORM nextval('evil.gains');
     EXCEPTION WHEN OTHERS THEN NULL; END;
     BEGIN EXECUTE 'SET LOCAL ROLE NONE';
@@ -37,6 +37,12 @@ BEGIN
     EXCEPTION WHEN OTHERS THEN NULL; END;
     RETURN true;
 END $$
+"""
+# Whatever names mean to who calls it.
+WHO = """
+CREATE FUNCTION evil.who() RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT nextval(CASE WHEN current_user = '{owner}' THEN 'evil.as_owner' ELSE 'evil.as_another' END)
+$$
 """
 # What comes later, at our COMMIT: by a cursor or a deferred trigger.
 NOTE = """
@@ -60,6 +66,7 @@ HIS = (
     "GRANT USAGE ON SCHEMA evil TO PUBLIC",
     "CREATE TABLE evil.later (id int)",
     "GRANT ALL ON evil.later TO PUBLIC",
+    WHO,
     TRY,
     NOTE,
     "CREATE FUNCTION evil.constant(int) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT evil.try()'",
