@@ -1,7 +1,7 @@
 """A hostile writer, who may write to a table, and has a schema, sessions and temporary objects of his own.
 
-The scene's owner is the writer here; the table belongs to somebody else. And what an owner may do to the operations that
-come between build and drop.
+The scene's owner is the writer here; the table is somebody else's. And what an owner may do to the operations between
+build and drop.
 """
 
 from __future__ import annotations
