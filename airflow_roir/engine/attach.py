@@ -69,7 +69,7 @@ def attach_partition(
         while True:
             drain.run(begin, report, [parent.sql, name.sql, *views])
             with database.transaction() as connection:
-                execute(connection, f"ALTER TABLE {name.sql} VALIDATE CONSTRAINT roir_bounds")
+                execute(connection, "SELECT roir.validate_attach(%(parent)s::oid, %(partition)s::oid)", values)
                 targets = execute(connection, TARGETS, {"partition": oid}).all()
             for target in targets:
                 entry = Entry.from_json(target.entry)

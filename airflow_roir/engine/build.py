@@ -290,9 +290,9 @@ class BuildWorker:
         rows = f"SELECT {', '.join(self._columns)} FROM {relation} WHERE {stretch.where}"
         values: dict[str, Any] = stretch.values
         # An index that is rebuilt from itself is a table of ours.
-        if job.scan is not Scan.INDEX and not owner.is_trusted(self.connection, job.source):
+        if job.scan is not Scan.INDEX and not owner.is_trusted(self.connection, job.source, [relation]):
             columns = owner.columns_of(self.connection, base)
-            item, values = owner.relation(self.connection, job.source, rows, columns, values)
+            item, values = owner.relation(self.connection, job.source, rows, columns, values, [relation])
             rows = f"SELECT * FROM {item}"
         copy = f"INSERT INTO {base} ({', '.join(job.entry.physical())}) {rows}"
         return execute(self.connection, copy, values).rowcount

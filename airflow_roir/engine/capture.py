@@ -179,6 +179,8 @@ def lacks_rights(connection: Connection, source: Source) -> bool:
 def install(connection: Connection, source: Source) -> None:
     """As `refresh`, and see to it that every write fires the capture triggers, from now on. Needs the drain lock."""
     refresh(connection, source)
+    # A trigger looks at the keys of all levels, by which somebody may have attached a partition just now.
+    execute(connection, "SELECT roir.check_source(%(oid)s::oid)", {"oid": source.oid})
     # What follows needn't be looked at by the guard: that is us.
     execute(connection, "SET LOCAL roir.own_ddl = 'on'")
     missing = {gap.kind for gap in gaps(connection, source.oid) if gap.missing and gap.oid == source.oid}

@@ -90,10 +90,25 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
             f"  careful := {_IS_TOUCHED_AGAIN};",
             "END IF;",
         ]
+    if source.partitioned:
+        lines += _of_another()
     for target in generations:
         lines += [f"-- generation {target.generation_id}, {target.mode} mode"]
         lines += _capture_mode(source, target) if target.mode == CAPTURE else _maintain_mode(source, target)
     return lines
+
+
+def _of_another() -> list[str]:
+    """To read a leaf is to run code of its owner, who may be somebody else than the source's, as whom we run."""
+    of = "FROM pg_class c WHERE c.oid = TG_RELID"
+    return [
+        f"IF careful AND NOT pg_has_role((SELECT c.relowner {of}), current_user, 'USAGE') THEN",
+        "  RAISE insufficient_privilege USING",
+        "    MESSAGE = format('partition %s belongs to %s, its table, which has a roir index, to %s',",
+        f"      TG_RELID::regclass, (SELECT pg_get_userbyid(c.relowner) {of}), current_user),",
+        "    HINT = format('ALTER TABLE %s OWNER TO %I', TG_RELID::regclass, current_user);",
+        "END IF;",
+    ]
 
 
 def _capture_mode(source: Source, target: Target) -> list[str]:

@@ -122,6 +122,17 @@ SELECT a.attname AS name, x.sql, x.recorded, x.actual, x.refresh
 """
 
 
+def check_bounds(connection: Connection, source: Source) -> None:
+    """Raise InvalidInput where to read the bounds of partitions would run somebody's code as us."""
+    try:
+        execute(connection, "SELECT roir.check_source(%(source)s::oid)", {"source": source.oid})
+    except DBAPIError as error:
+        if sqlstate(error) not in ("42501", "0A000"):
+            raise
+        diagnostics = error.orig.diag  # type: ignore[union-attr]
+        raise InvalidInput(f"{diagnostics.message_primary}. {diagnostics.message_hint}") from error
+
+
 def check_collations(connection: Connection, source: Source) -> None:
     """Raise InvalidInput where a collation's library was exchanged under the primary key, whose index scans go by.
 

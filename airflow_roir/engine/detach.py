@@ -60,7 +60,7 @@ def detach_partition(
         said = str(error.orig).split("\n", 1)[0]
         if sqlstate(error) == "P0002":
             raise NotFound(f"{said}; use ALTER TABLE … DETACH PARTITION, or DROP TABLE") from None
-        if sqlstate(error) in ("55006", "2BP01"):
+        if sqlstate(error) in ("55006", "2BP01", "42501"):
             raise InvalidInput(said) from None
         raise
     with database.transaction() as connection:

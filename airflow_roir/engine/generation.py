@@ -92,6 +92,8 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
         connection,
         f"CREATE TABLE {delta(generation_id)} ({columns}, state {SCHEMA}.entry_state NOT NULL)",
     )
+    stores = {"stores": [table, delta(generation_id)]}
+    execute(connection, "SELECT roir.leave_statistics_out(%(stores)s::text[]::regclass[]::oid[])", stores)
     identity = ", ".join(entry.physical(entry.identity_positions))
     execute(
         connection,

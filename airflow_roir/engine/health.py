@@ -59,6 +59,16 @@ SELECT format('%%I on %%s', tgname, tgrelid::regclass) AS trigger, tgrelid::regc
 NEW_LEAVES = """
 SELECT c.name FROM roir.partition_changes(%(generation)s, %(source)s::oid) c WHERE NOT c.gone ORDER BY 1
 """
+# The capture reads a leaf as the source's owner, and runs code of the leaf's by that; roir reads all as one role.
+OTHERS_LEAVES = """
+SELECT c.oid::regclass::text AS name, pg_get_userbyid(c.relowner) AS owner
+  FROM roir.partition_tree(%(source)s) t JOIN pg_class c ON c.oid = t.relation
+  JOIN pg_class s ON s.oid = %(source)s
+ WHERE c.relowner <> s.relowner
+   AND NOT (pg_has_role(c.relowner, s.relowner, 'USAGE') AND has_table_privilege(s.relowner, c.oid, 'SELECT')
+            AND roir.trusts(c.relowner) AND roir.trusts(s.relowner))
+ ORDER BY 1
+"""
 CHANGES = "SELECT kind, name, was, is_now FROM roir.shape_changes(%(generation)s) WHERE kind <> 'label' ORDER BY 1, 2"
 
 
@@ -166,6 +176,16 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
             what = f"type {row.name}, which columns of {source.sql} have, has lost an attribute"
         found.append(f"index {name}: {what}, so its entries may be wrong. {anew}")
     if source.partitioned:
+        others = execute(connection, OTHERS_LEAVES, {"source": source.oid}).all()
+        if others:
+            more = len(others) - MOST_NAMED
+            named = ", ".join(f"{row.name} to {quote(row.owner)}" for row in others[:MOST_NAMED])
+            named += f" and {more} more to others" if more > 0 else ""
+            found.append(
+                f"index {name}: {source.sql} belongs to {quote(source.owner)}, as whom its partitions are read, and of "
+                f"those {named}, so writes to them may fail, and roir doesn't read them. "
+                f"Remedy: ALTER TABLE {others[0].name} OWNER TO {quote(source.owner)}"
+            )
         new = list(execute(connection, NEW_LEAVES, {"generation": generation_id, "source": source.oid}).scalars())
         if new:
             more = len(new) - MOST_NAMED

@@ -72,7 +72,8 @@ def batch(
         mode = capture.mode(connection, generation_id)
         before = execute(connection, POSITION, {"id": joining_id}).scalar_one()
         name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
-        execute(connection, f"LOCK TABLE ONLY {name} IN ACCESS SHARE MODE")
+        # By its owner of now, which it then keeps, as it keeps its name.
+        execute(connection, f"LOCK TABLE ONLY {name} IN ROW SHARE MODE")
         check_name(connection, name, relation)
         values: dict[str, Any] = {}
         where = ScanRange(None, None, before).condition(source.primary_key, source.comparands, None, values)
@@ -85,7 +86,7 @@ def batch(
             f"ORDER BY {', '.join(f's.{quote(column)} DESC' for column in source.primary_key)} LIMIT 1",
             ", ".join(f"k{i} text" for i in range(len(source.primary_key))),
             values,
-            others=[relation],
+            reads=[name],
         ).first()
         if last is None:
             return None
@@ -96,12 +97,12 @@ def batch(
             f"{name} s WHERE {where} FOR SHARE",
             values,
         )
-        if not owner.is_trusted(connection, source, [relation]):
+        if not owner.is_trusted(connection, source, [name]):
             # As the owner no row stays locked: then all of them, for this transaction.
             execute(connection, f"LOCK TABLE ONLY {name} IN SHARE ROW EXCLUSIVE MODE")
             query = f"SELECT {columns} FROM {name} s WHERE {where}"
             types = owner.columns_of(connection, physical.base(generation_id))
-            rest, bindings = owner.relation(connection, source, query, types, values, [relation])
+            rest, bindings = owner.relation(connection, source, query, types, values, [name])
             columns = "r.*"
         rows = _write(connection, generation_id, entry, mode, columns, rest, bindings)
         moved = {

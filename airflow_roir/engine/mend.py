@@ -67,21 +67,30 @@ class Mender:
         # In the caller's transaction, if there is one.
         with connection.begin_nested() if connection.in_transaction() else connection.begin():
             types = list(execute(connection, TYPES, {"base": self.base}).scalars())
-            self.trusted = owner.is_trusted(connection, job.source)
         recorded = comparison.recorded_identity(entry, "d", types)
-        identity = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(recorded))
+        self.identity = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(recorded))
+        self.row = comparison.row_of(entry, "r", "s.")
+
+    def _lock_source(self) -> None:
+        """Each transaction begins with it: before the entries, as a TRUNCATE of the source does.
+
+        No partition begins to join meanwhile, and the source's owner stays who he is. Raises LockNotAcquired where
+        another table has its name by now.
+        """
+        catalog.hold(self.connection, self.read)
+        execute(self.connection, f"LOCK TABLE {self.source} IN ACCESS SHARE MODE")
+        self.trusted = owner.is_trusted(self.connection, self.read)
         # The recorded identities, with the names of the entry's first columns.
         # The owner, as whom a source is read where he isn't trusted, sees no table of ours.
         listed = "jsonb_to_recordset(%(recorded)s::jsonb) AS d (id bigint, key jsonb, primary_key jsonb)"
         found = "roir.discrepancy d WHERE d.id = ANY (%(ids)s)" if self.trusted else listed
-        self.recorded = f"(SELECT d.id, {identity} FROM {found}) s"
-        self.row = comparison.row_of(entry, "r", "s.")
+        self.recorded = f"(SELECT d.id, {self.identity} FROM {found}) s"
 
     def look_again(self, ids: list[int]) -> None:
         """Without indexes, before anything is put or taken out by them: see `damage.mistaken`."""
         if not ids:
             return
-        catalog.hold(self.connection, self.read)
+        self._lock_source()
         execute(self.connection, damage.WITHOUT_INDEX)
         for kind, query, said in damage.mistaken(self.recorded, self.read, self.base, self.entry, self.job.run.index):
             item, values = self._asked(query, "id bigint", ids)
@@ -95,10 +104,10 @@ class Mender:
         columns, read = ", ".join(self.entry.physical()), ", ".join(comparison.of_source(self.entry, "r"))
         image = f"ROW({', '.join(self.entry.physical(prefix='e.'))})::record"
         entry = comparison.lookup(self.entry, self.base, "true AS present")
-        joined = f"FROM {self.recorded} JOIN {self.source} r ON {self.row}"
         with self.connection.begin():
             self._wait_little()
-            catalog.hold(self.connection, self.read)
+            self._lock_source()
+            joined = f"FROM {self.recorded} JOIN {self.source} r ON {self.row}"
             held = "FOR NO KEY UPDATE SKIP LOCKED"
             if not self.trusted:
                 # As the owner no row stays locked: then all of them, for this transaction.
@@ -123,14 +132,13 @@ class Mender:
     def take_out(self, ids: list[int]) -> list[int]:
         """Remove entries that no row projects to, in one transaction; returns those that could not be settled."""
         found = comparison.lookup(self.entry, self.base, "b.tableoid, b.ctid")
-        entries = (
-            f"SELECT s.id, e.tableoid AS segment, e.ctid AS tid FROM {self.recorded} CROSS JOIN LATERAL ({found}) e"
-        )
         with self.connection.begin():
             self._wait_little()
             # Before the entries, as a TRUNCATE of the source does; and no partition begins to join meanwhile.
-            catalog.hold(self.connection, self.read)
-            execute(self.connection, f"LOCK TABLE {self.source} IN ACCESS SHARE MODE")
+            self._lock_source()
+            entries = (
+                f"SELECT s.id, e.tableoid AS segment, e.ctid AS tid FROM {self.recorded} CROSS JOIN LATERAL ({found}) e"
+            )
             by_segment: dict[str, dict[str, int]] = {}
             item, values = self._asked(entries, "id bigint, segment oid, tid tid", ids)
             places = f"SELECT id, segment::regclass::text AS segment, tid::text AS tid FROM {item}"

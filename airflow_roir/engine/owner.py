@@ -22,21 +22,12 @@ from airflow_roir.engine.database import bound, execute, sqlstate
 from airflow_roir.engine.tables import DATA_SCHEMA
 from airflow_roir.errors import InvalidInput, SourceChanged
 
-# Whoever owns our schema is us, whoever else may create in it could put a function of his in our function's place.
-STANDING = f"""
-SELECT bool_and(trusted) AS trusted, count(DISTINCT owner) AS owners, min(owner::text) AS owner,
-       coalesce((SELECT p.prosecdef AND p.proconfig IS NULL AND p.proowner = c.relowner AND p.prosrc = %(body)s
-                   FROM pg_proc p, pg_class c
-                  WHERE p.oid = to_regprocedure(%(function)s) AND c.oid = %(source)s), false) AS made,
-       bool_or(may_create) AS may_create,
-       (SELECT c.oid::regclass::text || ' to ' || pg_get_userbyid(c.relowner) FROM pg_class c, pg_class s
-         WHERE c.oid = ANY (%(relations)s) AND s.oid = %(source)s AND c.relowner <> s.relowner LIMIT 1) AS other
-  FROM (SELECT o.rolname AS owner,
-               o.rolsuper OR o.oid = n.nspowner OR o.rolname = current_user AND o.rolname = session_user AS trusted,
-               has_schema_privilege(o.oid, n.oid, 'CREATE') AS may_create
-          FROM pg_namespace n, (SELECT DISTINCT c.relowner FROM pg_class c WHERE c.oid = ANY (%(relations)s)) c
-          JOIN pg_roles o ON o.oid = c.relowner
-         WHERE n.nspname = '{DATA_SCHEMA}') owners
+# Whoever owns our schema is us, whoever else may create in it could put a function of his in our function's place. What
+# is sent plainly reads tables: should a view have taken the name, the server refuses it, where it knows that setting.
+STANDING = """
+SELECT s.*, CASE WHEN s.trusted AND current_setting('restrict_nonsystem_relation_kind', true) IS NOT NULL
+                 THEN set_config('restrict_nonsystem_relation_kind', 'view', true) END AS barred
+  FROM roir.standing(%(source)s::oid, %(others)s::oid[], %(names)s::text[], %(body)s) s
 """
 OWNED = """
 SELECT current_user::text AS role, pg_get_userbyid(p.proowner) = %(owner)s AS owned,
@@ -69,14 +60,15 @@ def rows(
     query: str,
     columns: str,
     values: Mapping[str, Any] | None = None,
-    others: Sequence[int] = (),
+    reads: Sequence[str] | None = None,
 ) -> CursorResult[Any]:
     """Send a query that reads a source. columns: what it returns, as a column definition list, of built-in types.
 
-    others: oids of tables, besides the source's, that the query reads. Locks that it takes are gone afterwards where
-    the owner isn't trusted. Raises InvalidInput where our role can't become the owner.
+    reads: names of the tables of his in the query, by default the source's. They are locked already. Locks that
+    the query takes are gone afterwards where the owner isn't trusted. Raises InvalidInput where our role can't become
+    the owner.
     """
-    if is_trusted(connection, source, others):
+    if is_trusted(connection, source, reads):
         return execute(connection, query, values)
     item, bindings = _item(connection, source, query, columns, values)
     return execute(connection, f"SELECT * FROM {item}", bindings)
@@ -88,23 +80,24 @@ def relation(
     query: str,
     columns: str,
     values: Mapping[str, Any] | None = None,
-    others: Sequence[int] = (),
+    reads: Sequence[str] | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """As `rows`, to be used in FROM of a statement of ours, which gets the rows as values and runs nothing of his.
 
     Returns the item, with the alias `r`, and the values to bind.
     """
-    if is_trusted(connection, source, others):
+    if is_trusted(connection, source, reads):
         return f"({query}) r", dict(values or {})
     return _item(connection, source, query, columns, values)
 
 
-def is_trusted(connection: Connection, source: Source, others: Sequence[int] = ()) -> bool:
+def is_trusted(connection: Connection, source: Source, reads: Sequence[str] | None = None) -> bool:
     """True where the source's owner may do what we may, or is ourselves. Raises InvalidInput where there are several.
 
-    An owner changes under an ACCESS EXCLUSIVE lock only: what is locked before keeps the answer.
+    reads: names of the tables that are to be read, by default the source's. An owner changes under an ACCESS EXCLUSIVE
+    lock only: what is locked before keeps the answer to the transaction's end.
     """
-    return bool(_standing(connection, source, others).trusted)
+    return bool(_standing(connection, source, reads).trusted)
 
 
 def columns_of(connection: Connection, table: str) -> str:
@@ -230,11 +223,11 @@ def _item(
     return f"{function_name(source.oid)}(%(as_owner)s) AS r({columns})", {"as_owner": bound(connection, query, values)}
 
 
-def _standing(connection: Connection, source: Source, others: Sequence[int] = ()) -> Row[Any]:
+def _standing(connection: Connection, source: Source, reads: Sequence[str] | None = None) -> Row[Any]:
     values = {
-        "function": f"{function_name(source.oid)}(text)",
-        "relations": [source.oid, *source.relations, *others],
         "source": source.oid,
+        "others": list(source.relations) if reads is None else [],
+        "names": [source.sql] if reads is None else list(reads),
         "body": _body(source),
     }
     row = execute(connection, STANDING, values).one()
@@ -245,4 +238,6 @@ def _standing(connection: Connection, source: Source, others: Sequence[int] = ()
             f"table {source.name} belongs to {quote(source.owner)}, its partition {row.other}: what reads the one must "
             "be allowed to read the other, as one role. Use ALTER TABLE … OWNER TO on the partition"
         )
+    if reads is None and not row.named:
+        raise SourceChanged(f"table {source.name} has another name since it was looked at; begin again")
     return row

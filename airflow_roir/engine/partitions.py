@@ -91,6 +91,8 @@ def brings_rows(connection: Connection, source: Source, generation_id: int, entr
     written = f"{physical.delta(generation_id)} WHERE state = '{EntryState.REGULAR.value}'"
     stores = {CAPTURE: [written], DIRECT: [written, base]}.get(mode, [base])
     name = execute(connection, "SELECT %(leaf)s::oid::regclass::text", {"leaf": leaf}).scalar_one()
+    # By its owner of now, which it then keeps.
+    execute(connection, f"LOCK TABLE ONLY {name} IN ACCESS SHARE MODE")
     projected = ", ".join(
         f"{quote(column.source)}{column.to_base_type} AS c{i + 1}" for i, column in enumerate(entry.columns)
     )
@@ -114,6 +116,6 @@ def brings_rows(connection: Connection, source: Source, generation_id: int, entr
             f"SELECT EXISTS (SELECT FROM {rows} WHERE NOT ({any_null}) AND {plain}) "
             f"OR EXISTS (SELECT FROM {rows} WHERE ({any_null}) AND {with_nulls})",
             "brings boolean",
-            others=[leaf],
+            reads=[name],
         ).scalar_one()
     )

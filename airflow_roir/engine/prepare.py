@@ -105,6 +105,7 @@ def rehearse(
         checks.check_partition_key(connection, source)
         publications.check(connection, options.ignore_publications)
         checks.check_collations(connection, source)
+        checks.check_bounds(connection, source)
         if existing is not None:
             _check_shape(connection, existing, source)
 
@@ -123,6 +124,8 @@ def rehearse(
     readers = Drain(database, source.sql, source.relations, options.lock_timeout_ms, patience_s, modes=EXCLUSIVE)
 
     def plan_as_owner(connection: Connection, _lock: Callable[[], None]) -> Rehearsal:
+        # By its owner of now, which it then keeps.
+        execute(connection, f"LOCK TABLE {source.sql} IN ACCESS SHARE MODE")
         with owner.for_a_while(connection, source):
             return plan(connection)
 

@@ -20,7 +20,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, has_vanished, retry
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
+from airflow_roir.errors import LockNotAcquired, NotFound
 
 # Some ten thousand entries: a writer of one of them waits for that long (some 100 ms) at the most.
 BLOCKS_PER_STEP = 128
@@ -105,8 +105,9 @@ def step(database: Database, row: Row[Any], store: Row[Any], first: int) -> int:
         source = _source(connection, row)
         has_row = row.has_row
         if source is not None:
-            # Whatever it is called by now.
+            # As the question for rows does; by its owner and its name of now, which it then keeps.
             catalog.hold(connection, source)
+            execute(connection, f"LOCK TABLE {source.sql} IN ACCESS SHARE MODE")
             asked = {"generation": row.generation_id, "source": source.oid}
             has_row = execute(connection, HAS_ROW, asked).scalar_one()
         if source is not None and not owner.is_trusted(connection, source):
@@ -151,8 +152,9 @@ def _step_as_owner(connection: Connection, source: Source, store: Row[Any], foun
 
 def _source(connection: Connection, row: Row[Any]) -> Source | None:
     try:
-        return catalog.read_source(connection, catalog.name_of(connection, row.source_oid))
-    except (NotFound, InvalidInput):
+        # Whether it could be indexed doesn't matter: it is its owner's, whatever he has made of it.
+        return catalog.read_source_by_oid(connection, row.source_oid, check=False)
+    except NotFound:
         return None
 
 

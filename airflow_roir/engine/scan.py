@@ -98,10 +98,11 @@ class KeyReader:
         head = f"SELECT {texts} FROM (SELECT {columns} FROM {relation} s WHERE {where} ORDER BY"
         named = ", ".join(f"k{i} text" for i in range(len(self.source.primary_key)))
         query = f"{head} {key} OFFSET {limit - 1} LIMIT 1) s"
-        found = owner.rows(self.connection, self.source, query, named, values).first()
+        found = owner.rows(self.connection, self.source, query, named, values, [relation]).first()
         if found is not None:
             return list(found), False
-        found = owner.rows(self.connection, self.source, f"{head} {descending} LIMIT 1) s", named, values).first()
+        query = f"{head} {descending} LIMIT 1) s"
+        found = owner.rows(self.connection, self.source, query, named, values, [relation]).first()
         return (None if found is None else list(found)), True
 
 

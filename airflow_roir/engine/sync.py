@@ -24,7 +24,7 @@ SELECT g.id, g.index_id, g.entry, i.schema_name, i.name FROM roir.generation g J
 JOIN = """
 INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
 SELECT %(generation)s, t.relation, t.parent, t.leaf, t.relation::regclass::text,
-       coalesce(nullif(pg_get_partition_constraintdef(t.relation), ''), 'true'), 'joining'
+       coalesce(roir.bounds_of(t.relation), 'true'), 'joining'
   FROM roir.partition_tree(%(source)s) t WHERE t.relation = %(relation)s
     ON CONFLICT DO NOTHING
 """

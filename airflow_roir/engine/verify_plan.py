@@ -130,6 +130,8 @@ def _source_units(connection: Connection, source: Source, fine: bool = False) ->
         per_unit = max(ROWS_PER_UNIT, rows // MOST_UNITS)
         return max(1, min(per_unit, rows // UNITS_OF_PARTS)) if fine else per_unit
 
+    # By its owner of now, which it then keeps.
+    execute(connection, f"LOCK TABLE {source.sql} IN ACCESS SHARE MODE")
     rows, pieces = cut_source(connection, source, rows_per_unit)
     units = [
         {"side": "source", "relation": piece.relation, "lower": piece.lower, "upper": piece.upper} for piece in pieces

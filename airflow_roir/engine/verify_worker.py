@@ -225,7 +225,8 @@ class VerifyWorker:
                 sql = comparison.total(entry, read, f"{name} r", where, self.newer)
             else:
                 sql = comparison.sums(entry, read, f"{name} r", where, self.newer, self.verify_job.buckets)
-            row = self._execute(claim, sql, values, comparison.SUMMED, "SELECT * FROM {compared}")
+            reads = [name] if claim.of_source else None
+            row = self._execute(claim, sql, values, comparison.SUMMED, "SELECT * FROM {compared}", reads)
             return {**row._mapping, "snapshot": shared or f"unit {claim.unit_id}"}
 
     def _hold(self, claim: UnitClaim) -> str | None:
@@ -247,7 +248,9 @@ class VerifyWorker:
             "WHERE c.relkind = 'p' OR c.oid = %(source)s ORDER BY c.oid <> %(source)s, c.oid",
             {"relations": list(job.source.relations), "source": job.source.oid},
         ).scalars():
-            execute(self.connection, f"LOCK TABLE ONLY {level} IN ACCESS SHARE MODE")
+            # A unit of the source reads one of its leaves, which is locked below; the others look at any.
+            only = "ONLY " if claim.of_source else ""
+            execute(self.connection, f"LOCK TABLE {only}{level} IN ACCESS SHARE MODE")
         # The other side's question names the source as it was called when the run began.
         check_name(self.connection, job.source.sql, job.source.oid)
         check_fingerprint(self.connection, job)
@@ -291,13 +294,21 @@ class VerifyWorker:
         values["where"] = " AND ".join(terms) or "true"
         return "%(where)s"
 
-    def _execute(self, claim: UnitClaim, sql: str, values: dict[str, Any], columns: str, around: str) -> Row[Any]:
+    def _execute(
+        self,
+        claim: UnitClaim,
+        sql: str,
+        values: dict[str, Any],
+        columns: str,
+        around: str,
+        reads: list[str] | None = None,
+    ) -> Row[Any]:
         """Bound, but where pieces are cut by blocks: there all values are numbers. around: has the query in FROM."""
         if claim.side != "source":
             for name in sorted(values, key="where".__eq__):
                 sql = sql.replace(f"%({name})s", str(values[name]))
             values = {}
-        item, values = owner.relation(self.connection, self.job.source, sql, columns, values)
+        item, values = owner.relation(self.connection, self.job.source, sql, columns, values, reads)
         return execute(self.connection, around.replace("{compared}", item), values).one()
 
     def _check(self, claim: UnitClaim, name: str) -> tuple[int, int]:
@@ -323,14 +334,16 @@ class VerifyWorker:
             compared = damage.unreachable_rows(job.source, job.entry, name, where)
         else:
             compared = self._extra(claim, name, where)
-        row = self._compare(claim, compared, values)
+        row = self._compare(claim, compared, values, [name] if claim.of_source else None)
         return row.rows, row.found
 
-    def _compare(self, claim: UnitClaim, compared: tuple[str, str], values: dict[str, Any]) -> Row[Any]:
+    def _compare(
+        self, claim: UnitClaim, compared: tuple[str, str], values: dict[str, Any], reads: list[str] | None = None
+    ) -> Row[Any]:
         sql, around = compared
         for name, number in (("verification", self.verify_job.verification_id), ("unit", claim.unit_id)):
             around = around.replace(f"%({name})s", str(int(number)))
-        return self._execute(claim, sql, values, comparison.COMPARED, around)
+        return self._execute(claim, sql, values, comparison.COMPARED, around, reads)
 
     def _extra(self, claim: UnitClaim, name: str, where: str) -> tuple[str, str]:
         job = self.job

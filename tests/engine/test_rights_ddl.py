@@ -1,0 +1,273 @@
+"""Statements of ours that alter an owner's tables, or read what he wrote into the catalogs, run none of his code."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import psycopg2
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import attach, cleanup, detach, health, joining, removal, sync
+from airflow_roir.errors import InvalidInput, RoirError
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.hostile import Scene
+from tests.engine.steps import sql
+
+PARTED = (
+    "CREATE TABLE evil.t (id int PRIMARY KEY, k text, v text) PARTITION BY RANGE (id)",
+    "CREATE TABLE evil.t1 PARTITION OF evil.t FOR VALUES FROM (1) TO (50)",
+    "INSERT INTO evil.t (id, k, v) SELECT i, i::text, 'v' FROM generate_series(1, 40) i",
+)
+LOADED = (
+    "CREATE TABLE evil.t3 (LIKE evil.t INCLUDING ALL)",
+    "INSERT INTO evil.t3 SELECT i, i::text, 'new' FROM generate_series(101, 140) i",
+)
+BOUNDS = "FOR VALUES FROM (101) TO (200)"
+
+
+def published(scene: Scene, *more: str) -> None:
+    """A published index of a partitioned table of his, and what he does then."""
+    scene.as_owner(*PARTED)
+    _, run = steps.begin(scene.database, "evil.ix", "evil.t", include="v", parallelism=2, segments=3, ranges=3)
+    steps.finish_all(scene.database, run)
+    scene.as_owner(*more)
+
+
+def attach_t3(scene: Scene) -> None:
+    attach.attach_partition(scene.database, "evil.t", "evil.t3", BOUNDS, "test", patience_s=20)
+
+
+# What he has put into the table that is attached, or into those that it is attached to or refers to.
+CODE = {
+    "a check": ("ALTER TABLE evil.t3 ADD CHECK (evil.constant(2))",),
+    "an index's condition": ("CREATE INDEX ON evil.t3 (k) WHERE evil.constant(2)",),
+    "an index of the table": ("CREATE INDEX ON evil.t (k) WHERE evil.constant(2)",),
+    "a check of the default partition": (
+        "CREATE TABLE evil.t0 PARTITION OF evil.t DEFAULT",
+        "ALTER TABLE evil.t0 ADD CHECK (evil.constant(2))",
+    ),
+    "a foreign key": (
+        "CREATE TABLE evil.f (v text PRIMARY KEY)",
+        "INSERT INTO evil.f VALUES ('v'), ('new')",
+        "ALTER TABLE evil.t ADD FOREIGN KEY (v) REFERENCES evil.f",
+        "CREATE INDEX ON evil.f (v) WHERE evil.constant(2)",
+    ),
+    "an operator": (
+        "CREATE FUNCTION evil.same(text, int) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS "
+        "$$ BEGIN RETURN evil.try(); END $$",
+        "CREATE OPERATOR evil.=== (LEFTARG = text, RIGHTARG = int, FUNCTION = evil.same)",
+        "ALTER TABLE evil.t3 ADD CHECK ('a' OPERATOR(evil.===) 1)",
+    ),
+    "a domain in a check": ("ALTER TABLE evil.t3 ADD CHECK (k IS NULL OR ARRAY['a']::evil.word[] IS NOT NULL)",),
+    "an expression of statistics": (
+        "CREATE STATISTICS evil.s ON (evil.number('constant')), k FROM evil.t3",
+        "ANALYZE evil.t3",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "door",
+    [
+        pytest.param(d, marks=[] if d in ("a check", "a foreign key", "an operator") else pytest.mark.sweep)
+        for d in CODE
+    ],
+)
+def test_what_an_attach_would_run_is_refused_and_named(scene: Scene, door: str) -> None:
+    published(scene, *LOADED, *CODE[door])
+    scene.tried()
+    with pytest.raises(InvalidInput, match=f"of {scene.owner}, which to attach evil.t3"):
+        attach_t3(scene)
+    assert not scene.tried()
+    assert not scene.gains()
+    # It is no worse off than before.
+    scene.as_owner("INSERT INTO evil.t3 VALUES (150, 'a', 'b')")
+
+
+def test_what_runs_nothing_of_his_is_attached_and_detached(scene: Scene) -> None:
+    """Conditions and expressions of the server's own functions are no obstacle."""
+    published(
+        scene,
+        *LOADED,
+        "ALTER TABLE evil.t3 ADD CHECK (length(k) < 100)",
+        "CREATE INDEX ON evil.t (lower(k)) WHERE id > 5",
+        "CREATE TABLE evil.f (v text PRIMARY KEY)",
+        "INSERT INTO evil.f VALUES ('v'), ('new')",
+        "ALTER TABLE evil.t ADD FOREIGN KEY (v) REFERENCES evil.f",
+        "CREATE TABLE evil.r (id int REFERENCES evil.t)",
+    )
+    attach_t3(scene)
+    one = steps.session(scene.dsn)
+    assert sql(one, "SELECT count(*), count(DISTINCT v) FROM evil.ix") == [(80, 2)]
+    one.commit()
+    detach.detach_partition(scene.database, "evil.t3", "test")
+    assert sql(one, "SELECT count(*) FROM evil.ix") == [(40,)]
+    assert not scene.gains()
+
+
+def test_a_constraint_that_took_the_name_of_ours_is_not_validated(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two steps of an attach, he makes a constraint of that name: it would be run for each of the rows."""
+    published(scene, *LOADED)
+
+    def dies(*_arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(joining, "bring_in", dies)
+        with suppress(KeyboardInterrupt):
+            attach_t3(scene)
+    scene.as_owner(
+        "ALTER TABLE evil.t3 DROP CONSTRAINT roir_bounds",
+        "ALTER TABLE evil.t3 ADD CONSTRAINT roir_bounds CHECK (evil.any(k)) NOT VALID",
+    )
+    scene.tried()
+    with pytest.raises(InvalidInput, match="constraint roir_bounds on table"):
+        attach_t3(scene)
+    assert not scene.tried()
+    assert not scene.gains()
+
+
+def test_a_detach_looks_at_a_table_that_refers_to_it_only_where_nothing_of_his_runs(scene: Scene) -> None:
+    published(
+        scene,
+        "CREATE TABLE evil.r (id int REFERENCES evil.t)",
+        "INSERT INTO evil.r VALUES (NULL)",
+        "CREATE INDEX ON evil.r (id) WHERE evil.constant(2)",
+    )
+    scene.tried()
+    with pytest.raises(InvalidInput, match=r"index evil\.r_id_idx has function"):
+        detach.detach_partition(scene.database, "evil.t1", "test")
+    assert not scene.tried()
+    assert not scene.gains()
+
+
+def test_a_table_that_can_no_longer_be_indexed_is_still_its_owners(scene: Scene) -> None:
+    """Clean-up, that removes the entries of a partition, asks it for rows."""
+    published(scene, "CREATE TABLE evil.t2 PARTITION OF evil.t FOR VALUES FROM (50) TO (60)")
+    sync.sync_partitions(scene.database, "evil.t", "test")
+    scene.as_owner(
+        "ALTER TABLE evil.t DETACH PARTITION evil.t1",
+        "CREATE INDEX ON evil.t2 (k) WHERE evil.constant(2)",
+        "ALTER TABLE evil.t ADD CHECK (evil.constant(1))",
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(removal, "remove", lambda *_arguments: 0)
+        sync.sync_partitions(scene.database, "evil.t", "test")
+    scene.as_owner("ALTER TABLE evil.t DROP CONSTRAINT t_pkey")
+    scene.tried()
+    assert cleanup.clean_up(scene.database).partition_entries == 40
+    assert scene.tried()
+    assert not scene.gains()
+
+
+def test_the_owner_of_a_partition_gains_nothing_by_the_owner_of_its_table(scene: Scene) -> None:
+    """The capture reads the leaf of a deleted row as the table's owner, who can do more than the leaf's."""
+    run_sql(scene.dsn, "CREATE TABLE public.t (id int PRIMARY KEY, k text, v text) PARTITION BY RANGE (id)")
+    run_sql(scene.dsn, "CREATE TABLE evil.t1 PARTITION OF public.t FOR VALUES FROM (1) TO (50)")
+    user = sql(steps.session(scene.database.dsn), "SELECT current_user")[0][0]
+    run_sql(
+        scene.dsn,
+        f"ALTER TABLE public.t OWNER TO {user}",
+        f"ALTER TABLE evil.t1 OWNER TO {user}",
+        f"GRANT ALL ON SCHEMA public, evil TO {user}",
+    )
+    run_sql(scene.dsn, "INSERT INTO public.t SELECT i, i::text, 'v' FROM generate_series(1, 40) i")
+    _, run = steps.begin(scene.database, "public.ix", "public.t", include="v", parallelism=2, segments=3, ranges=3)
+    steps.finish_all(scene.database, run)
+    with scene.database.transaction() as connection:
+        assert health.warnings(connection) == []
+    run_sql(scene.dsn, f"ALTER TABLE evil.t1 OWNER TO {scene.owner}")
+    scene.as_owner("CREATE INDEX ON evil.t1 (k) WHERE evil.constant(1)")
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege, match=r"partition evil.t1 belongs to"):
+        scene.as_owner("DELETE FROM evil.t1 WHERE id = 3")
+    assert not scene.gains()
+    with scene.database.transaction() as connection:
+        [warning] = health.warnings(connection)
+    assert f'ALTER TABLE evil.t1 OWNER TO "{user}"' in warning
+
+
+def test_a_partition_of_another_owner_is_not_attached(scene: Scene) -> None:
+    published(scene, *LOADED)
+    run_sql(scene.dsn, f"ALTER TABLE evil.t3 OWNER TO {scene.victim}")
+    with pytest.raises(InvalidInput, match=f"evil.t3 belongs to {scene.victim}"):
+        attach_t3(scene)
+
+
+EXPRESSIONS = (
+    "ALTER TABLE evil.t DROP CONSTRAINT t_pkey",
+    "CREATE FUNCTION evil.part(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS "
+    "$$ BEGIN PERFORM evil.try(); RETURN 1; END $$",
+    "CREATE TABLE evil.s PARTITION OF evil.t FOR VALUES FROM (50) TO (100) "
+    "PARTITION BY LIST ((evil.part(id) + evil.part(7)))",
+    "CREATE TABLE evil.s2 PARTITION OF evil.s FOR VALUES IN (2)",
+)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_partitions_by_an_expression_of_his(scene: Scene, guarded: bool) -> None:
+    """Without a primary key he can make such. What reads their bounds would run the expression."""
+    published(scene)
+    if guarded:
+        run_sql(scene.dsn, "SELECT roir.guard()")
+    scene.as_owner(*EXPRESSIONS, "INSERT INTO evil.s VALUES (60, 'a', 'b')")
+    assert not scene.gains(), "guard"
+    for step in (cleanup.clean_up, lambda database: sync.sync_partitions(database, "evil.t", "test")):
+        with suppress(RoirError, DBAPIError):
+            step(scene.database)
+        assert not scene.gains(), step
+    with suppress(psycopg2.Error):
+        scene.as_owner("TRUNCATE evil.s2")
+    with suppress(psycopg2.Error):
+        scene.as_owner("TRUNCATE evil.t1")
+    with suppress(RoirError, DBAPIError):
+        detach.detach_partition(scene.database, "evil.s2", "test")
+    assert not scene.gains()
+
+
+def test_bounds_that_hold_values_of_his_domain_are_refused(scene: Scene) -> None:
+    scene.as_owner(
+        "CREATE TABLE evil.t (id evil.word[] PRIMARY KEY, k text, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE evil.t1 PARTITION OF evil.t FOR VALUES FROM ('{a}') TO ('{b}')",
+    )
+    scene.tried()
+    with pytest.raises(InvalidInput, match=r"type evil\.word.*Make a superuser the owner"):
+        steps.begin(scene.database, "evil.ix", "evil.t")
+    assert not scene.gains()
+
+
+def test_bounds_that_come_to_hold_values_of_a_domain_are_not_read(scene: Scene) -> None:
+    """A superuser's type may be given away after the build: then a leaf's TRUNCATE says so."""
+    run_sql(
+        scene.dsn,
+        f"GRANT ALL ON SCHEMA public TO {scene.owner}",
+        "CREATE FUNCTION public.known(text) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT true'",
+        "CREATE DOMAIN public.word AS text CHECK (public.known(VALUE))",
+    )
+    scene.as_owner(
+        "CREATE TABLE evil.t (id public.word[] PRIMARY KEY, k text, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE evil.t1 PARTITION OF evil.t FOR VALUES FROM ('{a}') TO ('{b}')",
+        "INSERT INTO evil.t VALUES ('{aa}', 'k', 'v')",
+    )
+    _, run = steps.begin(scene.database, "evil.ix", "evil.t", include="v", parallelism=2, segments=3, ranges=3)
+    steps.finish_all(scene.database, run)
+    run_sql(
+        scene.dsn,
+        f"ALTER DOMAIN public.word OWNER TO {scene.owner}",
+        f"ALTER FUNCTION public.known(text) OWNER TO {scene.owner}",
+    )
+    scene.as_owner(
+        "CREATE OR REPLACE FUNCTION public.known(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS "
+        "$$ BEGIN RETURN evil.try(); END $$"
+    )
+    scene.tried()
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege, match=r"owner of type public\.word"):
+        run_sql(scene.dsn, "TRUNCATE evil.t1")
+    assert not scene.gains()
+    for step in (cleanup.clean_up, lambda database: detach.detach_partition(database, "evil.t1", "test")):
+        with suppress(RoirError, DBAPIError):
+            step(scene.database)
+        assert not scene.gains(), step

@@ -1,0 +1,143 @@
+"""Whether an owner is trusted is asked under the locks that keep the answer, and of what the names mean under them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import abort, attach, cleanup, detach, owner, sync, verify
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.mend import Mender
+from airflow_roir.engine.run import load_job
+from airflow_roir.errors import RoirError
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.hostile import PLAIN, ROWS, Scene
+from tests.engine.steps import sql
+
+UNLOCKED = """
+SELECT r.oid::regclass::text
+  FROM (SELECT unnest(%(oids)s::oid[]) AS oid UNION SELECT to_regclass(n) FROM unnest(%(names)s::text[]) n) r
+ WHERE NOT EXISTS (SELECT FROM pg_locks l WHERE l.pid = pg_backend_pid() AND l.relation = r.oid AND l.granted)
+"""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was asked about, at each question; fails where a table isn't locked when it is asked about."""
+    real, seen = owner.is_trusted, []
+
+    def watched(connection: Connection, source: Source, reads: Sequence[str] | None = None) -> bool:
+        values = {"oids": list(source.relations) if reads is None else [], "names": list(reads or [])}
+        unlocked = list(execute(connection, UNLOCKED, values).scalars())
+        seen.append(" ".join(reads or [source.sql]))
+        assert not unlocked, f"{seen[-1]}: {unlocked}"
+        return real(connection, source, reads)
+
+    monkeypatch.setattr(owner, "is_trusted", watched)
+    return seen
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_it_is_asked_of_nothing_that_is_not_locked(scene: Scene, asked: list[str], partitioned: bool) -> None:
+    """By every step of a life cycle."""
+    by = "PARTITION BY RANGE (id)" if partitioned else ""
+    scene.as_owner(f"CREATE TABLE evil.t (id int PRIMARY KEY, k text, v text) {by}")
+    if partitioned:
+        scene.as_owner(
+            "CREATE TABLE evil.t1 PARTITION OF evil.t FOR VALUES FROM (1) TO (20)",
+            "CREATE TABLE evil.t2 PARTITION OF evil.t FOR VALUES FROM (20) TO (100)",
+        )
+    scene.as_owner(ROWS)
+    for scan in ("key", "block"):
+        options: dict[str, Any] = {"include": "v", "scan": scan, "parallelism": 2, "segments": 2, "ranges": 2}
+        _, run = steps.begin(scene.database, "evil.ix", "evil.t", **options)
+        steps.finish_all(scene.database, run)
+    one = steps.session(scene.dsn)
+    base = sql(one, "SELECT 'roir_data.g' || max(id) FROM roir.generation")[0][0]
+    sql(one, f"DELETE FROM {base} WHERE c2 = 3")
+    sql(one, f"UPDATE {base} SET c3 = 'x' WHERE c2 = 4")
+    sql(one, f"UPDATE {base} SET c1 = 'x' WHERE c2 = 5")
+    one.commit()
+    verify.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test")
+    verify.verify(scene.database, "evil.ix", VerifyOptions(sample=50), "test")
+    if partitioned:
+        scene.as_owner(
+            "CREATE TABLE evil.t3 (LIKE evil.t INCLUDING ALL)",
+            "INSERT INTO evil.t3 SELECT i, i::text, 'new' FROM generate_series(101, 140) i",
+            "CREATE TABLE evil.t4 (LIKE evil.t INCLUDING ALL)",
+            "INSERT INTO evil.t4 SELECT i, i::text, 'new' FROM generate_series(201, 240) i",
+            "ALTER TABLE evil.t ATTACH PARTITION evil.t4 FOR VALUES FROM (201) TO (300)",
+            "ALTER TABLE evil.t DETACH PARTITION evil.t1",
+        )
+        sync.sync_partitions(scene.database, "evil.t", "test")
+        attach.attach_partition(scene.database, "evil.t", "evil.t3", "FOR VALUES FROM (101) TO (200)", "test")
+        detach.detach_partition(scene.database, "evil.t4", "test")
+    cleanup.clean_up(scene.database)
+    steps.assert_exact(scene.database, "evil.ix")
+    abort.drop_index(scene.database, "evil.ix", "test")
+    assert len(asked) > 20
+
+
+# How a table of ours comes to be his between two steps.
+GIVEN = (
+    "ALTER TABLE evil.t OWNER TO {owner}; SET ROLE {owner}; "
+    "CREATE INDEX ON evil.t (k) WHERE evil.constant(1); RESET ROLE",
+    # Who owns a schema may drop what is in it, and make something else of that name.
+    "SET ROLE {owner}; DROP TABLE evil.t CASCADE; CREATE TABLE evil.u (id int, k text, v text); "
+    "INSERT INTO evil.u VALUES (7, '7', 'v'); CREATE VIEW evil.t AS SELECT id, k, v FROM evil.u WHERE evil.any(k); "
+    "GRANT ALL ON evil.t, evil.u TO PUBLIC; RESET ROLE",
+    "SET ROLE {owner}; DROP TABLE evil.t CASCADE; {table}; INSERT INTO evil.t VALUES (7, '7', 'v'); "
+    "CREATE INDEX ON evil.t (k) WHERE evil.constant(1); GRANT ALL ON evil.t TO PUBLIC; RESET ROLE",
+)
+
+
+@pytest.mark.parametrize(
+    "given", [*GIVEN[:2], pytest.param(GIVEN[2], marks=pytest.mark.sweep)], ids=["owner", "view", "table"]
+)
+@pytest.mark.parametrize(
+    "step", ["mend", *(pytest.param(s, marks=pytest.mark.sweep) for s in ("batch", "key", "verify"))]
+)
+def test_a_table_that_becomes_his_between_two_steps_is_not_read_as_us(scene: Scene, given: str, step: str) -> None:
+    user = sql(steps.session(scene.database.dsn), "SELECT current_user")[0][0]
+    run_sql(scene.dsn, PLAIN, ROWS, f"GRANT ALL ON SCHEMA evil TO {user}", f"ALTER TABLE evil.t OWNER TO {user}")
+    _, run = steps.begin(scene.database, "evil.ix", "evil.t", include="v", scan="key", parallelism=1, ranges=1)
+    one = steps.worker(scene.database, run)
+    claim = one.claim()
+    mender = None
+    name = "evil.t"
+    if step in ("mend", "verify"):
+        steps.finish_all(scene.database, run)
+        connection = scene.database._engine.connect()
+        with connection.begin():
+            mender = Mender(connection, load_job(connection, run))
+    taken = given.format(owner=scene.owner, table=PLAIN)
+
+    def read() -> None:
+        if mender is not None and step == "mend":
+            mender.put([1, 2, 3])
+            mender.take_out([1, 2, 3])
+        elif step == "verify":
+            verify.verify(scene.database, "evil.ix", VerifyOptions(), "test")
+        elif step == "batch":
+            one.batch(claim)
+        else:
+            with one.connection.begin():
+                # As far as a batch has come by now: it knows a name.
+                rows = owner.rows(one.connection, one.job.source, f"SELECT k FROM {name}", "k text", None, [name])
+                rows.all()
+
+    run_sql(scene.dsn, taken)
+    with suppress(RoirError, DBAPIError):
+        read()
+    assert not scene.gains()
+    one.connection.close()
+    if mender is not None:
+        mender.connection.close()
