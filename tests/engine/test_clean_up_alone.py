@@ -45,7 +45,7 @@ BROKEN = {
     "function dropped": "DROP FUNCTION roir_data.capture_{oid} CASCADE",
     "source renamed": "ALTER TABLE t RENAME TO other",
     "source dropped": "DROP TABLE t CASCADE",
-    "source's column dropped": "ALTER TABLE t DROP COLUMN k",
+    "source's column dropped": "ALTER TABLE t DROP COLUMN k CASCADE",
     "source's primary key dropped": "ALTER TABLE t DROP CONSTRAINT t_pkey",
 }
 
