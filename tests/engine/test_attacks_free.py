@@ -94,15 +94,15 @@ def test_a_partition_made_by_a_superuser(database: Database, dsn: str, stranger:
     steps.assert_exact(database)
 
 
-def test_writers_elsewhere_hold_up_no_new_partition(database: Database, dsn: str) -> None:
+def test_a_vacuum_elsewhere_holds_up_no_new_partition(database: Database, dsn: str) -> None:
     run_sql(dsn, *PARTITIONED)
     published(database)
     run_sql(dsn, "CREATE TABLE p3 PARTITION OF t FOR VALUES FROM (200) TO (300)", "SELECT roir.guard()")
-    writer = steps.session(dsn)
-    # By way of t the server itself would wait for it.
-    sql(writer, "INSERT INTO p3 VALUES (201, 'a', 1)")
+    vacuum = steps.session(dsn)
+    # A writer of p3 holds a lock on t too, for which the server itself waits.
+    sql(vacuum, "LOCK TABLE p3 IN SHARE UPDATE EXCLUSIVE MODE")
     run_sql(dsn, "SET lock_timeout = '300ms'", "CREATE TABLE p4 PARTITION OF t FOR VALUES FROM (300) TO (400)")
-    writer.commit()
+    vacuum.commit()
     steps.assert_exact(database)
 
 
