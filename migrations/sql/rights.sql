@@ -496,9 +496,8 @@ BEGIN
                   CASE WHEN and_drop THEN 'detached and dropped' ELSE 'detached' END);
 END $$;
 
--- Gives leaves, all by default, the trigger that tells of their TRUNCATE: unlike row triggers it isn't cloned.
-DROP FUNCTION roir.watch_truncate(oid);
-CREATE FUNCTION roir.watch_truncate(source oid, leaves oid[] DEFAULT NULL) RETURNS void
+-- Gives leaves, all of them for NULL, the trigger that tells of their TRUNCATE: unlike row triggers it isn't cloned.
+CREATE FUNCTION roir.watch_leaves(source oid, leaves oid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     unwatched oid;
@@ -521,11 +520,16 @@ BEGIN
     PERFORM set_config('roir.own_ddl', before, true);
 END $$;
 
+CREATE OR REPLACE FUNCTION roir.watch_truncate(source oid) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT roir.watch_leaves(source, NULL)
+$$;
+
 -- These leaves only: whoever makes one waits for nobody who writes to another one.
 CREATE OR REPLACE FUNCTION roir.adopt_partitions(generation bigint, source oid, leaves oid[], from_birth boolean DEFAULT false)
 RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT roir.register_partitions(generation, source, leaves);
-    SELECT roir.watch_truncate(source, leaves);
+    SELECT roir.watch_leaves(source, leaves);
     INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
     SELECT p.generation_id, p.relation, p.parent, p.leaf, p.name, p.condition, 'leaving'
       FROM roir.source_partition p JOIN pg_class c ON c.oid = p.relation::oid

@@ -458,11 +458,11 @@ def settings_names(dsn: str) -> set[str]:
 
 
 def test_functions_that_users_call_pin_what_ours_sessions_pin(dsn: str) -> None:
-    """Those without settings look a name up in the caller's search_path, or deal with numbers alone."""
+    """Those without settings look a name up in the caller's search_path, deal with numbers alone, or are ours to call."""
     found = sql(
         steps.session(dsn),
         "SELECT proname, proconfig FROM pg_proc WHERE pronamespace = 'roir'::regnamespace "
-        "AND proname NOT IN ('published', 'is_mine', 'is_in_mode') "
+        "AND proname NOT IN ('published', 'is_mine', 'is_in_mode', 'trusts', 'standing') "
         "AND EXISTS (SELECT FROM unnest(proconfig) c WHERE c LIKE 'search_path=%%')",
     )
     wanted = {"datestyle", "timezone", "intervalstyle", "extra_float_digits", "bytea_output", "array_nulls"}
