@@ -15,7 +15,8 @@ SQL = Path(__file__).parents[1] / "sql"
 
 
 def upgrade() -> None:
-    _run((SQL / "rights.sql").read_text())
+    # What a downgrade has left is there still.
+    _run((SQL / "rights.sql").read_text().replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"))
     # What is made anew has lost its settings.
     _run((SQL / "session_settings.sql").read_text())
     # Asked in each batch, in sessions of ours, of oids.

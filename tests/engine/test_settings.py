@@ -458,7 +458,7 @@ def settings_names(dsn: str) -> set[str]:
 
 
 def test_functions_that_users_call_pin_what_ours_sessions_pin(dsn: str) -> None:
-    """Those without settings look a name up in the caller's search_path, deal with numbers alone, or are ours to call."""
+    """Those without settings look a name up in the caller's search_path, deal with numbers, or are ours to call."""
     found = sql(
         steps.session(dsn),
         "SELECT proname, proconfig FROM pg_proc WHERE pronamespace = 'roir'::regnamespace "
