@@ -77,8 +77,11 @@ def truncate_trigger_name(source_oid: int) -> str:
     return f"roir_truncate_{source_oid}"
 
 
-def targets(connection: Connection, source_oid: int) -> list[Target]:
-    """The generations that a source's writes maintain, by the control tables. Read it under the drain lock."""
+def targets(connection: Connection, source_oid: int, names_of_now: bool = True) -> list[Target]:
+    """The generations that a source's writes maintain, by the control tables. Read it under the drain lock.
+
+    names_of_now: False for types and operators as they were called when the capture was made.
+    """
     generation, index = tables.generation, tables.index
     rows = connection.execute(
         select(generation.c.id, generation.c.entry, generation.c.capture_mode, generation.c.scan)
@@ -93,11 +96,12 @@ def targets(connection: Connection, source_oid: int) -> list[Target]:
     return [
         Target(
             row.id,
-            physical.followed(connection, row.id, Entry.from_json(row.entry)),
+            physical.followed(connection, row.id, entry) if names_of_now else entry,
             row.capture_mode,
             Scan(row.scan),
         )
         for row in rows.all()
+        for entry in [Entry.from_json(row.entry)]
     ]
 
 
@@ -273,11 +277,13 @@ def drop_functions(connection: Connection, source_oid: int) -> None:
     execute(connection, f"DROP FUNCTION IF EXISTS {', '.join(functions)}")
 
 
-def is_stale(connection: Connection, source: Source) -> bool:
-    """True where the capture functions aren't those that `refresh` would make: the source has other names, another
-    owner or primary key now, somebody has altered them, or other code made them.
+def is_stale(connection: Connection, source: Source, names_of_now: bool = True) -> bool:
+    """True where the capture functions aren't those that `refresh` would make: types or operators have other names,
+    the source another owner or primary key now, somebody has altered them, or other code made them.
+
+    names_of_now: False where other names don't count.
     """
-    generations = targets(connection, source.oid)
+    generations = targets(connection, source.oid, names_of_now)
     values = {
         "rows": f"{function_name(source.oid)}()",
         "truncate": f"{truncate_function_name(source.oid)}()",

@@ -198,14 +198,16 @@ def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, r
 
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         lock()
-        stale = _may_refresh(connection, source)
-        if stale:
-            capture.refresh(connection, source)
-        return stale
+        if not _may_refresh(connection, source):
+            return False
+        # Under other names it did what it does: nothing was missed, writes failed.
+        doubtful = capture.is_stale(connection, source, names_of_now=False)
+        capture.refresh(connection, source)
+        return doubtful
 
     if Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report):
         result.warnings.append(
-            f"table {source.sql}: its capture was made for other names or another primary key, or by another version "
+            f"table {source.sql}: its capture was made for another owner or primary key of it, or by another version "
             "of roir, and is made anew; run roir verify for its indexes"
         )
 

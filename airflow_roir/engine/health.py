@@ -100,7 +100,11 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
             "altered, so writes fail or are missed. Drop it, if it is there. "
             f"A rebuild makes it anew: roir build '{name}'"
         )
-    if physical.followed(connection, row.id, entry) != entry:
+    now = physical.followed(connection, row.id, entry)
+    if any(
+        a.equals != b.equals or a.to_base_type != b.to_base_type
+        for a, b in zip(now.columns, entry.columns, strict=True)
+    ):
         found.append(
             f"index {name}: a type, a collation or an operator of its entries has another name now, so writes fail. "
             "Run: roir clean-up, which follows it"
