@@ -29,6 +29,7 @@ SEED = (
 )
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["a", "z"])
 @pytest.mark.parametrize("on", ["t", "other", "t partitioned", "leaf"])

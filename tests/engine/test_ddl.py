@@ -330,6 +330,7 @@ def exact(database: Database, oid: int) -> bool:
 COMMITTED = [statement for statement in ddl.EVERYTHING if statement.alone]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("phase", SAMPLED)
 @pytest.mark.parametrize("statement", COMMITTED, ids=lambda statement: statement.name)
 def test_what_no_transaction_holds(database: Database, dsn: str, pg: int, statement: Ddl, phase: str) -> None:

@@ -32,6 +32,7 @@ def guarded(dsn: str) -> str:
     return dsn
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("statement", TAKES_ROWS)
 @pytest.mark.parametrize("state", ["building", "active"])
 def test_what_takes_rows_is_refused_with_the_way_to_do_it(

@@ -77,6 +77,7 @@ def test_a_killed_driver_leaves_the_operation_to_the_next(database: Database) ->
     finish_and_check(database)
 
 
+@pytest.mark.slow
 def test_a_driver_whose_parent_died_pauses_with_the_reason(database: Database) -> None:
     operation = prepared(database, rate=20_000)
     heard, said = os.pipe()

@@ -59,6 +59,7 @@ def mend(dsn: str) -> None:
 pytestmark = pytest.mark.usefixtures("source")
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_every_worker_and_the_reason_stays(database: Database, dsn: str) -> None:
     operation = prepared(database, rate=4_000)
     fail_in_batches(dsn, "53100", FULL.partition(": ")[2])
@@ -113,6 +114,7 @@ def unsteady(tmp_path: Path) -> Iterator[Server]:
         server.close()
 
 
+@pytest.mark.slow
 def test_lost_sessions_and_a_server_that_restarts_are_waited_for(unsteady: Server) -> None:
     unsteady.execute("CREATE DATABASE shop")
     dsn = unsteady.dsn("shop")
@@ -173,6 +175,7 @@ def test_a_worker_writes_down_what_trying_again_would_not_help(
     assert operation_status(database, run.operation_id).pause_reason == f"worker 0: {message}"
 
 
+@pytest.mark.slow
 def test_a_lock_that_is_never_given_back_pauses_after_a_minute(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def jvm_of(driver: Running) -> psutil.Process:
     return jvm
 
 
+@pytest.mark.slow
 def test_workers_leave_and_come_back_as_the_parallelism_changes(database: Database) -> None:
     """Those who left come back at once, not when the others have ended; and none of what they held waits for that.
 
@@ -72,6 +73,7 @@ def test_sigterm_pauses_and_leaves_no_process(database: Database) -> None:
     assert one(database, "SELECT heartbeat_at FROM roir.operation") is None
 
 
+@pytest.mark.slow
 def test_a_killed_jvm_pauses_with_the_reason_and_the_next_run_goes_on(database: Database) -> None:
     operation = prepared(database, rate=2_000)
     with Running(database) as driver:
