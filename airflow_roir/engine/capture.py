@@ -54,7 +54,8 @@ SELECT bool_and(c.relowner = o.oid OR EXISTS (
   FROM pg_class c, pg_roles o, unnest(%(rights)s::text[]) r
  WHERE c.oid = to_regclass(%(name)s) AND o.rolname = %(owner)s
 """
-MAY = "SELECT bool_and(has_table_privilege(%(owner)s, %(name)s, r)) FROM unnest(%(rights)s::text[]) r"
+# NULL where there is no such table.
+MAY = "SELECT bool_and(has_table_privilege(%(owner)s, to_regclass(%(name)s)::oid, r)) FROM unnest(%(rights)s::text[]) r"
 UNREADABLE = """
 SELECT string_agg(inhrelid::regclass::text, ', ') FROM pg_inherits
  WHERE inhparent = to_regclass(%(base)s) AND NOT has_table_privilege(%(owner)s, inhrelid, 'SELECT')
@@ -93,16 +94,13 @@ def targets(connection: Connection, source_oid: int, names_of_now: bool = True) 
         )
         .order_by(generation.c.id)
     )
-    return [
-        Target(
-            row.id,
-            physical.followed(connection, row.id, entry) if names_of_now else entry,
-            row.capture_mode,
-            Scan(row.scan),
-        )
-        for row in rows.all()
-        for entry in [Entry.from_json(row.entry)]
-    ]
+    found = []
+    for row in rows.all():
+        entry = Entry.from_json(row.entry)
+        if names_of_now:
+            entry = physical.followed(connection, row.id, entry)
+        found.append(Target(row.id, entry, row.capture_mode, Scan(row.scan)))
+    return found
 
 
 def mode(connection: Connection, generation_id: int) -> str:
@@ -176,7 +174,6 @@ def lacks_rights(connection: Connection, source: Source) -> bool:
     return any(
         execute(connection, MAY, {"owner": source.owner, "name": name, "rights": list(wanted)}).scalar_one() is False
         for name, wanted in _needed(targets(connection, source.oid))
-        if execute(connection, "SELECT to_regclass(%(name)s)", {"name": name}).scalar_one() is not None
     )
 
 

@@ -289,12 +289,12 @@ def size_of(connection: Connection, source: Source) -> SourceSize:
 
 
 def hold(connection: Connection, source: Source) -> None:
-    """Lock a source in ACCESS SHARE mode: under its name, which the caller's statements use, it is that very table.
+    """Lock a source with its partitions in ACCESS SHARE mode: by its name the caller's statements find that very table.
 
     Raises LockNotAcquired where another table, or none, has the name by now.
     """
     check_name(connection, source.sql, source.oid)
-    execute(connection, f"LOCK TABLE ONLY {source.sql} IN ACCESS SHARE MODE")
+    execute(connection, f"LOCK TABLE {source.sql} IN ACCESS SHARE MODE")
     check_name(connection, source.sql, source.oid)
 
 

@@ -78,7 +78,6 @@ class Mender:
         another table has its name by now.
         """
         catalog.hold(self.connection, self.read)
-        execute(self.connection, f"LOCK TABLE {self.source} IN ACCESS SHARE MODE")
         self.trusted = owner.is_trusted(self.connection, self.read)
         # The recorded identities, with the names of the entry's first columns.
         # The owner, as whom a source is read where he isn't trusted, sees no table of ours.
@@ -134,7 +133,6 @@ class Mender:
         found = comparison.lookup(self.entry, self.base, "b.tableoid, b.ctid")
         with self.connection.begin():
             self._wait_little()
-            # Before the entries, as a TRUNCATE of the source does; and no partition begins to join meanwhile.
             self._lock_source()
             entries = (
                 f"SELECT s.id, e.tableoid AS segment, e.ctid AS tid FROM {self.recorded} CROSS JOIN LATERAL ({found}) e"

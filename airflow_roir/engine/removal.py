@@ -107,7 +107,6 @@ def step(database: Database, row: Row[Any], store: Row[Any], first: int) -> int:
         if source is not None:
             # As the question for rows does; by its owner and its name of now, which it then keeps.
             catalog.hold(connection, source)
-            execute(connection, f"LOCK TABLE {source.sql} IN ACCESS SHARE MODE")
             asked = {"generation": row.generation_id, "source": source.oid}
             has_row = execute(connection, HAS_ROW, asked).scalar_one()
         if source is not None and not owner.is_trusted(connection, source):
