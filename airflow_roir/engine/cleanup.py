@@ -171,7 +171,7 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
     """Take in partitions that were created; name those that came or went with rows, which is for a person to settle."""
     with database.transaction() as connection:
         source = abort.source_of(connection, row.index_id, check=True)
-        if source is None:
+        if source is None or _status(connection, row.id) == "dropped":
             return
         try:
             came = partitions.check(
@@ -219,6 +219,12 @@ def _may_refresh(connection: Connection, source: Source) -> bool:
     return not (is_built and health.is_replaced(connection, source))
 
 
+def _status(connection: Connection, generation_id: int) -> str:
+    """As it is by now: a drop, a publish or another clean-up may have been faster."""
+    found = execute(connection, "SELECT status FROM roir.generation WHERE id = %(id)s", {"id": generation_id})
+    return str(found.scalar_one())
+
+
 def _remove_entries(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
     result.partition_entries += removal.remove(database, row, report, PATIENCE_S)
 
@@ -238,16 +244,14 @@ def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: C
             view.show(connection, name, row.index_id, row.id, Entry.from_json(row.entry), guarded=False)
             view.hide(connection, row.id)
             # The view is locked: from here on no publish comes between.
-            still = execute(connection, "SELECT status FROM roir.generation WHERE id = %(id)s", {"id": row.id}).scalar()
-            if still != "active" or holders(connection):
+            if _status(connection, row.id) != "active" or holders(connection):
                 attempt.rollback()
                 return False
         return True
 
     with database.transaction() as connection:
         if not view.is_ours(connection, name, row.index_id):
-            status = "SELECT status FROM roir.generation WHERE id = %(id)s"
-            if execute(connection, status, {"id": row.id}).scalar() == "active":
+            if _status(connection, row.id) == "active":
                 raise InvariantViolated(view.lost(connection, name, row.id))
             return
         if not view.is_guarded(connection, name) or holders(connection):
