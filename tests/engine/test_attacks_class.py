@@ -186,7 +186,7 @@ def test_nobody_can_make_a_column_of_a_row_of_ours(
     assert abort.abort(database, "ix", "test", patience_s=2).status == "aborted"
 
 
-KNOWN = pytest.mark.xfail(strict=True, reason="a limit that the README names")
+KNOWN = pytest.mark.xfail(strict=True, reason="docs/limits.md names it")
 
 READS = {
     "leaf of a superuser": "ALTER TABLE t1 OWNER TO postgres",
