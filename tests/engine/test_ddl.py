@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, catalog, checks, cleanup, health, partitions, schema
+from airflow_roir.engine import abort, catalog, checks, cleanup, health, owner, partitions, schema
 from airflow_roir.engine.capture import trigger_name, truncate_trigger_name
 from airflow_roir.engine.capture_function import function_name
 from airflow_roir.engine.catalog import Source
@@ -161,6 +161,8 @@ class Trial:
         source = catalog.read_source_by_oid(self.connection, self.job.source.oid)
         if catalog.fingerprint(self.connection, source.oid, self.job.columns) != self.job.fingerprint:
             yield "was altered"
+        # Raises where a partition belongs to somebody who may not be read, as each batch and each verification does.
+        owner.is_trusted(self.connection, source)
         generation = self.job.generation_id
         if (
             self.job.scan.by_blocks
