@@ -10,7 +10,8 @@ from __future__ import annotations
 from airflow.sdk import DAG, Param, task
 
 from airflow_roir.operators.abort import AbortIndexBuildOperator
-from airflow_roir.operators.control import PauseIndexBuildOperator, ResumeIndexBuildOperator
+from airflow_roir.operators.pause import PauseIndexBuildOperator
+from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
 
 with DAG(

@@ -7,7 +7,7 @@ import sys
 from sqlalchemy.exc import DBAPIError
 
 # Each module adds its commands to the application, in the order of the help text.
-from airflow_roir.cli import build, control, show, verify  # noqa: F401
+from airflow_roir.cli import build, operations, partitions, status, verify  # noqa: F401
 from airflow_roir.cli.app import EXIT_CODES, app, say
 from airflow_roir.errors import RoirError
 

@@ -33,7 +33,7 @@ from airflow_roir.cli.app import (
     print_json,
     say,
 )
-from airflow_roir.cli.carry import carry_on, carry_on_verification
+from airflow_roir.cli.execute import carry_on, carry_on_verification
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
 from airflow_roir.engine import checks, control, prepare, publications, schema, verification, view
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from airflow_roir.cli.app import AsJson, Conf, Index, Master, Parallelism, app, database_of, say
-from airflow_roir.cli.carry import carry_on_verification, print_report
+from airflow_roir.cli.execute import carry_on_verification, print_report
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import control, verification, verify
 

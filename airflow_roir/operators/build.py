@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.operation import Phase
-from airflow_roir.operators.base import failing_clearly
-from airflow_roir.operators.spark_driving import SparkDrivingOperator
+from airflow_roir.task.roir_operator import failing_clearly
+from airflow_roir.task.spark_task import SparkDrivingOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

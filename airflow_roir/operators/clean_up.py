@@ -9,7 +9,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_roir.engine import cleanup
 from airflow_roir.hooks.roir import RoirHook
-from airflow_roir.operators.base import failing_clearly, owner_of
+from airflow_roir.task.roir_operator import failing_clearly, owner_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -8,11 +8,11 @@ from airflow_roir.assets import index_asset, published_alias
 from airflow_roir.engine import finalize, status, verification
 from airflow_roir.errors import Fenced, OperationPaused, OperationRunning, VerificationFailed
 from airflow_roir.operation import Status
-from airflow_roir.operators.background import Background
-from airflow_roir.operators.base import failing_clearly, owner_of
-from airflow_roir.operators.discrepancies import log_report
-from airflow_roir.operators.driving import DrivingOperator
-from airflow_roir.operators.watcher import Watcher
+from airflow_roir.task.background import Background
+from airflow_roir.task.discrepancies import log_report
+from airflow_roir.task.operation_task import DrivingOperator
+from airflow_roir.task.roir_operator import failing_clearly, owner_of
+from airflow_roir.task.ui_requests import Watcher
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.errors import OperationRunning
-from airflow_roir.operators.base import RoirOperator, failing_clearly, owner_of
-from airflow_roir.operators.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
-from airflow_roir.operators.form_values import optional_text, whole_number, yes_or_no
+from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
+from airflow_roir.task.form_values import optional_text, whole_number, yes_or_no
+from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.engine import revert
-from airflow_roir.operators.base import RoirOperator, failing_clearly, owner_of
+from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -13,11 +13,11 @@ from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import control, verification
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning
 from airflow_roir.operation import Phase
-from airflow_roir.operators.base import failing_clearly, owner_of
-from airflow_roir.operators.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
-from airflow_roir.operators.discrepancies import log_report
-from airflow_roir.operators.form_values import number, optional_text, whole_number, yes_or_no
-from airflow_roir.operators.spark_driving import SparkDrivingOperator
+from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
+from airflow_roir.task.discrepancies import log_report
+from airflow_roir.task.form_values import number, optional_text, whole_number, yes_or_no
+from airflow_roir.task.roir_operator import failing_clearly, owner_of
+from airflow_roir.task.spark_task import SparkDrivingOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -18,8 +18,8 @@ from airflow_roir.engine.control import default_actor
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import OperationPaused, RoirError, SparkFailed
 from airflow_roir.operation import Status
-from airflow_roir.spark.driver import drive
 from airflow_roir.spark.options import SparkOptions
+from airflow_roir.spark.supervise import drive
 
 
 def main(arguments: list[str] | None = None) -> int:

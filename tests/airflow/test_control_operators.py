@@ -15,7 +15,8 @@ from airflow_roir.engine import control, status
 from airflow_roir.engine.prepare import prepare as prepare_index
 from airflow_roir.engine.run import start_run
 from airflow_roir.operators.abort import AbortIndexBuildOperator
-from airflow_roir.operators.control import PauseIndexBuildOperator, ResumeIndexBuildOperator
+from airflow_roir.operators.pause import PauseIndexBuildOperator
+from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
 from tests.engine import steps
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.errors import InvalidInput
-from airflow_roir.operators.form_values import optional_text, whole_number, yes_or_no
+from airflow_roir.task.form_values import optional_text, whole_number, yes_or_no
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from airflow.sdk import NEVER_EXPIRE
 
 from airflow_roir.errors import InvalidInput
-from airflow_roir.operators.live_options import LiveOptions, seed
+from airflow_roir.task.live_options import LiveOptions, seed
 
 
 class MemoryStore:

@@ -17,9 +17,9 @@ from airflow_roir.engine.run import start_run
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.clean_up import CleanUpIndexesOperator
-from airflow_roir.operators.dag_switch import actor_of_switch
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
+from airflow_roir.task.dag_switch import actor_of_switch
 
 INDEX = "public.item_by_kind"
 SWITCH = actor_of_switch("rebuild_index")
@@ -85,16 +85,16 @@ def driver_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[st
     def replace(code: str) -> list[list[str]]:
         import sys
 
-        from airflow_roir.operators import spark_driving
-        from airflow_roir.spark import launch
+        from airflow_roir.spark import driver_process
+        from airflow_roir.task import spark_task
 
         asked: list[list[str]] = []
 
         def command(*arguments: Any, **options: Any) -> list[str]:
-            asked.append(launch.driver_command(*arguments, **options))
+            asked.append(driver_process.driver_command(*arguments, **options))
             return [sys.executable, "-u", "-c", code]
 
-        monkeypatch.setattr(spark_driving, "driver_command", command)
+        monkeypatch.setattr(spark_task, "driver_command", command)
         return asked
 
     return replace
@@ -176,12 +176,12 @@ def test_a_build_that_starts_paused_leaves_before_spark(context: dict[str, Any],
 def test_the_switch_pauses_a_running_build_and_resumes_it(
     context: dict[str, Any], shop: Any, driver_code: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_roir.spark import launch
+    from airflow_roir.spark import driver_process
 
     asked = driver_code(UNTIL_PAUSED)
     operation = prepare(context)
     lines: list[str] = []
-    read = launch.Driver._read
+    read = driver_process.Driver._read
 
     def off_when_driving(self: Any) -> None:
         def forward(line: str) -> None:
@@ -191,7 +191,7 @@ def test_the_switch_pauses_a_running_build_and_resumes_it(
         self._forward = forward
         read(self)
 
-    monkeypatch.setattr(launch.Driver, "_read", off_when_driving)
+    monkeypatch.setattr(driver_process.Driver, "_read", off_when_driving)
     with pytest.raises(AirflowRescheduleException):
         build(context, operation)
     assert lines == ["driving"]
@@ -219,11 +219,11 @@ HANGS = TAKE_UP + "import time\nprint('starting Spark')\ntime.sleep(600)"
 def test_a_pause_while_spark_starts_ends_it_at_once_and_costs_no_try(
     context: dict[str, Any], shop: Any, driver_code: Any, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    from airflow_roir.spark import launch
+    from airflow_roir.spark import driver_process
 
     driver_code(HANGS)
     operation = prepare(context)
-    read, kill = launch.Driver._read, launch.Driver.kill
+    read, kill = driver_process.Driver._read, driver_process.Driver.kill
 
     def pause_when_it_starts(self: Any) -> None:
         def forward(_line: str) -> None:
@@ -240,8 +240,8 @@ def test_a_pause_while_spark_starts_ends_it_at_once_and_costs_no_try(
         if way.endswith("back") and control.find_operation(shop.database, INDEX).status == "paused":
             control.resume(shop.database, INDEX, "ann@desk")
 
-    monkeypatch.setattr(launch.Driver, "_read", pause_when_it_starts)
-    monkeypatch.setattr(launch.Driver, "kill", resumed_meanwhile)
+    monkeypatch.setattr(driver_process.Driver, "_read", pause_when_it_starts)
+    monkeypatch.setattr(driver_process.Driver, "kill", resumed_meanwhile)
     with pytest.raises(AirflowRescheduleException):
         build(context, operation)
     found = control.find_operation(shop.database, INDEX)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.operators.progress import EVERY_S, Progress, progress_line
+from airflow_roir.task.progress import EVERY_S, Progress, progress_line
 
 STATUS: Any = SimpleNamespace(
     phase="build", percent_complete=43.4, rows=120_000, rows_per_second=1785.0, seconds_left=12.0

@@ -127,7 +127,7 @@ def test_a_try_that_died_is_gone_on_with_at_once(
 def test_the_switch_pauses_and_resumes_with_another_parallelism(
     context: dict[str, Any], shop: Any, base: str, driver_code: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_roir.spark import launch
+    from airflow_roir.spark import driver_process
 
     context["ti"].paused = True
     with pytest.raises(AirflowRescheduleException):
@@ -136,7 +136,7 @@ def test_the_switch_pauses_and_resumes_with_another_parallelism(
 
     context["ti"].paused = False
     driver_code(UNTIL_PAUSED)
-    read = launch.Driver._read
+    read = driver_process.Driver._read
 
     def off_when_driving(self: Any) -> None:
         def forward(_line: str) -> None:
@@ -145,13 +145,13 @@ def test_the_switch_pauses_and_resumes_with_another_parallelism(
         self._forward = forward
         read(self)
 
-    monkeypatch.setattr(launch.Driver, "_read", off_when_driving)
+    monkeypatch.setattr(driver_process.Driver, "_read", off_when_driving)
     with pytest.raises(AirflowRescheduleException):
         verified(context, parallelism=2)
     paused = control.find_operation(shop.database, INDEX)
     assert (paused.status, paused.paused_by, paused.phase) == ("paused", SWITCH, "sum")
 
-    monkeypatch.setattr(launch.Driver, "_read", read)
+    monkeypatch.setattr(driver_process.Driver, "_read", read)
     context["ti"].paused = False
     context["task_state_store"].values["parallelism"] = "5"
     asked = driver_code(COMPARE)

@@ -22,7 +22,7 @@ from airflow_roir.engine.database import Database, retry
 from airflow_roir.engine.run import driving, heartbeat, start_run
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import Status
-from airflow_roir.spark import worker
+from airflow_roir.spark import task
 
 OPTIONS = BuildOptions(batch_rows=200, ranges=8, segments=3)
 
@@ -105,7 +105,7 @@ def _resume(database: Database) -> str:
     run = start_run(database, "ix", f"runner {os.getpid()}", take_over=True)
     with driving(database, run), heartbeat(database, run):
         for phase, finish in (("build", build.finish), ("seal", seal.finish)):
-            for metrics in worker.work(database, run, phase, 0):
+            for metrics in task.work(database, run, phase, 0):
                 if metrics["error"]:
                     raise RuntimeError(metrics["error"])
             retry(lambda finish=finish: finish(database, run))

@@ -11,7 +11,7 @@ from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import control, finalize, prepare
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.prepare import PreparedOperation
-from airflow_roir.spark.launch import Driver, driver_command, driver_environment
+from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
 from airflow_roir.spark.options import SparkOptions
 from tests.conftest import run_sql
 from tests.engine import steps

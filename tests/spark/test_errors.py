@@ -14,7 +14,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.schema import init
 from airflow_roir.engine.status import operation_status
-from airflow_roir.spark import worker
+from airflow_roir.spark import task
 from tests.conftest import run_sql
 from tests.crash.server import Server
 from tests.engine import steps
@@ -170,8 +170,8 @@ def test_a_worker_writes_down_what_trying_again_would_not_help(
 ) -> None:
     _, run = steps.begin(database)
     fail_in_batches(dsn, code, message, workers="0-9")
-    named = Database(dsn, worker.session_name(run, 0))
-    (row,) = worker.work(named, run, "build", 0, wait=lambda _: pytest.fail("waited"))
+    named = Database(dsn, task.session_name(run, 0))
+    (row,) = task.work(named, run, "build", 0, wait=lambda _: pytest.fail("waited"))
     assert row["error"] == f"worker 0: {message}"
     assert operation_status(database, run.operation_id).pause_reason == f"worker 0: {message}"
 
@@ -185,7 +185,7 @@ def test_a_lock_that_is_never_given_back_pauses_after_a_minute(
     with psycopg2.connect(dsn) as holder, holder.cursor() as cursor:
         cursor.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
         waited: list[float] = []
-        (row,) = worker.work(database, run, "build", 0, wait=waited.append)
+        (row,) = task.work(database, run, "build", 0, wait=waited.append)
     assert "lock timeout" in row["error"]
     assert 60 <= sum(waited) < 70
     assert "lock timeout" in (operation_status(database, run.operation_id).pause_reason or "")

@@ -15,7 +15,7 @@ from airflow_roir.definition import BuildOptions
 from airflow_roir.engine import control, database, entry, fold, tables
 from airflow_roir.engine.status import OperationStatus
 from airflow_roir.operation import TRANSITIONS, Phase, Status
-from airflow_roir.operators import dag_switch
+from airflow_roir.task import dag_switch
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

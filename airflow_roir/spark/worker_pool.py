@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.run import Run
 from airflow_roir.operation import Phase
 from airflow_roir.spark.session import interrupt, is_alive, name_job
-from airflow_roir.spark.worker import METRICS_SCHEMA, worker_function
+from airflow_roir.spark.task import METRICS_SCHEMA, worker_function
 
 # How often a worker that should be about to leave is looked for in the server.
 LOOK_EVERY_S = 1.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from airflow_roir.spark.launch import Driver, driver_command, driver_environment
+from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
 from airflow_roir.spark.options import SparkOptions
 
 SECRET = "postgresql://builder:hush@db/shop"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow.sdk.exceptions import AirflowRuntimeError
 
-from airflow_roir.operators.dag_switch import is_dag_paused
+from airflow_roir.task.dag_switch import is_dag_paused
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol

@@ -10,7 +10,7 @@ from airflow.sdk import NEVER_EXPIRE
 
 from airflow_roir.definition import BuildOptions
 from airflow_roir.errors import InvalidInput
-from airflow_roir.operators.form_values import whole_number
+from airflow_roir.task.form_values import whole_number
 
 if TYPE_CHECKING:
     from airflow.sdk.execution_time.context import TaskStateStoreAccessor

@@ -94,7 +94,7 @@ def _on_spark(
     conf: list[str] | None,
     take_over: bool,
 ) -> None:
-    from airflow_roir.spark.launch import Driver, driver_command, driver_environment
+    from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
     from airflow_roir.spark.options import SparkOptions
 
     if wrong := [setting for setting in conf or [] if "=" not in setting]:

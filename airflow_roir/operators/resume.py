@@ -1,4 +1,4 @@
-"""Pauses and resumes one operation among several; the DAG's own switch pauses all builds of a DAG."""
+"""Resumes one operation among several; the DAG's own switch resumes what it has paused."""
 
 from __future__ import annotations
 
@@ -6,34 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.engine import control
-from airflow_roir.operators.base import RoirOperator, failing_clearly, owner_of
-from airflow_roir.operators.form_values import whole_number
+from airflow_roir.task.form_values import whole_number
+from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-
-class PauseIndexBuildOperator(RoirOperator):
-    """Pauses the running operation of an index, whoever drives it; returns the operation's id.
-
-    Workers leave within one batch, which they commit. A DAG run that drives it waits, rescheduled, and goes on by
-    itself once the operation is resumed.
-
-    reason: what the status and the `event` table keep (templated).
-    """
-
-    template_fields: Sequence[str] = (*RoirOperator.template_fields, "reason")
-
-    def __init__(self, *, reason: str = "paused by an Airflow task", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.reason = reason
-
-    def execute(self, context: Context) -> int:
-        """Pause it. Fails without a retry where nothing is running."""
-        with failing_clearly():
-            row = control.pause(self.get_database(), self.index, owner_of(context["ti"]), self.reason)
-        self.log.info("Operation %s is %s", row.id, row.status)
-        return row.id
 
 
 class ResumeIndexBuildOperator(RoirOperator):

@@ -12,12 +12,12 @@ from airflow_roir.engine import control, status
 from airflow_roir.engine.database import is_transient
 from airflow_roir.errors import IllegalTransition
 from airflow_roir.operation import Phase, Status
-from airflow_roir.operators.base import RoirOperator, owner_of
-from airflow_roir.operators.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
-from airflow_roir.operators.follow import follow
-from airflow_roir.operators.form_values import whole_number
-from airflow_roir.operators.turn import Done, Go, Stop, Wait, decide
-from airflow_roir.operators.watcher import Watcher
+from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
+from airflow_roir.task.form_values import whole_number
+from airflow_roir.task.next_step import Done, Go, Stop, Wait, decide
+from airflow_roir.task.roir_operator import RoirOperator, owner_of
+from airflow_roir.task.ui_requests import Watcher
+from airflow_roir.task.wait_for_job import follow
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol

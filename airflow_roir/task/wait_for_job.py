@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_roir.operators.watcher import Watcher
+from airflow_roir.task.ui_requests import Watcher
 
 # How long one wait for the job lasts: a kill must be noticed well within the five seconds that Airflow allows.
 POLL_S = 0.5

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from airflow_roir.operation import Phase
-from airflow_roir.operators.turn import Done, Go, Stop, Turn, Wait, decide
+from airflow_roir.task.next_step import Done, Go, Stop, Turn, Wait, decide
 
 SWITCH = "airflow switch of DAG rebuild_index"
 OWNER = "airflow rebuild_index run_1"

@@ -15,13 +15,13 @@ from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.hooks.spark import resolve_spark
 from airflow_roir.links.live_options import LiveOptionsLink
 from airflow_roir.operation import Status
-from airflow_roir.operators.base import failing_clearly, owner_of
-from airflow_roir.operators.driving import DrivingOperator
-from airflow_roir.operators.form_values import optional_text, whole_number
-from airflow_roir.operators.live_options import LiveOptions, seed
-from airflow_roir.operators.progress import Progress
-from airflow_roir.operators.watcher import Watcher
-from airflow_roir.spark.launch import Driver, driver_command, driver_environment
+from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
+from airflow_roir.task.form_values import optional_text, whole_number
+from airflow_roir.task.live_options import LiveOptions, seed
+from airflow_roir.task.operation_task import DrivingOperator
+from airflow_roir.task.progress import Progress
+from airflow_roir.task.roir_operator import failing_clearly, owner_of
+from airflow_roir.task.ui_requests import Watcher
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -12,12 +12,12 @@ from airflow_roir.engine.run import Run, WorkLeft, driving, heartbeat, read_cont
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.errors import OperationFailed, OperationPaused, RoirError, SparkFailed, WorkerFailed
 from airflow_roir.operation import Phase, Status
-from airflow_roir.spark.launch import SPARK_IS_UP
+from airflow_roir.spark.driver_process import SPARK_IS_UP
 from airflow_roir.spark.options import SparkOptions
 from airflow_roir.spark.patience import Patience
 from airflow_roir.spark.session import is_alive, is_python_error, spark_session, why
-from airflow_roir.spark.worker import worker_failed, workers_at_work
-from airflow_roir.spark.workers import Ended, Workers
+from airflow_roir.spark.task import worker_failed, workers_at_work
+from airflow_roir.spark.worker_pool import Ended, Workers
 
 # How soon a raised parallelism is followed while running.
 WATCH_EVERY_S = 1.0

@@ -1,0 +1,56 @@
+"""Commands for partitions that come and go."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from airflow_roir.cli.app import AsJson, Reason, app, database_of, out, print_json, say
+from airflow_roir.engine import attach as attaching
+from airflow_roir.engine import control, sync
+from airflow_roir.engine import detach as detaching
+
+
+@app.command(name="detach-partition")
+def detach_partition(
+    context: typer.Context,
+    partition: Annotated[str, typer.Argument(help="The partition, as SQL writes it.")],
+    reason: Reason = "",
+    drop: Annotated[bool, typer.Option("--drop", help="Drop it, once it is detached.")] = False,
+) -> None:
+    """Take a partition out of its table and out of all indexes: hidden at once, then removed in batches."""
+    removed = detaching.detach_partition(
+        database_of(context), partition, control.default_actor(), reason, drop, report=say
+    )
+    out.print(f"partition {partition} {'dropped' if drop else 'detached'}; {removed:,} entries removed", markup=False)
+
+
+@app.command(name="attach-partition")
+def attach_partition(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The source, or a level of its partitions.")],
+    partition: Annotated[str, typer.Argument(help="The loaded table that becomes a partition.")],
+    bounds: Annotated[str, typer.Argument(help="As in ATTACH PARTITION: FOR VALUES … or DEFAULT.")],
+) -> None:
+    """Make a loaded table a partition, with its entries in all indexes; both are seen from the same moment on."""
+    copied = attaching.attach_partition(database_of(context), table, partition, bounds, control.default_actor(), say)
+    out.print(f"{partition} attached to {table}; {copied:,} entries added", markup=False)
+
+
+@app.command(name="sync-partitions")
+def sync_partitions(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="The source, as SQL writes it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Put all indexes of a table right after partitions were dropped, detached or attached without roir."""
+    report = sync.sync_partitions(database_of(context), table, control.default_actor(), say)
+    if as_json:
+        print_json(report.as_dict())
+        return
+    out.print(
+        f"gone: {', '.join(report.gone) or 'none'}, {report.entries_removed:,} entries removed; "
+        f"came: {', '.join(report.came) or 'none'}, {report.entries_added:,} entries added",
+        markup=False,
+    )
