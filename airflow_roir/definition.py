@@ -123,7 +123,7 @@ def parse_columns(text: str | Sequence[str] | None, what: str = "columns") -> tu
 
 @dataclass(frozen=True)
 class IndexDefinition:
-    """A named index: its source, key columns in order, and included columns (DESIGN section 2).
+    """A named index: its source, key columns in order, and included columns (docs/architecture.md#words).
 
     `source` and `key` are empty for the rebuild of an index that exists: it knows them itself.
     """
@@ -202,7 +202,7 @@ class BuildOptions:
     max_rows_per_second: a rate limit for the copy over all workers; None is none.
     scan: what the entries are copied from: the source in the order of its primary `key`; the source `block` by block;
         the `index` that is rebuilt. `auto` takes blocks where the key's order isn't that of the rows, and the index
-        where it is narrower than the source and nothing casts doubt on it (DESIGN section 6).
+        where it is narrower than the source and nothing casts doubt on it (docs/architecture.md#scan).
     covering: which included columns the segments' unique indexes carry too, so that index-only scans work.
         `auto` takes those whose size is bounded by their type: a B-tree tuple holds about 2,700 bytes, and a
         user's INSERT must not fail because an included value is long. `all` and `none` say it outright.

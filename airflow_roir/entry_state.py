@@ -1,4 +1,4 @@
-"""The states of an entry in the delta, and what each thing that can happen to it does (DESIGN sections 3 and 4).
+"""The states of an entry in the delta, and what each thing that can happen to it does.
 
 The paper's Figure 7, without the builder: here the builder never meets a delta row (*touched wins*).
 """

@@ -46,7 +46,7 @@ class OperationPaused(RoirError):
 
 
 class IllegalTransition(RoirError):
-    """An operation was asked to do what its status and phase don't allow (DESIGN section 8)."""
+    """An operation was asked to do what its status and phase don't allow (docs/architecture.md#lifecycle)."""
 
 
 class Fenced(RoirError):

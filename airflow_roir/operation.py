@@ -1,4 +1,4 @@
-"""The life of an operation: statuses, phases, and every legal transition with its reason (DESIGN section 8)."""
+"""The life of an operation: statuses, phases, and every legal transition with its reason."""
 
 from __future__ import annotations
 

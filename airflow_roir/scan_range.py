@@ -1,4 +1,4 @@
-"""A range of the source in scan order, its watermark, and the SQL that scans it by key (DESIGN section 6)."""
+"""A range of the source in scan order, its watermark, and the SQL that scans it by key (docs/architecture.md#scan)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Build: workers claim ranges and copy them batch by batch; rows and watermark commit together (DESIGN section 3).
+"""Build: workers claim ranges and copy them batch by batch; rows and watermark commit together.
 
-The worker never looks at the delta and takes no row lock: *touched wins* (DESIGN section 4). One call of
+The worker never looks at the delta and takes no row lock: *touched wins*. One call of
 `BuildWorker.claim` or `BuildWorker.batch` is one transaction, so that tests can step it.
 """
 

@@ -1,4 +1,4 @@
-"""The DML path: installs the capture function of a source (DESIGN section 4).
+"""The DML path: installs the capture function of a source (docs/architecture.md#touched-wins).
 
 One function per source serves all its generations. `CREATE OR REPLACE FUNCTION` under the drain lock switches
 modes and adds or removes generations, without the ACCESS EXCLUSIVE lock that dropping a trigger takes.

@@ -1,6 +1,6 @@
 """The text of a source's capture function of rows: what one write does to each generation, in its mode.
 
-DESIGN section 4.
+See docs/architecture.md#touched-wins.
 
 The *quick* path trusts an event's NEW where that is the row as it stands now: the tuple's `xmax` is 0. It isn't where
 a trigger (a user's or a foreign key's) or a function that a statement calls wrote to the same row while that statement

@@ -51,7 +51,7 @@ class Column:
         return self.cast if self.collation is None else f"{self.cast} COLLATE {self.collation}"
 
     def text(self, alias: str | None = None) -> str:
-        """SQL for this column's lossless text; the session's settings are pinned (DESIGN section 6)."""
+        """SQL for this column's lossless text; the session's settings are pinned (docs/architecture.md#scan)."""
         name = quote(self.name) if alias is None else f"{alias}.{quote(self.name)}"
         # regclass and its kin print names, which a rename changes; their order is that of the oid anyway.
         if self.oid_alias:

@@ -295,7 +295,7 @@ WAITING = "waiting for a lock"
 
 
 class Drain:
-    """The drain lock of one source: waits for the writers in flight, for a bounded time (DESIGN section 3, I6).
+    """The drain lock of one source: waits for the writers in flight, for a bounded time (docs/architecture.md#phases).
 
     sql: the source's quoted name; relations: the oids to look for blockers on (the source, then its leaves);
     modes: the lock modes that block.

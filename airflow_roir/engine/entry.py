@@ -153,7 +153,7 @@ class Entry:
         return " AND ".join(terms)
 
     def on_conflict(self, state: bool = False) -> str:
-        """SQL: an upsert's clause. It writes every column, the key's too: equal values may differ (DESIGN section 4).
+        """SQL: an upsert's clause. It writes every column, the key's too: equal values may differ.
 
         state: that of a delta's row too.
         """

@@ -1,4 +1,4 @@
-"""Fold: from the switch on DML maintains the base itself; what the delta holds is applied to it (DESIGN section 3).
+"""Fold: from the switch on DML maintains the base itself; what the delta holds is applied to it.
 
 The delta only shrinks (I5), so this ends, whatever the write rate. One call of `FoldWorker.step` is one transaction.
 """

@@ -160,7 +160,7 @@ def segment_bounds(plan: Plan) -> list[tuple[Bound | None, Bound | None]]:
 
 
 def seal_segment(connection: Connection, generation_id: int, ordinal: int, entry: Entry) -> None:
-    """Build one segment's unique index and attach it, in the caller's transaction (DESIGN section 3, seal)."""
+    """Build one segment's unique index and attach it, in the caller's transaction (docs/architecture.md#phases)."""
     name = segment(generation_id, ordinal)
     execute(
         connection,

@@ -1,4 +1,4 @@
-"""Cuts the source into ranges and the base into segments, from one sample of its blocks (DESIGN section 6)."""
+"""Cuts the source into ranges and the base into segments, from one sample of its blocks (docs/architecture.md#scan)."""
 
 from __future__ import annotations
 

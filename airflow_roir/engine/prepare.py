@@ -1,6 +1,6 @@
 """Prepare: one transaction that makes the generation's tables, captures the source's writes and writes the plan.
 
-DESIGN section 3, phase 1. Everything that needs no lock is done before the drain lock is asked for.
+docs/architecture.md#phases. Everything that needs no lock is done before the drain lock is asked for.
 """
 
 from __future__ import annotations

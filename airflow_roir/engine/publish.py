@@ -21,7 +21,7 @@ MOST_ROWS_UNDER_LOCK = 2_000
 
 
 def publish(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
-    """Make the new generation the one that readers see (DESIGN section 3, phase 5).
+    """Make the new generation the one that readers see (docs/architecture.md#phases).
 
     Raises LockNotAcquired and OperationPaused (both can be resumed), Fenced, SourceChanged, InvariantViolated
     (nothing was published).

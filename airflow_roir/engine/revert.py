@@ -1,4 +1,4 @@
-"""Revert: readers see the generation that was replaced again, within its revert window (DESIGN section 3, phase 5)."""
+"""Revert: readers see the generation that was replaced again, within its revert window."""
 
 from __future__ import annotations
 

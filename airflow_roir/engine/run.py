@@ -269,7 +269,7 @@ def start_clock(database: Database, run: Run) -> None:
 
 @contextmanager
 def driving(database: Database, run: Run) -> Iterator[None]:
-    """Around a run's work: whatever goes wrong leaves the operation resumable, with the reason (DESIGN section 8).
+    """Around a run's work: whatever goes wrong leaves the operation resumable, with the reason.
 
     A pause ends the block quietly. Where going on would be wrong the operation fails. Errors go on to the caller.
     """

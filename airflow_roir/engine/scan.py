@@ -1,4 +1,4 @@
-"""How a worker reads its ranges: in the order of the primary key, or block by block (DESIGN section 6).
+"""How a worker reads its ranges: in the order of the primary key, or block by block (docs/architecture.md#scan).
 
 By key each batch looks up its rows where they happen to lie; by blocks it reads them as they lie. Blocks are right
 because every row that is not where it was at prepare has been written since, so that touched wins for it: an insert,

@@ -1,4 +1,4 @@
-"""Seal: each segment gets its unique index, attached to the base's, and is vacuumed (DESIGN section 3).
+"""Seal: each segment gets its unique index, attached to the base's, and is vacuumed (docs/architecture.md#phases).
 
 One segment is one transaction, claimed like a range.
 """

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from airflow_roir.errors import InvalidInput
 
 # Defaults of the role or the database must not reach into our work: text output of a value must mean the same value
-# whenever and wherever it is read back (DESIGN section 6), no name may be found through a schema that somebody else can
+# whenever and wherever it is read back, no name may be found through a schema that somebody else can
 # write to, and nothing may end a statement but us. What isn't named here changes no outcome, which
 # `tests/engine/test_settings.py` holds setting by setting. A setting that the server doesn't know is left out.
 SESSION_SETTINGS = {

@@ -1,4 +1,4 @@
-"""The control schema `roir` (DESIGN section 7), declared; `migrations/` creates it.
+"""The control schema `roir` (docs/architecture.md#control-schema), declared; `migrations/` creates it.
 
 CHECKs and partial unique indexes state the invariants, so that no code path can break them.
 """
@@ -94,7 +94,7 @@ generation = Table(
     Column("status", Text, nullable=False),
     # capture: DML writes the delta. direct: it maintains the base, the delta shrinks. active: no delta any more.
     Column("capture_mode", Text, nullable=False),
-    # The transaction that rendered this mode: an older snapshot may not see every entry (DESIGN section 4).
+    # The transaction that rendered this mode: an older snapshot may not see every entry.
     Column("mode_xid", Text),
     Column("entry", JSONB, nullable=False),
     # What it is built from, in which order (`scan.py`).
@@ -189,7 +189,7 @@ operation = Table(
     Column("kind", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("phase", Text, nullable=False),
-    # Starting a run bumps it; every worker of an older run is fenced by that (DESIGN section 8).
+    # Starting a run bumps it; every worker of an older run is fenced by that (docs/architecture.md#lifecycle).
     Column("epoch", BigInteger, nullable=False, server_default="0"),
     Column("parallelism", Integer, nullable=False),
     Column("batch_rows", Integer, nullable=False),
@@ -237,7 +237,7 @@ scan_range = Table(
     # The leaf of the source that it scans, by oid; the source itself where that isn't partitioned. In a rebuild from
     # the index a segment of the generation that readers see.
     Column("relation", BigInteger, nullable=False),
-    # Half-open [lower, upper) in scan-key order; null is unbounded (DESIGN section 6). Or block numbers of this file.
+    # Half-open [lower, upper) in scan-key order; null is unbounded. Or block numbers of this file.
     Column("lower", JSONB(none_as_null=True)),
     Column("upper", JSONB(none_as_null=True)),
     Column("filenode", BigInteger),

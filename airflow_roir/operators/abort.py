@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class AbortIndexBuildOperator(RoirOperator):
-    """Aborts the unfinished operation of an index (DESIGN section 3, `abort`); returns the operation's id.
+    """Aborts the unfinished operation of an index (docs/architecture.md#phases); returns the operation's id.
 
     The source and the active generation stay as they were. Works while another run drives the operation, and
     although the DAG that started it is paused.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class BuildIndexOperator(SparkDrivingOperator):
-    """Copies every range and seals every segment on Spark (DESIGN section 3, phases 2 and 3); returns the
+    """Copies every range and seals every segment on Spark (docs/architecture.md#phases); returns the
     operation's id.
 
     batch_rows: rows per batch, to start with (templated). Like the parallelism it can be changed in the task's Task

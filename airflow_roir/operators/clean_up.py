@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class CleanUpIndexesOperator(BaseOperator):
     """Deletes ghosts, drops empty deltas and retired generations after their revert window, for every index of a
-    database (DESIGN section 3, phase 6); returns what was removed, as counters.
+    database (docs/architecture.md#phases); returns what was removed, as counters.
 
     It never touches a generation that is building, and any run of it may be killed and repeated.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FinalizeIndexBuildOperator(DrivingOperator):
-    """Folds the delta, marks the ghosts and publishes the generation (DESIGN section 3, phases 4 and 5); returns the
+    """Folds the delta, marks the ghosts and publishes the generation (docs/architecture.md#phases); returns the
     operation's id.
 
     A published index is reported as an event of its asset (`assets.index_asset`), so that other DAGs can follow it.

@@ -28,7 +28,7 @@ TRUTHS = ("ignore_row_security", "ignore_publications")
 
 
 class PrepareIndexBuildOperator(RoirOperator):
-    """Validates the definition, plans the ranges and starts the capture (DESIGN section 3, phase 1).
+    """Validates the definition, plans the ranges and starts the capture (docs/architecture.md#phases).
 
     Returns the operation's id. An unfinished operation of the same index is adopted, with what it has built.
 

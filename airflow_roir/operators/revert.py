@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RevertIndexOperator(RoirOperator):
-    """Shows readers the generation again that the last rebuild replaced (DESIGN section 3, phase 5); returns its id.
+    """Shows readers the generation again that the last rebuild replaced (docs/architecture.md#phases); returns its id.
 
     Nothing is lost: it was maintained all the time. Fails without a retry where its revert window is over.
 

@@ -70,7 +70,7 @@ class Driver:
     is_starting: Spark isn't up yet, so that it can be ended at any moment at no loss.
 
     What is not guaranteed: when this process dies by SIGKILL the driver goes on until it ends or a newer run fences
-    it (DESIGN section 8); a wrong row can't come of that.
+    it (docs/architecture.md#lifecycle); a wrong row can't come of that.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], forward: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Each race that DESIGN section 4 names, by steps: first one side's step, then the other's."""
+"""Each race that docs/architecture.md#touched-wins names, by steps: first one side's step, then the other's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The invariants of docs/design.md, section 5, as predicates of the model's states and steps."""
+"""The invariants of docs/architecture.md#invariants, as predicates of the model's states and steps."""
 
 from __future__ import annotations
 

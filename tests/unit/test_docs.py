@@ -187,6 +187,14 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
             assert anchor in {slug(heading) for heading in headings}, f"{document.name}: {link}"
 
 
+def test_every_section_that_the_code_names_exists() -> None:
+    headings = {slug(heading) for heading in re.findall(r"^#+ (.+)$", ARCHITECTURE.read_text(), re.MULTILINE)}
+    for folder in FOLDERS:
+        for file in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.sql")]:
+            for anchor in re.findall(r"docs/architecture\.md#([a-z-]+)", file.read_text()):
+                assert anchor in headings, f"{file.relative_to(ROOT)}: {anchor}"
+
+
 def test_the_readme_is_read_in_three_minutes() -> None:
     assert len(README.read_text().split()) <= 900
 
