@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import capture, catalog, control, own_tables, publications, restore
+from airflow_roir.engine import capture, catalog, control, marks, own_tables, publications, restore
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Column, Source
 from airflow_roir.engine.database import execute
@@ -69,14 +69,15 @@ SELECT c.oid::regclass::text AS name, pg_get_userbyid(c.relowner) AS owner
             AND roir.trusts(c.relowner) AND roir.trusts(s.relowner))
  ORDER BY 1
 """
-CHANGES = "SELECT kind, name, was, is_now FROM roir.shape_changes(%(generation)s) WHERE kind <> 'label' ORDER BY 1, 2"
+CHANGES = """
+SELECT kind, name, was, is_now FROM roir.shape_changes(%(generation)s) WHERE kind NOT IN ('label', 'mark') ORDER BY 1, 2
+"""
 
 
 def warnings(connection: Connection, operation_id: int | None = None) -> list[str]:
     """What is wrong with an operation's index, where that is published, or with all that are: lines with the remedy.
 
-    It tells how things stand: triggers that were disabled for a while and are enabled again leave no trace but in
-    `verify`.
+    It tells how things stand, and what the marks tell of what was gone or altered for a while (`marks.py`).
     """
     rows = execute(connection, ACTIVE, {"operation": operation_id}).all()
     return [line for row in rows for line in _of_index(connection, row)] + restore.replaced(connection, operation_id)
@@ -93,8 +94,14 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         found.append(f"index {name}: {error}")
         source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
     entry = Entry.from_json(row.entry)
-    found += _capture(connection, name, source)
+    unseen = marks.changes(connection, row.id, source.sql)
+    if captured := _capture(connection, name, source):
+        # As things stand comes first, and is told with its remedy; what was is told as long as nobody has verified.
+        found += captured
+        unseen.pop(marks.TRIGGER, None)
+        unseen.pop(marks.FUNCTION, None)
     if execute(connection, VIEW_FAULTS, {"generation": row.id, "source": source.oid}).scalar_one():
+        unseen.pop(marks.VIEW, None)
         found.append(
             f"index {name}: {physical.source_view(row.id)}, by which the capture reads {source.sql}, is gone or was "
             "altered, so writes fail or are missed. Drop it, if it is there. "
@@ -109,9 +116,19 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
             f"index {name}: a type, a collation or an operator of its entries has another name now, so writes fail. "
             "Run: roir clean-up, which follows it"
         )
-    found += own_tables.problems(connection, control.index_name(row), row.id, entry)
-    found += shape_problems(connection, name, source, row.id, entry)
+    if ours := own_tables.problems(connection, control.index_name(row), row.id, entry):
+        found += ours
+        unseen.pop(marks.ENTRIES, None)
+    if others := shape_problems(connection, name, source, row.id, entry):
+        found += others
+        unseen.pop(marks.KEY, None)
     found += _changes(connection, name, source, row.id)
+    if unseen:
+        found.append(
+            f"index {name}: {'; '.join(unseen.values())}, so its entries may be wrong. Run: roir verify '{name}', "
+            "which ends this warning where it finds nothing, or mends all that it finds (--repair). Or rebuild it: "
+            f"roir build '{name}'"
+        )
     # REINDEX would not do: entries may belong into other segments.
     found += [
         f"index {name}: the library of collation {one} was exchanged since it was built, so lookups may miss entries. "
