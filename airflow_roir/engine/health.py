@@ -28,6 +28,12 @@ SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, i.source_oid,
  WHERE g.status = 'active'
    AND (%(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)) ORDER BY g.id
 """
+BUILDING = """
+SELECT g.id, g.entry, i.schema_name, i.name, i.source_oid
+  FROM roir.generation g JOIN roir.index i ON i.id = g.index_id JOIN pg_class c ON c.oid = i.source_oid::oid
+ WHERE g.status = 'building'
+   AND (%(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)) ORDER BY g.id
+"""
 IS_ROW_SECURE = "SELECT relrowsecurity FROM pg_class WHERE oid = %(oid)s"
 # Of each generation that is maintained the capture functions name their statements.
 CAPTURES = """
@@ -80,7 +86,14 @@ def warnings(connection: Connection, operation_id: int | None = None) -> list[st
     It tells how things stand, and what the marks tell of what was gone or altered for a while (`marks.py`).
     """
     rows = execute(connection, ACTIVE, {"operation": operation_id}).all()
-    return [line for row in rows for line in _of_index(connection, row)] + restore.replaced(connection, operation_id)
+    found = [line for row in rows for line in _of_index(connection, row)]
+    for row in execute(connection, BUILDING, {"operation": operation_id}).all():
+        # All else stops the build.
+        source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
+        name = str(control.index_name(row))
+        found += _renamed(connection, name, row.id, Entry.from_json(row.entry))
+        found += _leaves_of_others(connection, name, source)
+    return [*dict.fromkeys(found), *restore.replaced(connection, operation_id)]
 
 
 def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]:
@@ -107,15 +120,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
             "altered, so writes fail or are missed. Drop it, if it is there. "
             f"A rebuild makes it anew: roir build '{name}'"
         )
-    now = physical.followed(connection, row.id, entry)
-    if any(
-        a.equals != b.equals or a.to_base_type != b.to_base_type
-        for a, b in zip(now.columns, entry.columns, strict=True)
-    ):
-        found.append(
-            f"index {name}: a type, a collation or an operator of its entries has another name now, so writes fail. "
-            "Run: roir clean-up, which follows it"
-        )
+    found += _renamed(connection, name, row.id, entry)
     if ours := own_tables.problems(connection, control.index_name(row), row.id, entry):
         found += ours
         unseen.pop(marks.ENTRIES, None)
@@ -196,17 +201,8 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
         else:
             what = f"type {row.name}, which columns of {source.sql} have, has lost an attribute"
         found.append(f"index {name}: {what}, so its entries may be wrong. {anew}")
+    found += _leaves_of_others(connection, name, source)
     if source.partitioned:
-        others = execute(connection, OTHERS_LEAVES, {"source": source.oid}).all()
-        if others:
-            more = len(others) - MOST_NAMED
-            named = ", ".join(f"{row.name} to {quote(row.owner)}" for row in others[:MOST_NAMED])
-            named += f" and {more} more to others" if more > 0 else ""
-            found.append(
-                f"index {name}: {source.sql} belongs to {quote(source.owner)}, as whom its partitions are read, and of "
-                f"those {named}, so writes to them may fail, and roir doesn't read them. "
-                f"Remedy: ALTER TABLE {others[0].name} OWNER TO {quote(source.owner)}"
-            )
         new = list(execute(connection, NEW_LEAVES, {"generation": generation_id, "source": source.oid}).scalars())
         if new:
             more = len(new) - MOST_NAMED
@@ -216,6 +212,33 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
                 "only after a clean-up has taken it in. Run: roir clean-up"
             )
     return found
+
+
+def _renamed(connection: Connection, name: str, generation_id: int, entry: Entry) -> list[str]:
+    now = physical.followed(connection, generation_id, entry)
+    if all(
+        a.equals == b.equals and a.to_base_type == b.to_base_type
+        for a, b in zip(now.columns, entry.columns, strict=True)
+    ):
+        return []
+    return [
+        f"index {name}: a type, a collation or an operator of its entries has another name now, so writes fail. "
+        "Run: roir clean-up, which follows it"
+    ]
+
+
+def _leaves_of_others(connection: Connection, name: str, source: Source) -> list[str]:
+    others = execute(connection, OTHERS_LEAVES, {"source": source.oid}).all() if source.partitioned else []
+    if not others:
+        return []
+    more = len(others) - MOST_NAMED
+    named = ", ".join(f"{row.name} to {quote(row.owner)}" for row in others[:MOST_NAMED])
+    named += f" and {more} more to others" if more > 0 else ""
+    return [
+        f"index {name}: {source.sql} belongs to {quote(source.owner)}, as whom its partitions are read, and of "
+        f"those {named}, so writes to them may fail, and roir doesn't read them. "
+        f"Remedy: ALTER TABLE {others[0].name} OWNER TO {quote(source.owner)}"
+    ]
 
 
 def shape_problems(connection: Connection, index: str, source: Source, generation_id: int, entry: Entry) -> list[str]:

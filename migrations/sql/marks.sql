@@ -156,3 +156,26 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     UNION ALL
     SELECT 'mark', m.name, m.was, m.is_now, NULL FROM roir.mark_changes(shape_changes.generation) m
 $$;
+
+-- As before, and of levels that came since the index was made, too: no entry could be told to which partition it belongs,
+-- since the server hashes values of the key's very type, and an entry has them as the domain's base type.
+CREATE OR REPLACE FUNCTION roir.check_source(source oid) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    hashed record;
+BEGIN
+    PERFORM roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(source) a
+                                    UNION SELECT t.relation FROM roir.partition_tree(source) t));
+    SELECT x.partrelid::regclass AS level, a.attname AS name INTO hashed
+      FROM (SELECT source AS oid UNION ALL SELECT t.relation FROM roir.partition_tree(source) t) l
+      JOIN pg_partitioned_table x ON x.partrelid = l.oid AND x.partstrat = 'h'
+      JOIN pg_attribute a ON a.attrelid = x.partrelid AND a.attnum = ANY (x.partattrs)
+      JOIN pg_type y ON y.oid = a.atttypid AND y.typtype = 'd' LIMIT 1;
+    IF FOUND THEN
+        RAISE feature_not_supported USING
+            MESSAGE = format('%s is partitioned by the hash of %I, which is of a domain; roir can''t tell which partition an entry belongs to',
+                             hashed.level, hashed.name),
+            HINT = format('Make its partitions by a column of the domain''s base type, or take it out: SELECT roir.detach_partition(%L).',
+                          hashed.level);
+    END IF;
+END $$;

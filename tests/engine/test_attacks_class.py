@@ -242,6 +242,26 @@ def test_partitions_by_the_hash_of_a_domain_are_refused(database: Database, dsn:
         Stage(database, "capture")
 
 
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_level_by_the_hash_of_a_domain_that_comes_later_is_told(database: Database, dsn: str, guarded: bool) -> None:
+    run_sql(
+        dsn,
+        "CREATE DOMAIN number AS int",
+        "CREATE TABLE t (d int, id number, k text, v int, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)",
+    )
+    steps.finish_all(database, steps.begin(database)[1])
+    run_sql(
+        dsn,
+        *(["SELECT roir.guard()"] if guarded else []),
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10) PARTITION BY HASH (id)",
+        "CREATE TABLE t10 PARTITION OF t1 FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
+    )
+    with database.transaction() as connection:
+        assert any("t10" in line and "roir clean-up" in line for line in health.warnings(connection))
+    (said,) = cleanup.clean_up(database).warnings[:1]
+    assert "t1 is partitioned by the hash of id" in said
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_row_of_an_inheritance_child_does_not_answer_for_the_tables_own(
     database: Database, dsn: str, mode: str
