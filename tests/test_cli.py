@@ -101,6 +101,28 @@ def test_partitions_go_and_come(dsn: str) -> None:
     assert "is no partition" in roir(dsn, "detach-partition", "t", code=2).stderr
 
 
+def test_what_the_server_refuses_is_said_with_its_remedy(dsn: str) -> None:
+    database = Database(dsn)
+    make(dsn)
+    _, run = steps.begin(database)
+    steps.finish_all(database, run)
+    run_sql(dsn, "CREATE TABLE n (LIKE t)", "CREATE TABLE other (d int PRIMARY KEY) PARTITION BY RANGE (d)")
+    bounds = "FOR VALUES FROM (30) TO (40)"
+    refused = roir(dsn, "attach-partition", "t", "n", bounds, code=2).stderr
+    assert "n has no primary key" in refused
+    assert "Give it the primary key of the table that it is attached to." in refused
+    refused = roir(dsn, "attach-partition", "other", "n", bounds, code=2).stderr
+    assert "has no roir index. Use ALTER TABLE … ATTACH PARTITION." in refused
+    refused = roir(dsn, "detach-partition", "n", code=2).stderr
+    assert "is no partition" in refused
+    assert "Use ALTER TABLE … DETACH PARTITION, or DROP TABLE." in refused
+    # One that the server refuses in the middle: the table takes writes again.
+    run_sql(dsn, "ALTER TABLE n ADD PRIMARY KEY (d, id)", "ALTER TABLE n DROP COLUMN v")
+    refused = roir(dsn, "attach-partition", "t", "n", bounds, code=2).stderr
+    assert "n" in refused
+    run_sql(dsn, "INSERT INTO n VALUES (31, 1, 'a')")
+
+
 def test_pause_resume_and_abort_from_other_processes(dsn: str) -> None:
     from airflow_roir.engine.database import Database
     from tests.engine.steps import BuildOptions, IndexDefinition, prepare

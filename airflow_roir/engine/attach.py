@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import catalog, joining
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, sqlstate
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, said, sqlstate
 from airflow_roir.engine.detach import find_table
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.old_snapshots import holders
@@ -79,11 +79,11 @@ def attach_partition(
                 return copied
     except DBAPIError as error:
         # What PostgreSQL says of bounds, columns and rows that don't fit, and what roir.begin_attach does.
-        said = str(error.orig).split("\n", 1)[0]
-        if sqlstate(error)[:2] in ("42", "23", "22") or sqlstate(error) in ("P0002", "55006"):
+        if sqlstate(error)[:2] in ("42", "23", "22") or sqlstate(error) in ("P0002", "55006", "0A000"):
             if _give_up(database, oid, name.sql):
-                raise InvalidInput(f"{said}. The attach was given up: {name} takes writes again") from None
-            raise InvalidInput(said) from None
+                reason = said(error).removesuffix(".")
+                raise InvalidInput(f"{reason}. The attach was given up: {name} takes writes again") from None
+            raise InvalidInput(said(error)) from None
         raise
 
 

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, select
 
 from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine import marks, rights, tables
 from airflow_roir.engine import owner as owners
-from airflow_roir.engine import rights, tables
 from airflow_roir.engine.capture_function import (
     ACTIVE,
     CAPTURE,
@@ -116,6 +116,7 @@ def refresh(connection: Connection, source: Source) -> None:
     Raises InvalidInput where our role may not make the source's owner the owner of the capture function.
     """
     generations = targets(connection, source.oid)
+    untouched = marks.untouched_captures(connection, source.oid)
     for target in generations:
         physical.create_source_view(connection, target.generation_id, source, target.entry)
         entry = {"generation": target.generation_id, "entry": to_json(target.entry.as_json())}
@@ -134,6 +135,7 @@ def refresh(connection: Connection, source: Source) -> None:
             f"FOR EACH STATEMENT EXECUTE FUNCTION {truncate}()",
         )
     _hand_over(connection, source, generations)
+    marks.keep_captures(connection, untouched)
 
 
 def _hand_over(connection: Connection, source: Source, generations: list[Target]) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import MAX_KEY_COLUMNS, IndexDefinition, quote
 from airflow_roir.engine import owner
 from airflow_roir.engine.catalog import Source, identity_columns
-from airflow_roir.engine.database import execute, sqlstate
+from airflow_roir.engine.database import execute, said, sqlstate
 from airflow_roir.errors import InvalidInput, NotFound
 
 OLDEST_SERVER = 150000
@@ -129,8 +129,7 @@ def check_bounds(connection: Connection, source: Source) -> None:
     except DBAPIError as error:
         if sqlstate(error) not in ("42501", "0A000"):
             raise
-        diagnostics = error.orig.diag  # type: ignore[union-attr]
-        raise InvalidInput(f"{diagnostics.message_primary}. {diagnostics.message_hint}") from error
+        raise InvalidInput(said(error)) from error
 
 
 def check_collations(connection: Connection, source: Source) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, capture, control, health, partitions, removal, view
+from airflow_roir.engine import abort, capture, control, health, marks, partitions, removal, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import (
@@ -173,6 +173,8 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
         source = abort.source_of(connection, row.index_id, check=True)
         if source is None or _status(connection, row.id) == "dropped":
             return
+        # Of those that the guard has taken in.
+        marks.follow(connection, row.id)
         try:
             came = partitions.check(
                 connection, str(control.index_name(row)), source, row.id, Entry.from_json(row.entry), set()

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, parse_name, quote
 from airflow_roir.engine import tables
-from airflow_roir.engine.database import WAITING, Database, execute, sqlstate
+from airflow_roir.engine.database import WAITING, Database, execute, said, sqlstate
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationRunning
 from airflow_roir.operation import TRANSITIONS, Status, Verb
@@ -229,7 +229,7 @@ def _request(database: Database, function: str, index: str, values: dict[str, An
         refusal = _REFUSALS.get(sqlstate(error))
         if refusal is None:
             raise
-        raise refusal(str(error.orig).split("\n", 1)[0]) from None
+        raise refusal(said(error)) from None
 
 
 def pause_operation(

@@ -147,6 +147,14 @@ def sqlstate(error: DBAPIError) -> str:
     return getattr(error.orig, "pgcode", None) or ""
 
 
+def said(error: DBAPIError) -> str:
+    """What the server said, in one line: its message and, where it has one, its hint, which is the remedy."""
+    diagnostics = getattr(error.orig, "diag", None)
+    message = str(error.orig).strip().split("\n", 1)[0]
+    hint = getattr(diagnostics, "message_hint", None)
+    return f"{message}. {hint}" if hint else message
+
+
 def is_transient(error: DBAPIError) -> bool:
     """True where the same transaction may succeed when it is simply tried again.
 

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine import removal
 from airflow_roir.engine.catalog import default_schemas
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, sqlstate
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, said, sqlstate
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound
 
@@ -57,11 +57,10 @@ def detach_partition(
     try:
         Drain(database, name.sql, [oid], LOCK_TIMEOUT_MS, patience_s).run(body, report, locked)
     except DBAPIError as error:
-        said = str(error.orig).split("\n", 1)[0]
         if sqlstate(error) == "P0002":
-            raise NotFound(f"{said}; use ALTER TABLE … DETACH PARTITION, or DROP TABLE") from None
+            raise NotFound(said(error)) from None
         if sqlstate(error) in ("55006", "2BP01", "42501"):
-            raise InvalidInput(said) from None
+            raise InvalidInput(said(error)) from None
         raise
     with database.transaction() as connection:
         rows = [row for row in removal.leaving(connection) if row.relation == oid]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import capture, catalog, control, own_tables, publications, restore
+from airflow_roir.engine import capture, catalog, control, marks, own_tables, publications, restore
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Column, Source
 from airflow_roir.engine.database import execute
@@ -26,6 +26,12 @@ SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, i.source_oid,
   JOIN roir.index i ON i.id = g.index_id
   JOIN roir.operation o ON o.generation_id = g.id AND o.kind <> 'verify'
  WHERE g.status = 'active'
+   AND (%(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)) ORDER BY g.id
+"""
+BUILDING = """
+SELECT g.id, g.entry, i.schema_name, i.name, i.source_oid
+  FROM roir.generation g JOIN roir.index i ON i.id = g.index_id JOIN pg_class c ON c.oid = i.source_oid::oid
+ WHERE g.status = 'building'
    AND (%(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)) ORDER BY g.id
 """
 IS_ROW_SECURE = "SELECT relrowsecurity FROM pg_class WHERE oid = %(oid)s"
@@ -69,17 +75,25 @@ SELECT c.oid::regclass::text AS name, pg_get_userbyid(c.relowner) AS owner
             AND roir.trusts(c.relowner) AND roir.trusts(s.relowner))
  ORDER BY 1
 """
-CHANGES = "SELECT kind, name, was, is_now FROM roir.shape_changes(%(generation)s) WHERE kind <> 'label' ORDER BY 1, 2"
+CHANGES = """
+SELECT kind, name, was, is_now FROM roir.shape_changes(%(generation)s) WHERE kind NOT IN ('label', 'mark') ORDER BY 1, 2
+"""
 
 
 def warnings(connection: Connection, operation_id: int | None = None) -> list[str]:
     """What is wrong with an operation's index, where that is published, or with all that are: lines with the remedy.
 
-    It tells how things stand: triggers that were disabled for a while and are enabled again leave no trace but in
-    `verify`.
+    It tells how things stand, and what the marks tell of what was gone or altered for a while (`marks.py`).
     """
     rows = execute(connection, ACTIVE, {"operation": operation_id}).all()
-    return [line for row in rows for line in _of_index(connection, row)] + restore.replaced(connection, operation_id)
+    found = [line for row in rows for line in _of_index(connection, row)]
+    for row in execute(connection, BUILDING, {"operation": operation_id}).all():
+        # All else stops the build.
+        source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
+        name = str(control.index_name(row))
+        found += _renamed(connection, name, row.id, Entry.from_json(row.entry))
+        found += _leaves_of_others(connection, name, source)
+    return [*dict.fromkeys(found), *restore.replaced(connection, operation_id)]
 
 
 def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]:
@@ -93,25 +107,33 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         found.append(f"index {name}: {error}")
         source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
     entry = Entry.from_json(row.entry)
-    found += _capture(connection, name, source)
+    unseen = marks.changes(connection, row.id, source.sql)
+    if captured := _capture(connection, name, source):
+        # As things stand comes first, and is told with its remedy; what was is told as long as nobody has verified.
+        found += captured
+        unseen.pop(marks.TRIGGER, None)
+        unseen.pop(marks.FUNCTION, None)
     if execute(connection, VIEW_FAULTS, {"generation": row.id, "source": source.oid}).scalar_one():
+        unseen.pop(marks.VIEW, None)
         found.append(
             f"index {name}: {physical.source_view(row.id)}, by which the capture reads {source.sql}, is gone or was "
             "altered, so writes fail or are missed. Drop it, if it is there. "
             f"A rebuild makes it anew: roir build '{name}'"
         )
-    now = physical.followed(connection, row.id, entry)
-    if any(
-        a.equals != b.equals or a.to_base_type != b.to_base_type
-        for a, b in zip(now.columns, entry.columns, strict=True)
-    ):
-        found.append(
-            f"index {name}: a type, a collation or an operator of its entries has another name now, so writes fail. "
-            "Run: roir clean-up, which follows it"
-        )
-    found += own_tables.problems(connection, control.index_name(row), row.id, entry)
-    found += shape_problems(connection, name, source, row.id, entry)
+    found += _renamed(connection, name, row.id, entry)
+    if ours := own_tables.problems(connection, control.index_name(row), row.id, entry):
+        found += ours
+        unseen.pop(marks.ENTRIES, None)
+    if others := shape_problems(connection, name, source, row.id, entry):
+        found += others
+        unseen.pop(marks.KEY, None)
     found += _changes(connection, name, source, row.id)
+    if unseen:
+        found.append(
+            f"index {name}: {'; '.join(unseen.values())}, so its entries may be wrong. Run: roir verify '{name}', "
+            "which ends this warning where it finds nothing, or mends all that it finds (--repair). Or rebuild it: "
+            f"roir build '{name}'"
+        )
     # REINDEX would not do: entries may belong into other segments.
     found += [
         f"index {name}: the library of collation {one} was exchanged since it was built, so lookups may miss entries. "
@@ -179,17 +201,8 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
         else:
             what = f"type {row.name}, which columns of {source.sql} have, has lost an attribute"
         found.append(f"index {name}: {what}, so its entries may be wrong. {anew}")
+    found += _leaves_of_others(connection, name, source)
     if source.partitioned:
-        others = execute(connection, OTHERS_LEAVES, {"source": source.oid}).all()
-        if others:
-            more = len(others) - MOST_NAMED
-            named = ", ".join(f"{row.name} to {quote(row.owner)}" for row in others[:MOST_NAMED])
-            named += f" and {more} more to others" if more > 0 else ""
-            found.append(
-                f"index {name}: {source.sql} belongs to {quote(source.owner)}, as whom its partitions are read, and of "
-                f"those {named}, so writes to them may fail, and roir doesn't read them. "
-                f"Remedy: ALTER TABLE {others[0].name} OWNER TO {quote(source.owner)}"
-            )
         new = list(execute(connection, NEW_LEAVES, {"generation": generation_id, "source": source.oid}).scalars())
         if new:
             more = len(new) - MOST_NAMED
@@ -199,6 +212,33 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
                 "only after a clean-up has taken it in. Run: roir clean-up"
             )
     return found
+
+
+def _renamed(connection: Connection, name: str, generation_id: int, entry: Entry) -> list[str]:
+    now = physical.followed(connection, generation_id, entry)
+    if all(
+        a.equals == b.equals and a.to_base_type == b.to_base_type
+        for a, b in zip(now.columns, entry.columns, strict=True)
+    ):
+        return []
+    return [
+        f"index {name}: a type, a collation or an operator of its entries has another name now, so writes fail. "
+        "Run: roir clean-up, which follows it"
+    ]
+
+
+def _leaves_of_others(connection: Connection, name: str, source: Source) -> list[str]:
+    others = execute(connection, OTHERS_LEAVES, {"source": source.oid}).all() if source.partitioned else []
+    if not others:
+        return []
+    more = len(others) - MOST_NAMED
+    named = ", ".join(f"{row.name} to {quote(row.owner)}" for row in others[:MOST_NAMED])
+    named += f" and {more} more to others" if more > 0 else ""
+    return [
+        f"index {name}: {source.sql} belongs to {quote(source.owner)}, as whom its partitions are read, and of "
+        f"those {named}, so writes to them may fail, and roir doesn't read them. "
+        f"Remedy: ALTER TABLE {others[0].name} OWNER TO {quote(source.owner)}"
+    ]
 
 
 def shape_problems(connection: Connection, index: str, source: Source, generation_id: int, entry: Entry) -> list[str]:

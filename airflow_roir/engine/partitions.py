@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import capture, owner
+from airflow_roir.engine import capture, marks, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import CAPTURE, DIRECT
 from airflow_roir.engine.catalog import Source
@@ -79,6 +79,7 @@ def adopt(connection: Connection, source: Source, generation_id: int, leaves: Co
     if leaves:
         values = {"generation": generation_id, "source": source.oid, "leaves": [leaf.relation for leaf in leaves]}
         execute(connection, "SELECT roir.adopt_partitions(%(generation)s, %(source)s, %(leaves)s::oid[])", values)
+        marks.follow(connection, generation_id)
 
 
 def brings_rows(connection: Connection, source: Source, generation_id: int, entry: Entry, leaf: int) -> bool:

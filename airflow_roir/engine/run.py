@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import Scan, parse_name
-from airflow_roir.engine import catalog, control, partitions, tables
+from airflow_roir.engine import catalog, control, marks, partitions, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute, is_transient
@@ -204,10 +204,12 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
             "or abort the operation"
         )
     if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
+        found = marks.changes(connection, job.generation_id, job.source.sql)
+        unseen = f": {'; '.join(found.values())}" if found else ""
         raise SourceChanged(
             f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "
             "their types or expressions, the primary key, row security, or the capture: its triggers, function or "
-            "tables); abort the operation and begin anew"
+            f"tables){unseen}; abort the operation and begin anew"
         )
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import VerifyOptions, parse_name
-from airflow_roir.engine import catalog, control, tables, verify_plan
+from airflow_roir.engine import catalog, control, marks, tables, verify_plan
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -132,6 +132,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
         connection.execute(
             update(tables.operation).where(tables.operation.c.id == operation_id).values(rows_estimate=rows)
         )
+        marks.look(connection, generation.id)
         control.record_event(connection, found.id, operation_id, actor, "verify", f"generation {generation.id}, {mode}")
         return BegunVerification(operation_id, verification_id, name, adopted=False)
 

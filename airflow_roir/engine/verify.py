@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, update
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import catalog, comparison, control, tables, verification, verify_plan
+from airflow_roir.engine import catalog, comparison, control, marks, tables, verification, verify_plan
 from airflow_roir.engine.database import Database, execute, retry
 from airflow_roir.engine.run import Run, WorkLeft, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.verification import VerifyReport
@@ -123,6 +123,8 @@ def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
     control.complete(connection, row, run.epoch)
     last = verification.last(connection, row.id)
     assert last is not None
+    if last.complete and last.found == last.mended:
+        marks.forgive(connection, last.generation_id)
     said = f"{last.rows} rows: missing {last.missing}, extra {last.extra}, different {last.different}"
     said += f", damaged {last.damaged}" if last.damaged else ""
     control.record_event(connection, row.index_id, row.id, run.owner, "verified", said)

@@ -1,14 +1,15 @@
 """DDL that can touch a source, what it is made of, and what is ours: every subcommand of the servers' own grammar.
 
 In `sql` {base}, {delta} and {source} are of a generation, {capture}, {empty}, {row} and
-{truncate} its triggers. The source is `t`, partitioned into `t0`, `t1` and `t2` or not; its index has the key `k`.
+{truncate} its triggers. The source is `t`, partitioned into `t0`, `t1` and `t2` or not; its index has the key `k, q`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-INCLUDE = "v, m, c, p, g"
+KEYS, INCLUDE = "k, q", "v, m, c, p, g"
+OPERATORS = tuple(enumerate(("<", "<=", "=", ">=", ">"), start=1))
 
 BEFORE = (
     "CREATE SCHEMA other",
@@ -17,12 +18,28 @@ BEFORE = (
     "CREATE TYPE mood AS ENUM ('sad', 'ok', 'fine')",
     "CREATE TYPE pair AS (a int, b int)",
     "CREATE DOMAIN code AS text",
+    "CREATE DOMAIN number AS int",
+    "CREATE DOMAIN day AS int",
+    "CREATE SCHEMA kinds",
+    "CREATE TYPE kinds.grade AS (a int, b int)",
+    "CREATE FUNCTION kinds.compared(kinds.grade, kinds.grade) RETURNS int IMMUTABLE STRICT LANGUAGE sql "
+    "AS 'SELECT pg_catalog.btrecordcmp($1, $2)'",
+    *(
+        f"CREATE FUNCTION kinds.f{n}(kinds.grade, kinds.grade) RETURNS boolean IMMUTABLE STRICT LANGUAGE sql "
+        f"AS 'SELECT pg_catalog.btrecordcmp($1, $2) {sign} 0'; "
+        f"CREATE OPERATOR kinds.{sign} (LEFTARG = kinds.grade, RIGHTARG = kinds.grade, FUNCTION = kinds.f{n})"
+        for n, sign in OPERATORS
+    ),
+    "CREATE OPERATOR CLASS kinds.grade_ops DEFAULT FOR TYPE kinds.grade USING btree AS "
+    + ", ".join(f"OPERATOR {n} kinds.{sign}" for n, sign in OPERATORS)
+    + ", FUNCTION 1 kinds.compared(kinds.grade, kinds.grade)",
     "CREATE COLLATION plain (provider = libc, locale = 'C')",
     "CREATE TABLE parent (d int, id int)",
     "CREATE FUNCTION noop() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
 )
 BODY = (
-    "d int, id int, k text COLLATE plain, v int DEFAULT 1, m mood DEFAULT 'ok', c code, p pair, "
+    "d day, id number, k text COLLATE plain, q kinds.grade DEFAULT ROW(1, 1)::kinds.grade, "
+    "v int DEFAULT 1, m mood DEFAULT 'ok', c code, p pair, "
     "g text GENERATED ALWAYS AS (upper(k)) STORED, x text, w text NOT NULL DEFAULT ''"
 )
 PLAIN = (f"CREATE TABLE t ({BODY}, PRIMARY KEY (id, d))",)
@@ -265,6 +282,37 @@ TYPES = [
         "ALTER COLLATION plain SET SCHEMA other",
         "ALTER COLLATION plain OWNER TO ddl_owner",
         "DROP COLLATION plain CASCADE",
+        "ALTER DOMAIN number RENAME TO amount",
+        "ALTER DOMAIN number SET SCHEMA other",
+        "ALTER DOMAIN number ADD CONSTRAINT some CHECK (VALUE <> 77)",
+        "ALTER DOMAIN number OWNER TO ddl_owner",
+        "ALTER DOMAIN day RENAME TO date_of",
+        "ALTER DOMAIN day SET SCHEMA other",
+        "ALTER TYPE pair SET SCHEMA other",
+        "ALTER TYPE kinds.grade RENAME TO note",
+        "ALTER TYPE kinds.grade SET SCHEMA other",
+        "ALTER TYPE kinds.grade OWNER TO ddl_owner",
+        "ALTER TYPE kinds.grade RENAME ATTRIBUTE a TO z",
+        "ALTER TYPE kinds.grade ADD ATTRIBUTE more int",
+        "ALTER TYPE kinds.grade DROP ATTRIBUTE b",
+        "ALTER SCHEMA kinds RENAME TO another",
+        "ALTER SCHEMA kinds OWNER TO ddl_owner",
+        "ALTER OPERATOR CLASS kinds.grade_ops USING btree RENAME TO more_ops",
+        "ALTER OPERATOR CLASS kinds.grade_ops USING btree SET SCHEMA other",
+        "ALTER OPERATOR CLASS kinds.grade_ops USING btree OWNER TO ddl_owner",
+        "ALTER OPERATOR FAMILY kinds.grade_ops USING btree RENAME TO more_ops",
+        "ALTER OPERATOR FAMILY kinds.grade_ops USING btree SET SCHEMA other",
+        "ALTER OPERATOR FAMILY kinds.grade_ops USING btree OWNER TO ddl_owner",
+        "ALTER OPERATOR FAMILY kinds.grade_ops USING btree ADD FUNCTION 1 (int8, int4) btint84cmp(int8, int4)",
+        "ALTER OPERATOR kinds.= (kinds.grade, kinds.grade) SET SCHEMA other",
+        "ALTER OPERATOR kinds.= (kinds.grade, kinds.grade) OWNER TO ddl_owner",
+        "ALTER FUNCTION kinds.compared(kinds.grade, kinds.grade) RENAME TO more",
+        "ALTER FUNCTION kinds.f3(kinds.grade, kinds.grade) SET SCHEMA other",
+        "DROP OPERATOR CLASS kinds.grade_ops USING btree",
+        "DROP OPERATOR FAMILY kinds.grade_ops USING btree CASCADE",
+        "DROP OPERATOR kinds.= (kinds.grade, kinds.grade) CASCADE",
+        "DROP SCHEMA kinds CASCADE",
+        "ALTER EXTENSION plpgsql SET SCHEMA other",
     )
 ]
 OURS = [
@@ -278,9 +326,9 @@ OURS = [
         "ALTER VIEW ix RESET (security_barrier)",
         "DROP VIEW ix",
         "DROP VIEW ix; CREATE VIEW ix AS SELECT * FROM t",
-        "DROP VIEW ix; CREATE VIEW ix AS SELECT k, id, d, v, m, c, p, g FROM t WHERE false",
-        "CREATE OR REPLACE VIEW ix AS SELECT c1 AS k, c2 AS id, c3 AS d, c4 AS v, c5 AS m, c6 AS c, c7 AS p, c8 AS g "
-        "FROM {base} WHERE c3 < 5",
+        "DROP VIEW ix; CREATE VIEW ix AS SELECT k, q, id, d, v, m, c, p, g FROM t WHERE false",
+        "CREATE OR REPLACE VIEW ix AS SELECT c1 AS k, c2 AS q, c3 AS id, c4 AS d, c5 AS v, c6 AS m, c7 AS c, c8 AS p, "
+        "c9 AS g FROM {base} WHERE c4 < 5",
         "ALTER TABLE {base} RENAME TO lost",
         "ALTER TABLE {base} SET SCHEMA other",
         "ALTER TABLE {base} RENAME COLUMN c4 TO y",
@@ -310,8 +358,8 @@ OURS = [
         "ALTER VIEW {source} SET SCHEMA other",
         "DROP VIEW {source}",
         "DROP VIEW {source}; ALTER TABLE t ALTER v TYPE int USING -v",
-        "DROP VIEW {source}; CREATE VIEW {source} AS SELECT k AS c1, id AS c2, d AS c3, v AS c4, m AS c5, c AS c6, "
-        "p AS c7, g AS c8, xmin AS written FROM t WHERE id > 9",
+        "DROP VIEW {source}; CREATE VIEW {source} AS SELECT k AS c1, q AS c2, id AS c3, d AS c4, v AS c5, m AS c6, "
+        "c AS c7, p AS c8, g AS c9, xmin AS written FROM t WHERE id > 9",
         "DROP FUNCTION {capture}()",
         "DROP FUNCTION {capture}() CASCADE",
     )
@@ -331,7 +379,7 @@ PARTITIONS = [
         "ALTER TABLE t DETACH PARTITION t1; DELETE FROM t1; "
         "ALTER TABLE t ATTACH PARTITION t1 FOR VALUES FROM (10) TO (20)",
         "ALTER TABLE t DETACH PARTITION t1; CREATE TABLE t1b PARTITION OF t FOR VALUES FROM (10) TO (20); "
-        "INSERT INTO t SELECT d, id, k, v, m, c, p FROM t1",
+        "INSERT INTO t SELECT d, id, k, q, v, m, c, p FROM t1",
         "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40)",
         "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40); INSERT INTO t (d, id, k) VALUES (31, 900, 'a')",
         "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (30) TO (40); INSERT INTO t (d, id, k) VALUES (31, 900, 'a'); "

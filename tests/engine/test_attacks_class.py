@@ -186,8 +186,6 @@ def test_nobody_can_make_a_column_of_a_row_of_ours(
     assert abort.abort(database, "ix", "test", patience_s=2).status == "aborted"
 
 
-KNOWN = pytest.mark.xfail(strict=True, reason="docs/limits.md names it")
-
 READS = {
     "leaf of a superuser": "ALTER TABLE t1 OWNER TO postgres",
     "owner without rights on a leaf": "REVOKE ALL ON t1 FROM {0}",
@@ -211,7 +209,6 @@ def test_a_write_to_a_leaf_needs_no_right_that_it_does_not_need_without_the_inde
     stage.assert_exact(how)
 
 
-@KNOWN
 def test_rows_that_shared_a_primary_key_while_there_was_none_are_told(database: Database, dsn: str) -> None:
     """Dropped and added again, it looks as before: the entry of the row that stayed is gone."""
     run_sql(dsn, PLAIN, ROWS)
@@ -224,7 +221,12 @@ def test_rows_that_shared_a_primary_key_while_there_was_none_are_told(database: 
         "ALTER TABLE t ADD PRIMARY KEY (id)",
     )
     with database.transaction() as connection:
-        assert health.warnings(connection)
+        (warned,) = health.warnings(connection)
+    assert "was dropped and added again" in warned
+    _, run = steps.begin(database, table=None, keys=None)
+    steps.finish_all(database, run)
+    with database.transaction() as connection:
+        assert health.warnings(connection) == []
 
 
 def test_partitions_by_the_hash_of_a_domain_are_refused(database: Database, dsn: str) -> None:
@@ -238,6 +240,26 @@ def test_partitions_by_the_hash_of_a_domain_are_refused(database: Database, dsn:
     )
     with pytest.raises(InvalidInput, match=r"public.t is partitioned by the hash of .*id.*domain public.number"):
         Stage(database, "capture")
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_level_by_the_hash_of_a_domain_that_comes_later_is_told(database: Database, dsn: str, guarded: bool) -> None:
+    run_sql(
+        dsn,
+        "CREATE DOMAIN number AS int",
+        "CREATE TABLE t (d int, id number, k text, v int, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)",
+    )
+    steps.finish_all(database, steps.begin(database)[1])
+    run_sql(
+        dsn,
+        *(["SELECT roir.guard()"] if guarded else []),
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10) PARTITION BY HASH (id)",
+        "CREATE TABLE t10 PARTITION OF t1 FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
+    )
+    with database.transaction() as connection:
+        assert any("t10" in line and "roir clean-up" in line for line in health.warnings(connection))
+    (said,) = cleanup.clean_up(database).warnings[:1]
+    assert "t1 is partitioned by the hash of id" in said
 
 
 @pytest.mark.parametrize("mode", MODES)

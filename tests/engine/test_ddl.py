@@ -147,7 +147,7 @@ class Trial:
                 if self.published:
                     return (*health.warnings(self.connection), *self._gone())
                 # In a rebuild readers see the older generation.
-                return (*self._next_batch(), *(health.warnings(self.connection) if self.rebuild else []))
+                return (*self._next_batch(), *health.warnings(self.connection))
         except (RoirError, DBAPIError) as error:
             return (f"error: {error}",) if not self.published else ()
 
@@ -231,7 +231,9 @@ def make(dsn: str, shape: str) -> None:
 
 def stage(database: Database, phase: str) -> Stage:
     scan = "block" if phase.endswith("by block") else "key"
-    return Stage(database, phase.removesuffix(" by block"), include=ddl.INCLUDE, scan=scan, batch_rows=20)
+    return Stage(
+        database, phase.removesuffix(" by block"), keys=ddl.KEYS, include=ddl.INCLUDE, scan=scan, batch_rows=20
+    )
 
 
 def tried(database: Database, pg: int, phase: str, shape: str, statements: list[Ddl], guarded: bool = False) -> None:
@@ -318,7 +320,7 @@ def settled(database: Database, dsn: str, statement: Ddl, phase: str) -> str:
 
 
 def exact(database: Database, oid: int) -> bool:
-    columns = ["k", "id", "d", *ddl.INCLUDE.split(", ")]
+    columns = ["k", "q", "id", "d", *ddl.INCLUDE.split(", ")]
     try:
         with database.transaction() as connection:
             name = execute(connection, f"SELECT {oid}::oid::regclass::text").scalar_one()

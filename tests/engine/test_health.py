@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg2.errors
 import pytest
 
-from airflow_roir.definition import parse_name
-from airflow_roir.engine import abort, capture, catalog, cleanup, fold
+from airflow_roir.definition import VerifyOptions, parse_name
+from airflow_roir.engine import abort, capture, catalog, cleanup, fold, verify
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import status
 from airflow_roir.errors import InvalidInput, SourceChanged
@@ -64,6 +64,10 @@ def test_a_capture_trigger_that_does_not_fire_is_told(
     assert remedy in warning
     assert told(database) == [warning], "a clean-up doesn't hide it"
     run_sql(dsn, remedy)
+    (warning,) = told(database)
+    assert "disabled or gone for a while, and may have missed writes" in warning
+    assert "roir verify 'public.ix'" in warning
+    verify.verify(database, "ix", VerifyOptions(), "test")
     assert told(database) == []
 
 
@@ -194,8 +198,9 @@ def test_a_renamed_table_is_followed(database: Database, dsn: str) -> None:
 def test_a_primary_key_that_becomes_deferrable_is_followed(database: Database, dsn: str) -> None:
     published(database, dsn, partitioned=False)
     run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED")
-    (warning,) = cleanup.clean_up(database).warnings
-    assert "is made anew" in warning
+    anew, unseen = cleanup.clean_up(database).warnings
+    assert "is made anew" in anew
+    assert "was dropped and added again" in unseen
     user = steps.session(dsn)
     steps.sql(user, "UPDATE t SET id = 2, k = 'x' WHERE id = 1")
     steps.sql(user, "DELETE FROM t WHERE id = 2 AND k = 'x'")
