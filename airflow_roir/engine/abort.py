@@ -112,8 +112,7 @@ def drop_index(
         now = control.newest_operation(connection, found.id)
         if now is not None and now.status in control.LIVE:
             raise OperationRunning(f"index {index} has an unfinished operation; abort it first: roir abort {index}")
-        if view.is_ours(connection, control.index_name(found), found.id):
-            execute(connection, f"DROP VIEW IF EXISTS {control.index_name(found).sql}")
+        view.drop(connection, control.index_name(found), found.id)
         ids = _generations(connection, found.id)
         _retire_for_good(connection, ids)
         if ids:
