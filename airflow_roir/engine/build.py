@@ -18,7 +18,7 @@ from airflow_roir.definition import BuildOptions, Scan, quote
 from airflow_roir.engine import control, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.batch_size import BatchSize
-from airflow_roir.engine.database import Database, execute, is_transient, lock_table, to_json
+from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, lock_table, to_json
 from airflow_roir.engine.run import TABLE_LOCK_WAIT as TABLE_LOCK_WAIT
 from airflow_roir.engine.run import (
     Job,
@@ -190,6 +190,11 @@ class BuildWorker:
                 return self._batch(claim)
             except LockNotAcquired:
                 # The next look finds the name that it has now.
+                return self._batch(claim)
+            except DBAPIError as error:
+                # Its schema got another name between lock and read; or it was altered, which the next try meets too.
+                if not has_vanished(error):
+                    raise
                 return self._batch(claim)
         except (DBAPIError, Fenced, SourceChanged) as error:
             if isinstance(error, DBAPIError) and is_transient(error):

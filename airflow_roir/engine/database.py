@@ -271,8 +271,8 @@ SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity a
  WHERE a.pid = ANY (%(pids)s) AND (a.backend_type = 'autovacuum worker' OR a.usesysid IS NULL)
 """
 
-# Undefined table, object, function, column; and what an attempt does about an object that went meanwhile.
-VANISHED = ("42P01", "42704", "42883", "42703")
+# Undefined table, object, function, column, schema; and what an attempt does about an object that went meanwhile.
+VANISHED = ("42P01", "42704", "42883", "42703", "3F000")
 MOST_VANISHED = 5
 
 
@@ -312,6 +312,18 @@ def check_name(connection: Connection, sql: str, oid: int) -> None:
 
 def _renamed(sql: str) -> LockNotAcquired:
     return LockNotAcquired(f"the table that was {sql} has another name since it was looked at. Try again")
+
+
+@contextmanager
+def telling_of_names() -> Iterator[None]:
+    """Around what names things of a source: LockNotAcquired where a name in it is nobody's any more."""
+    try:
+        yield
+    except DBAPIError as error:
+        if not has_vanished(error):
+            raise
+        said = str(error.orig).split("\n", 1)[0]
+        raise LockNotAcquired(f"{said}: a name was changed since it was looked at. Try again") from error
 
 
 # How a drain's report begins.

@@ -22,6 +22,7 @@ from airflow_roir.engine.database import (
     execute,
     lock_table,
     retry,
+    telling_of_names,
     to_json,
 )
 from airflow_roir.engine.entry import Entry
@@ -71,7 +72,7 @@ def batch(
     batch_rows: int = BATCH_ROWS,
 ) -> int | None:
     """One batch, one transaction: entries and watermark together. None where there was nothing left."""
-    with database.transaction() as connection:
+    with telling_of_names(), database.transaction() as connection:
         path = ", ".join(["pg_catalog", *map(quote, source.operator_schemas), "pg_temp"])
         execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}; SET LOCAL search_path = {path}")
         # As a writer does: a switch or a publish waits for this, so the capture mode stays what it is.

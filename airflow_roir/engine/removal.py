@@ -86,6 +86,11 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
                 if has_vanished(error) and not _exists(database, store.name):
                     # Dropped with its generation, by a clean-up for example.
                     break
+                if has_vanished(error):
+                    raise LockNotAcquired(
+                        f"entries of partition {row.name} can't be removed now: {str(error.orig).splitlines()[0]}. A "
+                        "name was changed since it was looked at; roir clean-up follows it, and goes on with them"
+                    ) from error
                 if not isinstance(error.orig, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected):
                     raise
                 raise LockNotAcquired(

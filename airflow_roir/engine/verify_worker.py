@@ -21,7 +21,7 @@ from airflow_roir.engine import build, comparison, damage, mend, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Stop
 from airflow_roir.engine.comparison import of_source
-from airflow_roir.engine.database import check_name, execute, lock_table
+from airflow_roir.engine.database import check_name, execute, lock_table, telling_of_names
 from airflow_roir.engine.run import check_fingerprint, read_control
 from airflow_roir.engine.snapshot import SharedSnapshot
 from airflow_roir.engine.verify_job import UnitClaim, UnitMetrics, VerifyJob
@@ -144,8 +144,12 @@ class VerifyWorker:
     def unit(self, claim: UnitClaim) -> UnitMetrics:
         """Compare a claimed unit. What a check found commits together with the unit's end; sums alone change nothing.
 
-        Raises Fenced (nothing was changed), SourceChanged.
+        Raises Fenced (nothing was changed), SourceChanged, LockNotAcquired (a name was changed meanwhile).
         """
+        with telling_of_names():
+            return self._unit(claim)
+
+    def _unit(self, claim: UnitClaim) -> UnitMetrics:
         begun = time.monotonic()
         checked, found = 0, 0
         if claim.side == "both":
@@ -177,10 +181,11 @@ class VerifyWorker:
         Raises Fenced.
         """
         run = self.job.run
-        for _ in mend.mend_unit(self.connection, self.job, self.verify_job.verification_id, claim.unit_id):
-            with self.connection.begin():
-                if read_control(self.connection, run).status != Status.RUNNING:
-                    return False
+        with telling_of_names():
+            for _ in mend.mend_unit(self.connection, self.job, self.verify_job.verification_id, claim.unit_id):
+                with self.connection.begin():
+                    if read_control(self.connection, run).status != Status.RUNNING:
+                        return False
         with self.connection.begin():
             values = {"unit": claim.unit_id, "token": claim.token, "epoch": run.epoch}
             if execute(self.connection, RELEASE_UNIT, values).rowcount != 1:

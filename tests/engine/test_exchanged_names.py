@@ -22,6 +22,8 @@ from tests.engine import exchanges, steps
 from tests.engine.exchanges import BOUNDS, COMMANDS, INDEX, KINDS, SCENES, Blocked, Exchange, Pooled
 from tests.engine.steps import sql
 
+# Begun with an index that isn't exact.
+OF_SPOILED = ("verify", "repair", "repair a part")
 # How many tests walk a command's statements together; each takes every so manieth.
 PARTS = 16
 # What of ours is on a table that isn't the source of an index, nor a part of one.
@@ -126,7 +128,8 @@ class Case:
     def _judge(self) -> None:
         database = self.database
         told = self._told()
-        if self._active() and not told and self.command not in ("verify", "repair", "repair a part"):
+        # The comparison names types, as they were called before the clean-up.
+        if self._active() and not told and not self.kind.fails and self.command not in OF_SPOILED:
             steps.assert_exact(database, INDEX)
         if self._operation() is None and not self._active():
             # Nothing was begun, or all is gone.
@@ -186,7 +189,7 @@ class Case:
             if any("sync-partitions" in line for line in warned):
                 self._ours(lambda: sync.sync_partitions(database, self._name("t"), "test"))
                 continue
-            if self.command in ("verify", "repair", "repair a part") and not self.repaired:
+            if self.command in OF_SPOILED and not self.repaired:
                 self.repaired = True
                 self._ours(lambda: verify.verify(database, INDEX, exchanges.VerifyOptions(repair=True), "test"))
                 continue
@@ -224,7 +227,9 @@ class Case:
     def _partition(self) -> bool:
         """Where an attach was left half done it is repeated, by the names of now. True where there was something."""
         half = sql(
-            self.session, "SELECT relation::oid::regclass::text FROM roir.source_partition WHERE status = 'joining'"
+            self.session,
+            "SELECT p.relation::oid::regclass::text FROM roir.source_partition p "
+            "JOIN pg_class c ON c.oid = p.relation::oid WHERE p.status = 'joining' AND NOT c.relispartition",
         )
         if not half:
             return False
