@@ -30,7 +30,16 @@ from airflow_roir.engine import (
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import CAPTURE
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import EXCLUSIVE, Database, Drain, check_name, execute, lock_table, retry
+from airflow_roir.engine.database import (
+    EXCLUSIVE,
+    Database,
+    Drain,
+    check_name,
+    execute,
+    lock_table,
+    retry,
+    telling_of_names,
+)
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import EntrySize
 from airflow_roir.engine.plan import Bound, Piece, Plan, make_plan
@@ -132,7 +141,8 @@ def rehearse(
         check_name(connection, source.sql, source.oid)
         return found
 
-    return readers.run(plan_as_owner, report)
+    with telling_of_names():
+        return readers.run(plan_as_owner, report)
 
 
 def prepare(
@@ -173,7 +183,10 @@ def _begin(
     drain = Drain(database, source.sql, source.relations, options.lock_timeout_ms, options.lock_patience_s)
     begun = time.monotonic()
     try:
-        return drain.run(lambda connection, lock: _prepare(connection, lock, rehearsal, options, actor, begun), report)
+        with telling_of_names():
+            return drain.run(
+                lambda connection, lock: _prepare(connection, lock, rehearsal, options, actor, begun), report
+            )
     except IntegrityError:
         # Somebody else has begun an operation of this index meanwhile.
         with database.transaction() as connection:
