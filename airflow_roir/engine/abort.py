@@ -10,7 +10,7 @@ from airflow_roir.definition import parse_name
 from airflow_roir.engine import capture, catalog, control, tables, verification, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, telling_of_names
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import LockNotAcquired, NotFound, OperationRunning
 from airflow_roir.operation import Status, Verb
@@ -112,8 +112,7 @@ def drop_index(
         now = control.newest_operation(connection, found.id)
         if now is not None and now.status in control.LIVE:
             raise OperationRunning(f"index {index} has an unfinished operation; abort it first: roir abort {index}")
-        if view.is_ours(connection, control.index_name(found), found.id):
-            execute(connection, f"DROP VIEW IF EXISTS {control.index_name(found).sql}")
+        view.drop(connection, control.index_name(found), found.id)
         ids = _generations(connection, found.id)
         _retire_for_good(connection, ids)
         if ids:
@@ -188,9 +187,10 @@ def _remove_generations(
         for generation_id in generation_ids:
             physical.drop(connection, generation_id)
 
-    _drain(database, source, index_id, patience_s).run(
-        body, report, [name for one in known for name in physical.names(one)]
-    )
+    with telling_of_names():
+        _drain(database, source, index_id, patience_s).run(
+            body, report, [name for one in known for name in physical.names(one)]
+        )
 
 
 def _release_source(
@@ -212,7 +212,8 @@ def _release_source(
 
     # Dropping a trigger is what needs the source for itself.
     exclusive = [] if source is None else [source.sql]
-    _drain(database, source, index_id, patience_s).run(body, report, exclusive)
+    with telling_of_names():
+        _drain(database, source, index_id, patience_s).run(body, report, exclusive)
 
 
 def _drain(database: Database, source: Source | None, index_id: int, patience_s: float) -> Drain:

@@ -18,7 +18,7 @@ from airflow_roir.definition import BuildOptions, Scan, quote
 from airflow_roir.engine import control, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.batch_size import BatchSize
-from airflow_roir.engine.database import Database, execute, is_transient, to_json
+from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, lock_table, to_json
 from airflow_roir.engine.run import TABLE_LOCK_WAIT as TABLE_LOCK_WAIT
 from airflow_roir.engine.run import (
     Job,
@@ -78,7 +78,7 @@ SELECT o.epoch, o.owner, o.status, o.parallelism, o.batch_rows, o.max_rows_per_s
        CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
             WHEN r.done THEN 'out'
             WHEN r.claim_epoch = %(epoch)s THEN 'held'
-            ELSE 'lost' END AS standing, r.relation::oid::regclass::text AS name
+            ELSE 'lost' END AS standing, r.relation, r.relation::oid::regclass::text AS name
   FROM roir.scan_range r JOIN roir.operation o ON o.id = r.operation_id
  WHERE r.id = %(range)s
 """
@@ -191,6 +191,11 @@ class BuildWorker:
             except LockNotAcquired:
                 # The next look finds the name that it has now.
                 return self._batch(claim)
+            except DBAPIError as error:
+                # Its schema got another name between lock and read; or it was altered, which the next try meets too.
+                if not has_vanished(error):
+                    raise
+                return self._batch(claim)
         except (DBAPIError, Fenced, SourceChanged) as error:
             if isinstance(error, DBAPIError) and is_transient(error):
                 raise
@@ -217,8 +222,9 @@ class BuildWorker:
                 self._release(claim)
                 return stop
             self.is_limited = row.max_rows_per_second is not None
+            # Against ALTER, to the end of the transaction. Where its owner isn't trusted no read leaves a lock behind.
+            lock_table(self.connection, row.name, row.relation, "ACCESS SHARE", only=True)
             stretch = self._reader.next(row.name, claim.scan, self._limit(row, claim.row_bytes), claim.rows_per_block)
-            # The relation is locked against ALTER now, by that read, to the end of the transaction.
             check_partitions(self.connection, self.job, self._known)
             rows = self._copy(row.name, stretch)
             seconds = time.monotonic() - begun
@@ -241,7 +247,7 @@ class BuildWorker:
             if committed is None:
                 raise self._fenced(claim)
             if committed.name != row.name:
-                # It got another name before it was locked: who knows what was read.
+                # Its schema got another name meanwhile: who knows what was read.
                 raise LockNotAcquired(
                     f"index {run.index}: {row.name} has another name since the batch began, which changed nothing"
                 )

@@ -291,6 +291,11 @@ def is_stale(connection: Connection, source: Source, names_of_now: bool = True) 
     made = execute(connection, MADE, values).one()
     if made.rows is None:
         return False
+    # Removals and views cast by type, where the functions needn't.
+    if names_of_now and [one.entry for one in generations] != [
+        one.entry for one in targets(connection, source.oid, names_of_now=False)
+    ]:
+        return True
     wanted = (body(source, generations), truncate_body(source, generations))
     changed = (made.rows.strip(), (made.truncate or "").strip()) != wanted or not made.as_made
     return changed or lacks_rights(connection, source)

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, quote
-from airflow_roir.engine.database import check_name, execute
+from airflow_roir.engine.database import execute, lock_table
 from airflow_roir.errors import InvalidInput, NotFound
 
 _RELATION_KINDS = {
@@ -293,9 +293,7 @@ def hold(connection: Connection, source: Source) -> None:
 
     Raises LockNotAcquired where another table, or none, has the name by now.
     """
-    check_name(connection, source.sql, source.oid)
-    execute(connection, f"LOCK TABLE {source.sql} IN ACCESS SHARE MODE")
-    check_name(connection, source.sql, source.oid)
+    lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
 
 
 def name_of(connection: Connection, oid: int) -> QualifiedName:

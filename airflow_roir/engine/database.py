@@ -279,8 +279,8 @@ SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity a
  WHERE a.pid = ANY (%(pids)s) AND (a.backend_type = 'autovacuum worker' OR a.usesysid IS NULL)
 """
 
-# Undefined table, object, function, column; and what an attempt does about an object that went meanwhile.
-VANISHED = ("42P01", "42704", "42883", "42703")
+# Undefined table, object, function, column, schema; and what an attempt does about an object that went meanwhile.
+VANISHED = ("42P01", "42704", "42883", "42703", "3F000")
 MOST_VANISHED = 5
 
 
@@ -289,13 +289,49 @@ def has_vanished(error: DBAPIError) -> bool:
     return sqlstate(error) in VANISHED or (sqlstate(error) == "XX000" and "concurrently" in str(error.orig))
 
 
-def check_name(connection: Connection, sql: str, oid: int) -> None:
-    """Raise LockNotAcquired where a name isn't that table's any more. Under a lock on it it stays the table's.
+WHOSE = "SELECT to_regclass(%(name)s)::oid::bigint"
+# What a name is that isn't a table's any more: nobody's, in no schema, or of something that can't be locked.
+NO_TABLE = ("42P01", "3F000", "42809")
 
-    A lock that was waited for is had on whatever has the name by then.
+
+def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool = False) -> None:
+    """Lock a table (oid) by its name, which it then keeps: the one way to whatever is read, or altered, by name.
+
+    A lock that was waited for is had on whatever has the name by then, and who waits for none may be late, too. Its
+    schema can be renamed still: `check_name` once more at the end tells. Raises LockNotAcquired where another relation,
+    or none, has the name.
     """
-    if execute(connection, "SELECT to_regclass(%(name)s)::oid::bigint", {"name": sql}).scalar() != oid:
-        raise LockNotAcquired(f"the table that was {sql} has another name since it was looked at. Try again")
+    lock = f"LOCK TABLE {'ONLY ' if only else ''}{sql} IN {mode} MODE"
+    try:
+        found = execute(connection, f"{lock}; {WHOSE}", {"name": sql}).scalar()
+    except DBAPIError as error:
+        if sqlstate(error) not in NO_TABLE:
+            raise
+        raise _renamed(sql) from error
+    if found != oid:
+        raise _renamed(sql)
+
+
+def check_name(connection: Connection, sql: str, oid: int) -> None:
+    """Raise LockNotAcquired where a name isn't that table's any more."""
+    if execute(connection, WHOSE, {"name": sql}).scalar() != oid:
+        raise _renamed(sql)
+
+
+def _renamed(sql: str) -> LockNotAcquired:
+    return LockNotAcquired(f"the table that was {sql} has another name since it was looked at. Try again")
+
+
+@contextmanager
+def telling_of_names() -> Iterator[None]:
+    """Around what names things of a source: LockNotAcquired where a name in it is nobody's any more."""
+    try:
+        yield
+    except DBAPIError as error:
+        if not has_vanished(error):
+            raise
+        said = str(error.orig).split("\n", 1)[0]
+        raise LockNotAcquired(f"{said}: a name was changed since it was looked at. Try again") from error
 
 
 # How a drain's report begins.
@@ -306,7 +342,7 @@ class Drain:
     """The drain lock of one source: waits for the writers in flight, for a bounded time (docs/architecture.md#phases).
 
     sql: the source's quoted name; relations: the oids to look for blockers on (the source, then its leaves);
-    modes: the lock modes that block.
+    modes: the lock modes that block. Another table of that name is an error.
     """
 
     def __init__(
@@ -324,6 +360,7 @@ class Drain:
         self.timeout_ms = timeout_ms
         self.patience_s = patience_s
         self.modes = modes
+        self._locked = False
 
     def run(
         self,
@@ -345,7 +382,12 @@ class Drain:
             try:
                 with self.database.transaction() as connection:
                     execute(connection, f"SET LOCAL lock_timeout = {limit_ms}")
-                    return body(connection, lambda c=connection, ms=limit_ms: self._lock(c, ms))  # type: ignore[misc]
+                    self._locked = False
+                    done = body(connection, lambda c=connection, ms=limit_ms: self._lock(c, ms))  # type: ignore[misc]
+                    if self._locked:
+                        # A lock keeps a table's name; its schema's can be another one since.
+                        check_name(connection, self.sql, self.relations[0])
+                    return done
             except DBAPIError as error:
                 if vanished < MOST_VANISHED and has_vanished(error):
                     # Dropped by somebody else, between our look and our statement: the next look sees that.
@@ -399,9 +441,11 @@ class Drain:
         begun = time.monotonic()
         # lock_timeout begins anew with each lock, and a partitioned source has one per leaf.
         execute(connection, f"SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}")
-        execute(connection, f"LOCK TABLE {self.sql} IN SHARE ROW EXCLUSIVE MODE")
         if self.relations:
-            check_name(connection, self.sql, self.relations[0])
+            lock_table(connection, self.sql, self.relations[0], "SHARE ROW EXCLUSIVE")
+            self._locked = True
+        else:
+            execute(connection, f"LOCK TABLE {self.sql} IN SHARE ROW EXCLUSIVE MODE")
         left = max(1, int(limit - (time.monotonic() - begun) * 1000))
         # What else the body locks (the view) has what is left.
         execute(connection, f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {left}")

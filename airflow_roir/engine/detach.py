@@ -10,9 +10,9 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine import removal
 from airflow_roir.engine.catalog import default_schemas
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, said, sqlstate
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, has_vanished, said, sqlstate
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
 
 FIND = """
 SELECT c.oid::bigint AS oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -61,6 +61,11 @@ def detach_partition(
             raise NotFound(said(error)) from None
         if sqlstate(error) in ("55006", "2BP01", "42501"):
             raise InvalidInput(said(error)) from None
+        if has_vanished(error):
+            raise LockNotAcquired(
+                f"{said(error)}. A name was changed since it was looked at; nothing was changed. Run roir clean-up, which "
+                "follows it, and try again"
+            ) from error
         raise
     with database.transaction() as connection:
         rows = [row for row in removal.leaving(connection) if row.relation == oid]

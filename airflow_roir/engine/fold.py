@@ -17,7 +17,7 @@ from airflow_roir.engine import build, capture, control, partitions, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import mode
 from airflow_roir.engine.capture_function import CAPTURE, DIRECT
-from airflow_roir.engine.database import Database, Drain, execute
+from airflow_roir.engine.database import Database, Drain, execute, telling_of_names
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
 from airflow_roir.entry_state import EntryState
@@ -76,7 +76,9 @@ def drain(
 
     timeout_ms, patience_s = int(job.options["lock_timeout_ms"]), float(job.options["lock_patience_s"])
     try:
-        return Drain(database, job.source.sql, job.source.relations, timeout_ms, patience_s).run(noted, tell, exclusive)
+        with telling_of_names():
+            source = job.source
+            return Drain(database, source.sql, source.relations, timeout_ms, patience_s).run(noted, tell, exclusive)
     except LockNotAcquired:
         note(None)  # the pause that follows says it
         raise

@@ -63,7 +63,9 @@ SELECT format('%%I on %%s', tgname, tgrelid::regclass) AS trigger, tgrelid::regc
 """
 # No trigger tells of their TRUNCATE before a clean-up has taken them in; nobody knows what their first transaction did.
 NEW_LEAVES = """
-SELECT c.name FROM roir.partition_changes(%(generation)s, %(source)s::oid) c WHERE NOT c.gone ORDER BY 1
+SELECT c.name, EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id = %(generation)s
+                          AND p.relation = c.relation AND p.status = 'joining') AS half
+  FROM roir.partition_changes(%(generation)s, %(source)s::oid) c WHERE NOT c.gone ORDER BY 1
 """
 # The capture reads a leaf as the source's owner, and runs code of the leaf's by that; roir reads all as one role.
 OTHERS_LEAVES = """
@@ -203,7 +205,14 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
         found.append(f"index {name}: {what}, so its entries may be wrong. {anew}")
     found += _leaves_of_others(connection, name, source)
     if source.partitioned:
-        new = list(execute(connection, NEW_LEAVES, {"generation": generation_id, "source": source.oid}).scalars())
+        leaves = execute(connection, NEW_LEAVES, {"generation": generation_id, "source": source.oid}).all()
+        found += [
+            f"index {name}: the rows of {row.name}, which came to {source.sql} without roir, are brought in by half. "
+            f"Run: roir sync-partitions {source.name}"
+            for row in leaves
+            if row.half
+        ]
+        new = [row.name for row in leaves if not row.half]
         if new:
             more = len(new) - MOST_NAMED
             named = ", ".join(new[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

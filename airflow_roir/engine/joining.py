@@ -15,7 +15,16 @@ from airflow_roir.engine import capture, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import ACTIVE, CAPTURE
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, check_name, execute, retry, to_json
+from airflow_roir.engine.database import (
+    LOCK_TIMEOUT_MS,
+    Database,
+    check_name,
+    execute,
+    lock_table,
+    retry,
+    telling_of_names,
+    to_json,
+)
 from airflow_roir.engine.entry import Entry
 from airflow_roir.entry_state import EntryState
 from airflow_roir.scan_range import ScanRange
@@ -63,18 +72,16 @@ def batch(
     batch_rows: int = BATCH_ROWS,
 ) -> int | None:
     """One batch, one transaction: entries and watermark together. None where there was nothing left."""
-    with database.transaction() as connection:
+    with telling_of_names(), database.transaction() as connection:
         path = ", ".join(["pg_catalog", *map(quote, source.operator_schemas), "pg_temp"])
         execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}; SET LOCAL search_path = {path}")
         # As a writer does: a switch or a publish waits for this, so the capture mode stays what it is.
-        execute(connection, f"LOCK TABLE ONLY {source.sql} IN ROW EXCLUSIVE MODE")
-        check_name(connection, source.sql, source.oid)
+        lock_table(connection, source.sql, source.oid, "ROW EXCLUSIVE", only=True)
         mode = capture.mode(connection, generation_id)
         before = execute(connection, POSITION, {"id": joining_id}).scalar_one()
         name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
         # By its owner of now, which it then keeps, as it keeps its name.
-        execute(connection, f"LOCK TABLE ONLY {name} IN ROW SHARE MODE")
-        check_name(connection, name, relation)
+        lock_table(connection, name, relation, "ROW SHARE", only=True)
         values: dict[str, Any] = {}
         where = ScanRange(None, None, before).condition(source.primary_key, source.comparands, None, values)
         key = ", ".join(f"s.{quote(column)}" for column in source.primary_key)
@@ -112,6 +119,7 @@ def batch(
         }
         # Whoever else brings it in too has been there: that does no harm, going back would.
         execute(connection, ADVANCE, moved)
+        check_name(connection, name, relation)
         return rows
 
 

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import catalog, comparison, damage, owner
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, execute, is_transient
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, check_name, execute, is_transient
 from airflow_roir.engine.run import Job
 
 # A range with more than that is rebuilt: so many at once, each transaction some ten milliseconds.
@@ -94,6 +94,7 @@ class Mender:
         for kind, query, said in damage.mistaken(self.recorded, self.read, self.base, self.entry, self.job.run.index):
             item, values = self._asked(query, "id bigint", ids)
             execute(self.connection, MISTAKEN.format(found=item), {**values, "kind": kind, "said": said})
+        check_name(self.connection, self.source, self.read.oid)
 
     def put(self, ids: list[int]) -> list[int]:
         """Give rows their entries, in one transaction; returns those whose rows aren't there any more.
@@ -126,7 +127,9 @@ class Mender:
             execute(self.connection, write, values)
             self._settle("gone", gone)
             self._settle("mended", wrong)
-            return list(set(ids) - locked - self._with_row(ids))
+            left = set(ids) - locked - self._with_row(ids)
+            check_name(self.connection, self.source, self.read.oid)
+            return list(left)
 
     def take_out(self, ids: list[int]) -> list[int]:
         """Remove entries that no row projects to, in one transaction; returns those that could not be settled."""
@@ -152,6 +155,7 @@ class Mender:
             gone -= removed
             self._settle("mended", removed)
             self._settle("gone", gone)
+            check_name(self.connection, self.source, self.read.oid)
             return list(set(ids) - gone - removed)
 
     def _remove(self, segment: str, tids: dict[str, int], removed: set[int], hidden: set[int]) -> None:

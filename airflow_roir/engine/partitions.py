@@ -17,7 +17,7 @@ from airflow_roir.engine import capture, marks, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import CAPTURE, DIRECT
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.database import check_name, execute, lock_table
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import PartitionsChanged
@@ -93,7 +93,7 @@ def brings_rows(connection: Connection, source: Source, generation_id: int, entr
     stores = {CAPTURE: [written], DIRECT: [written, base]}.get(mode, [base])
     name = execute(connection, "SELECT %(leaf)s::oid::regclass::text", {"leaf": leaf}).scalar_one()
     # By its owner of now, which it then keeps.
-    execute(connection, f"LOCK TABLE ONLY {name} IN ACCESS SHARE MODE")
+    lock_table(connection, name, leaf, "ACCESS SHARE", only=True)
     projected = ", ".join(
         f"{quote(column.source)}{column.to_base_type} AS c{i + 1}" for i, column in enumerate(entry.columns)
     )
@@ -110,13 +110,13 @@ def brings_rows(connection: Connection, source: Source, generation_id: int, entr
         for nulls in (False, True)
     )
     rows = f"(SELECT {projected} FROM {name}) s"
-    return bool(
-        owner.rows(
-            connection,
-            source,
-            f"SELECT EXISTS (SELECT FROM {rows} WHERE NOT ({any_null}) AND {plain}) "
-            f"OR EXISTS (SELECT FROM {rows} WHERE ({any_null}) AND {with_nulls})",
-            "brings boolean",
-            reads=[name],
-        ).scalar_one()
-    )
+    brings = owner.rows(
+        connection,
+        source,
+        f"SELECT EXISTS (SELECT FROM {rows} WHERE NOT ({any_null}) AND {plain}) "
+        f"OR EXISTS (SELECT FROM {rows} WHERE ({any_null}) AND {with_nulls})",
+        "brings boolean",
+        reads=[name],
+    ).scalar_one()
+    check_name(connection, name, leaf)
+    return bool(brings)

@@ -30,7 +30,16 @@ from airflow_roir.engine import (
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture_function import CAPTURE
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import EXCLUSIVE, Database, Drain, execute, retry
+from airflow_roir.engine.database import (
+    EXCLUSIVE,
+    Database,
+    Drain,
+    check_name,
+    execute,
+    lock_table,
+    retry,
+    telling_of_names,
+)
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import EntrySize
 from airflow_roir.engine.plan import Bound, Piece, Plan, make_plan
@@ -125,11 +134,15 @@ def rehearse(
 
     def plan_as_owner(connection: Connection, _lock: Callable[[], None]) -> Rehearsal:
         # By its owner of now, which it then keeps.
-        execute(connection, f"LOCK TABLE {source.sql} IN ACCESS SHARE MODE")
+        lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
+        _check_columns(connection, source, definition)
         with owner.for_a_while(connection, source):
-            return plan(connection)
+            found = plan(connection)
+        check_name(connection, source.sql, source.oid)
+        return found
 
-    return readers.run(plan_as_owner, report)
+    with telling_of_names():
+        return readers.run(plan_as_owner, report)
 
 
 def prepare(
@@ -170,7 +183,10 @@ def _begin(
     drain = Drain(database, source.sql, source.relations, options.lock_timeout_ms, options.lock_patience_s)
     begun = time.monotonic()
     try:
-        return drain.run(lambda connection, lock: _prepare(connection, lock, rehearsal, options, actor, begun), report)
+        with telling_of_names():
+            return drain.run(
+                lambda connection, lock: _prepare(connection, lock, rehearsal, options, actor, begun), report
+            )
     except IntegrityError:
         # Somebody else has begun an operation of this index meanwhile.
         with database.transaction() as connection:
@@ -228,6 +244,7 @@ def _prepare(
     lock()
     # From here to the commit writers wait: install the capture, look once more, write the operation.
     _check_other_builds(connection, source)
+    _check_columns(connection, source, rehearsal.definition)
     capture.install(connection, source)
     execute(connection, "SELECT roir.keep_shape(%(generation)s)", {"generation": generation_id})
     columns = [column.source for column in entry.columns] + list(source.primary_key)
@@ -276,6 +293,17 @@ def _check_other_builds(connection: Connection, source: Source) -> None:
             f"{gaps[0]} while operation {other.id} builds index {name}, which may lack writes by that; abort it "
             f"first: roir abort '{name}'"
         )
+
+
+def _check_columns(connection: Connection, source: Source, definition: IndexDefinition) -> None:
+    """Raise SourceChanged where columns were renamed or retyped since they were looked at. Under a lock they stay.
+
+    Names that were exchanged would make entries of other columns, a type that was widened would be cut to what it was.
+    """
+    names = {*definition.key, *definition.include, *source.primary_key}
+    now = catalog.read_source_by_oid(connection, source.oid)
+    if now.primary_key != source.primary_key or any(now.columns.get(n) != source.columns.get(n) for n in names):
+        raise SourceChanged(f"table {source.name} was altered since it was looked at; nothing was changed, begin again")
 
 
 def _pieces(connection: Connection, rehearsal: Rehearsal, index_id: int) -> list[Piece]:

@@ -18,7 +18,15 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, has_vanished, retry
+from airflow_roir.engine.database import (
+    LOCK_TIMEOUT_MS,
+    Database,
+    Drain,
+    check_name,
+    execute,
+    has_vanished,
+    retry,
+)
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired, NotFound
 
@@ -78,6 +86,11 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
                 if has_vanished(error) and not _exists(database, store.name):
                     # Dropped with its generation, by a clean-up for example.
                     break
+                if has_vanished(error):
+                    raise LockNotAcquired(
+                        f"entries of partition {row.name} can't be removed now: {str(error.orig).splitlines()[0]}. A "
+                        "name was changed since it was looked at; roir clean-up follows it, and goes on with them"
+                    ) from error
                 if not isinstance(error.orig, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected):
                     raise
                 raise LockNotAcquired(
@@ -109,18 +122,20 @@ def step(database: Database, row: Row[Any], store: Row[Any], first: int) -> int:
             catalog.hold(connection, source)
             asked = {"generation": row.generation_id, "source": source.oid}
             has_row = execute(connection, HAS_ROW, asked).scalar_one()
+        found = f"x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {row.within} AND NOT {has_row} {only}"
         if source is not None and not owner.is_trusted(connection, source):
-            found = f"x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {row.within} AND NOT {has_row} {only}"
-            return _step_as_owner(connection, source, store, found, f"NOT {has_row} {only}")
-        taken = execute(
-            connection,
-            f"SELECT x.ctid::text FROM {store.name} x WHERE x.ctid >= '({first},0)' AND x.ctid < '({end},0)' "
-            f"AND {row.within} AND NOT {has_row} {only} FOR UPDATE",
-        ).scalars()
-        if not (tids := ", ".join(f"'{tid}'" for tid in taken)):
-            return 0
-        still = f"x.ctid = ANY (ARRAY[{tids}]::tid[]) AND NOT {has_row} {only}"
-        return _take_away(connection, store, still)
+            removed = _step_as_owner(connection, source, store, found, f"NOT {has_row} {only}")
+        else:
+            removed = _step(connection, store, found, f"NOT {has_row} {only}")
+        if source is not None and removed:
+            check_name(connection, source.sql, source.oid)
+        return removed
+
+
+def _step(connection: Connection, store: Row[Any], found: str, still: str) -> int:
+    locked = f"SELECT x.ctid::text FROM {store.name} x WHERE {found} FOR UPDATE"
+    tids = ", ".join(f"'{tid}'" for tid in execute(connection, locked).scalars())
+    return _take_away(connection, store, f"x.ctid = ANY (ARRAY[{tids}]::tid[]) AND {still}") if tids else 0
 
 
 def _take_away(connection: Connection, store: Row[Any], where: str) -> int:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, func, select, text, update
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import abort, control, tables, view
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, telling_of_names
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvariantViolated, NotFound
@@ -66,7 +66,8 @@ def revert(
         return Reverted(str(name), replaced.id, shown.id)
 
     drain = Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s)
-    return drain.run(body, report, [name.sql])
+    with telling_of_names():
+        return drain.run(body, report, [name.sql])
 
 
 def _active(connection: Connection, index_id: int) -> Row[tuple[object, ...]] | None:

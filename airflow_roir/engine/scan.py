@@ -49,7 +49,7 @@ class Stretch:
 
 
 class Reader(Protocol):
-    """Cuts the next batch off a range. Both lock the relation against ALTER, to the end of the transaction."""
+    """Cuts the next batch off a range. The caller has locked the relation, which so keeps its name and its file."""
 
     def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
         """The next stretch, of about so many rows. relation: its quoted name; usual: rows per block when it was
@@ -72,8 +72,6 @@ class KeyReader:
 
     def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
         """Looks the batch's last key up: exactly `rows` rows, but for the range's last batch."""
-        # Where its owner isn't trusted the read itself leaves no lock behind.
-        execute(self.connection, f"LOCK TABLE ONLY {relation} IN ACCESS SHARE MODE")
         last, done = self._last_key(relation, scan, rows)
         values: dict[str, str] = {}
         where = scan.condition(self.source.primary_key, self._casts, None if done else last, values)
@@ -132,7 +130,6 @@ class BlockReader:
         """
         assert scan.lower is not None
         assert scan.upper is not None
-        execute(self.connection, f"LOCK TABLE ONLY {relation} IN ACCESS SHARE MODE")
         values = {"relation": relation, "generation": self.job.generation_id, "source": self.job.source.oid}
         file = execute(self.connection, FILE, values).one()
         if file.emptied:

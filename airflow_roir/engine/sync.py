@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.engine import catalog, control, joining, partitions, removal, view
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute
+from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, telling_of_names
 from airflow_roir.engine.detach import find_table
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.partitions import Change
@@ -68,6 +68,24 @@ def sync_partitions(
     if not generations:
         raise NotFound(f"table {name} has no roir index")
     result = SyncReport([], [])
+    with telling_of_names():
+        _sync(database, source, generations, result, actor, report, patience_s)
+    with database.transaction() as connection:
+        leaving = [row for row in removal.leaving(connection) if row.source_oid == oid]
+    for row in leaving:
+        result.entries_removed += removal.remove(database, row, report, patience_s)
+    return result
+
+
+def _sync(
+    database: Database,
+    source: Source,
+    generations: Sequence[Row[Any]],
+    result: SyncReport,
+    actor: str,
+    report: Callable[[str], None],
+    patience_s: float,
+) -> None:
     for generation in generations:
         # Again, until there are none: what came back as a whole level is seen when its going is dealt with.
         while changes := _changes(database, source, generation.id):
@@ -78,11 +96,6 @@ def sync_partitions(
                 else:
                     result.entries_added += _take_in(database, source, generation, change, actor, report, patience_s)
                     _name(result.came, change)
-    with database.transaction() as connection:
-        leaving = [row for row in removal.leaving(connection) if row.source_oid == oid]
-    for row in leaving:
-        result.entries_removed += removal.remove(database, row, report, patience_s)
-    return result
 
 
 def _changes(database: Database, source: Source, generation_id: int) -> list[Change]:

@@ -21,7 +21,7 @@ from airflow_roir.engine import build, comparison, damage, mend, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Stop
 from airflow_roir.engine.comparison import of_source
-from airflow_roir.engine.database import check_name, execute
+from airflow_roir.engine.database import check_name, execute, lock_table, telling_of_names
 from airflow_roir.engine.run import check_fingerprint, read_control
 from airflow_roir.engine.snapshot import SharedSnapshot
 from airflow_roir.engine.verify_job import UnitClaim, UnitMetrics, VerifyJob
@@ -144,8 +144,12 @@ class VerifyWorker:
     def unit(self, claim: UnitClaim) -> UnitMetrics:
         """Compare a claimed unit. What a check found commits together with the unit's end; sums alone change nothing.
 
-        Raises Fenced (nothing was changed), SourceChanged.
+        Raises Fenced (nothing was changed), SourceChanged, LockNotAcquired (a name was changed meanwhile).
         """
+        with telling_of_names():
+            return self._unit(claim)
+
+    def _unit(self, claim: UnitClaim) -> UnitMetrics:
         begun = time.monotonic()
         checked, found = 0, 0
         if claim.side == "both":
@@ -165,6 +169,8 @@ class VerifyWorker:
                     checked, found = self._noting_corruption(claim, name, self._check) or (0, 0)
                     if found and self.verify_job.options.is_partial:
                         self._look_again("unit_id = %(unit)s", {"unit": claim.unit_id})
+                if name is not None:
+                    self._check_names(claim, name)
                 mend = found > 0 and self.verify_job.options.repair
                 self._commit(claim, {**NO_SUMS, "rows": checked}, begun, mend)
         return UnitMetrics(self.worker, claim.ordinal, checked, time.monotonic() - begun, found)
@@ -175,10 +181,11 @@ class VerifyWorker:
         Raises Fenced.
         """
         run = self.job.run
-        for _ in mend.mend_unit(self.connection, self.job, self.verify_job.verification_id, claim.unit_id):
-            with self.connection.begin():
-                if read_control(self.connection, run).status != Status.RUNNING:
-                    return False
+        with telling_of_names():
+            for _ in mend.mend_unit(self.connection, self.job, self.verify_job.verification_id, claim.unit_id):
+                with self.connection.begin():
+                    if read_control(self.connection, run).status != Status.RUNNING:
+                        return False
         with self.connection.begin():
             values = {"unit": claim.unit_id, "token": claim.token, "epoch": run.epoch}
             if execute(self.connection, RELEASE_UNIT, values).rowcount != 1:
@@ -227,6 +234,7 @@ class VerifyWorker:
                 sql = comparison.sums(entry, read, f"{name} r", where, self.newer, self.verify_job.buckets)
             reads = [name] if claim.of_source else None
             row = self._execute(claim, sql, values, comparison.SUMMED, "SELECT * FROM {compared}", reads)
+            self._check_names(claim, name)
             return {**row._mapping, "snapshot": shared or f"unit {claim.unit_id}"}
 
     def _hold(self, claim: UnitClaim) -> str | None:
@@ -244,13 +252,13 @@ class VerifyWorker:
         )
         for level in execute(
             self.connection,
-            "SELECT c.oid::regclass::text FROM unnest(%(relations)s::oid[]) r (oid) JOIN pg_class c USING (oid) "
-            "WHERE c.relkind = 'p' OR c.oid = %(source)s ORDER BY c.oid <> %(source)s, c.oid",
+            "SELECT c.oid, c.oid::regclass::text AS name FROM unnest(%(relations)s::oid[]) r (oid) "
+            "JOIN pg_class c USING (oid) WHERE c.relkind = 'p' OR c.oid = %(source)s "
+            "ORDER BY c.oid <> %(source)s, c.oid",
             {"relations": list(job.source.relations), "source": job.source.oid},
-        ).scalars():
+        ).all():
             # A unit of the source reads one of its leaves, which is locked below; the others look at any.
-            only = "ONLY " if claim.of_source else ""
-            execute(self.connection, f"LOCK TABLE {only}{level} IN ACCESS SHARE MODE")
+            lock_table(self.connection, level.name, level.oid, "ACCESS SHARE", only=claim.of_source)
         # The other side's question names the source as it was called when the run began.
         check_name(self.connection, job.source.sql, job.source.oid)
         check_fingerprint(self.connection, job)
@@ -263,6 +271,12 @@ class VerifyWorker:
             if name == before:
                 return str(name) if locked else None
         return None
+
+    def _check_names(self, claim: UnitClaim, name: str) -> None:
+        """What was read by name was that: a lock keeps a table's name, its schema can have another one since."""
+        check_name(self.connection, self.job.source.sql, self.job.source.oid)
+        if claim.of_source:
+            check_name(self.connection, name, claim.relation)
 
     def _lock(self, name: str) -> bool:
         try:
@@ -377,6 +391,7 @@ class VerifyWorker:
             execute(self.connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             if self._hold(claim) is not None and execute(self.connection, ONE_SNAPSHOT, values).scalar_one():
                 rows = self._differing()
+                check_name(self.connection, self.job.source.sql, self.job.source.oid)
         with self.connection.begin():
             self._hold(claim)
             self._look_again("true", {})

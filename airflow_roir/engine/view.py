@@ -10,20 +10,21 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, quote
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.database import WHOSE, execute, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.old_snapshots import Holder, holders
-from airflow_roir.errors import InvariantViolated
+from airflow_roir.errors import InvariantViolated, LockNotAcquired
 
 # A standby that sends no feedback doesn't say what its transactions see. Reports that read standbys are granted hours
 # (max_standby_streaming_delay), hardly ever a day.
 STANDBY_PATIENCE = "1 day"
 
 IS_OURS = """
-SELECT c.relkind::text = 'v' AND EXISTS (
+SELECT c.oid::bigint AS oid, c.relkind::text = 'v' AND EXISTS (
          SELECT FROM pg_rewrite r
            JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
            JOIN roir.generation g ON d.refobjid = to_regclass('roir_data.g' || g.id)
@@ -33,6 +34,9 @@ SELECT c.relkind::text = 'v' AND EXISTS (
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = %(schema)s AND c.relname = %(name)s
 """
+
+# It is there already, is no view, or is one of other columns.
+NO_VIEW = ("42P07", "42809", "42P16")
 
 IS_GUARDED = """
 SELECT EXISTS (
@@ -74,11 +78,45 @@ def show(
     """
     row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
     if row is not None and not row.ours:
-        raise InvariantViolated(f"index {name}: its name was taken by another relation meanwhile; not published")
+        raise InvariantViolated(_taken(name))
     # OR REPLACE forgets the options that it isn't told again.
     sql = statement(name, generation_id, entry, replace=row is not None, options=(row and row.options) or "")
     # A sub-select is run once per query, and once only where a plan is parallel.
-    execute(connection, sql + (f" WHERE (SELECT roir.published({generation_id}))" if guarded else ""))
+    sql += f" WHERE (SELECT roir.published({generation_id}))" if guarded else ""
+    try:
+        with connection.begin_nested():
+            execute(connection, sql)
+    except DBAPIError as error:
+        if sqlstate(error) not in NO_VIEW:
+            raise
+        raise InvariantViolated(_taken(name)) from error
+    if row is not None:
+        # Names were exchanged since the look, and another view was replaced: it isn't, with the whole transaction.
+        now = execute(connection, WHOSE, {"name": name.sql}).scalar()
+        if now != row.oid:
+            raise InvariantViolated(_taken(name))
+
+
+def _taken(name: QualifiedName) -> str:
+    return (
+        f"index {name}: its name was taken by another relation meanwhile; not published, and that is as it was. "
+        "Give the index its name again, then resume"
+    )
+
+
+def drop(connection: Connection, name: QualifiedName, index_id: int) -> None:
+    """Drop an index's view, if the relation of that name is it. Raises LockNotAcquired where names are exchanged."""
+    row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
+    if row is None or not row.ours:
+        return
+    try:
+        execute(connection, f"DROP VIEW IF EXISTS {name.sql}")
+    except DBAPIError as error:
+        if sqlstate(error) not in NO_VIEW:
+            raise
+        raise LockNotAcquired(f"index {name}: its view has another name since it was looked at. Try again") from error
+    if execute(connection, "SELECT FROM pg_class WHERE oid = %(oid)s::oid", {"oid": row.oid}).first() is not None:
+        raise LockNotAcquired(f"index {name}: its view has another name since it was looked at. Try again")
 
 
 def is_ours(connection: Connection, name: QualifiedName, index_id: int) -> bool:

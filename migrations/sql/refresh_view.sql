@@ -1,0 +1,41 @@
+-- Makes a generation's view anew, if it has one: guarded as it is, and hiding what belongs to partitions that are
+-- leaving or joining. Locks the view in ACCESS EXCLUSIVE mode. The view is that which shows the generation's entries: under
+-- its index's name, or under another one that somebody gave it, and not another view that has the index's name now.
+CREATE OR REPLACE FUNCTION roir.refresh_view(generation bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    g record;
+    conditions text[] := '{}';
+BEGIN
+    SELECT x.id, x.entry, c.oid, c.oid::regclass::text AS name, c.reloptions AS options,
+           EXISTS (SELECT FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+                    WHERE r.ev_class = c.oid AND d.refclassid = 'pg_proc'::regclass
+                      AND d.refobjid = 'roir.published(bigint)'::regprocedure) AS guarded
+      INTO g
+      FROM roir.generation x
+      JOIN roir.index i ON i.id = x.index_id
+      JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass
+                      AND d.refobjid = to_regclass(format('roir_data.g%s', x.id))
+      JOIN pg_rewrite r ON r.oid = d.objid
+      JOIN pg_class c ON c.oid = r.ev_class AND c.relkind = 'v'
+      JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname <> 'roir_data'
+     WHERE x.id = generation AND x.status = 'active'
+     ORDER BY n.nspname = i.schema_name AND c.relname = i.name DESC, c.oid LIMIT 1;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF g.guarded THEN
+        conditions := ARRAY[format('(SELECT roir.published(%s))', generation)];
+    END IF;
+    conditions := array_remove(conditions || roir.is_shown(generation, 'b'), NULL);
+    EXECUTE format('CREATE OR REPLACE VIEW %s %s AS SELECT %s FROM roir_data.g%s b %s', g.name,
+        (SELECT format('WITH (%s)', string_agg(format('%I = %L', split_part(o, '=', 1), split_part(o, '=', 2)), ', '))
+           FROM unnest(g.options) o HAVING count(*) > 0),
+        (SELECT string_agg(format('b.c%s AS %I', c.position, c.value ->> 'source'), ', ' ORDER BY c.position)
+           FROM jsonb_array_elements(g.entry -> 'columns') WITH ORDINALITY AS c (value, position)),
+        generation,
+        (SELECT 'WHERE ' || string_agg(c, ' AND ') FROM unnest(conditions) c HAVING count(*) > 0));
+    IF to_regclass(g.name) IS DISTINCT FROM g.oid::regclass THEN
+        RAISE lock_not_available USING MESSAGE = format('the view that was %s has another name since it was looked at', g.name);
+    END IF;
+END $$;
