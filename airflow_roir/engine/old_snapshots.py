@@ -22,7 +22,8 @@ WITH moment AS (
      WHERE m.xid < pg_snapshot_xmax(pg_current_snapshot())
        -- PostgreSQL lets no snapshot become that old; age() would wrap around.
        AND pg_snapshot_xmax(pg_current_snapshot())::text::numeric - m.xid::text::numeric < 2000000000)
-SELECT CASE WHEN r.pid IS NULL OR a.datid IS NOT NULL THEN 'pid ' ELSE 'a standby, by its walsender of pid ' END || a.pid
+SELECT CASE WHEN r.pid IS NULL OR a.datid IS NOT NULL THEN 'pid ' ELSE 'a standby, by its walsender of pid ' END
+       || a.pid
        || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', '') AS who, true AS known
   FROM moment m, pg_stat_activity a LEFT JOIN pg_stat_replication r ON r.pid = a.pid
  WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) >= m.age

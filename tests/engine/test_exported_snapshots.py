@@ -137,7 +137,7 @@ def test_a_snapshot_that_a_replication_slot_exports_keeps_the_guard(
     database: Database, dsn: str, decoder: psycopg2.extensions.connection
 ) -> None:
     """The first copy of a consumer reads with it; nobody but the walsender holds it until then."""
-    slot = dsn.rsplit("/", 1)[1].split("?")[0]
+    slot = dsn.split("?")[0].rsplit("/", 1)[1]
     with decoder.cursor() as cursor:
         cursor.execute(f'CREATE_REPLICATION_SLOT "{slot}" TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT')
         name = cursor.fetchone()[2]
