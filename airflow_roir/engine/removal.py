@@ -84,8 +84,10 @@ def _remove_from(database: Database, row: Row[Any], store: Row[Any], patience_s:
     while True:
         with database.transaction() as connection:
             file = _file(connection, store.name)
-        # NULL blocks: dropped just now.
-        for first in range(0, file.blocks or 0 if file else 0, BLOCKS_PER_STEP):
+        if file is None:
+            return removed
+        # NULL where it is dropped just now.
+        for first in range(0, file.blocks or 0, BLOCKS_PER_STEP):
             try:
                 taken = retry(partial(step, database, row, store, first, file), patience_s)
             except DBAPIError as error:

@@ -68,7 +68,7 @@ def test_no_foreign_leaf_comes_to_a_source(database: Database, dsn: str, guarded
         ):
             with pytest.raises(psycopg2.errors.Error, match="foreign"):
                 run_sql(dsn, statement)
-        with pytest.raises(InvalidInput):
+        with pytest.raises(InvalidInput, match="f is a foreign table"):
             attach.attach_partition(database, "t", "f", "FOR VALUES FROM (200) TO (300)", "test")
 
     _, run = steps.begin(database)
