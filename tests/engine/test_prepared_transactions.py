@@ -129,6 +129,7 @@ def test_each_drain_names_all_of_them_and_goes_on_when_they_have_ended(
             for number in range(3):
                 sql(user, f"UPDATE {'t1' if kind == 'leaf' else 't'} SET v = -1, k = 'p' WHERE id = {number + 1}")
                 sql(user, f"PREPARE TRANSACTION '{gid} {number}'")
+                user.commit()  # the driver doesn't know that the transaction has ended
             user.close()
             for number in range(3):
                 with pytest.raises(LockNotAcquired) as refused:
