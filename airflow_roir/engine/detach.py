@@ -15,8 +15,9 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
 
 FIND = """
-SELECT c.oid::bigint AS oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relname = %(name)s AND n.nspname = ANY (%(schemas)s) AND c.relkind IN ('r', 'p')
+SELECT c.oid::bigint AS oid, n.nspname, c.relname, c.relkind = 'f' AS is_foreign
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relname = %(name)s AND n.nspname = ANY (%(schemas)s) AND c.relkind IN ('r', 'p', 'f')
  ORDER BY array_position(%(schemas)s::text[], n.nspname::text) LIMIT 1
 """
 # What the detach locks in ACCESS EXCLUSIVE mode: parent, partition, and the views of the source's indexes.
@@ -63,8 +64,8 @@ def detach_partition(
             raise InvalidInput(said(error)) from None
         if has_vanished(error):
             raise LockNotAcquired(
-                f"{said(error)}. A name was changed since it was looked at; nothing was changed. Run roir clean-up, which "
-                "follows it, and try again"
+                f"{said(error)}. A name was changed since it was looked at; nothing was changed. Run roir clean-up, "
+                "which follows it, and try again"
             ) from error
         raise
     with database.transaction() as connection:
@@ -79,4 +80,8 @@ def find_table(connection: Connection, table: str) -> tuple[int, QualifiedName]:
     row = execute(connection, FIND, {"name": name.name, "schemas": schemas}).first()
     if row is None:
         raise NotFound(f"table {name} doesn't exist; check the name, and quote it if it has capitals")
+    if row.is_foreign:
+        raise InvalidInput(
+            f"{name} is a foreign table, which PostgreSQL lets be no partition of one with a primary key"
+        )
     return row.oid, QualifiedName(row.nspname, row.relname)

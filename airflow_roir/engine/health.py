@@ -8,7 +8,16 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import capture, catalog, control, marks, own_tables, publications, restore
+from airflow_roir.engine import (
+    capture,
+    catalog,
+    control,
+    marks,
+    own_tables,
+    publications,
+    restore,
+    subscriptions,
+)
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Column, Source
 from airflow_roir.engine.database import execute
@@ -148,6 +157,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
             f"index {name}: {source.sql} has row-level security now; the view shows the rows that its policies hide "
             "to all who may read the view. Revoke SELECT on the view, or drop the index"
         )
+    found += [f"index {name}: {line}" for line in subscriptions.found(connection, source)]
     return found + publications.warnings(connection, name, row.ignore_publications)
 
 

@@ -13,7 +13,8 @@ from airflow_roir.engine.database import execute
 
 # A snapshot that doesn't see transaction X has an xmin of at most X, and whoever holds a snapshot shows its xmin.
 # Sessions of other databases read nothing of this one. A standby's snapshots are told by its walsender, which has no
-# database, or by its slot; those of a standby behind it come through it. Logical decoding looks at no table's rows.
+# database, or by its slot; those of a standby behind it come through it. A walsender with a database serves a consumer
+# of changes: decoding looks at no table's rows, but the snapshot that a new slot exports is one like any session's.
 HOLDERS = """
 WITH moment AS (
     SELECT age(m.xid::xid) AS age FROM (SELECT %(xid)s::xid8 AS xid) m
@@ -21,7 +22,8 @@ WITH moment AS (
      WHERE m.xid < pg_snapshot_xmax(pg_current_snapshot())
        -- PostgreSQL lets no snapshot become that old; age() would wrap around.
        AND pg_snapshot_xmax(pg_current_snapshot())::text::numeric - m.xid::text::numeric < 2000000000)
-SELECT CASE WHEN r.pid IS NULL THEN 'pid ' ELSE 'a standby, by its walsender of pid ' END || a.pid
+SELECT CASE WHEN r.pid IS NULL OR a.datid IS NOT NULL THEN 'pid ' ELSE 'a standby, by its walsender of pid ' END
+       || a.pid
        || coalesce(' (' || coalesce(nullif(a.application_name, ''), a.usename) || ')', '') AS who, true AS known
   FROM moment m, pg_stat_activity a LEFT JOIN pg_stat_replication r ON r.pid = a.pid
  WHERE a.pid <> pg_backend_pid() AND age(a.backend_xmin) >= m.age
@@ -35,7 +37,7 @@ SELECT 'a standby without hot_standby_feedback, pid ' || r.pid, false
   FROM moment m, pg_stat_replication r
   JOIN pg_stat_activity a ON a.pid = r.pid
   LEFT JOIN pg_replication_slots s ON s.active_pid = r.pid
- WHERE a.backend_xmin IS NULL AND s.xmin IS NULL AND s.slot_type IS DISTINCT FROM 'logical'
+ WHERE a.datid IS NULL AND a.backend_xmin IS NULL AND s.xmin IS NULL AND s.slot_type IS DISTINCT FROM 'logical'
    AND r.state IS DISTINCT FROM 'backup'
 UNION ALL
 SELECT 'a standby that isn''t connected, of replication slot ' || quote_ident(s.slot_name), false

@@ -25,6 +25,7 @@ from airflow_roir.engine import (
     partitions,
     publications,
     scan_choice,
+    subscriptions,
     tables,
 )
 from airflow_roir.engine import generation as physical
@@ -113,6 +114,7 @@ def rehearse(
         checks.check_row_security(connection, source, options.ignore_row_security)
         checks.check_partition_key(connection, source)
         publications.check(connection, options.ignore_publications)
+        subscriptions.check(connection, source)
         checks.check_collations(connection, source)
         checks.check_bounds(connection, source)
         if existing is not None:

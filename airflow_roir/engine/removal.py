@@ -27,6 +27,7 @@ from airflow_roir.engine.database import (
     has_vanished,
     retry,
 )
+from airflow_roir.engine.files import File, files_of
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired, NotFound
 
@@ -75,17 +76,32 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
     values = {"delta": physical.delta(row.generation_id), "base": physical.base(row.generation_id)}
     with database.transaction() as connection:
         stores = execute(connection, STORES, values).all()
+    removed = sum(_remove_from(database, row, store, patience_s) for store in stores)
+
+    def conclude(connection: Connection, lock: Callable[[], None]) -> None:
+        execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
+        execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
+
+    Drain(database, row.view, (), LOCK_TIMEOUT_MS, patience_s).run(conclude, report, [row.view])
+    return removed
+
+
+def _remove_from(database: Database, row: Row[Any], store: Row[Any], patience_s: float) -> int:
+    """The entries of one segment or delta. From its first block on again where another file has taken its place."""
     removed = 0
-    for store in stores:
+    while True:
         with database.transaction() as connection:
-            blocks = _blocks(connection, store.name)
-        for first in range(0, blocks, BLOCKS_PER_STEP):
+            file = _file(connection, store.name)
+        if file is None:
+            return removed
+        # NULL where it is dropped just now.
+        for first in range(0, file.blocks or 0, BLOCKS_PER_STEP):
             try:
-                removed += retry(partial(step, database, row, store, first), patience_s)
+                taken = retry(partial(step, database, row, store, first, file), patience_s)
             except DBAPIError as error:
                 if has_vanished(error) and not _exists(database, store.name):
                     # Dropped with its generation, by a clean-up for example.
-                    break
+                    return removed
                 if has_vanished(error):
                     raise LockNotAcquired(
                         f"entries of partition {row.name} can't be removed now: {str(error.orig).splitlines()[0]}. A "
@@ -96,17 +112,18 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
                 raise LockNotAcquired(
                     f"entries of partition {row.name} are locked by a writer; roir clean-up goes on with them"
                 ) from error
-
-    def conclude(connection: Connection, lock: Callable[[], None]) -> None:
-        execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
-        execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
-
-    Drain(database, row.view, (), LOCK_TIMEOUT_MS, patience_s).run(conclude, report, [row.view])
-    return removed
+            if taken is None:
+                break
+            removed += taken
+        else:
+            return removed
 
 
-def step(database: Database, row: Row[Any], store: Row[Any], first: int) -> int:
-    """One batch, one transaction: the blocks from `first` on of one segment or delta. Returns how many entries went."""
+def step(database: Database, row: Row[Any], store: Row[Any], first: int, file: File) -> int | None:
+    """One batch, one transaction: the blocks from `first` on of one segment or delta. Returns how many entries went.
+
+    file: what the blocks are of. None where the store has another one by now: VACUUM FULL puts entries anywhere.
+    """
     # An antimatter must stay: it may be for a copy that a batch is about to commit.
     only = f"AND x.state = '{EntryState.REGULAR.value}'" if store.delta else ""
     end = first + BLOCKS_PER_STEP
@@ -122,6 +139,11 @@ def step(database: Database, row: Row[Any], store: Row[Any], first: int) -> int:
             catalog.hold(connection, source)
             asked = {"generation": row.generation_id, "source": source.oid}
             has_row = execute(connection, HAS_ROW, asked).scalar_one()
+        # After the source, as a TRUNCATE. Places mean nothing any more once the store is rewritten.
+        execute(connection, f"LOCK TABLE {store.name} IN ROW SHARE MODE")
+        now = _file(connection, store.name)
+        if now is None or (now.relation, now.filenode) != (file.relation, file.filenode):
+            return None
         found = f"x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {row.within} AND NOT {has_row} {only}"
         if source is not None and not owner.is_trusted(connection, source):
             removed = _step_as_owner(connection, source, store, found, f"NOT {has_row} {only}")
@@ -177,6 +199,7 @@ def _exists(database: Database, name: str) -> bool:
         return execute(connection, "SELECT to_regclass(%(name)s)", {"name": name}).scalar() is not None
 
 
-def _blocks(connection: Connection, name: str) -> int:
-    size = "SELECT pg_relation_size(to_regclass(%(name)s)) / current_setting('block_size')::int"
-    return int(execute(connection, size, {"name": name}).scalar() or 0)
+def _file(connection: Connection, name: str) -> File | None:
+    """What a store is kept in; None where it is gone."""
+    oid = execute(connection, "SELECT to_regclass(%(name)s)::oid::bigint", {"name": name}).scalar()
+    return next(iter(files_of(connection, [oid])), None) if oid is not None else None

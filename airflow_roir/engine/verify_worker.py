@@ -389,6 +389,10 @@ class VerifyWorker:
         values = {"verification": self.verify_job.verification_id, "unit": claim.unit_id}
         with self.connection.begin():
             execute(self.connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            # Before the snapshot, which LOCK doesn't take: an older one sees the rows of a COPY with FREEZE that was
+            # waited for, and not their entries.
+            execute(self.connection, f"SET LOCAL lock_timeout = '{build.TABLE_LOCK_WAIT}'")
+            self._lock(self.job.source.sql)
             if self._hold(claim) is not None and execute(self.connection, ONE_SNAPSHOT, values).scalar_one():
                 rows = self._differing()
                 check_name(self.connection, self.job.source.sql, self.job.source.oid)

@@ -135,6 +135,41 @@ def test_a_row_that_is_committed_while_the_removal_waits_keeps_its_entry(databas
     assert steps.assert_exact(database).rows == 205
 
 
+@pytest.mark.parametrize("store", ["base", "delta"])
+def test_entries_that_are_rewritten_while_they_are_removed_are_all_found(
+    database: Database, dsn: str, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`VACUUM FULL` puts entries into blocks that the removal has passed."""
+    monkeypatch.setattr(removal, "BLOCKS_PER_STEP", 1)
+    make(dsn)
+    run_sql(dsn, "INSERT INTO t SELECT i % 30, i, 'k', i FROM generate_series(301, 3000) i")
+    _, run = steps.begin(database, include="v", segments=1)
+    if store == "base":
+        steps.finish_all(database, run)
+    else:
+        run_sql(dsn, "UPDATE t SET v = v + 1")
+    hidden(dsn, "t0")
+    (row,) = leave_on(database)
+    step, calls = removal.step, 0
+
+    def rewritten(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            tables = (
+                "SELECT oid::regclass FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace AND relkind = 'r'"
+            )
+            run_sql(dsn, *(f"VACUUM FULL {name}" for (name,) in steps.sql(steps.session(dsn), tables)))
+        return step(*arguments)
+
+    monkeypatch.setattr(removal, "step", rewritten)
+    assert removal.remove(database, row, print, 5) == 1000
+    assert calls > 3
+    if store == "delta":
+        steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
 def test_a_level_goes_with_what_left_it_before(database: Database, dsn: str) -> None:
     """The conditions of hash partitions name their parent, which may be dropped."""
     published(database, dsn, "two levels")

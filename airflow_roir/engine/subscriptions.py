@@ -1,0 +1,45 @@
+"""Subscriptions that stop for good where their partitioned table has a row trigger, as an index's source does.
+
+PostgreSQL's workers leak a reference to the partition for each row that they apply through a partitioned table with a
+row trigger that fires for them, and warn of each at the commit. A parallel worker (`streaming = parallel`, the default
+from 18 on) sends these warnings to a leader that waits for its lock: both wait for ever, and no deadlock is seen. Seen
+with any such trigger on 18.4; a table without partitions, or a leaf that is replicated by its own name, has none of it.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.database import execute
+from airflow_roir.errors import InvalidInput
+
+# Before 16 it is a truth value.
+FIND = """
+SELECT s.subname AS name, min(r.srrelid::regclass::text) AS relation
+  FROM pg_subscription s
+  JOIN pg_subscription_rel r ON r.srsubid = s.oid
+  JOIN pg_class c ON c.oid = r.srrelid
+ WHERE s.subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND s.substream::text = 'p' AND c.relkind = 'p' AND c.oid = ANY (%(relations)s::oid[])
+ GROUP BY s.subname ORDER BY s.subname
+"""
+
+
+def found(connection: Connection, source: Source) -> list[str]:
+    """Each such subscription in a line, with the remedy."""
+    if not source.partitioned:
+        return []
+    return [
+        f"subscription {quote(row.name)} replicates into the partitioned table {row.relation} by parallel workers, "
+        "which stop for good at a large transaction where the table has row triggers, as an index needs them. Let one "
+        f"worker do it: ALTER SUBSCRIPTION {quote(row.name)} SET (streaming = on)"
+        for row in execute(connection, FIND, {"relations": [source.oid, *source.relations]})
+    ]
+
+
+def check(connection: Connection, source: Source) -> None:
+    """Raise InvalidInput where a build would stop the replication. One that is made later is warned of."""
+    if lines := found(connection, source):
+        raise InvalidInput(lines[0])
