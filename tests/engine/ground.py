@@ -232,7 +232,8 @@ class Ground:
         if levels == {READ_COMMITTED}:
             # Who waits for another's end at the entry comes too late to delete the row that this one's commit meets.
             came_late = any(one.waited and not twin[turn].waited for turn, one in play.outcomes.items() if turn in twin)
-            return [] if mine - ({"23505"} if came_late else set()) <= theirs else [f"not as without the index: {compared(play, twin)}"]
+            late = {"23505"} if came_late else set()
+            return [] if mine - late <= theirs else [f"not as without the index: {compared(play, twin)}"]
         # What would come of a refusal at the same turn.
         refused = frozenset(
             turn
