@@ -14,8 +14,9 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import abort, build, capture, finalize, prepare, schema, seal
+from airflow_roir.engine import abort, build, finalize, prepare, schema, seal
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import start_run
 
@@ -97,7 +98,7 @@ class Bulk:
         # The guard lets only roir itself do that while an index is built.
         self.cursor.execute("SET roir.own_ddl = 'on'")
         self.cursor.execute("SELECT 'item'::regclass::oid")
-        trigger = capture.trigger_name(self.cursor.fetchone()[0])
+        trigger = installation.trigger_name(self.cursor.fetchone()[0])
         self.cursor.execute(f"ALTER TABLE item DISABLE TRIGGER {trigger}")
         for event, body in PROTOTYPES[mode].items():
             name = f"prototype_{event.lower()}"

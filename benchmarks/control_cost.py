@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from airflow_roir.definition import BuildOptions
-from airflow_roir.engine import abort, control, prepare
+from airflow_roir.engine import abort, operations, prepare
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.run import load_job, start_run
 from benchmarks.scene import INDEX, Scene
@@ -52,7 +52,7 @@ def _alternate(scene: Scene, size: int, count: int) -> tuple[float, float, float
     with scene.database.connect() as connection, scene.session.cursor() as cursor:
         with connection.begin():
             job = load_job(connection, run)
-            control.start_clock(connection, run.operation_id, run.epoch)
+            operations.start_clock(connection, run.operation_id, run.epoch)
         worker = BuildWorker(connection, job, 0)
         claim = worker.claim()
         for low, high in pairwise([None, *_bounds(scene, size, count)]):

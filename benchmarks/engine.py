@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, cleanup, control, finalize, prepare, seal
+from airflow_roir.engine import build, clean_up, finalize, operations, prepare, seal
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.errors import RoirError
@@ -47,7 +47,7 @@ def build_index(database: Database, definition: IndexDefinition, pauses: int = 0
     seconds["all"] = time.perf_counter() - begun
     if pauses:
         seconds["pauses"] = paused
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     return seconds
 
 
@@ -98,6 +98,6 @@ class Pauser(threading.Thread):
                 if float(done) >= self.share:
                     # The workers may be through, and this thread told to stop, meanwhile.
                     with suppress(RoirError):
-                        control.pause(self.database, self.index, "bench", "to measure")
+                        operations.pause(self.database, self.index, "bench", "to measure")
                         self.has_paused = True
                     return

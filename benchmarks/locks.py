@@ -27,10 +27,10 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, control, fold, prepare, publish, schema, seal
+from airflow_roir.engine import build, fold, operations, prepare, publish, schema, seal
 from airflow_roir.engine.database import Database, Drain
 from airflow_roir.engine.run import Run, start_run
-from airflow_roir.engine.verify import verify
+from airflow_roir.engine.verify.compare import verify
 from benchmarks.histogram import quantile
 from tests.crash.server import running_server
 
@@ -161,7 +161,7 @@ class Bench:
         self.run = start_run(database, "ix", "bench", take_over=True)
         if create:
             with self.phase("build"):
-                pause = threading.Timer(0.5, lambda: control.pause(database, "ix", "bench", "to measure"))
+                pause = threading.Timer(0.5, lambda: operations.pause(database, "ix", "bench", "to measure"))
                 pause.start()
                 self.in_parallel(build.work)
                 pause.join()

@@ -18,7 +18,7 @@ import psycopg2
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import verify
+from airflow_roir.engine.verify.compare import verify
 from benchmarks.engine import build_index
 from benchmarks.histogram import quantile
 from benchmarks.lines import lines

@@ -18,8 +18,9 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import schema, verify
+from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.verify import compare
 from benchmarks.data import DATASETS
 from benchmarks.engine import build_index
 from benchmarks.steady_writer import Writer
@@ -91,7 +92,7 @@ def main() -> None:
 def timed(database: Database, workers: int) -> tuple[float, Any]:
     """The seconds of one whole verification, and what it found."""
     begun = time.perf_counter()
-    report = verify.verify(database, INDEX, VerifyOptions(parallelism=workers), "bench")
+    report = compare.verify(database, INDEX, VerifyOptions(parallelism=workers), "bench")
     return time.perf_counter() - begun, report
 
 

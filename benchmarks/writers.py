@@ -42,7 +42,7 @@ from airflow_roir.engine import abort, build, finalize, fold, prepare, schema, s
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, load_job, start_run
-from airflow_roir.engine.verify import verify
+from airflow_roir.engine.verify.compare import verify
 from benchmarks import bulk
 from benchmarks.histogram import quantile
 from tests.servers import PACKAGED, programs, start_postgres

@@ -21,7 +21,7 @@ from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import OperationStatus
 from airflow_roir.engine.status import status as read_status
-from airflow_roir.engine.verify import VerifyReport, verify
+from airflow_roir.engine.verify.compare import VerifyReport, verify
 from demo.dataset import Dataset, analyze, flights, lineitem
 from demo.writer import Felt, Writer
 from tests.airflow.standalone import StandaloneAirflow, processes_of, wait_until

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from airflow_roir.definition import parse_name, quote
-from airflow_roir.engine import catalog, control, tables
+from airflow_roir.engine import catalog, operations, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -38,7 +38,7 @@ def compare(database: Database, index: str) -> Comparison:
         connection = connection.execution_options(isolation_level="REPEATABLE READ")
         with connection.begin():
             check_schema(connection)
-            found = control.find_index(connection, parse_name(index, "index"))
+            found = operations.find_index(connection, parse_name(index, "index"))
             row = connection.execute(
                 select(tables.generation).where(
                     tables.generation.c.index_id == found.id, tables.generation.c.status == "active"
@@ -53,7 +53,7 @@ def compare(database: Database, index: str) -> Comparison:
             ).scalar_one()
             counts = execute(connection, _comparison(name.sql, row.id, Entry.from_json(row.entry), shown)).one()
             return Comparison(
-                str(control.index_name(found)), counts.rows, counts.missing, counts.extra, counts.different
+                str(operations.index_name(found)), counts.rows, counts.missing, counts.extra, counts.different
             )
 
 

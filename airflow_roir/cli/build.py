@@ -35,7 +35,8 @@ from airflow_roir.cli.app import (
 )
 from airflow_roir.cli.execute import carry_on, carry_on_verification
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
-from airflow_roir.engine import checks, control, prepare, publications, schema, verification, view
+from airflow_roir.engine import checks, operations, prepare, publications, schema, view
+from airflow_roir.engine.verify import verification
 
 
 @app.command()
@@ -158,7 +159,7 @@ def build(
     definition = IndexDefinition.parse(index, table, keys, include)
     if verify in ("before", "both") and prepare.is_rebuild(database, definition):
         compare = VerifyOptions(parallelism=options.parallelism)
-        begun = verification.begin(database, index, compare, control.default_actor(), "before")
+        begun = verification.begin(database, index, compare, operations.default_actor(), "before")
         say(f"the index as it is: {carry_on_verification(database, begun.index, master, conf)}")
     prepared = prepare.prepare(database, definition, options, report=say)
     if prepared.adopted:
@@ -179,9 +180,9 @@ def resume(
 ) -> None:
     """Carry a paused or interrupted operation on to its end, from its last committed batch."""
     database = database_of(context)
-    row = control.find_operation(database, index)
+    row = operations.find_operation(database, index)
     if parallelism is not None or batch_rows is not None:
-        control.set_options(database, index, control.default_actor(), parallelism, batch_rows)
+        operations.set_options(database, index, operations.default_actor(), parallelism, batch_rows)
     say(f"operation {row.id} goes on in phase {row.phase}")
     carry_on(database, index, master, conf, take_over, as_json)
 

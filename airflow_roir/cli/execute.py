@@ -13,11 +13,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_roir.cli.app import err, out, print_json, say, status_table
-from airflow_roir.engine import control, finalize, verification
-from airflow_roir.engine.control import OperationRow
+from airflow_roir.engine import finalize, operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.operations import OperationRow
 from airflow_roir.engine.status import OperationStatus, operation_status
-from airflow_roir.engine.verification import VerifyReport
+from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify.verification import VerifyReport
 from airflow_roir.errors import OperationPaused, RoirError
 from airflow_roir.operation import Phase, Status
 
@@ -29,7 +30,7 @@ def carry_on(
     database: Database, index: str, master: str | None, conf: list[str] | None, take_over: bool, as_json: bool
 ) -> None:
     """From whatever phase the operation is in to the end; exits with 3 where it was paused on the way."""
-    row = control.find_operation(database, index)
+    row = operations.find_operation(database, index)
     if row.kind == "verify":
         print_report(carry_on_verification(database, index, master, conf, take_over, as_json), as_json)
         return
@@ -60,7 +61,7 @@ def carry_on_verification(
     quiet: bool = False,
 ) -> VerifyReport:
     """A verification from wherever it stands to its end, on Spark; exits with 3 where it was paused on the way."""
-    row = control.find_operation(database, index)
+    row = operations.find_operation(database, index)
     with _progress(database, row.id, quiet):
         _on_spark(database, index, row, _owner(), master, conf, take_over)
     _exit_if_paused(operation_status(database, row.id), index)
@@ -82,7 +83,7 @@ def print_report(report: VerifyReport, as_json: bool) -> None:
 
 
 def _owner() -> str:
-    return f"{control.default_actor()} pid {os.getpid()}"
+    return f"{operations.default_actor()} pid {os.getpid()}"
 
 
 def _on_spark(
@@ -102,7 +103,7 @@ def _on_spark(
     spark = SparkOptions(master, dict(setting.split("=", 1) for setting in conf or []))
     if row.status == Status.PAUSED:
         # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
-        control.resume(database, index, control.default_actor())
+        operations.resume(database, index, operations.default_actor())
     command = driver_command(index, owner, spark, take_over=take_over, keep_pause=True)
     driver = Driver(command, driver_environment(database.dsn), _relay)
     code = _follow(
@@ -151,7 +152,7 @@ def _wait(driver: Any, has_paused: Callable[[], bool]) -> int:
 
 def _has_paused(database: Database, operation_id: int, owner: str) -> bool:
     try:
-        return control.has_paused(database, operation_id, owner)
+        return operations.has_paused(database, operation_id, owner)
     except SQLAlchemyError:
         # The driver has the same trouble, and its own patience.
         return False
@@ -164,7 +165,7 @@ def _relay(line: str) -> None:
 
 def _pause_quietly(database: Database, index: str) -> None:
     try:
-        control.pause(database, index, control.default_actor(), "interrupted")
+        operations.pause(database, index, operations.default_actor(), "interrupted")
     except RoirError as error:
         say(str(error))
 

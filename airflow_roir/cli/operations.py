@@ -6,7 +6,8 @@ import typer
 
 from airflow_roir.cli.app import AsJson, Index, Reason, app, database_of, out, print_json, say
 from airflow_roir.engine import abort as aborts
-from airflow_roir.engine import cleanup, control
+from airflow_roir.engine import clean_up as cleaning
+from airflow_roir.engine import operations
 from airflow_roir.engine import revert as reverts
 from airflow_roir.engine.status import operation_status
 
@@ -15,7 +16,7 @@ from airflow_roir.engine.status import operation_status
 def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Pause the running operation of an index; workers stop within one batch, which they commit."""
     database = database_of(context)
-    row = control.pause(database, index, control.default_actor(), reason)
+    row = operations.pause(database, index, operations.default_actor(), reason)
     status = operation_status(database, row.id)
     out.print(f"paused at {status.percent_complete:g} %; resume with: roir resume {index}", markup=False)
 
@@ -23,28 +24,28 @@ def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
 @app.command()
 def abort(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Abort an unfinished operation: source and active generation stay as they are."""
-    row = aborts.abort(database_of(context), index, control.default_actor(), reason, say)
+    row = aborts.abort(database_of(context), index, operations.default_actor(), reason, say)
     out.print(f"operation {row.id} is {row.status}", markup=False)
 
 
 @app.command()
 def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Show the generation again that the last rebuild replaced, within its revert window."""
-    done = reverts.revert(database_of(context), index, control.default_actor(), reason, say)
+    done = reverts.revert(database_of(context), index, operations.default_actor(), reason, say)
     out.print(f"index {done.index} shows generation {done.shown}; {done.retired} is kept for a while", markup=False)
 
 
 @app.command()
 def drop(context: typer.Context, index: Index) -> None:
     """Drop an index: its view, its generations, and the capture of its source's writes."""
-    aborts.drop_index(database_of(context), index, control.default_actor(), say)
+    aborts.drop_index(database_of(context), index, operations.default_actor(), say)
     out.print(f"index {index} dropped", markup=False)
 
 
 @app.command(name="clean-up")
 def clean_up(context: typer.Context, as_json: AsJson = False) -> None:
     """Remove ghosts, empty deltas, and retired generations whose revert window is over."""
-    report = cleanup.clean_up(database_of(context), control.default_actor())
+    report = cleaning.clean_up(database_of(context), operations.default_actor())
     if as_json:
         print_json(report.as_dict())
         return

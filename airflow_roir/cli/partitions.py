@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from airflow_roir.cli.app import AsJson, Reason, app, database_of, out, print_json, say
-from airflow_roir.engine import attach as attaching
-from airflow_roir.engine import control, sync
-from airflow_roir.engine import detach as detaching
+from airflow_roir.engine import operations
+from airflow_roir.engine.partitions import attach as attaching
+from airflow_roir.engine.partitions import detach as detaching
+from airflow_roir.engine.partitions import sync
 
 
 @app.command(name="detach-partition")
@@ -21,7 +22,7 @@ def detach_partition(
 ) -> None:
     """Take a partition out of its table and out of all indexes: hidden at once, then removed in batches."""
     removed = detaching.detach_partition(
-        database_of(context), partition, control.default_actor(), reason, drop, report=say
+        database_of(context), partition, operations.default_actor(), reason, drop, report=say
     )
     out.print(f"partition {partition} {'dropped' if drop else 'detached'}; {removed:,} entries removed", markup=False)
 
@@ -34,7 +35,7 @@ def attach_partition(
     bounds: Annotated[str, typer.Argument(help="As in ATTACH PARTITION: FOR VALUES … or DEFAULT.")],
 ) -> None:
     """Make a loaded table a partition, with its entries in all indexes; both are seen from the same moment on."""
-    copied = attaching.attach_partition(database_of(context), table, partition, bounds, control.default_actor(), say)
+    copied = attaching.attach_partition(database_of(context), table, partition, bounds, operations.default_actor(), say)
     out.print(f"{partition} attached to {table}; {copied:,} entries added", markup=False)
 
 
@@ -45,7 +46,7 @@ def sync_partitions(
     as_json: AsJson = False,
 ) -> None:
     """Put all indexes of a table right after partitions were dropped, detached or attached without roir."""
-    report = sync.sync_partitions(database_of(context), table, control.default_actor(), say)
+    report = sync.sync_partitions(database_of(context), table, operations.default_actor(), say)
     if as_json:
         print_json(report.as_dict())
         return

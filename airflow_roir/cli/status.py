@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from airflow_roir.cli.app import AsJson, app, database_of, out, print_json, say, status_table
-from airflow_roir.engine import control
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import status as read_status
 from airflow_roir.operation import Status
@@ -48,7 +48,7 @@ def status(
 
 
 def print_history(database: Database, index: str, as_json: bool) -> None:
-    events = control.events(database, index)
+    events = operations.events(database, index)
     if as_json:
         print_json(
             [

@@ -9,7 +9,8 @@ import typer
 from airflow_roir.cli.app import AsJson, Conf, Index, Master, Parallelism, app, database_of, say
 from airflow_roir.cli.execute import carry_on_verification, print_report
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import control, verification, verify
+from airflow_roir.engine import operations
+from airflow_roir.engine.verify import compare, verification
 
 
 @app.command(name="verify")
@@ -42,9 +43,9 @@ def verify_command(
         amcheck=amcheck,
     )
     if without_spark:
-        report = verify.verify(database, index, options)
+        report = compare.verify(database, index, options)
     else:
-        begun = verification.begin(database, index, options, control.default_actor())
+        begun = verification.begin(database, index, options, operations.default_actor())
         if begun.adopted:
             say(f"going on with unfinished verification {begun.operation_id}")
         report = carry_on_verification(database, begun.index, master, conf, quiet=as_json)

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from sqlalchemy import Connection, func, select, update
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import capture, catalog, control, tables, verification, view
+from airflow_roir.engine import catalog, operations, tables, view
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture import installation
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, telling_of_names
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.verify import verification
 from airflow_roir.errors import LockNotAcquired, NotFound, OperationRunning
 from airflow_roir.operation import Status, Verb
 
@@ -25,19 +27,19 @@ def abort(
     reason: str = "",
     report: Report = lambda line: None,
     patience_s: float = 60.0,
-) -> control.OperationRow:
+) -> operations.OperationRow:
     """Abort the unfinished operation of an index: fence its workers, then remove the generation it was building.
 
     patience_s: how long to try for the locks. Where they can't be had the operation stays `aborting`, which the
     report says, and the next clean-up finishes it. Raises NotFound, IllegalTransition (nothing to abort).
     """
-    row = control.request_abort(database, index, actor, reason)
+    row = operations.request_abort(database, index, actor, reason)
     try:
         finish_abort(database, row.id, actor, report, patience_s)
     except LockNotAcquired as error:
         report(f"operation {row.id} stays aborting until the next clean-up: {error}")
     with database.transaction() as connection:
-        return control.read_operation(connection, row.id)
+        return operations.read_operation(connection, row.id)
 
 
 def finish_abort(
@@ -49,7 +51,7 @@ def finish_abort(
     EXCLUSIVE lock readers can hold up. Raises LockNotAcquired.
     """
     with database.transaction() as connection:
-        row = control.read_operation(connection, operation_id)
+        row = operations.read_operation(connection, operation_id)
         if row.kind == "verify":
             _conclude(connection, row, actor)
             return
@@ -75,15 +77,15 @@ def finish_abort(
     _release_source(database, row.index_id, conclude, report, patience_s)
 
 
-def _conclude(connection: Connection, row: control.OperationRow, actor: str) -> bool:
+def _conclude(connection: Connection, row: operations.OperationRow, actor: str) -> bool:
     """From aborting to aborted, once what the operation made is gone. False where somebody else was faster."""
     operation = tables.operation
     now = connection.execute(select(operation).where(operation.c.id == row.id).with_for_update()).one()
     if now.status != Status.ABORTING:
         return False
     verification.give_up(connection, row.id)
-    control.move(connection, now, Verb.REMOVE, finished_at=func.clock_timestamp())
-    control.record_event(connection, row.index_id, row.id, actor, "aborted")
+    operations.move(connection, now, Verb.REMOVE, finished_at=func.clock_timestamp())
+    operations.record_event(connection, row.index_id, row.id, actor, "aborted")
     return True
 
 
@@ -102,21 +104,21 @@ def drop_index(
     """
     with database.transaction() as connection:
         check_schema(connection)
-        found = control.find_index(connection, parse_name(index, "index"))
-        last = control.newest_operation(connection, found.id)
-        if last is not None and last.status in control.LIVE:
+        found = operations.find_index(connection, parse_name(index, "index"))
+        last = operations.newest_operation(connection, found.id)
+        if last is not None and last.status in operations.LIVE:
             raise OperationRunning(f"index {index} has an unfinished operation; abort it first: roir abort {index}")
 
     def remove(connection: Connection) -> list[int]:
         # Once more, under the lock: an operation may have begun, or another drop have come to its end.
-        now = control.newest_operation(connection, found.id)
-        if now is not None and now.status in control.LIVE:
+        now = operations.newest_operation(connection, found.id)
+        if now is not None and now.status in operations.LIVE:
             raise OperationRunning(f"index {index} has an unfinished operation; abort it first: roir abort {index}")
-        view.drop(connection, control.index_name(found), found.id)
+        view.drop(connection, operations.index_name(found), found.id)
         ids = _generations(connection, found.id)
         _retire_for_good(connection, ids)
         if ids:
-            control.record_event(connection, found.id, None, actor, "drop")
+            operations.record_event(connection, found.id, None, actor, "drop")
         return ids
 
     _remove_generations(database, found.id, remove, report, patience_s)
@@ -134,8 +136,8 @@ def finish_drop(database: Database, index_id: int, report: Report = lambda line:
 
     def conclude(connection: Connection) -> None:
         # A build of the same name may have begun since, where the definition was still there.
-        last = control.newest_operation(connection, index_id)
-        if not _generations(connection, index_id) and (last is None or last.status not in control.LIVE):
+        last = operations.newest_operation(connection, index_id)
+        if not _generations(connection, index_id) and (last is None or last.status not in operations.LIVE):
             _forget_index(connection, index_id)
 
     _release_source(database, index_id, conclude, report, patience_s)
@@ -183,7 +185,7 @@ def _remove_generations(
         generation_ids = remove(connection)
         # Where nothing was left to remove the function may be gone already, and must not come back.
         if source is not None and generation_ids:
-            capture.refresh(connection, source)
+            installation.refresh(connection, source)
         for generation_id in generation_ids:
             physical.drop(connection, generation_id)
 
@@ -203,11 +205,11 @@ def _release_source(
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         if source is None:
-            capture.drop_functions(connection, oid)
+            installation.drop_functions(connection, oid)
         else:
             lock()
-            if not capture.targets(connection, source.oid):
-                capture.drop_functions(connection, source.oid)
+            if not installation.targets(connection, source.oid):
+                installation.drop_functions(connection, source.oid)
         conclude(connection)
 
     # Dropping a trigger is what needs the source for itself.

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import BuildOptions, Scan, quote
-from airflow_roir.engine import control, owner
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine import operations, owner
 from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, lock_table, to_json
 from airflow_roir.engine.run import TABLE_LOCK_WAIT as TABLE_LOCK_WAIT
@@ -322,7 +322,7 @@ def work(
     with database.connect() as connection:
         with connection.begin():
             job = load_job(connection, run)
-            control.start_clock(connection, run.operation_id, run.epoch)
+            operations.start_clock(connection, run.operation_id, run.epoch)
         builder = BuildWorker(connection, job, worker)
         while isinstance(claim := builder.claim(), Claim):
             rows = batches = 0
@@ -388,6 +388,6 @@ def finish(database: Database, run: Run) -> None:
         ).scalar_one()
         if left:
             raise InvariantViolated(f"index {run.index}: {left} ranges are not done yet; resume the operation")
-        control.tick(connection, run.operation_id, run.epoch)
-        control.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
-        control.record_event(connection, row.index_id, row.id, run.owner, "phase", "seal")
+        operations.tick(connection, run.operation_id, run.epoch)
+        operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
+        operations.record_event(connection, row.index_id, row.id, run.owner, "phase", "seal")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from airflow_roir.engine import fold, publish, verify
+from airflow_roir.engine import fold, publish
 from airflow_roir.engine.database import Database, retry
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
+from airflow_roir.engine.verify import compare
 from airflow_roir.errors import IllegalTransition, VerificationFailed
 from airflow_roir.operation import Phase
 
@@ -45,7 +46,7 @@ def finalize_run(database: Database, run: Run, report: Callable[[str], None] = l
         retry(lambda: fold.finish(database, run, folded))
     if retry(lambda: _read(database, run)).options.get("verify", "after") in ("after", "both"):
         retry(lambda: fold.follow_partitions(database, run, report))
-        found = verify.verify_build(database, run)
+        found = compare.verify_build(database, run)
         report(f"compared with the table: {found}")
         if not found.is_exact:
             raise VerificationFailed(

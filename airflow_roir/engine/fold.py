@@ -13,12 +13,14 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, update
 
-from airflow_roir.engine import build, capture, control, partitions, tables
+from airflow_roir.engine import build, operations, tables
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.capture import mode
-from airflow_roir.engine.capture_function import CAPTURE, DIRECT
+from airflow_roir.engine.capture import installation
+from airflow_roir.engine.capture.installation import mode
+from airflow_roir.engine.capture.row_function import CAPTURE, DIRECT
 from airflow_roir.engine.database import Database, Drain, execute, telling_of_names
 from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import IllegalTransition, LockNotAcquired, OperationPaused
@@ -63,7 +65,7 @@ def drain(
 
     def note(line: str | None) -> None:
         with database.transaction() as connection:
-            control.note_wait(connection, run.operation_id, run.epoch, line)
+            operations.note_wait(connection, run.operation_id, run.epoch, line)
 
     def tell(line: str) -> None:
         report(line)
@@ -71,7 +73,7 @@ def drain(
 
     def noted(connection: Connection, lock: Callable[[], None]) -> T:
         result = body(connection, lock)
-        control.note_wait(connection, run.operation_id, run.epoch, None)
+        operations.note_wait(connection, run.operation_id, run.epoch, None)
         return result
 
     timeout_ms, patience_s = int(job.options["lock_timeout_ms"]), float(job.options["lock_patience_s"])
@@ -102,8 +104,8 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
         check_fingerprint(connection, job)
         check_partitions(connection, job, known, adopt=True)
         set_mode(connection, job.generation_id, CAPTURE, DIRECT)
-        capture.refresh(connection, job.source)
-        control.record_event(connection, row.index_id, row.id, run.owner, "switch", "capture to direct mode")
+        installation.refresh(connection, job.source)
+        operations.record_event(connection, row.index_id, row.id, run.owner, "switch", "capture to direct mode")
 
     with database.transaction() as connection:
         done = mode(connection, job.generation_id) != CAPTURE
@@ -118,7 +120,7 @@ def follow_partitions(database: Database, run: Run, report: Callable[[str], None
     """
     with database.transaction() as connection:
         job = load_job(connection, run)
-        came = partitions.changes(connection, job.source, job.generation_id)
+        came = changes.changes(connection, job.source, job.generation_id)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         read_control(connection, run)
@@ -288,10 +290,10 @@ def finish(database: Database, run: Run, folded: Folded) -> None:
         row = read_control(connection, run)
         if row.phase != Phase.FOLD:
             return
-        control.tick(connection, run.operation_id, run.epoch)
-        control.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
+        operations.tick(connection, run.operation_id, run.epoch)
+        operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
         detail = f"publish; folded {folded.upserted} regular, {folded.annihilated} antimatter, {folded.ghosts} ghosts"
-        control.record_event(connection, row.index_id, row.id, run.owner, "phase", detail)
+        operations.record_event(connection, row.index_id, row.id, run.owner, "phase", detail)
 
 
 def _wait_little(connection: Connection) -> None:
@@ -299,7 +301,7 @@ def _wait_little(connection: Connection) -> None:
     execute(connection, f"SET LOCAL lock_timeout = '{build.TABLE_LOCK_WAIT}'")
 
 
-def _read_running(connection: Connection, run: Run) -> control.OperationRow:
+def _read_running(connection: Connection, run: Run) -> operations.OperationRow:
     row = read_control(connection, run)
     if row.status != Status.RUNNING:
         raise OperationPaused(f"index {run.index}: operation {row.id} was paused: {row.pause_reason}")

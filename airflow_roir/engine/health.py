@@ -8,17 +8,9 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import (
-    capture,
-    catalog,
-    control,
-    marks,
-    own_tables,
-    publications,
-    restore,
-    subscriptions,
-)
+from airflow_roir.engine import catalog, marks, operations, own_tables, publications, restore, subscriptions
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture import installation
 from airflow_roir.engine.catalog import Column, Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
@@ -101,14 +93,14 @@ def warnings(connection: Connection, operation_id: int | None = None) -> list[st
     for row in execute(connection, BUILDING, {"operation": operation_id}).all():
         # All else stops the build.
         source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
-        name = str(control.index_name(row))
+        name = str(operations.index_name(row))
         found += _renamed(connection, name, row.id, Entry.from_json(row.entry))
         found += _leaves_of_others(connection, name, source)
     return [*dict.fromkeys(found), *restore.replaced(connection, operation_id)]
 
 
 def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]:
-    name = str(control.index_name(row))
+    name = str(operations.index_name(row))
     found: list[str] = []
     try:
         source = catalog.read_source_by_oid(connection, row.source_oid)
@@ -132,7 +124,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
             f"A rebuild makes it anew: roir build '{name}'"
         )
     found += _renamed(connection, name, row.id, entry)
-    if ours := own_tables.problems(connection, control.index_name(row), row.id, entry):
+    if ours := own_tables.problems(connection, operations.index_name(row), row.id, entry):
         found += ours
         unseen.pop(marks.ENTRIES, None)
     if others := shape_problems(connection, name, source, row.id, entry):
@@ -163,7 +155,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
 
 def _capture(connection: Connection, name: str, source: Source) -> list[str]:
     found = []
-    gaps = capture.gaps(connection, source.oid)
+    gaps = installation.gaps(connection, source.oid)
     if gaps:
         missing = any(gap.missing for gap in gaps)
         more = len(gaps) - MOST_NAMED
@@ -183,7 +175,7 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
             f"DROP TRIGGER {altered.name} ON {altered.relation}; then a rebuild makes it anew: roir build '{name}'"
         )
     captures = execute(connection, CAPTURES, {"source": source.oid}).one()
-    if captures.replaced or captures.of_another or capture.lacks_rights(connection, source):
+    if captures.replaced or captures.of_another or installation.lacks_rights(connection, source):
         found.append(
             f"index {name}: the capture functions of {source.sql} aren't as roir made them, or belong to a former "
             f"owner of it, so writes may fail or be missed. Run: roir clean-up, which makes them anew; then roir "

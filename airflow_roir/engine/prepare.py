@@ -15,21 +15,20 @@ from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
 from airflow_roir.engine import (
-    capture,
     catalog,
     checks,
-    control,
     entry_size,
     health,
+    operations,
     owner,
-    partitions,
     publications,
     scan_choice,
     subscriptions,
     tables,
 )
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.capture_function import CAPTURE
+from airflow_roir.engine.capture import installation
+from airflow_roir.engine.capture.row_function import CAPTURE
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import (
     EXCLUSIVE,
@@ -43,6 +42,7 @@ from airflow_roir.engine.database import (
 )
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import EntrySize
+from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.plan import Bound, Piece, Plan, make_plan
 from airflow_roir.engine.scan_choice import Choice
 from airflow_roir.engine.schema import check_schema
@@ -160,7 +160,7 @@ def prepare(
     batch rows. Raises InvalidInput, NotFound, LockNotAcquired (nothing stays behind), OperationFailed where an
     operation of the index failed and must be aborted first, SourceChanged where one of another index should be.
     """
-    who = actor or control.default_actor()
+    who = actor or operations.default_actor()
     # Not tried again, as all that follows is: a DSN that leads nowhere is to be said at once.
     with database.transaction() as connection:
         checks.check_rights(connection)
@@ -205,8 +205,8 @@ def is_rebuild(database: Database, definition: IndexDefinition) -> bool:
         existing = _existing_index(connection, definition)
         if existing is None:
             return False
-        row = control.newest_operation(connection, existing.id)
-        return row is not None and row.status not in control.LIVE
+        row = operations.newest_operation(connection, existing.id)
+        return row is not None and row.status not in operations.LIVE
 
 
 def _prepare(
@@ -247,7 +247,7 @@ def _prepare(
     # From here to the commit writers wait: install the capture, look once more, write the operation.
     _check_other_builds(connection, source)
     _check_columns(connection, source, rehearsal.definition)
-    capture.install(connection, source)
+    installation.install(connection, source)
     execute(connection, "SELECT roir.keep_shape(%(generation)s)", {"generation": generation_id})
     columns = [column.source for column in entry.columns] + list(source.primary_key)
     operation_id = int(
@@ -272,7 +272,7 @@ def _prepare(
             .returning(tables.operation.c.id)
         ).scalar_one()
     )
-    partitions.register(connection, source, generation_id)
+    changes.register(connection, source, generation_id)
     ranges = [
         {"operation_id": operation_id, "ordinal": n, **asdict(piece)}
         for n, piece in enumerate(_pieces(connection, rehearsal, index_id))
@@ -281,16 +281,16 @@ def _prepare(
     if ranges:
         connection.execute(insert(tables.scan_range), ranges)
     said = f"{rehearsal.kind} over {source.sql}, scan by {rehearsal.choice.scan.value}: {rehearsal.choice.why}"
-    control.record_event(connection, index_id, operation_id, actor, "prepare", said)
+    operations.record_event(connection, index_id, operation_id, actor, "prepare", said)
     return PreparedOperation(operation_id, generation_id, str(name), rehearsal.kind, adopted=False)
 
 
 def _check_other_builds(connection: Connection, source: Source) -> None:
     """Another build over the source, during which its capture was disabled, would not see that once it is enabled."""
-    gaps = capture.gaps(connection, source.oid)
+    gaps = installation.gaps(connection, source.oid)
     other = execute(connection, OTHER_BUILD, {"source": source.oid}).first() if gaps else None
     if other is not None:
-        name = control.index_name(other)
+        name = operations.index_name(other)
         raise SourceChanged(
             f"{gaps[0]} while operation {other.id} builds index {name}, which may lack writes by that; abort it "
             f"first: roir abort '{name}'"
@@ -332,10 +332,10 @@ def _adopt(
     existing = _existing_index(connection, definition)
     if existing is None:
         return None
-    row = control.newest_operation(connection, existing.id)
-    if row is None or row.status not in control.LIVE:
+    row = operations.newest_operation(connection, existing.id)
+    if row is None or row.status not in operations.LIVE:
         return None
-    name = control.index_name(existing)
+    name = operations.index_name(existing)
     if row.kind == "verify":
         raise OperationRunning(
             f"index {name}: operation {row.id} verifies it and is {row.status}; wait for it, finish it "
@@ -348,10 +348,10 @@ def _adopt(
     if row.status == Status.ABORTING:
         raise OperationFailed(f"index {name}: operation {row.id} is being aborted; finish that first: roir clean-up")
     _stored_definition(connection, existing, definition)
-    if control.heart_beats(row, connection):
-        raise control.running_elsewhere(row, str(name))
-    control.change_options(connection, row, actor, options.parallelism, options.batch_rows)
-    control.record_event(connection, existing.id, row.id, actor, "adopt", f"in phase {row.phase}")
+    if operations.heart_beats(row, connection):
+        raise operations.running_elsewhere(row, str(name))
+    operations.change_options(connection, row, actor, options.parallelism, options.batch_rows)
+    operations.record_event(connection, existing.id, row.id, actor, "adopt", f"in phase {row.phase}")
     return PreparedOperation(row.id, row.generation_id, str(name), row.kind, adopted=True)
 
 
@@ -362,14 +362,14 @@ def _existing_index(connection: Connection, definition: IndexDefinition) -> Row[
         source = catalog.read_source(connection, definition.source)
         name = QualifiedName(source.name.schema, name.name)
     try:
-        return control.find_index(connection, name)
+        return operations.find_index(connection, name)
     except NotFound:
         return None
 
 
 def _stored_definition(connection: Connection, existing: Row[Any], given: IndexDefinition) -> IndexDefinition:
     """The definition of an index that exists; where one was given too, it must be the same."""
-    name = control.index_name(existing)
+    name = operations.index_name(existing)
     source_name = catalog.name_of(connection, existing.source_oid)
     stored = IndexDefinition(name, source_name, tuple(existing.key_columns), tuple(existing.included_columns))
     if given.source is not None:
@@ -385,7 +385,7 @@ def _stored_definition(connection: Connection, existing: Row[Any], given: IndexD
 
 def _index_row(connection: Connection, rehearsal: Rehearsal) -> int:
     if rehearsal.kind == "rebuild":
-        return int(control.find_index(connection, rehearsal.index).id)
+        return int(operations.find_index(connection, rehearsal.index).id)
     return int(
         connection.execute(
             insert(tables.index)
@@ -408,7 +408,7 @@ def _check_shape(connection: Connection, existing: Row[Any], source: Source) -> 
         select(generation).where(generation.c.index_id == existing.id, generation.c.status == "active")
     ).first()
     if active is not None:
-        name = str(control.index_name(existing))
+        name = str(operations.index_name(existing))
         problems = health.shape_problems(connection, name, source, active.id, Entry.from_json(active.entry))
         if problems:
             raise InvalidInput(problems[0])

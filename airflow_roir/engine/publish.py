@@ -7,9 +7,10 @@ from collections.abc import Callable
 from sqlalchemy import Connection, func, select, text, update
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import capture, control, fold, tables, view
+from airflow_roir.engine import fold, operations, tables, view
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.capture_function import ACTIVE, DIRECT
+from airflow_roir.engine.capture import installation
+from airflow_roir.engine.capture.row_function import ACTIVE, DIRECT
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
 from airflow_roir.entry_state import EntryState
@@ -40,7 +41,8 @@ def _view(database: Database, job: Job) -> str:
 
 
 def _name(connection: Connection, job: Job) -> QualifiedName:
-    return control.index_name(connection.execute(select(tables.index).where(tables.index.c.id == job.index_id)).one())
+    row = connection.execute(select(tables.index).where(tables.index.c.id == job.index_id)).one()
+    return operations.index_name(row)
 
 
 def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool:
@@ -82,9 +84,9 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     if activated.rowcount != 1:
         raise InvariantViolated(f"index {run.index}: generation {job.generation_id} is not being built any more")
     view.hide(connection, job.generation_id)
-    capture.refresh(connection, job.source)
-    control.complete(connection, row, run.epoch)
-    control.record_event(
+    installation.refresh(connection, job.source)
+    operations.complete(connection, row, run.epoch)
+    operations.record_event(
         connection,
         row.index_id,
         row.id,
@@ -107,7 +109,7 @@ def _check_complete(connection: Connection, job: Job) -> None:
         raise InvariantViolated(
             f"index {job.run.index}: {row.ranges} ranges and {row.segments} segments are unfinished; not published"
         )
-    if capture.mode(connection, job.generation_id) != DIRECT:
+    if installation.mode(connection, job.generation_id) != DIRECT:
         raise InvariantViolated(f"index {job.run.index}: the capture is not in direct mode; not published")
 
 

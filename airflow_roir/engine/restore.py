@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine import capture, catalog
+from airflow_roir.engine import catalog
+from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, execute
 
 RESTORED = "SELECT recorded, present, present::regclass::text AS name FROM roir.restored_sources() ORDER BY 1"
@@ -57,7 +58,7 @@ def adopt(connection: Connection) -> None:
         execute(connection, "SELECT roir.adopt_restored()")
         for row in restored:
             execute(connection, KEEP_SHAPES, {"source": row.present})
-            capture.refresh(connection, catalog.read_source_by_oid(connection, row.present))
+            installation.refresh(connection, catalog.read_source_by_oid(connection, row.present))
     execute(connection, "SELECT roir.adopt_upgraded()")
     execute(connection, "SELECT roir.settle() WHERE roir.moved() IS NOT NULL")
 

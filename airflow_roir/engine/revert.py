@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Row, func, select, text, update
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import abort, control, tables, view
+from airflow_roir.engine import abort, operations, tables, view
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, telling_of_names
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.schema import check_schema
@@ -43,9 +43,9 @@ def revert(
     """
     with database.transaction() as connection:
         check_schema(connection)
-        found = control.find_index(connection, parse_name(index, "index"))
+        found = operations.find_index(connection, parse_name(index, "index"))
         source = abort.source_of(connection, found.id)
-    name = control.index_name(found)
+    name = operations.index_name(found)
     if source is None:
         raise NotFound(f"index {name}: its table was dropped; drop the index too: roir drop '{name}'")
 
@@ -62,7 +62,7 @@ def revert(
         _activate(connection, replaced)
         view.hide(connection, replaced.id)
         said = f"generation {replaced.id} is shown again, not {shown.id}" + (f": {reason}" if reason else "")
-        control.record_event(connection, found.id, None, actor, "revert", said)
+        operations.record_event(connection, found.id, None, actor, "revert", said)
         return Reverted(str(name), replaced.id, shown.id)
 
     drain = Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s)

@@ -12,11 +12,12 @@ from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import Scan, parse_name
-from airflow_roir.engine import catalog, control, marks, partitions, tables
+from airflow_roir.engine import catalog, marks, operations, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.prepare import BLOCK_FORMAT_VERSION, FORMAT_VERSION
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import (
@@ -92,7 +93,7 @@ def start_run(
     with database.transaction() as connection:
         check_schema(connection)
         name = parse_name(index, "index")
-        found = control.live_or_last(connection, name)
+        found = operations.live_or_last(connection, name)
         row = connection.execute(
             select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()
         ).one()
@@ -110,10 +111,10 @@ def start_run(
                 f"operation {row.id} was begun with checkpoint format {row.format_version}, this code writes "
                 f"{FORMAT_VERSION}; finish it with the version that began it, or abort it"
             )
-        if control.heart_beats(row, connection) and not take_over:
-            raise control.running_elsewhere(row, index)
-        control.change_options(connection, row, owner, parallelism, batch_rows)
-        control.move(
+        if operations.heart_beats(row, connection) and not take_over:
+            raise operations.running_elsewhere(row, index)
+        operations.change_options(connection, row, owner, parallelism, batch_rows)
+        operations.move(
             connection,
             row,
             Verb.START,
@@ -133,15 +134,15 @@ def start_run(
             ).scalar_one()
         )
         action = "resume" if row.status == Status.PAUSED else "start"
-        control.record_event(connection, row.index_id, row.id, owner, action, f"in phase {row.phase}")
+        operations.record_event(connection, row.index_id, row.id, owner, action, f"in phase {row.phase}")
         full_name = connection.execute(select(tables.index).where(tables.index.c.id == row.index_id)).one()
-        return Run(row.id, epoch, str(control.index_name(full_name)), owner)
+        return Run(row.id, epoch, str(operations.index_name(full_name)), owner)
 
 
 def end_run(database: Database, run: Run) -> None:
     """Say that this run drives the operation no more, so that the next one need not wait for its heartbeat."""
     with database.transaction() as connection:
-        control.tick(connection, run.operation_id, run.epoch)
+        operations.tick(connection, run.operation_id, run.epoch)
         connection.execute(
             update(tables.operation)
             .where(tables.operation.c.id == run.operation_id, tables.operation.c.epoch == run.epoch)
@@ -219,14 +220,14 @@ def check_partitions(connection: Connection, job: Job, known: set[int] | None = 
     adopt: also write the new ones down, under the drain lock that the caller holds.
     """
     known = set() if known is None else known
-    found = partitions.check(connection, job.run.index, job.source, job.generation_id, job.entry, known)
+    found = changes.check(connection, job.run.index, job.source, job.generation_id, job.entry, known)
     if adopt:
-        partitions.adopt(connection, job.source, job.generation_id, found)
+        changes.adopt(connection, job.source, job.generation_id, found)
 
 
 def read_control(connection: Connection, run: Run) -> Row[Any]:
     """The operation's row as workers look at it in every batch. Raises Fenced where a newer run holds it."""
-    row = control.read_operation(connection, run.operation_id)
+    row = operations.read_operation(connection, run.operation_id)
     check_epoch(row, run)
     return row
 
@@ -250,7 +251,7 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
         while not stop.wait(HEARTBEAT_EVERY_S):
             try:
                 with database.transaction() as connection:
-                    control.tick(connection, run.operation_id, run.epoch)
+                    operations.tick(connection, run.operation_id, run.epoch)
             except DBAPIError:
                 continue
 
@@ -266,7 +267,7 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
 def start_clock(database: Database, run: Run) -> None:
     """Count this run's time from now on."""
     with database.transaction() as connection:
-        control.start_clock(connection, run.operation_id, run.epoch)
+        operations.start_clock(connection, run.operation_id, run.epoch)
 
 
 @contextmanager
@@ -307,7 +308,7 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
         reason = "interrupted"
     try:
         with database.transaction() as connection:
-            row = control.read_operation(connection, run.operation_id)
+            row = operations.read_operation(connection, run.operation_id)
             if row.epoch != run.epoch:
                 return
             if row.status == Status.PAUSED and not isinstance(error, KeyboardInterrupt):
@@ -315,9 +316,9 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
             if row.status != Status.RUNNING:
                 return
             if fatal:
-                control.fail(connection, row, run.owner, reason, run.epoch)
+                operations.fail(connection, row, run.owner, reason, run.epoch)
             else:
-                control.pause_operation(connection, row, run.owner, reason, run.epoch)
+                operations.pause_operation(connection, row, run.owner, reason, run.epoch)
     except (DBAPIError, RoirError):
         # The first error is what the user must see; without this note the operation is resumable all the same.
         return
@@ -333,4 +334,4 @@ def _keep_error(connection: Connection, row: Row[Any], run: Run, reason: str) ->
         event.c.at >= row.paused_at,
     )
     if (row.paused_by, row.pause_reason) != (run.owner, reason) and connection.execute(known).first() is None:
-        control.record_event(connection, row.index_id, row.id, run.owner, "error", reason)
+        operations.record_event(connection, row.index_id, row.id, run.owner, "error", reason)

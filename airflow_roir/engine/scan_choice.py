@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import BuildOptions, Scan, quote
-from airflow_roir.engine import control, health, owner
+from airflow_roir.engine import health, operations, owner
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import File, cut, files_of, segments_of
@@ -116,7 +116,7 @@ def _doubt(connection: Connection, index_id: int) -> str:
     active = execute(connection, ACTIVE, {"index": index_id}).scalar_one()
     if execute(connection, DIFFERS, {"index": index_id, "generation": active}).scalar_one():
         return "a verification found differences in it"
-    newest = control.newest_operation(connection, index_id)
+    newest = operations.newest_operation(connection, index_id)
     return "; ".join(health.warnings(connection, newest.id)) if newest is not None else ""
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import build, control
+from airflow_roir.engine import build, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Stop
 from airflow_roir.engine.database import Database, execute, is_transient
@@ -186,7 +186,7 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
     with database.connect() as connection:
         with connection.begin():
             job = load_job(connection, run)
-            control.start_clock(connection, run.operation_id, run.epoch)
+            operations.start_clock(connection, run.operation_id, run.epoch)
         sealer = SealWorker(database, connection, job, worker)
         retreats: Counter[int] = Counter()
         while isinstance(claim := sealer.claim(), SegmentClaim):
@@ -236,6 +236,6 @@ def finish(database: Database, run: Run) -> None:
         ).scalar_one()
         if left or not physical.is_sealed(connection, row.generation_id):
             raise InvariantViolated(f"index {run.index}: {left} segments are not sealed yet; resume the operation")
-        control.tick(connection, run.operation_id, run.epoch)
-        control.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
-        control.record_event(connection, row.index_id, row.id, run.owner, "phase", "fold")
+        operations.tick(connection, run.operation_id, run.epoch)
+        operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
+        operations.record_event(connection, row.index_id, row.id, run.owner, "phase", "fold")

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import control, health
+from airflow_roir.engine import health, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.operation import Phase
@@ -71,7 +71,7 @@ def status(database: Database, index: str | None = None) -> list[OperationStatus
     with database.transaction() as connection:
         check_schema(connection)
         if index is not None:
-            ids = [control.live_or_last(connection, parse_name(index, "index")).id]
+            ids = [operations.live_or_last(connection, parse_name(index, "index")).id]
         else:
             ids = list(
                 execute(
@@ -89,7 +89,7 @@ def status(database: Database, index: str | None = None) -> list[OperationStatus
 def operation_status(database: Database, operation_id: int) -> OperationStatus:
     """The status of one operation. Raises NotFound."""
     with database.transaction() as connection:
-        control.read_operation(connection, operation_id)
+        operations.read_operation(connection, operation_id)
         return _read(connection, [operation_id])[0]
 
 

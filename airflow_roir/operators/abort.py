@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_roir.engine import abort, control
+from airflow_roir.engine import abort, operations
 from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,6 @@ class AbortIndexBuildOperator(RoirOperator):
         """Abort it. Fails without a retry where the index has no operation."""
         with failing_clearly():
             database = self.get_database()
-            operation = control.find_operation(database, self.index)
+            operation = operations.find_operation(database, self.index)
             abort.abort(database, self.index, owner_of(context["ti"]), reason=self.reason, report=self.log.info)
         return operation.id

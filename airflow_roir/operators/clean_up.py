@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_roir.engine import cleanup
+from airflow_roir.engine import clean_up
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 
@@ -35,7 +35,7 @@ class CleanUpIndexesOperator(BaseOperator):
         """Clean up once."""
         with failing_clearly():
             database = RoirHook(self.postgres_conn_id).get_database(f"roir airflow {self.task_id}")
-            report = cleanup.clean_up(database, owner_of(context["ti"]), report=self.log.info)
+            report = clean_up.clean_up(database, owner_of(context["ti"]), report=self.log.info)
         for left in report.waiting:
             self.log.info("Left for the next time: %s", left)
         for warning in report.warnings:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_roir.engine import detach
+from airflow_roir.engine.partitions import detach
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 

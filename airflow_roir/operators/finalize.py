@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.assets import index_asset, published_alias
-from airflow_roir.engine import finalize, status, verification
+from airflow_roir.engine import finalize, status
+from airflow_roir.engine.verify import verification
 from airflow_roir.errors import Fenced, OperationPaused, OperationRunning, VerificationFailed
 from airflow_roir.operation import Status
 from airflow_roir.task.background import Background

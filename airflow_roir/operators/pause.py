@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_roir.engine import control
+from airflow_roir.engine import operations
 from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,6 @@ class PauseIndexBuildOperator(RoirOperator):
     def execute(self, context: Context) -> int:
         """Pause it. Fails without a retry where nothing is running."""
         with failing_clearly():
-            row = control.pause(self.get_database(), self.index, owner_of(context["ti"]), self.reason)
+            row = operations.pause(self.get_database(), self.index, owner_of(context["ti"]), self.reason)
         self.log.info("Operation %s is %s", row.id, row.status)
         return row.id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_roir.engine import control
+from airflow_roir.engine import operations
 from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
 
@@ -33,7 +33,7 @@ class ResumeIndexBuildOperator(RoirOperator):
     def execute(self, context: Context) -> int:
         """Resume it. Fails without a retry where it isn't paused, or where an option is bad."""
         with failing_clearly():
-            row = control.resume(
+            row = operations.resume(
                 self.get_database(),
                 self.index,
                 owner_of(context["ti"]),

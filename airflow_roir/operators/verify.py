@@ -10,7 +10,8 @@ from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import control, verification
+from airflow_roir.engine import operations
+from airflow_roir.engine.verify import verification
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning
 from airflow_roir.operation import Phase
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
@@ -141,14 +142,14 @@ class VerifyIndexOperator(SparkDrivingOperator):
                 raise AirflowSkipException(f"there is nothing to verify before the build: {reason}") from None
             raise
         except OperationRunning as reason:
-            if mode == "before" and control.find_operation(database, self.index).kind != "verify":
+            if mode == "before" and operations.find_operation(database, self.index).kind != "verify":
                 raise AirflowSkipException(f"the build that follows goes on with another: {reason}") from None
             self.log.info("Waiting: %s", reason)
             raise leave(LOOK_AGAIN_S) from None
         store.set(OPERATION, begun.operation_id, retention=NEVER_EXPIRE)
         if begun.adopted:
             with database.transaction() as connection:
-                found = control.read_operation(connection, begun.operation_id)
+                found = operations.read_operation(connection, begun.operation_id)
             self.log.info("Going on with unfinished verification %s as it was begun: %s", found.id, found.options)
         else:
             self.log.info("Began verification %s of index %s", begun.operation_id, begun.index)

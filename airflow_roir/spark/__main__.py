@@ -14,8 +14,8 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine.control import default_actor
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.operations import default_actor
 from airflow_roir.errors import OperationPaused, RoirError, SparkFailed
 from airflow_roir.operation import Status
 from airflow_roir.spark.options import SparkOptions

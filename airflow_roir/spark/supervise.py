@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from airflow_roir.engine import build, seal, verify
+from airflow_roir.engine import build, seal
 from airflow_roir.engine.database import OUTAGE_PATIENCE_S, Database, retry
 from airflow_roir.engine.run import Run, WorkLeft, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
+from airflow_roir.engine.verify import compare
 from airflow_roir.errors import OperationFailed, OperationPaused, RoirError, SparkFailed, WorkerFailed
 from airflow_roir.operation import Phase, Status
 from airflow_roir.spark.driver_process import SPARK_IS_UP
@@ -27,7 +28,7 @@ LOST_WORKERS = 5
 LOST_WINDOW_S = 600.0
 # A worker should be at work so soon after it was submitted; later it waits for a slot.
 SLOT_S = 10.0
-ENGINE = {Phase.BUILD: build, Phase.SEAL: seal, Phase.SUM: verify, Phase.CHECK: verify}
+ENGINE = {Phase.BUILD: build, Phase.SEAL: seal, Phase.SUM: compare, Phase.CHECK: compare}
 UNITS = {Phase.BUILD: "ranges", Phase.SEAL: "segments", Phase.SUM: "units", Phase.CHECK: "units"}
 
 

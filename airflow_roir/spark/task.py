@@ -14,9 +14,10 @@ import pyarrow as pa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import build, seal, verify
+from airflow_roir.engine import build, seal
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.run import Run, settle
+from airflow_roir.engine.verify import compare
 from airflow_roir.errors import Fenced, OperationPaused, RoirError, SourceChanged, WorkerFailed
 from airflow_roir.spark.patience import Patience
 
@@ -105,7 +106,7 @@ def _steps(
         for s in seal.work(database, run, number):
             yield _row(number, phase, s.ordinal, seconds=s.seconds, done=True)
     else:
-        for v in verify.work(database, run, number):
+        for v in compare.work(database, run, number):
             yield _row(number, phase, v.ordinal, v.rows, seconds=v.seconds, done=True)
 
 

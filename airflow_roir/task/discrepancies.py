@@ -5,10 +5,10 @@ from __future__ import annotations
 from logging import Logger
 from typing import TYPE_CHECKING
 
-from airflow_roir.engine import verification
+from airflow_roir.engine.verify import verification
 
 if TYPE_CHECKING:
-    from airflow_roir.engine.verification import VerifyReport
+    from airflow_roir.engine.verify.verification import VerifyReport
 
 
 def log_report(log: Logger, report: VerifyReport) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import control, status
+from airflow_roir.engine import operations, status
 from airflow_roir.engine.database import is_transient
 from airflow_roir.errors import IllegalTransition
 from airflow_roir.operation import Phase, Status
@@ -22,8 +22,8 @@ from airflow_roir.task.wait_for_job import follow
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
-    from airflow_roir.engine.control import OperationRow
     from airflow_roir.engine.database import Database
+    from airflow_roir.engine.operations import OperationRow
 
 
 class DrivingOperator(RoirOperator):
@@ -47,12 +47,12 @@ class DrivingOperator(RoirOperator):
 
     def read(self, database: Database) -> OperationRow:
         """The operation as it is now. Raises AirflowFailException where it ended unfinished and another has begun."""
-        newest = control.find_operation(database, self.index)
+        newest = operations.find_operation(database, self.index)
         begun = whole_number("operation_id", self.operation_id)
         if begun is None or newest.id == begun:
             return newest
         with database.transaction() as connection:
-            row = control.read_operation(connection, begun)
+            row = operations.read_operation(connection, begun)
         if row.status == Status.COMPLETED and row.index_id == newest.index_id:
             return row
         raise AirflowFailException(
@@ -68,7 +68,7 @@ class DrivingOperator(RoirOperator):
         dag_paused = bool(is_dag_paused(ti))
         row = self.read(database)
         with database.transaction() as connection:
-            driven = control.heart_beats(row, connection) and row.owner != owner_of(ti)
+            driven = operations.heart_beats(row, connection) and row.owner != owner_of(ti)
         match decide(row, self.done_phases, actor_of_switch(ti.dag_id), dag_paused, row.owner if driven else None):
             case Done():
                 self.log.info("Operation %s has this behind it already: phase %s", row.id, row.phase)
@@ -94,7 +94,7 @@ class DrivingOperator(RoirOperator):
         """Write the pause that the DAG's switch stands for; workers leave at their batch boundary."""
         actor = actor_of_switch(ti.dag_id)
         try:
-            row = control.pause(database, self.index, actor=actor, reason="the DAG is paused in Airflow")
+            row = operations.pause(database, self.index, actor=actor, reason="the DAG is paused in Airflow")
         except IllegalTransition:
             # It ended in this very moment.
             return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import control, status
+from airflow_roir.engine import operations, status
 from airflow_roir.engine.database import is_transient
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
@@ -26,8 +26,8 @@ from airflow_roir.task.ui_requests import Watcher
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_roir.engine.control import OperationRow
     from airflow_roir.engine.database import Database
+    from airflow_roir.engine.operations import OperationRow
 
 DONE = 0
 
@@ -76,13 +76,13 @@ class SparkDrivingOperator(DrivingOperator):
             actor = f"task state store of DAG {ti.dag_id}"
             options = LiveOptions(
                 {key: getattr(row, key) for key in self.live_options},
-                refused=lambda refusal: control.refuse_option(database, self.index, actor, refusal),
+                refused=lambda refusal: operations.refuse_option(database, self.index, actor, refusal),
             )
             first = options.follow({key: store.get(key) for key in self.live_options})
             owner = owner_of(ti)
             if row.status == Status.PAUSED:
                 # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
-                control.resume(database, self.index, owner)
+                operations.resume(database, self.index, owner)
             command = driver_command(
                 self.index,
                 owner,
@@ -137,15 +137,15 @@ class SparkDrivingOperator(DrivingOperator):
         owner: str,
     ) -> None:
         def apply(**values: int) -> object:
-            return control.set_options(database, self.index, actor, **values)
+            return operations.set_options(database, self.index, actor, **values)
 
         try:
             assert self._driver is not None
-            if self._driver.is_starting and control.has_paused(database, operation_id, owner):
+            if self._driver.is_starting and operations.has_paused(database, operation_id, owner):
                 # It would look at the pause when Spark is up, which takes a minute on a busy machine.
                 self._left_early = True
                 self._driver.kill()
-                control.has_paused(database, operation_id, owner)
+                operations.has_paused(database, operation_id, owner)
                 return
             options.follow(stored, apply)
             progress.turn()

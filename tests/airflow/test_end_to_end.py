@@ -16,8 +16,8 @@ import psycopg2
 import pytest
 from standalone import StandaloneAirflow, wait_until
 
-from airflow_roir.engine import control, status
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine import operations, status
 from tests.comparison import compare
 from tests.engine import steps
 from tests.servers import embedded_postgres
@@ -194,7 +194,7 @@ def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirf
     log = airflow.task_log(DAG, run, "build")
     assert "batch_rows stays at 200" in log
     assert "parallelism changes from 4 to 3" in log
-    actions = [(event.action, event.actor) for event in control.events(shop.database, index)]
+    actions = [(event.action, event.actor) for event in operations.events(shop.database, index)]
     assert actions.count(("pause", SWITCH)) == 1
     assert ("change parallelism", f"task state store of DAG {DAG}") in actions
 

@@ -12,7 +12,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRescheduleException
 
 from airflow_roir.assets import published_alias
-from airflow_roir.engine import control, status
+from airflow_roir.engine import operations, status
 from airflow_roir.engine.run import start_run
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.build import BuildIndexOperator
@@ -169,7 +169,7 @@ def test_a_build_that_starts_paused_leaves_before_spark(context: dict[str, Any],
         build(context, operation)
     assert (leaving.value.reschedule_date - before).total_seconds() > 15
     assert asked == []
-    found = control.find_operation(shop.database, INDEX)
+    found = operations.find_operation(shop.database, INDEX)
     assert (found.status, found.paused_by) == ("paused", SWITCH)
 
 
@@ -195,7 +195,7 @@ def test_the_switch_pauses_a_running_build_and_resumes_it(
     with pytest.raises(AirflowRescheduleException):
         build(context, operation)
     assert lines == ["driving"]
-    found = control.find_operation(shop.database, INDEX)
+    found = operations.find_operation(shop.database, INDEX)
     assert (found.status, found.paused_by, found.heartbeat_at) == ("paused", SWITCH, None)
 
     # The switch is on again, and meanwhile the user has asked for more.
@@ -203,7 +203,7 @@ def test_the_switch_pauses_a_running_build_and_resumes_it(
     context["task_state_store"].values |= {"parallelism": "6", "batch_rows": "none"}
     driver_code(TAKE_UP + "end_run(database, run)")
     assert build(context, operation) == operation
-    assert control.find_operation(shop.database, INDEX).status == "running"
+    assert operations.find_operation(shop.database, INDEX).status == "running"
     assert "--parallelism" not in asked[0]
     assert shop.run("SELECT action FROM roir.event WHERE action IN ('pause', 'resume') ORDER BY id") == [
         ("pause",),
@@ -230,21 +230,21 @@ def test_a_pause_while_spark_starts_ends_it_at_once_and_costs_no_try(
             if way == "switch":
                 context["ti"].paused = True
             else:
-                control.pause(shop.database, INDEX, "ann@desk", "backup")
+                operations.pause(shop.database, INDEX, "ann@desk", "backup")
 
         self._forward = forward
         read(self)
 
     def resumed_meanwhile(self: Any) -> None:
         kill(self)
-        if way.endswith("back") and control.find_operation(shop.database, INDEX).status == "paused":
-            control.resume(shop.database, INDEX, "ann@desk")
+        if way.endswith("back") and operations.find_operation(shop.database, INDEX).status == "paused":
+            operations.resume(shop.database, INDEX, "ann@desk")
 
     monkeypatch.setattr(driver_process.Driver, "_read", pause_when_it_starts)
     monkeypatch.setattr(driver_process.Driver, "kill", resumed_meanwhile)
     with pytest.raises(AirflowRescheduleException):
         build(context, operation)
-    found = control.find_operation(shop.database, INDEX)
+    found = operations.find_operation(shop.database, INDEX)
     assert found.status == ("running" if way.endswith("back") else "paused")
     if found.status == "paused":
         assert found.heartbeat_at is None
@@ -276,14 +276,14 @@ def test_the_button_is_there_while_it_runs(context: dict[str, Any], driver_code:
 
 def test_a_pause_from_elsewhere_is_waited_out(context: dict[str, Any], shop: Any, driver_code: Any) -> None:
     operation = prepare(context)
-    control.pause(shop.database, INDEX, "ann@desk", "backup")
+    operations.pause(shop.database, INDEX, "ann@desk", "backup")
     asked = driver_code("raise SystemExit(9)")
     for paused in (False, True):
         context["ti"].paused = paused
         with pytest.raises(AirflowRescheduleException):
             build(context, operation)
     assert asked == []
-    assert control.find_operation(shop.database, INDEX).paused_by == "ann@desk"
+    assert operations.find_operation(shop.database, INDEX).paused_by == "ann@desk"
 
 
 def test_a_run_that_somebody_else_drives_is_waited_for(context: dict[str, Any], shop: Any, driver_code: Any) -> None:
@@ -295,7 +295,7 @@ def test_a_run_that_somebody_else_drives_is_waited_for(context: dict[str, Any], 
         with pytest.raises(AirflowRescheduleException):
             build(context, operation)
     assert asked == []
-    assert control.find_operation(shop.database, INDEX).status == "running"
+    assert operations.find_operation(shop.database, INDEX).status == "running"
 
 
 def test_a_driver_that_fails_costs_a_try_and_says_why(context: dict[str, Any], driver_code: Any) -> None:

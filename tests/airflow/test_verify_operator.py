@@ -14,10 +14,11 @@ from airflow.sdk.exceptions import (
 from test_operators import INDEX, SWITCH, UNTIL_PAUSED, WHAT, context, driver_code, prepare
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
-from airflow_roir.engine import abort, control, verification, verify
+from airflow_roir.engine import abort, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.prepare import prepare as prepare_index
 from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.engine.verify import compare, verification
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 from tests.engine import steps
@@ -59,7 +60,7 @@ def verified(context: dict[str, Any], **more: Any) -> dict[str, Any]:
     return VerifyIndexOperator(task_id="verify", **WHAT, **more).execute(context)  # type: ignore[arg-type]
 
 
-def operations(shop: Any) -> list[tuple[int, str]]:
+def verifications(shop: Any) -> list[tuple[int, str]]:
     """The verifications, as operations."""
     return shop.run("SELECT id, status FROM roir.operation WHERE kind = 'verify' ORDER BY id")  # type: ignore[no-any-return]
 
@@ -72,7 +73,7 @@ def test_the_counts_are_returned(context: dict[str, Any], shop: Any, base: str, 
     assert "first" not in counts
     assert context["task_state_store"].values == {"parallelism": 3}
     verified(context)
-    assert [status for _, status in operations(shop)] == ["completed", "completed"]
+    assert [status for _, status in verifications(shop)] == ["completed", "completed"]
 
 
 def test_what_is_wrong_fails_the_task_and_is_named(
@@ -89,7 +90,7 @@ def test_what_is_wrong_fails_the_task_and_is_named(
     assert (mended["missing"], mended["mended"]) == (1, 1)
     assert "missing: kind k77, id 77 (mended)" in capsys.readouterr().out
     # Each of them, the one that was cleared after its failure too, was another one.
-    assert len(operations(shop)) == 3
+    assert len(verifications(shop)) == 3
     steps.assert_exact(shop.database, INDEX)
 
 
@@ -102,11 +103,11 @@ def test_a_retry_returns_what_the_try_before_it_has_found(
         verified(context, fail_on_difference=False)
     assert not isinstance(failure.value, AirflowFailException)
     # Somebody else's, meanwhile, is none of its business.
-    verify.verify(shop.database, INDEX, VerifyOptions(repair=True))
+    compare.verify(shop.database, INDEX, VerifyOptions(repair=True))
     asked = driver_code(NEVER)
     assert verified(context, fail_on_difference=False)["missing"] == 1
     assert asked == []
-    assert len(operations(shop)) == 2
+    assert len(verifications(shop)) == 2
 
 
 def test_a_try_that_died_is_gone_on_with_at_once(
@@ -117,11 +118,11 @@ def test_a_try_that_died_is_gone_on_with_at_once(
         verified(context)
     # Killed: its heart has just beaten, and one unit of several is done.
     run = start_run(shop.database, INDEX, "airflow rebuild_index run_1")
-    next(iter(verify.work(shop.database, run, 0)))
+    next(iter(compare.work(shop.database, run, 0)))
     asked = driver_code(COMPARE)
     assert verified(context)["rows"] == ROWS
     assert "--take-over" in asked[0]
-    assert len(operations(shop)) == 1
+    assert len(verifications(shop)) == 1
 
 
 def test_the_switch_pauses_and_resumes_with_another_parallelism(
@@ -132,7 +133,7 @@ def test_the_switch_pauses_and_resumes_with_another_parallelism(
     context["ti"].paused = True
     with pytest.raises(AirflowRescheduleException):
         verified(context)
-    assert operations(shop) == []
+    assert verifications(shop) == []
 
     context["ti"].paused = False
     driver_code(UNTIL_PAUSED)
@@ -148,7 +149,7 @@ def test_the_switch_pauses_and_resumes_with_another_parallelism(
     monkeypatch.setattr(driver_process.Driver, "_read", off_when_driving)
     with pytest.raises(AirflowRescheduleException):
         verified(context, parallelism=2)
-    paused = control.find_operation(shop.database, INDEX)
+    paused = operations.find_operation(shop.database, INDEX)
     assert (paused.status, paused.paused_by, paused.phase) == ("paused", SWITCH, "sum")
 
     monkeypatch.setattr(driver_process.Driver, "_read", read)
@@ -157,7 +158,7 @@ def test_the_switch_pauses_and_resumes_with_another_parallelism(
     asked = driver_code(COMPARE)
     assert verified(context, parallelism=2)["rows"] == ROWS
     assert asked[0][asked[0].index("--parallelism") + 1] == "5"
-    assert [status for _, status in operations(shop)] == ["completed"]
+    assert [status for _, status in verifications(shop)] == ["completed"]
 
 
 def test_an_unfinished_build_is_waited_for(
@@ -168,7 +169,7 @@ def test_an_unfinished_build_is_waited_for(
     with pytest.raises(AirflowRescheduleException):
         verified(context)
     assert f"Waiting: index {INDEX}: operation {rebuild.operation_id} (rebuild) is running" in capsys.readouterr().out
-    assert (asked, operations(shop)) == ([], [])
+    assert (asked, verifications(shop)) == ([], [])
     steps.finish_all(shop.database, start_run(shop.database, INDEX, "test"))
     assert verified(context)["rows"] == ROWS
 
@@ -185,7 +186,7 @@ def test_an_unfinished_verification_is_adopted_when_nobody_drives_it(
     end_run(shop.database, run)
     verified(context)
     assert f"Going on with unfinished verification {begun.operation_id} as it was begun" in capsys.readouterr().out
-    assert operations(shop) == [(begun.operation_id, "completed")]
+    assert verifications(shop) == [(begun.operation_id, "completed")]
 
 
 def test_one_that_was_aborted_fails_the_task_and_is_forgotten(
@@ -199,14 +200,14 @@ def test_one_that_was_aborted_fails_the_task_and_is_forgotten(
         verified(context)
     driver_code(COMPARE)
     assert verified(context)["rows"] == ROWS
-    assert [status for _, status in operations(shop)] == ["aborted", "completed"]
+    assert [status for _, status in verifications(shop)] == ["aborted", "completed"]
 
 
 @pytest.mark.parametrize("more", [{"sample": "0"}, {"sample": "much"}, {"slices": "-1"}, {"mode": "after"}])
 def test_bad_input_fails_at_once(context: dict[str, Any], shop: Any, base: str, more: dict[str, Any]) -> None:
     with pytest.raises(AirflowFailException):
         verified(context, **more)
-    assert operations(shop) == []
+    assert verifications(shop) == []
 
 
 def test_before_a_build_there_may_be_nothing_to_verify(context: dict[str, Any], shop: Any, driver_code: Any) -> None:
@@ -231,7 +232,7 @@ def test_prepare_waits_for_an_unfinished_verification(context: dict[str, Any], s
     with pytest.raises(AirflowRescheduleException):
         prepare(context)
     abort.abort(shop.database, INDEX, "ann@desk")
-    assert prepare(context) == control.find_operation(shop.database, INDEX).id
+    assert prepare(context) == operations.find_operation(shop.database, INDEX).id
 
 
 def test_a_build_that_differs_fails_without_a_retry_until_it_is_cleared(
@@ -248,7 +249,7 @@ def test_a_build_that_differs_fails_without_a_retry_until_it_is_cleared(
     with pytest.raises(AirflowFailException, match="not published"):
         task.execute(context)  # type: ignore[arg-type]
     assert "different: kind k77, id 77" in capsys.readouterr().out
-    found = control.find_operation(shop.database, INDEX)
+    found = operations.find_operation(shop.database, INDEX)
     assert (found.status, found.phase) == ("paused", "publish")
     assert "not published" in found.pause_reason
     shop.run(f"UPDATE {base} SET c3 = 77 WHERE c2 = 77")

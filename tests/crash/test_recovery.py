@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from airflow_roir.engine import build, control
+from airflow_roir.engine import build, operations
 from airflow_roir.engine import database as databases
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.database import Database, retry
@@ -88,7 +88,7 @@ def test_an_error_of_any_kind_leaves_the_operation_paused_with_its_reason(databa
 
     with pytest.raises(RuntimeError):
         drive()
-    row = control.find_operation(database, "ix")
+    row = operations.find_operation(database, "ix")
     assert (row.status, row.pause_reason) == ("paused", "Job aborted: Lost executor 7")
 
 

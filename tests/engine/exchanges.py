@@ -12,26 +12,12 @@ import psycopg2.errors
 from sqlalchemy import create_engine, event
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
-from airflow_roir.engine import (
-    abort,
-    attach,
-    cleanup,
-    control,
-    detach,
-    finalize,
-    fold,
-    prepare,
-    publish,
-    removal,
-    revert,
-    schema,
-    status,
-    sync,
-    verify,
-)
+from airflow_roir.engine import abort, clean_up, finalize, fold, operations, prepare, publish, revert, schema, status
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
 from airflow_roir.engine.run import Run, driving, start_run
 from airflow_roir.engine.session import keep_to_encoding, to_json
+from airflow_roir.engine.verify import compare
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -311,7 +297,7 @@ def expired(database: Database) -> None:
 
 def aborting(database: Database) -> None:
     begun(database)
-    control.request_abort(database, INDEX, "test")
+    operations.request_abort(database, INDEX, "test")
 
 
 def spoiled(database: Database) -> None:
@@ -350,13 +336,13 @@ def nothing(database: Database) -> None:
 
 def remove(database: Database) -> None:
     with database.transaction() as connection:
-        rows = removal.leaving(connection)
+        rows = remove_entries.leaving(connection)
     for row in rows:
-        removal.remove(database, row, lambda _line: None, 1)
+        remove_entries.remove(database, row, lambda _line: None, 1)
 
 
 def verified(database: Database, **more: Any) -> None:
-    verify.verify(database, INDEX, VerifyOptions(parallelism=1, **more), "test")
+    compare.verify(database, INDEX, VerifyOptions(parallelism=1, **more), "test")
 
 
 Command = Callable[[Database], object]
@@ -384,9 +370,9 @@ COMMANDS: dict[str, tuple[Callable[[Database], None], Command]] = {
     "abort": (begun, lambda database: abort.abort(database, INDEX, "test", patience_s=1)),
     "abort a rebuild": (rebuilding, lambda database: abort.abort(database, INDEX, "test", patience_s=1)),
     "drop": (rebuilt, lambda database: abort.drop_index(database, INDEX, "test", patience_s=1)),
-    "clean-up": (expired, cleanup.clean_up),
-    "clean-up of an abort": (aborting, cleanup.clean_up),
-    "clean-up of a partition": (leaving, cleanup.clean_up),
+    "clean-up": (expired, clean_up.clean_up),
+    "clean-up of an abort": (aborting, clean_up.clean_up),
+    "clean-up of a partition": (leaving, clean_up.clean_up),
     "removal": (leaving, remove),
     "sync": (gone, lambda database: sync.sync_partitions(database, "app.t", "test", patience_s=1)),
     "attach": (published, lambda database: attach.attach_partition(database, "app.t", "app.n1", BOUNDS, "test")),

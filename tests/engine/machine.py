@@ -16,9 +16,10 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import abort, build, capture, control, fold, prepare, publish, revert, seal
+from airflow_roir.engine import abort, build, fold, operations, prepare, publish, revert, seal
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
+from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import load_job, start_run
 from airflow_roir.errors import Fenced, LockNotAcquired
@@ -169,7 +170,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.row.status == Status.RUNNING)
     @rule()
     def pause(self) -> None:
-        control.pause(self.database, self.index, "test", "by chance")
+        operations.pause(self.database, self.index, "test", "by chance")
         self._look()
 
     @precondition(lambda self: self.row.status in (Status.RUNNING, Status.PAUSED))
@@ -310,8 +311,8 @@ class Machine(RuleBasedStateMachine):
         if number != self.run.operation_id:
             self._take_up()
         with self.connection.begin():
-            self.row = row = control.read_operation(self.connection, number)
-            self.mode = capture.mode(self.connection, row.generation_id)
+            self.row = row = operations.read_operation(self.connection, number)
+            self.mode = installation.mode(self.connection, row.generation_id)
             rows = "SELECT id, status FROM roir.generation WHERE index_id = %(index)s AND status <> 'dropped'"
             self.generations = {r.id: r.status for r in execute(self.connection, rows, {"index": row.index_id})}
         ended = row.status in (Status.PAUSED, Status.ABORTING, Status.ABORTED)

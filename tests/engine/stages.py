@@ -10,9 +10,10 @@ import psycopg2.extensions
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import Scan
-from airflow_roir.engine import capture, control, fold
+from airflow_roir.engine import fold, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Job, load_job, start_run
 from tests.engine import steps
@@ -97,7 +98,7 @@ class Stage:
                         held, begun = outcome.claim, begun + bool(done)
                     done += held is None
             if phase == "paused":
-                control.pause(database, self.index, "test", "")
+                operations.pause(database, self.index, "test", "")
             return
         steps.build_all(database, run)
         if phase == "built":
@@ -146,7 +147,7 @@ class Stage:
         if self.phase != "published":
             database = self.database
             self.run = start_run(database, self.index, "test", take_over=True, parallelism=1)
-            finalize = capture.mode(self.connection, self.job.generation_id) == "direct"
+            finalize = installation.mode(self.connection, self.job.generation_id) == "direct"
             self.connection.rollback()
             if not finalize:
                 steps.build_all(database, self.run)

@@ -10,7 +10,8 @@ import psycopg2
 import psycopg2.extensions
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, capture, finalize, fold, prepare, publish, seal
+from airflow_roir.engine import build, finalize, fold, prepare, publish, seal
+from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.engine.run import Run, load_job, start_run
@@ -34,7 +35,7 @@ def sql(connection: psycopg2.extensions.connection, statement: str, *values: Any
 def capture_triggers(dsn: str, source: str = "t") -> tuple[str, str]:
     """The names of a source's capture triggers, of rows and of TRUNCATE."""
     [(oid,)] = sql(session(dsn), "SELECT %s::regclass::oid", source)
-    return capture.trigger_name(oid), capture.truncate_trigger_name(oid)
+    return installation.trigger_name(oid), installation.truncate_trigger_name(oid)
 
 
 def begin(

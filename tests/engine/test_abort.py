@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, build, cleanup, control
+from airflow_roir.engine import abort, build, clean_up, operations
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import start_run
@@ -43,7 +43,7 @@ def catalog(database: Database) -> list[tuple[str, ...]]:
         ]
 
 
-def begin(database: Database, stage: str) -> control.OperationRow:
+def begin(database: Database, stage: str) -> operations.OperationRow:
     """An operation that has reached a stage; `rebuild` stands beside an active generation."""
     if stage.startswith("rebuild"):
         _, run = steps.begin(database, table=None, keys=None, batch_rows=100)
@@ -55,7 +55,7 @@ def begin(database: Database, stage: str) -> control.OperationRow:
     worker.batch(claim)
     worker.connection.close()
     if stage.endswith("paused"):
-        control.pause(database, "ix", "me")
+        operations.pause(database, "ix", "me")
     if stage.split()[-1] in ("sealing", "folding", "switched", "publishing"):
         steps.build_all(database, start_run(database, "ix", "test", take_over=True))
     if stage.split()[-1] in ("folding", "switched", "publishing"):
@@ -65,7 +65,7 @@ def begin(database: Database, stage: str) -> control.OperationRow:
             steps.fold.switch(database, run)
         if stage.endswith("publishing"):
             steps.fold_all(database, run)
-    return control.find_operation(database, "ix")
+    return operations.find_operation(database, "ix")
 
 
 STAGES = ["building", "paused", "sealing", "folding", "switched", "publishing"]
@@ -77,7 +77,7 @@ def test_from_any_phase_source_and_active_generation_are_as_they_were(database: 
     if stage.startswith("rebuild"):
         _, first = steps.begin(database)
         steps.finish_all(database, first)
-        cleanup.clean_up(database)
+        clean_up.clean_up(database)
     before = catalog(database)
     operation = begin(database, stage)
     assert catalog(database) != before
@@ -100,8 +100,8 @@ def test_from_any_phase_source_and_active_generation_are_as_they_were(database: 
 
 def test_a_second_abort_finds_nothing_to_do(database: Database) -> None:
     begin(database, "building")
-    operation = control.request_abort(database, "ix", "first")
-    assert control.request_abort(database, "ix", "second").status == "aborting"
+    operation = operations.request_abort(database, "ix", "first")
+    assert operations.request_abort(database, "ix", "second").status == "aborting"
     abort.finish_abort(database, operation.id, "first")
     abort.finish_abort(database, operation.id, "second")
     assert operation_status(database, operation.id).status == "aborted"
@@ -113,15 +113,15 @@ def test_a_resume_after_the_abort_is_refused_and_one_before_it_is_fenced(databas
     worker = steps.worker(database, run)
     claim = worker.claim()
     assert isinstance(claim, Claim)
-    operation = control.request_abort(database, "ix", "me")
+    operation = operations.request_abort(database, "ix", "me")
     with pytest.raises(Fenced):
         worker.batch(claim)
     with pytest.raises(Fenced):
         build.finish(database, run)
     for refused in (
         lambda: start_run(database, "ix", "too late", take_over=True),
-        lambda: control.resume(database, "ix", "too late"),
-        lambda: control.pause(database, "ix", "too late"),
+        lambda: operations.resume(database, "ix", "too late"),
+        lambda: operations.pause(database, "ix", "too late"),
     ):
         with pytest.raises(IllegalTransition, match="abort"):
             refused()
@@ -145,11 +145,11 @@ def test_while_a_writer_holds_its_lock_it_stays_aborting_and_the_clean_up_finish
     assert abort.abort(database, "ix", "me", report=said.append, patience_s=0).status == "aborting"
     assert "stays aborting" in said[-1]
     assert "pid" in said[-1]
-    report = cleanup.clean_up(database)
+    report = clean_up.clean_up(database)
     assert report.operations_aborted == 0
     assert "pid" in report.waiting[0]
     user.rollback()
-    assert cleanup.clean_up(database).operations_aborted == 1
+    assert clean_up.clean_up(database).operations_aborted == 1
     assert operation_status(database, operation.id).status == "aborted"
     assert catalog(database) == before
 
@@ -166,7 +166,7 @@ def test_a_reader_only_holds_up_the_removal_of_the_triggers(database: Database, 
     sql(writer, "UPDATE t SET v = v WHERE id = 1")  # the triggers are still there, and do nothing
     writer.rollback()
     reader.rollback()
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     assert operation_status(database, operation.id).status == "aborted"
     assert catalog(database) == before
 

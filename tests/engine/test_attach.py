@@ -5,8 +5,9 @@ from __future__ import annotations
 import psycopg2
 import pytest
 
-from airflow_roir.engine import attach, cleanup, fold, joining
+from airflow_roir.engine import clean_up, fold
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import attach, copy_rows
 from airflow_roir.errors import InvalidInput, LockNotAcquired
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -46,7 +47,7 @@ def test_a_loaded_table_is_attached_in_each_mode(database: Database, dsn: str, m
     run_sql(dsn, "TRUNCATE t3")
     assert steps.assert_exact(database).rows == 300
     assert one(database, "SELECT count(*) FROM pg_constraint WHERE conname = 'roir_bounds'") == 0
-    assert cleanup.clean_up(database).waiting == []
+    assert clean_up.clean_up(database).waiting == []
 
 
 @pytest.mark.parametrize("shape", ["range", "range with default", "two levels", "hash"])
@@ -66,7 +67,7 @@ def test_shapes(database: Database, dsn: str, shape: str) -> None:
         run_sql(dsn, "UPDATE n SET d = 39 WHERE true" if shape == "range" else "SELECT 1")
     attach.attach_partition(database, parent, "n", bounds, "test")
     assert_shown(database)
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     steps.assert_exact(database)
 
 
@@ -76,19 +77,19 @@ def test_nothing_is_shown_before_and_nobody_writes_meanwhile(
     """It dies after two batches; goes on after them; a rebuild that began meanwhile gets the rows too."""
     published(database, dsn)
     run_sql(dsn, *LOADED)
-    monkeypatch.setattr(joining, "BATCH_ROWS", 30)
-    monkeypatch.setattr(joining.bring_in, "__defaults__", (60.0, 30))
-    batch, left = joining.batch, iter(range(2))
+    monkeypatch.setattr(copy_rows, "BATCH_ROWS", 30)
+    monkeypatch.setattr(copy_rows.bring_in, "__defaults__", (60.0, 30))
+    batch, left = copy_rows.batch, iter(range(2))
 
     def dies(*arguments: object) -> int | None:
         if next(left, None) is None:
             raise KeyboardInterrupt
         return batch(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(joining, "batch", dies)
+    monkeypatch.setattr(copy_rows, "batch", dies)
     with pytest.raises(KeyboardInterrupt):
         attach.attach_partition(database, "t", "t3", BOUNDS, "test")
-    monkeypatch.setattr(joining, "batch", batch)
+    monkeypatch.setattr(copy_rows, "batch", batch)
     assert one(database, "SELECT count(*) FROM roir_data.g1") == 360
     assert_shown(database)
     steps.assert_exact(database)
@@ -112,7 +113,7 @@ def test_given_up_it_leaves_nothing(database: Database, dsn: str) -> None:
     old.rollback()
     run_sql(dsn, "SELECT roir.cancel_attach('t3')", "INSERT INTO t3 VALUES (1, 900, 'a', 31)")
     assert_shown(database)
-    assert cleanup.clean_up(database).partition_entries == 100
+    assert clean_up.clean_up(database).partition_entries == 100
     steps.assert_exact(database)
 
 

@@ -8,7 +8,7 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, cleanup, health, schema
+from airflow_roir.engine import abort, clean_up, health, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput
 from tests.conftest import database_dsn, run_sql
@@ -118,7 +118,7 @@ def test_a_new_owner_is_told_and_gets_what_the_capture_needs(
     with database.transaction() as connection:
         warned = health.warnings(connection)
     assert any("Run: roir clean-up" in line for line in warned), warned
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     with database.transaction() as connection:
         assert health.warnings(connection) == []
     run_sql(dsn, *(f"SET ROLE {second}; {write}" for write in WRITES))
@@ -258,7 +258,7 @@ def test_a_level_by_the_hash_of_a_domain_that_comes_later_is_told(database: Data
     )
     with database.transaction() as connection:
         assert any("t10" in line and "roir clean-up" in line for line in health.warnings(connection))
-    (said,) = cleanup.clean_up(database).warnings[:1]
+    (said,) = clean_up.clean_up(database).warnings[:1]
     assert "t1 is partitioned by the hash of id" in said
 
 

@@ -9,10 +9,11 @@ import pytest
 from sqlalchemy import event
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import attach, build, cleanup, finalize, health, prepare, removal, sync
+from airflow_roir.engine import build, clean_up, finalize, health, prepare
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import attach, remove_entries, sync
 from airflow_roir.engine.run import start_run
-from airflow_roir.engine.verify_worker import VerifyWorker
+from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import LockNotAcquired, SourceChanged
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
@@ -34,7 +35,7 @@ def said(database: Database) -> list[str]:
     """What status and clean-up tell."""
     with database.transaction() as connection:
         told = health.warnings(connection)
-    report = cleanup.clean_up(database)
+    report = clean_up.clean_up(database)
     return told + report.warnings + report.waiting
 
 
@@ -204,11 +205,11 @@ def test_names_are_swapped_while_entries_of_a_partition_are_removed(database: Da
         "INSERT INTO t SELECT * FROM p1 WHERE id < 50",
     )
     with database.transaction() as connection:
-        rows = removal.leaving(connection)
+        rows = remove_entries.leaving(connection)
     run_sql(dsn, SWAP)
     for row in rows:
         with suppress(LockNotAcquired):
-            removal.remove(database, row, lambda _line: None, 0)
+            remove_entries.remove(database, row, lambda _line: None, 0)
     steps.assert_exact(database)
 
 
@@ -302,7 +303,7 @@ def test_a_clean_up_hides_from_no_build_that_writes_were_missed(database: Databa
         f"CREATE OR REPLACE FUNCTION roir_data.capture_{oid}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS"
     )
     run_sql(dsn, f"{replace} 'BEGIN RETURN NULL; END'", "UPDATE t SET k = 'missed' WHERE id = 3")
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     with pytest.raises(SourceChanged):
         steps.build_all(database, run)
 

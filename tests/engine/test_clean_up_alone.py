@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, cleanup, removal
+from airflow_roir.engine import abort, clean_up
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.errors import LockNotAcquired, NotFound
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
@@ -95,7 +96,7 @@ def test_what_is_broken_of_one_index_is_told_and_the_other_is_cleaned_up(
     session.close()
     run_sql(dsn, *BROKEN[how].format(oid=oid, role=role).split("; "))
     try:
-        report = cleanup.clean_up(database)
+        report = clean_up.clean_up(database)
     finally:
         if "{role}" in BROKEN[how]:
             run_sql(dsn, f"ALTER VIEW broken OWNER TO postgres; DROP ROLE {role}")
@@ -117,9 +118,9 @@ def test_what_is_broken_of_one_index_is_told_and_the_other_is_cleaned_up(
 
 def waiting_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for the one that stands still gives up."""
-    for module in (abort, cleanup, removal):
+    for module in (abort, clean_up, remove_entries):
         monkeypatch.setattr(module, "LOCK_TIMEOUT_MS", 20)
-    monkeypatch.setattr(cleanup, "PATIENCE_S", 0)
+    monkeypatch.setattr(clean_up, "PATIENCE_S", 0)
 
 
 def drop(database: Database) -> None:
@@ -142,7 +143,7 @@ def stop(database: Database) -> None:
 
 
 BESIDE: dict[str, Callable[[Database], object]] = {
-    "clean-up": cleanup.clean_up,
+    "clean-up": clean_up.clean_up,
     "drop": drop,
     "truncate": truncate,
     "abort": stop,
@@ -175,7 +176,7 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
     event.listen(database._engine, "before_cursor_execute", look)
     event.listen(database._engine, "commit", look)
     try:
-        report = cleanup.clean_up(database)
+        report = clean_up.clean_up(database)
     finally:
         event.remove(database._engine, "before_cursor_execute", look)
         event.remove(database._engine, "commit", look)
@@ -187,7 +188,7 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
         drop(other)
         with suppress(NotFound):
             abort.drop_index(other, "broken", "test")
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     for index in ("ix",) if beside == "drop" else ("ix", "broken"):
         steps.assert_exact(database, index)
     session = steps.session(dsn)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_roir.engine import cleanup, run, schema
+from airflow_roir.engine import clean_up, run, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import status
 from airflow_roir.errors import InvalidInput, SourceChanged
@@ -72,7 +72,7 @@ def test_an_exchanged_library_under_the_key_is_none_of_the_builds(database: Data
     _, operation = steps.begin(database)
     steps.finish_all(database, operation)
     steps.assert_exact(database)
-    assert cleanup.clean_up(database).warnings == []
+    assert clean_up.clean_up(database).warnings == []
 
 
 @pytest.mark.parametrize("column", ["id", "k"])
@@ -100,11 +100,11 @@ def test_an_exchanged_library_under_a_published_index_is_told(database: Database
     _, operation = steps.begin(database)
     steps.finish_all(database, operation)
     exchange_for_entries(dsn, "k")
-    (warning,) = cleanup.clean_up(database).warnings
+    (warning,) = clean_up.clean_up(database).warnings
     assert "lookups may miss entries" in warning
     _, operation = steps.begin(database, table=None, keys=None)
     steps.finish_all(database, operation)
-    assert cleanup.clean_up(database).warnings == []
+    assert clean_up.clean_up(database).warnings == []
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from airflow_roir.engine import cleanup
+from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
@@ -135,4 +135,4 @@ def test_triggers_that_extensions_add(database: Database, dsn: str, name: str) -
         include="at, o" if name == "insert_username" else "at, who, o",
     )
     user.close()
-    assert cleanup.clean_up(database).warnings == []
+    assert clean_up.clean_up(database).warnings == []

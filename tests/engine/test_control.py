@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, build, control, prepare, seal
+from airflow_roir.engine import abort, build, operations, prepare, seal
 from airflow_roir.engine.build import Batch, Claim, Stop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, settle, start_run
@@ -80,7 +80,7 @@ def test_pause_takes_effect_at_the_next_batch_and_keeps_what_is_committed(databa
     batch = worker.batch(claimed(worker))
     assert isinstance(batch, Batch)
     assert batch.claim is not None
-    control.pause(database, "ix", "me", "lunch")
+    operations.pause(database, "ix", "me", "lunch")
     before = operation_status(database, prepared.operation_id)
     assert (before.status, before.rows, before.pause_reason, before.paused_by) == ("paused", 100, "lunch", "me")
     assert worker.batch(batch.claim) == Stop("paused")
@@ -101,7 +101,7 @@ def test_a_worker_above_a_lowered_parallelism_leaves_its_range_to_others(databas
     batch = worker.batch(claimed(worker))
     assert isinstance(batch, Batch)
     assert batch.claim is not None
-    control.set_options(database, "ix", "me", parallelism=1)
+    operations.set_options(database, "ix", "me", parallelism=1)
     assert worker.batch(batch.claim) == Stop("leave")
     assert claimed(steps.worker(database, run, 0)).scan.watermark == batch.claim.scan.watermark
 
@@ -169,7 +169,7 @@ def test_nothing_to_pause_or_abort_is_said(database: Database) -> None:
     _, run = steps.begin(database)
     steps.finish_all(database, run)
     with pytest.raises(IllegalTransition, match="completed"):
-        control.pause(database, "ix", "me")
+        operations.pause(database, "ix", "me")
     with pytest.raises(IllegalTransition, match="completed"):
         abort.abort(database, "ix", "me")
     with pytest.raises(IllegalTransition, match="completed"):
@@ -204,7 +204,7 @@ def test_what_an_older_run_pauses_for_is_not_kept_by_the_run_that_takes_over(dat
     _, older = steps.begin(database)
     settle(database, older, OSError("nobody listens"), fatal=False)
     newer = start_run(database, "ix", "newer", take_over=True, lift_pause=False)
-    control.pause(database, "ix", "somebody")
+    operations.pause(database, "ix", "somebody")
     with pytest.raises(OperationPaused, match="somebody"):
         start_run(database, "ix", "newest", take_over=True, lift_pause=False)
     assert newer.epoch > older.epoch

@@ -14,15 +14,16 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, catalog, checks, cleanup, health, owner, partitions, schema
-from airflow_roir.engine.capture import trigger_name, truncate_trigger_name
-from airflow_roir.engine.capture_function import function_name
+from airflow_roir.engine import abort, catalog, checks, clean_up, health, owner, schema
+from airflow_roir.engine.capture.installation import trigger_name, truncate_trigger_name
+from airflow_roir.engine.capture.row_function import function_name
+from airflow_roir.engine.capture.truncate_function import truncate_function_name
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.finalize import finalize_run
+from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import status
-from airflow_roir.engine.truncate_function import truncate_function_name
 from airflow_roir.errors import InvalidInput, RoirError
 from tests.conftest import database_dsn, run_sql
 from tests.engine import ddl, steps
@@ -169,9 +170,9 @@ class Trial:
             and execute(self.connection, REWRITTEN, {"operation": self.job.run.operation_id}).first()
         ):
             yield "was rewritten"
-        found = partitions.check(self.connection, "ix", source, generation, self.job.entry, set())
+        found = changes.check(self.connection, "ix", source, generation, self.job.entry, set())
         # As the switch does it.
-        partitions.adopt(self.connection, source, generation, found)
+        changes.adopt(self.connection, source, generation, found)
 
     def _exact(self) -> bool:
         try:
@@ -313,7 +314,7 @@ def settled(database: Database, dsn: str, statement: Ddl, phase: str) -> str:
     told = [line for one in status(database) for line in (*one.warnings, *one.partitions_gone)]
     if not exact(database, oid) and not told:
         return "wrong before the clean-up, and the status says nothing"
-    done = cleanup.clean_up(database)
+    done = clean_up.clean_up(database)
     if not exact(database, oid) and not (done.warnings or done.waiting):
         return "wrong after the clean-up, which says nothing"
     return ""

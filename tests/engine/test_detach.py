@@ -9,9 +9,10 @@ from typing import Any
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import cleanup, detach, removal
+from airflow_roir.engine import clean_up
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.partitions import detach, remove_entries
 from airflow_roir.errors import LockNotAcquired, NotFound
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -53,7 +54,7 @@ def test_a_partition_is_taken_out_in_each_mode(database: Database, dsn: str, sha
             detach.detach_partition(database, leaf, "test", "old", drop=mode == "active")
         if mode == "active":
             assert_shown(database)
-            cleanup.clean_up(database)
+            clean_up.clean_up(database)
             assert not one(database, "SELECT count(*) FROM roir.source_partition WHERE status = 'leaving'")
 
     # The base may hold hidden entries between publish and clean-up.
@@ -77,7 +78,7 @@ def hidden(dsn: str, partition: str) -> None:
 
 def leave_on(database: Database) -> list[Any]:
     with database.transaction() as connection:
-        return removal.leaving(connection)
+        return remove_entries.leaving(connection)
 
 
 @pytest.mark.parametrize("shape", ["range", "range with default", "list", "two levels"])
@@ -99,7 +100,7 @@ def test_what_comes_into_the_same_bounds_again_is_shown_and_kept(database: Datab
         "UPDATE t SET k = 'newer' WHERE id = 32",
     )
     assert_shown(database)
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     assert_shown(database)
     steps.assert_exact(database)
 
@@ -111,9 +112,9 @@ def test_a_row_that_comes_while_its_stale_entry_is_removed_keeps_the_new_one(dat
     steps.sql(writer, "INSERT INTO t SELECT d, id, k, -1 FROM t0 WHERE id = 30")  # its very entry, uncommitted
     (row,) = leave_on(database)
     with pytest.raises(LockNotAcquired, match="locked by a writer"):  # it waits for that writer, and gives way
-        removal.remove(database, row, print, 0.1)
+        remove_entries.remove(database, row, print, 0.1)
     writer.commit()
-    removal.remove(database, row, print, 5)
+    remove_entries.remove(database, row, print, 5)
     steps.sql(late, "INSERT INTO t SELECT d, id, k, -1 FROM t0 WHERE id = 60")
     late.commit()
     assert steps.assert_exact(database).rows == 202
@@ -126,7 +127,7 @@ def test_a_row_that_is_committed_while_the_removal_waits_keeps_its_entry(databas
     writer = steps.session(dsn)
     steps.sql(writer, "INSERT INTO t SELECT d, id, k, -1 FROM t0 WHERE id % 60 = 0")
     (row,) = leave_on(database)
-    removing = threading.Thread(target=removal.remove, args=(database, row, print, 30))
+    removing = threading.Thread(target=remove_entries.remove, args=(database, row, print, 30))
     removing.start()
     while not one(database, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
         assert removing.is_alive()
@@ -140,7 +141,7 @@ def test_entries_that_are_rewritten_while_they_are_removed_are_all_found(
     database: Database, dsn: str, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`VACUUM FULL` puts entries into blocks that the removal has passed."""
-    monkeypatch.setattr(removal, "BLOCKS_PER_STEP", 1)
+    monkeypatch.setattr(remove_entries, "BLOCKS_PER_STEP", 1)
     make(dsn)
     run_sql(dsn, "INSERT INTO t SELECT i % 30, i, 'k', i FROM generate_series(301, 3000) i")
     _, run = steps.begin(database, include="v", segments=1)
@@ -150,7 +151,7 @@ def test_entries_that_are_rewritten_while_they_are_removed_are_all_found(
         run_sql(dsn, "UPDATE t SET v = v + 1")
     hidden(dsn, "t0")
     (row,) = leave_on(database)
-    step, calls = removal.step, 0
+    step, calls = remove_entries.step, 0
 
     def rewritten(*arguments: Any) -> Any:
         nonlocal calls
@@ -162,8 +163,8 @@ def test_entries_that_are_rewritten_while_they_are_removed_are_all_found(
             run_sql(dsn, *(f"VACUUM FULL {name}" for (name,) in steps.sql(steps.session(dsn), tables)))
         return step(*arguments)
 
-    monkeypatch.setattr(removal, "step", rewritten)
-    assert removal.remove(database, row, print, 5) == 1000
+    monkeypatch.setattr(remove_entries, "step", rewritten)
+    assert remove_entries.remove(database, row, print, 5) == 1000
     assert calls > 3
     if store == "delta":
         steps.finish_all(database, run)
@@ -177,7 +178,7 @@ def test_a_level_goes_with_what_left_it_before(database: Database, dsn: str) -> 
     run_sql(dsn, "SELECT roir.detach_partition('tx', and_drop => true)")
     assert_shown(database)
     assert one(database, "SELECT count(*) FROM roir.source_partition WHERE status = 'leaving'") == 1
-    assert cleanup.clean_up(database).partition_entries == 200
+    assert clean_up.clean_up(database).partition_entries == 200
     steps.assert_exact(database)
 
 
@@ -220,11 +221,11 @@ def viewed(database: Database) -> str:
 
 def test_the_plain_view_is_back_after_clean_up(database: Database, dsn: str) -> None:
     published(database, dsn)
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     before = viewed(database)
     hidden(dsn, "t1")
     assert "EXISTS" in viewed(database)
-    assert cleanup.clean_up(database).partition_entries == 100
+    assert clean_up.clean_up(database).partition_entries == 100
     assert viewed(database) == before
 
 
@@ -271,4 +272,4 @@ def test_nothing_is_left_of_a_dropped_index(database: Database, dsn: str) -> Non
     abort.drop_index(database, "ix", "test")
     assert one(database, "SELECT count(*) FROM roir.source_partition") == 0
     assert one(database, "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'roir%'") == 0
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)

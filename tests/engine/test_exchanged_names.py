@@ -15,9 +15,11 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, attach, cleanup, control, health, prepare, status, sync, verify
+from airflow_roir.engine import abort, clean_up, health, operations, prepare, status
 from airflow_roir.engine.database import Database, is_transient
+from airflow_roir.engine.partitions import attach, sync
 from airflow_roir.engine.run import driving, start_run
+from airflow_roir.engine.verify import compare
 from airflow_roir.errors import NotFound, RoirError, VerificationFailed
 from tests.conftest import database_dsn, run_sql
 from tests.engine import exchanges, steps
@@ -157,7 +159,7 @@ class Case:
 
     def _operation(self) -> Any:
         try:
-            return control.find_operation(self.database, INDEX)
+            return operations.find_operation(self.database, INDEX)
         except NotFound:
             return None
 
@@ -166,7 +168,7 @@ class Case:
         database = self.database
         for _ in range(8):
             row = self._operation()
-            live = row is not None and row.status in control.LIVE
+            live = row is not None and row.status in operations.LIVE
             if live and row.status in ("failed", "aborting"):
                 assert row.error or row.status == "aborting", row
                 if row.status == "failed":
@@ -191,7 +193,7 @@ class Case:
                 continue
             if self.command in OF_SPOILED and not self.repaired:
                 self.repaired = True
-                self._ours(lambda: verify.verify(database, INDEX, exchanges.VerifyOptions(repair=True), "test"))
+                self._ours(lambda: compare.verify(database, INDEX, exchanges.VerifyOptions(repair=True), "test"))
                 continue
             if any("roir build" in line or "roir verify" in line for line in warned):
                 self.said += warned
@@ -212,9 +214,9 @@ class Case:
             if row.kind == "verify":
                 run = start_run(database, INDEX, "test", take_over=True)
                 with database.transaction() as connection:
-                    found = verify.verification.unfinished(connection, run.operation_id)
+                    found = compare.verification.unfinished(connection, run.operation_id)
                 with driving(database, run):
-                    verify._by_threads(database, run, found.id)
+                    compare._by_threads(database, run, found.id)
             else:
                 exchanges.to(database, steps.build_all, steps.seal_all, verify_and_publish)
 
@@ -246,7 +248,7 @@ class Case:
         )
 
     def _clean_up(self) -> list[str]:
-        report = cleanup.clean_up(self.database)
+        report = clean_up.clean_up(self.database)
         odd = [line for line in report.warnings if "does not exist" in line or "already exists" in line]
         assert not odd, odd
         return [*report.warnings, *report.waiting]

@@ -11,7 +11,7 @@ import psycopg2.extensions
 import psycopg2.extras
 import pytest
 
-from airflow_roir.engine import cleanup, fold
+from airflow_roir.engine import clean_up, fold
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -116,11 +116,11 @@ def test_a_reader_that_begins_after_the_publish_is_refused_and_keeps_the_guard(d
     ((again,),) = sql(second, "SELECT pg_export_snapshot()")
     third = importing(dsn, again)
     second.close()
-    assert cleanup.clean_up(database).guards_removed == 0
+    assert clean_up.clean_up(database).guards_removed == 0
     with pytest.raises(psycopg2.errors.SerializationFailure, match="published after"):
         sql(third, "SELECT count(*) FROM ix")
     third.rollback()
-    assert cleanup.clean_up(database).guards_removed == 1
+    assert clean_up.clean_up(database).guards_removed == 1
     assert sql(third, "SELECT count(*) FROM ix") == [(100,)]
     third.close()
 
@@ -143,7 +143,7 @@ def test_a_snapshot_that_a_replication_slot_exports_keeps_the_guard(
         name = cursor.fetchone()[2]
     _, run = steps.begin(database)
     steps.finish_all(database, run)
-    report = cleanup.clean_up(database)
+    report = clean_up.clean_up(database)
     assert report.guards_removed == 0
     assert not any("standby" in line for line in report.waiting), report.waiting
     assert any(f"pid {decoder.info.backend_pid}" in line for line in report.waiting)
@@ -160,5 +160,5 @@ def test_a_consumer_of_changes_is_no_standby(
     _, run = steps.begin(database)
     steps.finish_all(database, run)
     assert sql(steps.session(dsn), "SELECT count(*) FROM pg_stat_replication WHERE pid = %s", decoder.info.backend_pid)
-    report = cleanup.clean_up(database)
+    report = clean_up.clean_up(database)
     assert (report.guards_removed, report.waiting, report.warnings) == (1, [], [])

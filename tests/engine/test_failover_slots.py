@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import attach, cleanup, finalize
+from airflow_roir.engine import clean_up, finalize
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.run import start_run
 from tests.conftest import database_dsn, run_sql
 from tests.crash.server import Server
@@ -75,7 +76,7 @@ def test_after_a_failover_with_synced_slots_an_operation_and_an_attach_go_on(
             steps.seal_all(promoted, run)
             finalize.finalize_run(promoted, run)
             steps.assert_exact(promoted)
-            report = cleanup.clean_up(promoted)
+            report = clean_up.clean_up(promoted)
             assert (report.guards_removed, report.waiting, report.warnings) == (2, [], [])
             attach.attach_partition(promoted, "t", "t1", BOUNDS, "test", said.append)
             steps.assert_exact(promoted)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import attach
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import attach
 from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
 from tests.engine import steps

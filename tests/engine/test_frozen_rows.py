@@ -8,7 +8,7 @@ import pytest
 
 from airflow_roir.engine import fold
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify_job import UnitClaim
+from airflow_roir.engine.verify.job import UnitClaim
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
 from tests.engine.statements import copied

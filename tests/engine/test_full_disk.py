@@ -13,7 +13,7 @@ import psycopg2.errors
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import cleanup, finalize
+from airflow_roir.engine import clean_up, finalize
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import status
@@ -133,7 +133,7 @@ def test_users_and_builds_fail_and_go_on(disk: Disk, dsn: str, phase: str) -> No
     if phase != "published":
         finish(database)
     steps.assert_exact(database)
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     steps.assert_exact(database)
 
 

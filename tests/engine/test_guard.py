@@ -5,8 +5,9 @@ from __future__ import annotations
 import psycopg2
 import pytest
 
-from airflow_roir.engine import cleanup, detach, schema
+from airflow_roir.engine import clean_up, schema
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.partitions import detach
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_detach import published
@@ -51,7 +52,7 @@ def test_what_takes_rows_is_refused_with_the_way_to_do_it(
     assert steps.assert_exact(database).rows == 300
     detach.detach_partition(database, "t1", "test", drop=True)
     run_sql(guarded, "SELECT roir.detach_partition('t2')", "DROP TABLE t2")
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     assert steps.assert_exact(database).rows == 100
 
 

@@ -6,9 +6,11 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import VerifyOptions, parse_name
-from airflow_roir.engine import abort, capture, catalog, cleanup, fold, verify
+from airflow_roir.engine import abort, catalog, clean_up, fold
+from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import status
+from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput, SourceChanged
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -29,7 +31,7 @@ def published(database: Database, dsn: str, partitioned: bool = True) -> None:
 
 def told(database: Database) -> list[str]:
     """What a clean-up warns of, which the status does too."""
-    found = cleanup.clean_up(database).warnings
+    found = clean_up.clean_up(database).warnings
     (operation,) = status(database)
     assert list(operation.warnings) == found
     return found
@@ -67,7 +69,7 @@ def test_a_capture_trigger_that_does_not_fire_is_told(
     (warning,) = told(database)
     assert "disabled or gone for a while, and may have missed writes" in warning
     assert "roir verify 'public.ix'" in warning
-    verify.verify(database, "ix", VerifyOptions(), "test")
+    compare.verify(database, "ix", VerifyOptions(), "test")
     assert told(database) == []
 
 
@@ -183,7 +185,7 @@ def test_a_renamed_table_is_followed(database: Database, dsn: str) -> None:
         "DELETE FROM old WHERE id = 2",
     )
     steps.assert_exact(database)
-    assert cleanup.clean_up(database).warnings == []
+    assert clean_up.clean_up(database).warnings == []
     run_sql(
         dsn,
         "DROP TABLE t CASCADE",
@@ -192,13 +194,13 @@ def test_a_renamed_table_is_followed(database: Database, dsn: str) -> None:
         "UPDATE old SET id = 100 WHERE id = 4",
     )
     steps.assert_exact(database)
-    assert cleanup.clean_up(database).warnings == []
+    assert clean_up.clean_up(database).warnings == []
 
 
 def test_a_primary_key_that_becomes_deferrable_is_followed(database: Database, dsn: str) -> None:
     published(database, dsn, partitioned=False)
     run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED")
-    anew, unseen = cleanup.clean_up(database).warnings
+    anew, unseen = clean_up.clean_up(database).warnings
     assert "is made anew" in anew
     assert "was dropped and added again" in unseen
     user = steps.session(dsn)
@@ -212,12 +214,12 @@ def test_a_primary_key_that_becomes_deferrable_is_followed(database: Database, d
 def test_another_primary_key_is_told(database: Database, dsn: str) -> None:
     published(database, dsn, partitioned=False)
     run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id, v)")
-    found = cleanup.clean_up(database).warnings
+    found = clean_up.clean_up(database).warnings
     assert any("primary key of" in line and "roir drop 'public.ix'" in line for line in found), found
     with pytest.raises(InvalidInput, match="is another one now"):
         steps.begin(database, table=None, keys=None)
     run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey")
-    assert any("has no primary key" in line for line in cleanup.clean_up(database).warnings)
+    assert any("has no primary key" in line for line in clean_up.clean_up(database).warnings)
 
 
 def test_the_capture_is_not_stale_in_any_mode(database: Database, dsn: str) -> None:
@@ -225,7 +227,7 @@ def test_the_capture_is_not_stale_in_any_mode(database: Database, dsn: str) -> N
 
     def stale() -> bool:
         with database.transaction() as connection:
-            return capture.is_stale(connection, catalog.read_source(connection, parse_name("t", "table")))
+            return installation.is_stale(connection, catalog.read_source(connection, parse_name("t", "table")))
 
     assert not stale()
     _, run = steps.begin(database, table=None, keys=None)

@@ -12,12 +12,13 @@ import pytest
 from sqlalchemy import Connection
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import cleanup, health, schema, verify
-from airflow_roir.engine.capture import trigger_name, truncate_trigger_name
-from airflow_roir.engine.capture_function import function_name
+from airflow_roir.engine import clean_up, health, schema
+from airflow_roir.engine.capture.installation import trigger_name, truncate_trigger_name
+from airflow_roir.engine.capture.row_function import function_name
+from airflow_roir.engine.capture.truncate_function import truncate_function_name
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import load_job
-from airflow_roir.engine.truncate_function import truncate_function_name
+from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -330,10 +331,10 @@ def test_a_verification_that_leaves_nothing_wrong_ends_the_warning(database: Dat
     Stage(database, "active", include="v").connection.close()
     run_sql(dsn, *DROP_AND_ADD)
     for options in (VerifyOptions(), VerifyOptions(sample=10)):
-        verify.verify(database, "ix", options, "test")
+        compare.verify(database, "ix", options, "test")
         # A part proves nothing of the rest.
         assert KEY in warned(database)[0]
-    assert verify.verify(database, "ix", VerifyOptions(repair=True), "test").complete
+    assert compare.verify(database, "ix", VerifyOptions(repair=True), "test").complete
     assert warned(database) == []
     steps.assert_exact(database)
     run_sql(dsn, DROP_AND_ADD[0], DROP_AND_ADD[-1])
@@ -343,10 +344,10 @@ def test_a_verification_that_leaves_nothing_wrong_ends_the_warning(database: Dat
 def test_what_happens_during_a_verification_is_not_forgotten_by_it(database: Database, dsn: str) -> None:
     run_sql(dsn, *PLAIN, ROWS)
     Stage(database, "active", include="v").connection.close()
-    begun = verify.verification.begin(database, "ix", VerifyOptions(), "test")
+    begun = compare.verification.begin(database, "ix", VerifyOptions(), "test")
     run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ADD PRIMARY KEY (id)")
     assert begun.index == "public.ix"
-    assert verify.verify(database, "ix", VerifyOptions(), "test").complete
+    assert compare.verify(database, "ix", VerifyOptions(), "test").complete
     assert KEY in warned(database)[0]
 
 
@@ -362,8 +363,8 @@ def test_another_index_of_the_table_keeps_its_warning_and_gets_none(database: Da
     (line,) = warned(database)
     assert "index public.other" in line
     assert TRIGGERS in line
-    assert cleanup.clean_up(database).warnings == [line]
-    verify.verify(database, "other", VerifyOptions(repair=True), "test")
+    assert clean_up.clean_up(database).warnings == [line]
+    compare.verify(database, "other", VerifyOptions(repair=True), "test")
     assert warned(database) == []
     steps.assert_exact(database, "other")
 
@@ -373,12 +374,12 @@ def test_a_partition_that_came_later_is_followed(database: Database, dsn: str) -
     Stage(database, "active", include="v").connection.close()
     row, truncate = steps.capture_triggers(dsn)
     run_sql(dsn, "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (1000) TO (2000)")
-    assert cleanup.clean_up(database).warnings == []
+    assert clean_up.clean_up(database).warnings == []
     assert warned(database) == []
     run_sql(dsn, f"ALTER TABLE t3 DISABLE TRIGGER {truncate}", f"ALTER TABLE t3 ENABLE ALWAYS TRIGGER {truncate}")
-    assert "capture triggers on public.t3 were altered" in cleanup.clean_up(database).warnings[-1]
+    assert "capture triggers on public.t3 were altered" in clean_up.clean_up(database).warnings[-1]
     run_sql(dsn, "SELECT roir.detach_partition('t3', and_drop => true)")
-    assert cleanup.clean_up(database).warnings == []
+    assert clean_up.clean_up(database).warnings == []
     run_sql(dsn, f"ALTER TABLE t1 DISABLE TRIGGER {row}", f"ALTER TABLE t1 ENABLE ALWAYS TRIGGER {row}")
     assert "capture triggers on public.t1 were altered" in warned(database)[0]
 

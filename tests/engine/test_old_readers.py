@@ -11,7 +11,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import QualifiedName
-from airflow_roir.engine import cleanup, schema, view
+from airflow_roir.engine import clean_up, schema, view
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import LockNotAcquired
 from tests.conftest import database_dsn, run_sql
@@ -60,7 +60,7 @@ def test_a_reader_with_a_snapshot_older_than_the_publish_is_refused(
 ) -> None:
     if kind == "rebuild":
         publish(database)
-        assert cleanup.clean_up(database).guards_removed == 1
+        assert clean_up.clean_up(database).guards_removed == 1
     users = {}
 
     def take(moment: str) -> None:
@@ -111,7 +111,7 @@ def test_a_reader_who_has_read_the_old_generation_goes_on_reading_it(database: D
 
 def test_prepared_statements_and_views_over_the_view_follow_the_guard(database: Database, dsn: str) -> None:
     publish(database)
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     run_sql(dsn, "CREATE VIEW over AS SELECT k, count(*) AS n FROM ix GROUP BY k")
     user = steps.session(dsn, "REPEATABLE READ")
     sql(user, "PREPARE p AS SELECT count(*) FROM ix")
@@ -132,15 +132,15 @@ def test_prepared_statements_and_views_over_the_view_follow_the_guard(database: 
 def test_the_guard_goes_when_no_older_snapshot_is_left(database: Database, dsn: str) -> None:
     user = old_snapshot(dsn)
     publish(database)
-    report = cleanup.clean_up(database)
+    report = clean_up.clean_up(database)
     assert (report.guards_removed, is_guarded(database)) == (0, True)
     ((pid,),) = sql(user, "SELECT pg_backend_pid()")
     assert any(f"pid {pid}" in line for line in report.waiting)
     user.rollback()
     sql(user, "SELECT count(*) FROM pg_class")  # a new one, that stays open
-    assert (cleanup.clean_up(database).guards_removed, is_guarded(database)) == (1, False)
+    assert (clean_up.clean_up(database).guards_removed, is_guarded(database)) == (1, False)
     assert sql(user, "SELECT count(*) FROM ix") == [(100,)]
-    assert cleanup.clean_up(database).guards_removed == 0
+    assert clean_up.clean_up(database).guards_removed == 0
 
 
 def test_a_snapshot_that_was_handed_on_keeps_the_guard(database: Database, dsn: str) -> None:
@@ -150,17 +150,17 @@ def test_a_snapshot_that_was_handed_on_keeps_the_guard(database: Database, dsn: 
     importer = steps.session(dsn, "REPEATABLE READ")
     sql(importer, f"SET TRANSACTION SNAPSHOT '{snapshot}'")
     exporter.rollback()
-    assert cleanup.clean_up(database).guards_removed == 0
+    assert clean_up.clean_up(database).guards_removed == 0
     with pytest.raises(psycopg2.errors.SerializationFailure):
         sql(importer, "SELECT count(*) FROM ix")
     importer.rollback()
-    assert cleanup.clean_up(database).guards_removed == 1
+    assert clean_up.clean_up(database).guards_removed == 1
 
 
 def test_sessions_of_other_databases_do_not_keep_the_guard(database: Database, dsn: str, server: str) -> None:
     other = old_snapshot(database_dsn(server, "postgres"))
     publish(database)
-    assert cleanup.clean_up(database).guards_removed == 1
+    assert clean_up.clean_up(database).guards_removed == 1
     other.rollback()
 
 
@@ -195,7 +195,7 @@ def test_grants_options_and_dependent_views_outlive_guard_and_rebuild(database: 
         user = steps.session(dsn)
         before = sql(user, seen)
         user.commit()
-        for step in (lambda: cleanup.clean_up(database), lambda: publish(database, created=False)):
+        for step in (lambda: clean_up.clean_up(database), lambda: publish(database, created=False)):
             step()
             assert sql(user, seen) == before
             # The reader has no right to any table of ours; the guard is called with his rights all the same.
@@ -244,7 +244,7 @@ def test_the_guard_is_right_in_a_database_that_was_restored_from_a_dump(
         user.rollback()
         run_sql(restored, "UPDATE roir.generation SET mode_xid = (mode_xid::bigint + 1000000000)::text")
         schema.init(Database(restored))
-        assert cleanup.clean_up(Database(restored)).guards_removed == 1
+        assert clean_up.clean_up(Database(restored)).guards_removed == 1
         user.close()
     finally:
         run_sql(server, "DROP DATABASE restored WITH (FORCE)")

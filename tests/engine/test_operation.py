@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import cleanup, prepare
+from airflow_roir.engine import clean_up, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvariantViolated
@@ -60,7 +60,7 @@ def test_clean_up_drops_deltas_and_retired_generations_after_the_window(database
         steps.sql(user, "DELETE FROM t WHERE id IN (SELECT min(id) FROM t)")
         user.commit()
         steps.finish_all(database, run)
-    report = cleanup.clean_up(database)
+    report = clean_up.clean_up(database)
     assert (report.deltas_dropped, report.generations_dropped, report.ghosts) == (2, 1, 2)
     steps.assert_exact(database)
     tables = steps.sql(user, "SELECT relname FROM pg_class WHERE relname ~ '^g[0-9]+(_delta)?$'")

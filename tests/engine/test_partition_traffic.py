@@ -9,8 +9,9 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import attach, cleanup, detach, finalize, seal, sync
+from airflow_roir.engine import clean_up, finalize, seal
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -130,7 +131,7 @@ class Traffic:
             raise
 
     def clean_up(self, _: int) -> None:
-        cleanup.clean_up(self.database)
+        clean_up.clean_up(self.database)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -165,7 +166,7 @@ def test_the_index_is_exact_whatever_partitions_do(database: Database, dsn: str,
                 steps.assert_exact(database)
     assert sum(writer.commits for writer in writers) > 0
     assert_shown(database)
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     assert_shown(database)
     steps.assert_exact(database)
 

@@ -10,7 +10,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import cleanup, fold, prepare, schema
+from airflow_roir.engine import clean_up, fold, prepare, schema
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.status import status
@@ -147,15 +147,15 @@ def test_one_that_comes_after_the_publish_is_warned_of_unless_that_is_known(data
     run_sql(dsn, PLAIN.format("t"), FILL.format("t"))
     _, run = steps.begin(database)
     steps.finish_all(database, run)
-    assert cleanup.clean_up(database).warnings == []
+    assert clean_up.clean_up(database).warnings == []
     run_sql(dsn, "CREATE PUBLICATION p FOR ALL TABLES")
-    for lines in (cleanup.clean_up(database).warnings, status(database, "ix")[0].warnings):
+    for lines in (clean_up.clean_up(database).warnings, status(database, "ix")[0].warnings):
         [line] = lines
         assert 'index public.ix: publication "p" is of all tables' in line
         assert "ALTER SUBSCRIPTION" in line
     _, run = steps.begin(database, table=None, keys=None, ignore_publications=True)
     steps.finish_all(database, run)
-    assert cleanup.clean_up(database).warnings == []
+    assert clean_up.clean_up(database).warnings == []
 
 
 def test_tables_that_were_made_before_get_their_replica_identity(database: Database, dsn: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import abort, cleanup, finalize, fold
+from airflow_roir.engine import abort, clean_up, finalize, fold
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import status
@@ -143,7 +143,7 @@ def through_phases(server: Server, folder: Path) -> None:
     reached("folded")
     steps.publish_all(database, run)
     reached("published")
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     reached("cleaned")
     user.close()
     run_sql(dsn, "SELECT pg_switch_wal()")
@@ -167,7 +167,7 @@ def test_the_operation_goes_on_from_where_it_stood(archive: Archive, point: str)
             assert point in ("published", "cleaned")
         run_sql(dsn, "DELETE FROM t WHERE id % 11 = 0", "TRUNCATE t1")
         steps.assert_exact(database)
-        report = cleanup.clean_up(database)
+        report = clean_up.clean_up(database)
         assert (report.warnings, report.waiting) == ([], [])
         steps.assert_exact(database)
         _, run = steps.begin(database, table=None, keys=None)

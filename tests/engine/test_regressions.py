@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import build, cleanup, control, fold, publish
+from airflow_roir.engine import build, clean_up, fold, operations, publish
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run, start_run
@@ -239,7 +239,7 @@ def test_cockroach_140358_second_pause_loses_nothing(database: Database, dsn: st
     seen = 0
     for _ in range(4):
         assert one_batch(database, run)
-        control.pause(database, "ix", "test", "again")
+        operations.pause(database, "ix", "test", "again")
         assert copied(dsn, prepared.operation_id) == seen + 10
         seen += 10
         run = start_run(database, "ix", "test", take_over=True)
@@ -316,9 +316,9 @@ def test_sp_blitzindex_3620_paused_work_is_never_aborted(database: Database, dsn
     """After a day, without a warning, there. Here a pause lasts."""
     _, run = steps.begin(database, batch_rows=10)
     assert one_batch(database, run)
-    control.pause(database, "ix", "test", "for long")
+    operations.pause(database, "ix", "test", "for long")
     run_sql(dsn, "UPDATE roir.operation SET paused_at = paused_at - interval '400 days', heartbeat_at = NULL")
-    cleanup.clean_up(database)
-    assert control.find_operation(database, "ix").status == Status.PAUSED
+    clean_up.clean_up(database)
+    assert operations.find_operation(database, "ix").status == Status.PAUSED
     steps.finish_all(database, start_run(database, "ix", "at last"))
     steps.assert_exact(database)

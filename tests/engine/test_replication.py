@@ -14,8 +14,9 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import attach, cleanup, finalize
+from airflow_roir.engine import clean_up, finalize
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import InvalidInput, LockNotAcquired
 from tests.conftest import database_dsn, run_sql, with_template
@@ -104,7 +105,7 @@ def test_a_standbys_old_reader_is_refused_and_keeps_the_guard_by_its_feedback(pr
         steps.finish_all(database, run)
         # Without feedback the primary can't know what is read there, and waits for a day.
         wait_until(lambda: walsenders(dsn), "the standby")
-        report = cleanup.clean_up(database)
+        report = clean_up.clean_up(database)
         assert report.guards_removed == 0
         assert any("without hot_standby_feedback" in line for line in report.waiting)
         replayed(dsn, there)
@@ -118,13 +119,13 @@ def test_a_standbys_old_reader_is_refused_and_keeps_the_guard_by_its_feedback(pr
         _, run = steps.begin(database, table=None, keys=None)
         steps.finish_all(database, run)
         replayed(dsn, there)
-        report = cleanup.clean_up(database)
+        report = clean_up.clean_up(database)
         assert report.guards_removed == 0
         assert not any("without hot_standby_feedback" in line for line in report.waiting)
         with pytest.raises(psycopg2.errors.SerializationFailure, match="published after"):
             sql(old, "SELECT count(*) FROM ix")
         old.rollback()
-        wait_until(lambda: cleanup.clean_up(database).guards_removed == 1, "the end of that snapshot")
+        wait_until(lambda: clean_up.clean_up(database).guards_removed == 1, "the end of that snapshot")
         replayed(dsn, there)
         assert sql(old, "SELECT count(*) FROM ix") == [(60,)]
         old.close()
@@ -186,9 +187,9 @@ def test_an_attach_names_standbys_that_do_not_tell_and_slots_that_do(primary: Se
             attach.attach_partition(database, "t", "t1", BOUNDS, "test", said.append)
             assert [line for line in said if "without hot_standby_feedback" in line and "not waited for" in line]
             assert [line for line in said if "isn't connected, of replication slot away" in line]
-            assert cleanup.clean_up(database).guards_removed == 0
+            assert clean_up.clean_up(database).guards_removed == 0
             run_sql(dsn, "UPDATE roir.generation SET published_at = published_at - interval '25 hours'")
-            report = cleanup.clean_up(database)
+            report = clean_up.clean_up(database)
             assert report.guards_removed == 1
             assert any("without hot_standby_feedback" in line for line in report.warnings)
             assert any("replication slot away" in line for line in report.warnings)
@@ -218,7 +219,7 @@ def test_after_a_failover_the_operation_goes_on(primary: Server, dsn: str, phase
             steps.seal_all(database, run)
         finalize.finalize_run(database, run)
         assert steps.assert_exact(database).rows == 54
-        assert cleanup.clean_up(database).warnings == []
+        assert clean_up.clean_up(database).warnings == []
     user.close()
 
 
@@ -362,7 +363,7 @@ def test_a_subscriber_of_all_tables_stops_at_the_first_entry_and_goes_on_as_the_
         run_sql(primary.dsn(there), "ALTER SUBSCRIPTION s ENABLE")
         run_sql(dsn, "INSERT INTO t SELECT i, 'new', i FROM generate_series(1001, 1009) i")
         wait_until(lambda: sql(subscriber, "SELECT count(*) FROM t") == [(9,)], "applying")
-        assert [line for line in cleanup.clean_up(database).warnings if "publication" in line] == []
+        assert [line for line in clean_up.clean_up(database).warnings if "publication" in line] == []
     finally:
         run_sql(primary.dsn(there), "DROP SUBSCRIPTION s")
         subscriber.close()

@@ -10,12 +10,13 @@ from pathlib import Path
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, capture, cleanup, schema
+from airflow_roir.engine import abort, clean_up, schema
 from airflow_roir.engine import restore as restore_engine
+from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.health import warnings
+from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.status import status
-from airflow_roir.engine.sync import sync_partitions
 from airflow_roir.errors import NotFound, OperationFailed, SchemaVersionMismatch
 from airflow_roir.operation import Status
 from tests.conftest import database_dsn, run_sql
@@ -55,10 +56,10 @@ def publish(database: Database, index: str = "ix", keys: str = "k", **options: o
     steps.finish_all(database, run)
 
 
-def gaps(database: Database, table: str = "t") -> list[capture.Gap]:
+def gaps(database: Database, table: str = "t") -> list[installation.Gap]:
     with database.transaction() as connection:
         oid = execute(connection, f"SELECT 'public.{table}'::regclass::oid").scalar_one()
-        return capture.gaps(connection, oid)
+        return installation.gaps(connection, oid)
 
 
 WRITES = (
@@ -85,7 +86,7 @@ def test_a_restored_index_is_exact_and_captures_after_init(
     looked_up = "SELECT k, d, id, v FROM {} ORDER BY 2, 3"
     assert sql(user, looked_up.format("ix")) == sql(user, looked_up.format("t")), "captured from the first write on"
     user.rollback()
-    for command in (lambda: status(there), lambda: cleanup.clean_up(there), lambda: steps.begin(there, keys="d")):
+    for command in (lambda: status(there), lambda: clean_up.clean_up(there), lambda: steps.begin(there, keys="d")):
         with pytest.raises(SchemaVersionMismatch, match=r"restored from a dump: table (public\.)?t has.*roir init"):
             command()
     with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState, match="restored from a dump"):
@@ -93,7 +94,7 @@ def test_a_restored_index_is_exact_and_captures_after_init(
     schema.init(there)
     schema.init(there)
     assert gaps(there) == []
-    report = cleanup.clean_up(there)
+    report = clean_up.clean_up(there)
     assert (report.warnings, [line for line in report.waiting if "partition" in line]) == ([], [])
     for index in ("ix", "other"):
         steps.assert_exact(there, index)
@@ -107,7 +108,7 @@ def test_a_restored_index_is_exact_and_captures_after_init(
     else:
         run_sql(there.dsn, "SELECT roir.unguard()", "ALTER TABLE t DETACH PARTITION t0")
         sync_partitions(there, "t", "test")
-    cleanup.clean_up(there)
+    clean_up.clean_up(there)
     assert_shown(there)
     _, run = steps.begin(there, table=None, keys=None)
     steps.finish_all(there, run)
@@ -190,7 +191,7 @@ def test_entries_that_were_leaving_stay_hidden(database: Database, dsn: str, res
     there = restore()
     schema.init(there)
     assert_shown(there)
-    assert cleanup.clean_up(there).partition_entries > 0
+    assert clean_up.clean_up(there).partition_entries > 0
     assert_shown(there)
     steps.assert_exact(there)
 
@@ -217,11 +218,11 @@ def test_partitions_are_known_again_after_a_pg_upgrade(database: Database, dsn: 
     publish(database, include="v")
     _, run = steps.begin(database, table=None, keys=None)
     run_sql(dsn, "SELECT roir.guard()", *UPGRADE, *WRITES, "TRUNCATE t1")
-    for command in (lambda: status(database), lambda: cleanup.clean_up(database)):
+    for command in (lambda: status(database), lambda: clean_up.clean_up(database)):
         with pytest.raises(SchemaVersionMismatch, match=r"by pg_upgrade: .*roir init"):
             command()
     schema.init(database)
-    assert cleanup.clean_up(database).waiting == []
+    assert clean_up.clean_up(database).waiting == []
     steps.finish_all(database, run)
     run_sql(dsn, "UPDATE t SET k = 'later' WHERE id % 3 = 0", "TRUNCATE t2")
     steps.assert_exact(database)
@@ -234,7 +235,7 @@ def test_what_was_taken_out_between_upgrade_and_init_is_not_taken_for_known(data
     run_sql(dsn, *UPGRADE, "ALTER TABLE t DETACH PARTITION t1", "DELETE FROM t1 WHERE id % 2 = 0")
     run_sql(dsn, "ALTER TABLE t ATTACH PARTITION t1 FOR VALUES FROM (10) TO (20)")
     schema.init(database)
-    assert any("roir sync-partitions" in line for line in cleanup.clean_up(database).waiting)
+    assert any("roir sync-partitions" in line for line in clean_up.clean_up(database).waiting)
     assert sync_partitions(database, "t", "test").gone == ["public.t1"]
     assert_shown(database)
     steps.assert_exact(database)

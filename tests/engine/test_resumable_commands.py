@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, attach, cleanup, detach, removal, revert, sync
+from airflow_roir.engine import abort, clean_up, revert
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
 from airflow_roir.errors import IllegalTransition, InvalidInput, LockNotAcquired, NotFound
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
@@ -61,7 +62,7 @@ COMMANDS: dict[str, tuple[Callable[[Database], None], Callable[[Database], objec
     "detach and drop": (published, lambda database: detach.detach_partition(database, "t1", "test", drop=True)),
     "attach": (published, lambda database: attach.attach_partition(database, "t", "t3", BOUNDS, "test")),
     "sync": (gone, lambda database: sync.sync_partitions(database, "t", "test")),
-    "clean-up": (rebuilt, cleanup.clean_up),
+    "clean-up": (rebuilt, clean_up.clean_up),
     "revert": (rebuilt, lambda database: revert.revert(database, "ix", "test")),
 }
 # What clean-up alone brings to its end, once it has begun.
@@ -150,7 +151,7 @@ def walk(server: str, template: str, name: str, every: int) -> int:
             command(database)
         commits = seen[0]
         if name != "revert":
-            cleanup.clean_up(database)
+            clean_up.clean_up(database)
         wanted = ours(database)
     for commit in range(1, commits + 1, every):
         for by_clean_up in {False, name in BY_CLEAN_UP}:
@@ -164,7 +165,7 @@ def walk(server: str, template: str, name: str, every: int) -> int:
                         continue
                     repeat(database, command)
                 if name != "revert":
-                    cleanup.clean_up(database)
+                    clean_up.clean_up(database)
                 assert ours(database) == wanted, f"{name}, killed at commit {commit}, by clean-up: {by_clean_up}"
     return commits
 
@@ -225,7 +226,7 @@ def test_an_attach_that_fails_opens_the_table_again(
         user = steps.session(database.dsn)
         sql(user, "INSERT INTO t3 (id) VALUES (1000)")
         user.commit()
-        cleanup.clean_up(database)
+        clean_up.clean_up(database)
         steps.assert_exact(database)
         with database.transaction() as connection:
-            assert removal.leaving(connection) == []
+            assert remove_entries.leaving(connection) == []

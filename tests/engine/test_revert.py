@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import cleanup, control, revert
+from airflow_roir.engine import clean_up, operations, revert
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import LockNotAcquired, NotFound
 from tests.conftest import run_sql
@@ -62,7 +62,7 @@ def test_there_and_back_again_under_writes(database: Database, dsn: str) -> None
             assert execute(connection, window, {"id": second}).scalar() == 60
     finally:
         run_sql(dsn, "DROP OWNED BY reader_of_reverts", "DROP ROLE reader_of_reverts")
-    said = [(event.actor, event.detail) for event in control.events(database, "ix") if event.action == "revert"]
+    said = [(event.actor, event.detail) for event in operations.events(database, "ix") if event.action == "revert"]
     assert said[0] == ("me", f"generation {first} is shown again, not {second}: slower")
     assert len(said) == 3
 
@@ -70,7 +70,7 @@ def test_there_and_back_again_under_writes(database: Database, dsn: str) -> None
 def test_what_was_reverted_is_cleaned_up_after_its_window(database: Database, dsn: str) -> None:
     first, second = rebuild(database), rebuild(database, revert_window_s=0)
     revert.revert(database, "ix", "me")
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     assert generations(database) == {first: "active", second: "dropped"}
     run_sql(dsn, *WRITES)
     steps.assert_exact(database)
@@ -144,7 +144,7 @@ def test_the_entries_of_a_partition_that_left_stay_hidden(database: Database, ds
     reader = steps.session(dsn)
     assert sql(reader, "SELECT count(*) FROM ix") == sql(reader, "SELECT count(*) FROM t") == [(501,)]
     reader.rollback()
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     steps.assert_exact(database)
     revert.revert(database, "ix", "me")
     steps.assert_exact(database)

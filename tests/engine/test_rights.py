@@ -10,9 +10,11 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, VerifyOptions
-from airflow_roir.engine import abort, catalog, owner, prepare, sync, verify
+from airflow_roir.engine import abort, catalog, owner, prepare
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.partitions import sync
 from airflow_roir.engine.run import Run
+from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput, RoirError
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -51,10 +53,10 @@ def test_no_step_gives_an_owner_rights(scene: Scene, door: str, scan: str) -> No
         sql(one, f"{change.format(base)} WHERE {this}")
     one.commit()
     one.close()
-    found = verify.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test")
+    found = compare.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test")
     assert not scene.gains(), "repair"
     assert (found.missing, found.different, found.extra) == (2, 1, 1), found
-    assert not verify.verify(scene.database, "evil.ix", VerifyOptions(), "test").missing
+    assert not compare.verify(scene.database, "evil.ix", VerifyOptions(), "test").missing
     assert scene.tried() or door in QUIET
     abort.drop_index(scene.database, "evil.ix", "test")
     assert not scene.gains(), "drop"
@@ -157,8 +159,8 @@ def test_a_view_that_takes_the_tables_name_runs_as_the_owner(scene: Scene, when:
     )
     for step in (
         lambda: one.batch(claim) if one is not None else steps.build_all(scene.database, run),
-        lambda: verify.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test"),
-        lambda: verify.verify(scene.database, "evil.ix", VerifyOptions(sample=100), "test"),
+        lambda: compare.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test"),
+        lambda: compare.verify(scene.database, "evil.ix", VerifyOptions(sample=100), "test"),
     ):
         with suppress(RoirError, DBAPIError):
             step()
@@ -218,7 +220,7 @@ def test_damage_is_found_as_the_owner(scene: Scene) -> None:
     run_sql(scene.dsn, lost.format("true"))
     for options in (VerifyOptions(), VerifyOptions(sample=100), VerifyOptions(repair=True)):
         scene.tried()
-        found = verify.verify(scene.database, "evil.ix", options, "test")
+        found = compare.verify(scene.database, "evil.ix", options, "test")
         assert scene.tried()
         assert not scene.gains(), options
         assert found.damaged >= 3, found

@@ -8,7 +8,8 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import attach, cleanup, detach, health, joining, removal, sync
+from airflow_roir.engine import clean_up, health
+from airflow_roir.engine.partitions import attach, copy_rows, detach, remove_entries, sync
 from airflow_roir.errors import InvalidInput, RoirError
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -117,7 +118,7 @@ def test_a_constraint_that_took_the_name_of_ours_is_not_validated(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(joining, "bring_in", dies)
+        patched.setattr(copy_rows, "bring_in", dies)
         with suppress(KeyboardInterrupt):
             attach_t3(scene)
     scene.as_owner(
@@ -155,11 +156,11 @@ def test_a_table_that_can_no_longer_be_indexed_is_still_its_owners(scene: Scene)
         "ALTER TABLE evil.t ADD CHECK (evil.constant(1))",
     )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(removal, "remove", lambda *_arguments: 0)
+        patched.setattr(remove_entries, "remove", lambda *_arguments: 0)
         sync.sync_partitions(scene.database, "evil.t", "test")
     scene.as_owner("ALTER TABLE evil.t DROP CONSTRAINT t_pkey")
     scene.tried()
-    assert cleanup.clean_up(scene.database).partition_entries == 40
+    assert clean_up.clean_up(scene.database).partition_entries == 40
     assert scene.tried()
     assert not scene.gains()
 
@@ -215,7 +216,7 @@ def test_partitions_by_an_expression_of_his(scene: Scene, guarded: bool) -> None
         run_sql(scene.dsn, "SELECT roir.guard()")
     scene.as_owner(*EXPRESSIONS, "INSERT INTO evil.s VALUES (60, 'a', 'b')")
     assert not scene.gains(), "guard"
-    for step in (cleanup.clean_up, lambda database: sync.sync_partitions(database, "evil.t", "test")):
+    for step in (clean_up.clean_up, lambda database: sync.sync_partitions(database, "evil.t", "test")):
         with suppress(RoirError, DBAPIError):
             step(scene.database)
         assert not scene.gains(), step
@@ -267,7 +268,7 @@ def test_bounds_that_come_to_hold_values_of_a_domain_are_not_read(scene: Scene) 
     with pytest.raises(psycopg2.errors.InsufficientPrivilege, match=r"owner of type public\.word"):
         run_sql(scene.dsn, "TRUNCATE evil.t1")
     assert not scene.gains()
-    for step in (cleanup.clean_up, lambda database: detach.detach_partition(database, "evil.t1", "test")):
+    for step in (clean_up.clean_up, lambda database: detach.detach_partition(database, "evil.t1", "test")):
         with suppress(RoirError, DBAPIError):
             step(scene.database)
         assert not scene.gains(), step

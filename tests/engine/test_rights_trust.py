@@ -11,11 +11,13 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import abort, attach, cleanup, detach, owner, sync, verify
+from airflow_roir.engine import abort, clean_up, owner
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.mend import Mender
+from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.engine.run import load_job
+from airflow_roir.engine.verify import compare
+from airflow_roir.engine.verify.repair import Mender
 from airflow_roir.errors import RoirError
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -66,8 +68,8 @@ def test_it_is_asked_of_nothing_that_is_not_locked(scene: Scene, asked: list[str
     sql(one, f"UPDATE {base} SET c3 = 'x' WHERE c2 = 4")
     sql(one, f"UPDATE {base} SET c1 = 'x' WHERE c2 = 5")
     one.commit()
-    verify.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test")
-    verify.verify(scene.database, "evil.ix", VerifyOptions(sample=50), "test")
+    compare.verify(scene.database, "evil.ix", VerifyOptions(repair=True), "test")
+    compare.verify(scene.database, "evil.ix", VerifyOptions(sample=50), "test")
     if partitioned:
         scene.as_owner(
             "CREATE TABLE evil.t3 (LIKE evil.t INCLUDING ALL)",
@@ -80,7 +82,7 @@ def test_it_is_asked_of_nothing_that_is_not_locked(scene: Scene, asked: list[str
         sync.sync_partitions(scene.database, "evil.t", "test")
         attach.attach_partition(scene.database, "evil.t", "evil.t3", "FOR VALUES FROM (101) TO (200)", "test")
         detach.detach_partition(scene.database, "evil.t4", "test")
-    cleanup.clean_up(scene.database)
+    clean_up.clean_up(scene.database)
     steps.assert_exact(scene.database, "evil.ix")
     abort.drop_index(scene.database, "evil.ix", "test")
     assert len(asked) > 20
@@ -125,7 +127,7 @@ def test_a_table_that_becomes_his_between_two_steps_is_not_read_as_us(scene: Sce
             mender.put([1, 2, 3])
             mender.take_out([1, 2, 3])
         elif step == "verify":
-            verify.verify(scene.database, "evil.ix", VerifyOptions(), "test")
+            compare.verify(scene.database, "evil.ix", VerifyOptions(), "test")
         elif step == "batch":
             one.batch(claim)
         else:

@@ -15,8 +15,10 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import abort, capture_function, cleanup, control, finalize, fold, revert, verify
+from airflow_roir.engine import abort, clean_up, finalize, fold, operations, revert
+from airflow_roir.engine.capture import row_function
 from airflow_roir.engine.run import start_run
+from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -217,7 +219,7 @@ def life(scene: Scene, shape: str, owner: str, settings: Sequence[str]) -> None:
     # His code was there, and ran as he.
     assert scene.tried()
     steps.assert_exact(scene.database, "app.ix")
-    found = verify.verify(scene.database, "app.ix", VerifyOptions(repair=True), "test")
+    found = compare.verify(scene.database, "app.ix", VerifyOptions(repair=True), "test")
     assert found.is_exact, found
     assert not scene.gains()
 
@@ -236,7 +238,7 @@ def test_a_writer_gains_nothing_by_any_setting(scene: Scene, shape: str, owner: 
 @pytest.mark.sweep
 def test_a_writer_would_gain_by_a_capture_that_pins_no_path(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """That the tests above can fail."""
-    monkeypatch.setattr(capture_function, "_PINNED", "")
+    monkeypatch.setattr(row_function, "_PINNED", "")
     with pytest.raises(AssertionError, match="capture"):
         life(scene, "plain", "another", SETTINGS[:1])
 
@@ -271,7 +273,7 @@ def test_no_operation_between_build_and_drop_gives_an_owner_rights(scene: Scene)
 
     _, run = steps.begin(scene.database, "evil.ix", "evil.t", **options)
     holds("prepare")
-    control.pause(scene.database, "evil.ix", "test")
+    operations.pause(scene.database, "evil.ix", "test")
     holds("pause")
     abort.abort(scene.database, "evil.ix", "test")
     holds("abort")
@@ -287,13 +289,13 @@ def test_no_operation_between_build_and_drop_gives_an_owner_rights(scene: Scene)
     with suppress(RoirError):
         revert.revert(scene.database, "evil.ix", "test")
     holds("revert")
-    cleanup.clean_up(scene.database)
+    clean_up.clean_up(scene.database)
     holds("clean-up")
     scene.as_owner("TRUNCATE evil.t")
     holds("truncate")
     for options_of in (VerifyOptions(), VerifyOptions(repair=True), VerifyOptions(sample=10)):
         with suppress(RoirError, DBAPIError):
-            verify.verify(scene.database, "evil.ix", options_of, "test")
+            compare.verify(scene.database, "evil.ix", options_of, "test")
         holds("verify")
     abort.drop_index(scene.database, "evil.ix", "test")
     holds("drop")

@@ -7,8 +7,9 @@ import psycopg2.errors
 import pytest
 from psycopg2.extensions import make_dsn
 
-from airflow_roir.engine import abort, attach, cleanup, detach, revert, schema, sync
+from airflow_roir.engine import abort, clean_up, revert, schema
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.errors import InvalidInput, SourceChanged
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
@@ -231,14 +232,14 @@ def test_row_level_security_is_refused_unless_it_is_knowingly_ignored(
     sql(app, "UPDATE t SET id = id + 100 WHERE id = 21")
     app.commit()
     steps.assert_exact(database)
-    assert cleanup.clean_up(database).warnings == []
+    assert clean_up.clean_up(database).warnings == []
 
 
 def test_row_level_security_that_comes_later_is_told(database: Database, dsn: str) -> None:
     _, run = steps.begin(database)
     steps.finish_all(database, run)
     run_sql(dsn, *POLICY)
-    (warning,) = cleanup.clean_up(database).warnings
+    (warning,) = clean_up.clean_up(database).warnings
     assert "public.ix" in warning
     assert "row-level security" in warning
     with pytest.raises(InvalidInput, match="row-level security"):
@@ -314,7 +315,7 @@ def test_an_owner_who_is_no_superuser_can_do_everything(server: str) -> None:
         run_sql(kept, "TRUNCATE t1", "INSERT INTO t SELECT i, 'new', i FROM generate_series(1, 10) i", "DROP TABLE t1")
         assert sync.sync_partitions(database, "t", "me").entries_removed == 10 * twice
         revert.revert(database, "ix", "me")
-        assert not cleanup.clean_up(database).warnings
+        assert not clean_up.clean_up(database).warnings
         assert steps.assert_exact(database).rows == 501
         abort.drop_index(database, "ix", "me")
     finally:

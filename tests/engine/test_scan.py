@@ -7,9 +7,10 @@ from dataclasses import replace
 import psycopg2
 import pytest
 
-from airflow_roir.engine import abort, capture_function, cleanup, revert
+from airflow_roir.engine import abort, clean_up, revert
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
+from airflow_roir.engine.capture import row_function
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import SourceChanged
@@ -94,7 +95,7 @@ def test_a_row_that_moves_is_neither_lost_nor_doubled(table: str, database: Data
 def test_that_needs_the_capture_of_moves(
     table: str, database: Database, move: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture_function, "_block_of", lambda record: "0::float8")
+    monkeypatch.setattr(row_function, "_block_of", lambda record: "0::float8")
     run, worker, _ = begun(database, "block", 1)
     worker.connection.close()
     move(table)  # type: ignore[operator]
@@ -286,7 +287,7 @@ def test_an_index_that_was_reverted_from_is_not_dropped_while_it_is_read(table: 
     _, run = steps.begin(database, **OLD, scan="index", **SMALL)  # type: ignore[arg-type]
     revert.revert(database, "ix", "test")
     run_sql(table, "UPDATE roir.generation SET drop_after = now() - interval '1 day' WHERE status = 'retired'")
-    assert cleanup.clean_up(database).generations_dropped == 0
+    assert clean_up.clean_up(database).generations_dropped == 0
     finish(database, run)
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, Scan, VerifyOptions
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import plan, prepare, scan_choice, verify
+from airflow_roir.engine import plan, prepare, scan_choice
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -88,7 +89,7 @@ def test_an_index_with_known_differences_is_not_copied(
     prepared, run = steps.begin(database)
     steps.finish_all(database, run)
     run_sql(dsn, f"DELETE FROM {physical.base(prepared.generation_id)} WHERE c1 = 3")
-    verify.verify(database, "ix", VerifyOptions(), "test")
+    compare.verify(database, "ix", VerifyOptions(), "test")
     assert chosen(database)[0] == "block"
 
 

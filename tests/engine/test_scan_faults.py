@@ -13,7 +13,7 @@ from alembic import command
 from sqlalchemy import event
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import abort, build, control, prepare, scan_choice, schema, seal
+from airflow_roir.engine import abort, build, operations, prepare, scan_choice, schema, seal
 from airflow_roir.engine import scan as scan_module
 from airflow_roir.engine.build import Claim, Stop
 from airflow_roir.engine.database import Database, execute, is_transient
@@ -148,7 +148,7 @@ def test_nobody_waits_for_an_open_truncate_of_a_leaf_to_let_go_of_a_range(
     user = steps.session(dsn)
     steps.sql(user, "TRUNCATE t0")
     if step == "pause":
-        control.pause(database, "ix", "test", "")
+        operations.pause(database, "ix", "test", "")
         with worker.connection.begin():
             execute(worker.connection, "SET lock_timeout = '100ms'")  # what would wait for ever is told by an error
         assert worker.batch(claim) == Stop("paused")

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from airflow_roir.engine import abort, build, control, fold, publish, seal
+from airflow_roir.engine import abort, build, fold, operations, publish, seal
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run, load_job, start_run
@@ -39,8 +39,8 @@ class Schedule:
         self.fenced = self.batches = 0
         self.neighbour = False
 
-    def row(self) -> control.OperationRow:
-        return control.find_operation(self.database, "ix")
+    def row(self) -> operations.OperationRow:
+        return operations.find_operation(self.database, "ix")
 
     def build(self) -> None:
         """Random steps until every range is done."""
@@ -79,7 +79,7 @@ class Schedule:
 
     def pause(self) -> None:
         """A pause, seen by some workers before the next run fences the rest."""
-        control.pause(self.database, "ix", "schedule", "by chance")
+        operations.pause(self.database, "ix", "schedule", "by chance")
         for number in list(self.workers):
             worker, claim = self.workers[number]
             if self.chance.random() < 0.5 and claim is not None:
@@ -89,7 +89,7 @@ class Schedule:
     def change(self) -> None:
         """Another parallelism, live."""
         if self.row().status == Status.RUNNING:
-            control.set_options(self.database, "ix", "schedule", self.chance.randint(1, MOST_WORKERS))
+            operations.set_options(self.database, "ix", "schedule", self.chance.randint(1, MOST_WORKERS))
 
     def kill(self) -> None:
         """A worker dies in the middle of a batch: its transaction is rolled back, its claim stays."""
@@ -129,7 +129,7 @@ class Schedule:
         """Segments by workers of which some die between the index and the vacuum."""
         while True:
             if self.chance.random() < 0.2:
-                control.pause(self.database, "ix", "schedule", "by chance")
+                operations.pause(self.database, "ix", "schedule", "by chance")
             self._running()
             with self.database.connect() as connection:
                 with connection.begin():
@@ -149,7 +149,7 @@ class Schedule:
         """Fold and publish, with a pause in between."""
         fold.switch(self.database, self.run)
         if self.chance.random() < 0.5:
-            control.pause(self.database, "ix", "schedule", "by chance")
+            operations.pause(self.database, "ix", "schedule", "by chance")
             with pytest.raises(OperationPaused):
                 fold.work(self.database, self.run)
             self._running()

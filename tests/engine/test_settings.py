@@ -16,11 +16,13 @@ import psycopg2.extensions
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import attach, cleanup, finalize, fold, verification
+from airflow_roir.engine import clean_up, finalize, fold
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import SESSION_SETTINGS, Database, execute
+from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.verify import verification
 from airflow_roir.operation import Status
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps, verifying
@@ -151,7 +153,7 @@ def life_cycle(dsn: str, settings: Settings, in_session: bool) -> None:
         sql(writer.session, f"SELECT roir.detach_partition('p_{name}_high')")
         writer.session.commit()
         steps.assert_exact(database)
-        cleanup.clean_up(database)
+        clean_up.clean_up(database)
         bound = BOUNDS[name][1].replace("'", "''")
         attach.attach_partition(
             database, f"p_{name}", f"p_{name}_high", f"FOR VALUES FROM ('{bound}') TO (MAXVALUE)", "x"
@@ -163,7 +165,7 @@ def life_cycle(dsn: str, settings: Settings, in_session: bool) -> None:
     read = sql(writer.session, "SELECT count(*), sum(v) FROM public.ix")
     assert read == sql(writer.session, "SELECT count(*), sum(v) FROM public.t"), "what this user's queries see"
     writer.session.rollback()
-    report = cleanup.clean_up(database)
+    report = clean_up.clean_up(database)
     assert not report.warnings
     steps.assert_exact(database)
     compared = verifying.begin(database)

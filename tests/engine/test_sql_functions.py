@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import control
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import operation_status
@@ -44,7 +44,7 @@ def test_pause_resume_and_abort_by_the_name_as_sql_writes_it(database: Database,
     sql(user, "SELECT roir.abort(%s, 'enough')", NAME)
     user.commit()
     assert operation_status(database, prepared.operation_id).status == "aborting"
-    assert [event.action for event in control.events(database, NAME)] == [
+    assert [event.action for event in operations.events(database, NAME)] == [
         "prepare",
         "start",
         "pause",
@@ -66,7 +66,7 @@ def test_what_cant_be_done_is_an_error(database: Database, dsn: str, call: str) 
 @pytest.mark.parametrize("value", [0, -1, 257])
 def test_a_bad_parallelism_is_refused_and_the_old_one_stays(database: Database, dsn: str, value: int) -> None:
     prepared, _ = steps.begin(database, "ix", '"Weird ""S""".t', "k", parallelism=3)
-    control.pause(database, "ix", "me")
+    operations.pause(database, "ix", "me")
     with pytest.raises(psycopg2.errors.InvalidParameterValue):
         sql(steps.session(dsn), "SELECT roir.resume('ix', parallelism => %s)", value)
     kept = operation_status(database, prepared.operation_id)

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from sqlalchemy import update
 
-from airflow_roir.engine import control, fold, tables
+from airflow_roir.engine import fold, operations, tables
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import load_job
 from airflow_roir.entry_state import ENTRY_STATES, EntryState, Happening
@@ -39,24 +39,24 @@ def test_the_control_tables_take_the_operations_arrows_and_no_others(database: D
                     status=status.value, phase=phase.value, finished_at=tables.operation.c.started_at if ended else None
                 )
             )
-            row = control.read_operation(connection, prepared.operation_id)
+            row = operations.read_operation(connection, prepared.operation_id)
             arrow = find_transition(verb, status, phase)
             ends = arrow is not None and arrow.to_status in (Status.COMPLETED, Status.ABORTED)
             values = {"finished_at": row.started_at} if ends else {}
             if arrow is None:
                 with pytest.raises(IllegalTransition, match=f"can't {verb.value}"):
-                    control.move(connection, row, verb, **values)
-                now = control.read_operation(connection, prepared.operation_id)
+                    operations.move(connection, row, verb, **values)
+                now = operations.read_operation(connection, prepared.operation_id)
                 assert (now.status, now.phase) == (status, phase)
             else:
-                control.move(connection, row, verb, **values)
-                now = control.read_operation(connection, prepared.operation_id)
+                operations.move(connection, row, verb, **values)
+                now = operations.read_operation(connection, prepared.operation_id)
                 assert (now.status, now.phase) == (arrow.to_status, arrow.to_phase)
                 if now.status != status or now.phase != phase:
                     again = find_transition(verb, now.status, row.phase)
                     if again is None or now.phase != row.phase:
                         with pytest.raises(IllegalTransition):
-                            control.move(connection, row, verb, **values)
+                            operations.move(connection, row, verb, **values)
 
 
 @pytest.mark.parametrize("key", ["'k'", "NULL"])

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from airflow_roir.engine import cleanup
+from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
@@ -106,8 +106,8 @@ def test_parallel_workers_that_would_stop_at_the_capture_are_refused_and_told(
         run_sql(dsn, f"ALTER SUBSCRIPTION {name} SET (streaming = on)")
         _, run = steps.begin(database)
         steps.finish_all(database, run)
-        assert not any("subscription" in line for line in cleanup.clean_up(database).warnings)
+        assert not any("subscription" in line for line in clean_up.clean_up(database).warnings)
         run_sql(dsn, f"ALTER SUBSCRIPTION {name} SET (streaming = parallel)")
-        assert any("subscription" in line for line in cleanup.clean_up(database).warnings)
+        assert any("subscription" in line for line in clean_up.clean_up(database).warnings)
     finally:
         run_sql(dsn, f"DROP SUBSCRIPTION {name}")

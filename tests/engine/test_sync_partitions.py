@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import cleanup, finalize, fold, run
+from airflow_roir.engine import clean_up, finalize, fold, run
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.status import status
-from airflow_roir.engine.sync import sync_partitions
-from airflow_roir.engine.verify import verify
+from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import NotFound, PartitionsChanged
 from airflow_roir.operation import Status
 from tests.conftest import run_sql
@@ -69,7 +69,7 @@ def test_it_is_detected_and_put_right(database: Database, dsn: str, case: str, m
         steps.worker(database, drive).connection.close()
     run_sql(dsn, *RAW[case])
     if mode == "active":
-        assert [line for line in cleanup.clean_up(database).waiting if "roir sync-partitions public.t" in line]
+        assert [line for line in clean_up.clean_up(database).waiting if "roir sync-partitions public.t" in line]
     else:
         with pytest.raises(PartitionsChanged), run.driving(database, drive):
             finish(database, drive, mode)
@@ -82,7 +82,7 @@ def test_it_is_detected_and_put_right(database: Database, dsn: str, case: str, m
     steps.sql(user, "UPDATE t SET k = k || 'z'; DELETE FROM t WHERE id % 5 = 0")
     user.commit()
     steps.assert_exact(database)
-    assert cleanup.clean_up(database).waiting == []
+    assert clean_up.clean_up(database).waiting == []
     assert one(database, "SELECT count(*) FROM roir.source_partition WHERE status <> 'present'") == 0
 
 
@@ -135,7 +135,7 @@ def test_a_partition_that_clean_up_takes_in_is_followed(database: Database, dsn:
         "CREATE TABLE t5 PARTITION OF t4 FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
         "INSERT INTO t VALUES (41, 1, 'a', 1)",
     )
-    report = cleanup.clean_up(database)
+    report = clean_up.clean_up(database)
     assert (report.waiting, report.partition_entries) == ([], 1)
     steps.assert_exact(database)
     run_sql(dsn, "TRUNCATE t3, t4")

@@ -9,8 +9,9 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import control, verification, verify, verify_plan
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.verify import compare, units, verification
 from tests.conftest import run_sql
 from tests.crash import gate
 from tests.engine import steps
@@ -29,8 +30,8 @@ def test_a_part_of_a_table_that_was_never_analyzed_has_units_of_many_rows(dsn: s
     verification.begin(database, "ix", VerifyOptions(slices=2), "test")
     with database.transaction() as connection:
         query = "SELECT count(*) FROM roir.verification_unit WHERE side = 'source'"
-        units = execute(connection, query).scalar_one()
-    assert ROWS / 10 < units <= verify_plan.UNITS_OF_PARTS
+        made = execute(connection, query).scalar_one()
+    assert ROWS / 10 < made <= units.UNITS_OF_PARTS
 
 
 def test_where_one_worker_fails_the_others_leave_after_their_open_unit(
@@ -43,7 +44,7 @@ def test_where_one_worker_fails_the_others_leave_after_their_open_unit(
     )
     _, run = steps.begin(database)
     steps.finish_all(database, run)
-    monkeypatch.setattr(verify_plan, "BLOCKS_PER_UNIT", 2)
+    monkeypatch.setattr(units, "BLOCKS_PER_UNIT", 2)
     # The first unit fails, the others wait at the gate.
     run_sql(
         dsn,
@@ -59,11 +60,11 @@ def test_where_one_worker_fails_the_others_leave_after_their_open_unit(
     )
     shut = gate.Gate(dsn, "compare")
     with ThreadPoolExecutor(1) as aside:
-        verifying = aside.submit(verify.verify, database, "ix", VerifyOptions(parallelism=2))
+        verifying = aside.submit(compare.verify, database, "ix", VerifyOptions(parallelism=2))
         shut.reached()
         # Nobody else says when; long beside what it takes.
         deadline = time.monotonic() + 30
-        while control.find_operation(database, "ix").status == "running" and time.monotonic() < deadline:
+        while operations.find_operation(database, "ix").status == "running" and time.monotonic() < deadline:
             time.sleep(0.02)
         shut.open()
         with pytest.raises(DBAPIError, match="broken"):
@@ -71,4 +72,4 @@ def test_where_one_worker_fails_the_others_leave_after_their_open_unit(
     with database.transaction() as connection:
         done = execute(connection, "SELECT count(*) FROM roir.verification_unit WHERE done").scalar_one()
     assert done == 1
-    assert "broken" in control.find_operation(database, "ix").pause_reason
+    assert "broken" in operations.find_operation(database, "ix").pause_reason

@@ -13,11 +13,12 @@ from pathlib import Path
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, attach, cleanup, finalize, schema
+from airflow_roir.engine import abort, clean_up, finalize, schema
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import attach
+from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import status
-from airflow_roir.engine.sync import sync_partitions
 from airflow_roir.errors import SchemaVersionMismatch
 from tests.conftest import run_sql, with_template
 from tests.crash.server import Server
@@ -132,12 +133,12 @@ def databases(kind: str, *whats: str) -> pytest.MarkDecorator:
 @databases("published", *SHAPES)
 def test_a_published_index_is_exact_and_its_partitions_are_known_after_init(database: Database, dsn: str) -> None:
     run_sql(dsn, *WRITES, "TRUNCATE t1")
-    for command in (lambda: status(database), lambda: cleanup.clean_up(database)):
+    for command in (lambda: status(database), lambda: clean_up.clean_up(database)):
         with pytest.raises(SchemaVersionMismatch, match=r"by pg_upgrade: the partitions of (public\.)?t .*roir init"):
             command()
     schema.init(database)
     schema.init(database)
-    report = cleanup.clean_up(database)
+    report = clean_up.clean_up(database)
     assert (report.warnings, report.waiting) == ([], [])
     assert status(database)[0].partitions_gone == ()
     steps.assert_exact(database)
@@ -174,7 +175,7 @@ def test_an_unfinished_operation_goes_on_after_init(database: Database, dsn: str
     finalize.finalize_run(database, run)
     run_sql(dsn, "DELETE FROM t WHERE id % 11 = 0", "TRUNCATE t2")
     steps.assert_exact(database)
-    assert cleanup.clean_up(database).warnings == []
+    assert clean_up.clean_up(database).warnings == []
 
 
 @databases("aborted", "mid-fold")
@@ -197,7 +198,7 @@ def test_entries_that_were_leaving_stay_hidden(database: Database, dsn: str) -> 
     assert_shown(database)
     schema.init(database)
     assert_shown(database)
-    assert cleanup.clean_up(database).partition_entries > 0
+    assert clean_up.clean_up(database).partition_entries > 0
     steps.assert_exact(database)
 
 
@@ -220,7 +221,7 @@ def test_what_a_plain_detach_did_between_upgrade_and_init_is_not_lost(database: 
             dsn, "DELETE FROM t1 WHERE id % 2 = 0", "ALTER TABLE t ATTACH PARTITION t1 FOR VALUES FROM (10) TO (20)"
         )
     schema.init(database)
-    assert any("roir sync-partitions" in line for line in cleanup.clean_up(database).waiting)
+    assert any("roir sync-partitions" in line for line in clean_up.clean_up(database).waiting)
     report = sync_partitions(database, "t", "test")
     assert report.gone == ["public.t1"]
     assert report.entries_removed > 0

@@ -6,8 +6,8 @@ import pytest
 
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import verify
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.verify import compare
 from tests.conftest import run_sql
 from tests.engine import steps
 
@@ -29,7 +29,7 @@ def base(dsn: str, database: Database) -> str:
 
 
 def test_an_index_that_is_right_is_found_right(database: Database, base: str) -> None:
-    report = verify.verify(database, "ix")
+    report = compare.verify(database, "ix")
     assert (report.rows, report.entries, report.found, report.complete) == (ROWS, ROWS, 0, True)
 
 
@@ -42,17 +42,17 @@ def test_each_kind_of_corruption_is_found_and_mended(dsn: str, database: Databas
         f"UPDATE {base} SET c1 = 'stale' WHERE c2 = 300",
         f"INSERT INTO {base} VALUES ('k', {ROWS + 1}, 1, 'no such row'), (NULL, {ROWS + 2}, 1, 'no such row')",
     )
-    report = verify.verify(database, "ix")
+    report = compare.verify(database, "ix")
     assert (report.missing, report.extra, report.different, report.mended) == (4, 3, 2, 0)
-    mended = verify.verify(database, "ix", VerifyOptions(repair=True))
+    mended = compare.verify(database, "ix", VerifyOptions(repair=True))
     assert (mended.found, mended.mended, mended.is_exact) == (9, 9, True)
     steps.assert_exact(database)
-    assert verify.verify(database, "ix").found == 0
+    assert compare.verify(database, "ix").found == 0
 
 
 def test_a_truncated_segment_is_rebuilt(dsn: str, database: Database, base: str) -> None:
     run_sql(dsn, f"TRUNCATE {base}_s001")
-    report = verify.verify(database, "ix", VerifyOptions(repair=True))
+    report = compare.verify(database, "ix", VerifyOptions(repair=True))
     assert report.missing > 100
     assert report.is_exact
     steps.assert_exact(database)

@@ -9,8 +9,9 @@ import pytest
 
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import verify, verify_plan
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.verify import units
+from airflow_roir.engine.verify.compare import verify
 from tests.comparison import compare
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -123,14 +124,14 @@ def every_way(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch, cas
     exact = is_right(dsn, database, base)
     assert exact == (case in RIGHT)
     for options in (VerifyOptions(), VerifyOptions(sample=100), VerifyOptions(repair=True)):
-        for rows in (verify_plan.ROWS_IN_A_SNAPSHOT, 0):
+        for rows in (units.ROWS_IN_A_SNAPSHOT, 0):
             before = is_right(dsn, database, base)
             with monkeypatch.context() as patch:
-                patch.setattr(verify_plan, "ROWS_IN_A_SNAPSHOT", rows)
+                patch.setattr(units, "ROWS_IN_A_SNAPSHOT", rows)
                 if rows == 0:
                     # Ranges of the primary key, each of which is read by its index.
-                    patch.setattr(verify_plan, "ROWS_PER_UNIT", 50)
-                report = verify.verify(database, "ix", options)
+                    patch.setattr(units, "ROWS_PER_UNIT", 50)
+                report = verify(database, "ix", options)
             told = (case, options, rows, report, before)
             # A repair may end what is wrong. Nothing else is called right that isn't.
             right = is_right(dsn, database, base)
@@ -156,10 +157,10 @@ def test_what_lookups_can_not_tell_is_found_and_never_called_mended(
 
 def test_a_rebuild_ends_what_is_damaged_in_the_entries(dsn: str, database: Database) -> None:
     damaged(dsn, database, "an entry that the tree has lost")
-    report = verify.verify(database, "ix")
+    report = verify(database, "ix")
     assert (report.damaged, report.found) == (2, 2)
     assert str(report).endswith("damaged 2")
     _, run = steps.begin(database, table=None, keys=None)
     steps.finish_all(database, run)
-    assert verify.verify(database, "ix").found == 0
+    assert verify(database, "ix").found == 0
     assert compare(database, "ix").rows == 400

@@ -9,12 +9,13 @@ import psycopg2
 import pytest
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import abort, cleanup, control, finalize, revert, status, verification, verify
+from airflow_roir.engine import abort, clean_up, finalize, operations, revert, status
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
-from airflow_roir.engine.snapshot import SharedSnapshot
-from airflow_roir.engine.verify_job import UnitClaim
+from airflow_roir.engine.verify import compare, verification
+from airflow_roir.engine.verify.job import UnitClaim
+from airflow_roir.engine.verify.snapshot import SharedSnapshot
 from airflow_roir.errors import Fenced, OperationRunning, SourceChanged, VerificationFailed
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
@@ -57,7 +58,7 @@ def test_in_every_stage_a_dead_worker_is_fenced_and_a_pause_resumes(
     dead = verifying.worker(database, run)
     held = claim(dead)
     assert held.stage == stage
-    control.pause(database, "ix", "user", "later")
+    operations.pause(database, "ix", "user", "later")
     assert not isinstance(dead.claim(), UnitClaim)
     newer = start_run(database, "ix", "another", parallelism=4)
     with pytest.raises(Fenced):
@@ -120,7 +121,7 @@ def test_an_abort_in_any_stage_leaves_nothing_and_the_index_as_it_was(
     mended = stage == "whole"
     assert len(found(dsn)) == mended
     assert sql(steps.session(dsn), "SELECT complete FROM roir.verification WHERE mode = 'only'") == [(False,)]
-    assert verify.verify(database, "ix").missing == 1 - mended
+    assert compare.verify(database, "ix").missing == 1 - mended
 
 
 def test_a_walk_in_slices_does_each_unit_once(database: Database, dsn: str, base: str) -> None:
@@ -132,7 +133,7 @@ def test_a_walk_in_slices_does_each_unit_once(database: Database, dsn: str, base
         while held := [(one, mine) for one in workers if isinstance(mine := one.claim(), UnitClaim)]:
             for one, mine in held:
                 one.unit(mine)
-        verify.finish(database, run)
+        compare.finish(database, run)
         report = verification.report_of(database, run.operation_id)
         assert not report.complete
         rows, entries, missing = rows + report.rows, entries + report.entries, missing + report.missing
@@ -141,7 +142,7 @@ def test_a_walk_in_slices_does_each_unit_once(database: Database, dsn: str, base
 
 
 def test_what_a_walk_left_goes_with_its_generation(database: Database, dsn: str, base: str) -> None:
-    verify.verify(database, "ix", VerifyOptions(slices=4))
+    compare.verify(database, "ix", VerifyOptions(slices=4))
     assert _units(dsn) > 0
     abort.drop_index(database, "ix", "user")
     assert _units(dsn) == 0
@@ -153,7 +154,7 @@ def test_a_time_limit_ends_it_early_and_says_so(database: Database, dsn: str, ba
     one.unit(claim(one))
     run_sql(dsn, "UPDATE roir.operation SET phase_seconds = '{\"check\": 2}' WHERE status = 'running'")
     assert not isinstance(one.claim(), UnitClaim)
-    verify.finish(database, run)
+    compare.finish(database, run)
     report = verification.report_of(database, run.operation_id)
     assert not report.complete
     assert _units(dsn) == 0
@@ -166,12 +167,12 @@ def test_other_operations_and_a_verification_refuse_each_other(database: Databas
     with pytest.raises(OperationRunning):
         abort.drop_index(database, "ix", "user")
     with pytest.raises(OperationRunning):
-        verify.verify(database, "ix")
-    assert cleanup.clean_up(database).waiting == []
+        compare.verify(database, "ix")
+    assert clean_up.clean_up(database).waiting == []
     go_through(database, run, 4)
     steps.begin(database, table=None, keys=None)
     with pytest.raises(OperationRunning, match="rebuild"):
-        verify.verify(database, "ix")
+        compare.verify(database, "ix")
 
 
 def test_a_revert_beside_it_leaves_it_with_the_generation_that_it_began_with(
@@ -182,9 +183,9 @@ def test_a_revert_beside_it_leaves_it_with_the_generation_that_it_began_with(
     run = begin(database)
     revert.revert(database, "ix", "user")
     go_through(database, run)
-    verify.finish(database, run)
+    compare.finish(database, run)
     assert verification.report_of(database, run.operation_id).found == 0
-    assert verify.verify(database, "ix").missing == 1
+    assert compare.verify(database, "ix").missing == 1
 
 
 def test_an_altered_source_ends_it(database: Database, dsn: str, base: str) -> None:
@@ -224,7 +225,7 @@ def test_amcheck_looks_at_every_segment_wherever_it_is_installed(database: Datab
         run_sql(dsn, 'CREATE SCHEMA "Some Where"', 'CREATE EXTENSION amcheck SCHEMA "Some Where"')
     except psycopg2.Error as missing:
         pytest.skip(f"this server has no amcheck: {missing}")
-    report = verify.verify(database, "ix", VerifyOptions(amcheck=True))
+    report = compare.verify(database, "ix", VerifyOptions(amcheck=True))
     assert (report.missing, report.corrupt) == (1, 0)
     # An entry that the table has and its B-tree lacks: written while the index was not maintained.
     run_sql(
@@ -233,7 +234,7 @@ def test_amcheck_looks_at_every_segment_wherever_it_is_installed(database: Datab
         f"INSERT INTO {base}_s001 SELECT * FROM (SELECT * FROM {base}_s001 LIMIT 1) x",
         f"UPDATE pg_index SET indisready = true, indisvalid = true WHERE indexrelid = '{base}_s001_key'::regclass",
     )
-    report = verify.verify(database, "ix", VerifyOptions(amcheck=True))
+    report = compare.verify(database, "ix", VerifyOptions(amcheck=True))
     assert report.corrupt == 1
     assert not report.is_exact
 
@@ -243,7 +244,7 @@ def test_where_no_snapshot_can_be_shared_each_unit_has_its_own(
 ) -> None:
     """Whoever holds one may have left each time; then totals say nothing, and buckets are compared."""
     monkeypatch.setattr(SharedSnapshot, "share", lambda *_, **__: "00000043-0000019C-1")
-    report = verify.verify(database, "ix")
+    report = compare.verify(database, "ix")
     assert (report.found, report.complete) == (1, True)
     run = begin(database)
     go_through(database, run)

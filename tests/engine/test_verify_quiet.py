@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import abort, fold, verify
+from airflow_roir.engine import abort, fold
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify_job import UnitClaim
-from airflow_roir.engine.verify_worker import VerifyWorker
+from airflow_roir.engine.verify import compare
+from airflow_roir.engine.verify.job import UnitClaim
+from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import OperationPaused
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
@@ -63,7 +64,7 @@ def test_verifications_beside_restless_writers_say_nothing(database: Database, d
     )
     with at_work([_Restless(dsn, seed, number, 300) for number in range(3)]):
         for way in [*WAYS, *WAYS]:
-            report = verify.verify(database, "ix", VerifyOptions(**WAYS[way], repair=way == "full"))
+            report = compare.verify(database, "ix", VerifyOptions(**WAYS[way], repair=way == "full"))
             assert report.found == 0, (way, found(dsn))
     steps.assert_exact(database)
 
@@ -89,7 +90,7 @@ def test_a_partition_leaves_between_claim_and_unit(database: Database, dsn: str,
     # While it is leaving, an entry of another partition is wrong.
     run_sql(dsn, f"DELETE FROM {base} WHERE c2 = 2")
     if way == "full":
-        assert verify.verify(database, "ix", VerifyOptions(repair=True)).is_exact
+        assert compare.verify(database, "ix", VerifyOptions(repair=True)).is_exact
         assert found(dsn) == [("missing", "2", "mended")]
         steps.assert_exact(database)
 
@@ -102,7 +103,7 @@ def test_a_leaf_is_renamed_or_dropped_between_claim_and_unit(database: Database,
     run_sql(dsn, "ALTER TABLE p2 RENAME TO renamed", "SELECT roir.detach_partition('p1', and_drop => true)")
     one.unit(held)
     _go_on(one)
-    verify.finish(database, run)
+    compare.finish(database, run)
     assert found(dsn) == []
     [(rows,)] = sql(steps.session(dsn), "SELECT rows FROM roir.verification WHERE mode = 'only'")
     assert rows == sql(steps.session(dsn), "SELECT count(*) FROM t")[0][0]
@@ -119,7 +120,7 @@ def test_entries_of_a_partition_that_joins_are_not_extra(database: Database, dsn
         "INSERT INTO roir_data.g1 SELECT k, id, p FROM p4",
     )
     for options in (VerifyOptions(), VerifyOptions(sample=100), VerifyOptions(repair=True)):
-        assert verify.verify(database, "ix", options).found == 0
+        assert compare.verify(database, "ix", options).found == 0
 
 
 def test_what_writers_hold_in_the_delta_is_no_difference(database: Database, dsn: str) -> None:
@@ -141,7 +142,7 @@ def test_what_writers_hold_in_the_delta_is_no_difference(database: Database, dsn
     folded = fold.work(database, run)
     fold.finish(database, run, folded)
     assert sql(steps.session(dsn), f"SELECT count(*) FROM roir_data.g{prepared.generation_id}_delta")[0][0] > 0
-    assert verify.verify_build(database, run).found == 0
+    assert compare.verify_build(database, run).found == 0
     user.rollback()
 
 
@@ -172,6 +173,6 @@ def test_a_pause_is_no_report(database: Database, dsn: str, monkeypatch: pytest.
 
     monkeypatch.setattr(VerifyWorker, "unit", paused)
     with pytest.raises(OperationPaused):
-        verify.verify(database, "ix")
+        compare.verify(database, "ix")
     monkeypatch.undo()
-    assert verify.verify(database, "ix", VerifyOptions(parallelism=3)).complete
+    assert compare.verify(database, "ix", VerifyOptions(parallelism=3)).complete

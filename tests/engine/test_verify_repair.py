@@ -7,9 +7,10 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import control, mend, verify
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
+from airflow_roir.engine.verify import compare, repair
 from airflow_roir.errors import Fenced
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
@@ -48,28 +49,28 @@ def base(dsn: str, database: Database) -> str:
 
 
 @pytest.fixture
-def one(dsn: str, database: Database, base: str) -> mend.Mender:
+def one(dsn: str, database: Database, base: str) -> repair.Mender:
     """It has all three to mend."""
     return _found_by_another(database)
 
 
-def _found_by_another(database: Database) -> mend.Mender:
+def _found_by_another(database: Database) -> repair.Mender:
     verifying.go_through(database, begin(database), 4)
     return mender(database, begin(database))
 
 
-def _mend(one: mend.Mender, dsn: str) -> None:
+def _mend(one: repair.Mender, dsn: str) -> None:
     absent, extra = ids(dsn, ("missing", "different")), ids(dsn, ("extra",))
-    if left := mend._tried(one.put, absent):
-        mend._tried(one.take_out, left)
-    mend._tried(one.take_out, extra)
+    if left := repair._tried(one.put, absent):
+        repair._tried(one.take_out, left)
+    repair._tried(one.take_out, extra)
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_writer_and_a_repair_meet_in_each_order(
-    database: Database, dsn: str, base: str, one: mend.Mender, write: str, level: str
+    database: Database, dsn: str, base: str, one: repair.Mender, write: str, level: str
 ) -> None:
     """Uncommitted while the repair runs, then committed; and rolled back, and committed after it and before it."""
     user = steps.session(dsn, level)
@@ -92,7 +93,7 @@ def test_a_writer_and_a_repair_meet_in_each_order(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_writer_that_began_before_the_repair_writes_after_it(
-    database: Database, dsn: str, base: str, one: mend.Mender, write: str
+    database: Database, dsn: str, base: str, one: repair.Mender, write: str
 ) -> None:
     for level in LEVELS:
         user = steps.session(dsn, level)
@@ -113,15 +114,15 @@ def test_a_writer_that_began_before_the_repair_writes_after_it(
 def test_what_a_writer_holds_is_left_and_the_rest_is_mended(
     database: Database, dsn: str, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mend, "REST_S", 0.01)
+    monkeypatch.setattr(repair, "REST_S", 0.01)
     user = steps.session(dsn)
     sql(user, "UPDATE t SET v = 0 WHERE id = 2")
     sql(user, "INSERT INTO t VALUES (101, '1', 5)")
-    report = verify.verify(database, "ix", VerifyOptions(repair=True))
+    report = compare.verify(database, "ix", VerifyOptions(repair=True))
     user.rollback()
     assert (report.found, report.mended, report.is_exact) == (3, 1, False)
     assert found(dsn) == [("different", "2", None), ("extra", "101", None), ("missing", "1", "mended")]
-    assert verify.verify(database, "ix", VerifyOptions(repair=True)).is_exact
+    assert compare.verify(database, "ix", VerifyOptions(repair=True)).is_exact
     steps.assert_exact(database)
 
 
@@ -165,7 +166,7 @@ def test_a_pause_stops_a_repair_and_a_resume_goes_on_with_it(database: Database,
     held = claim(one)
     while not one.unit(held).found:
         held = claim(one)
-    control.pause(database, "ix", "user", "later")
+    operations.pause(database, "ix", "user", "later")
     assert one.mend(held) is False
     verifying.go_through(database, start_run(database, "ix", "another", parallelism=3))
     assert {outcome for _, _, outcome in found(dsn)} == {"mended"}

@@ -9,7 +9,7 @@ import psycopg2.errors
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, cleanup
+from airflow_roir.engine import abort, clean_up
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.errors import InvalidInput, LockNotAcquired, RoirError
@@ -52,7 +52,7 @@ def test_event_triggers_of_others_see_our_ddl_and_change_nothing(database: Datab
         "SELECT roir.guard()",
     )
     through_modes(database, lambda mode: change(dsn), include="v")
-    cleanup.clean_up(database)
+    clean_up.clean_up(database)
     abort.drop_index(database, "ix", "test")
     assert sql(steps.session(dsn), "SELECT count(*) > 10 FROM log") == [(True,)]
 
@@ -92,7 +92,7 @@ def test_a_prepared_transaction_over_an_abort(database: Database, dsn: str, phas
     resumed.autocommit = True
     sql(resumed, f"COMMIT PREPARED '{name}'")
     resumed.close()
-    assert cleanup.clean_up(database).operations_aborted == 1
+    assert clean_up.clean_up(database).operations_aborted == 1
     change(dsn)
     _, run = steps.begin(database)
     steps.finish_all(database, run)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import build, capture, capture_function, fold, prepare, publish, view
+from airflow_roir.engine import build, fold, prepare, publish, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import BuildWorker
+from airflow_roir.engine.capture import installation, row_function
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.fold import FoldWorker
@@ -40,12 +41,12 @@ def _undrained(body: Callable[..., Any]) -> Callable[..., Any]:
 
 def _render(patch: pytest.MonkeyPatch, old: str, new: str) -> None:
     """The capture function, with another text in it."""
-    render = capture_function.render
+    render = row_function.render
 
-    def broken(source: Source, generations: list[capture_function.Target]) -> str:
+    def broken(source: Source, generations: list[row_function.Target]) -> str:
         return render(source, generations).replace(old, new)
 
-    patch.setattr(capture, "render", broken)
+    patch.setattr(installation, "render", broken)
 
 
 # -- the drains
@@ -183,37 +184,37 @@ def deletes_the_delta_unconditionally(patch: pytest.MonkeyPatch) -> None:
 @variant
 def drops_antimatter_at_insert(patch: pytest.MonkeyPatch) -> None:
     """An insert takes its entry's antimatter away instead of writing a regular row."""
-    capture_mode = capture_function._capture_mode
+    capture_mode = row_function._capture_mode
 
-    def broken(source: Source, target: capture_function.Target) -> list[str]:
+    def broken(source: Source, target: row_function.Target) -> list[str]:
         lines, delta = capture_mode(source, target), physical.delta(target.generation_id)
         inserted = lines.index("ELSIF TG_OP = 'INSERT' THEN")
         antimatter = f"SELECT FROM {delta} WHERE state = 'antimatter' AND c1 = NEW.k AND c2 = NEW.id"
         forgetting = [f"ELSIF TG_OP = 'INSERT' AND EXISTS ({antimatter}) THEN"]
-        forgetting += capture_function._delete(target.entry, delta, "NEW")
+        forgetting += row_function._delete(target.entry, delta, "NEW")
         return lines[:inserted] + forgetting + lines[inserted:]
 
-    patch.setattr(capture_function, "_capture_mode", broken)
+    patch.setattr(row_function, "_capture_mode", broken)
 
 
 @variant
 def forgets_the_delta_in_direct_mode(patch: pytest.MonkeyPatch) -> None:
     """In direct mode a write doesn't take its entry out of the delta."""
-    maintain = capture_function._maintain_mode
+    maintain = row_function._maintain_mode
 
-    def broken(source: Source, target: capture_function.Target) -> list[str]:
+    def broken(source: Source, target: row_function.Target) -> list[str]:
         return [
             line.replace("WHERE", "WHERE false AND") if "DELETE FROM" in line and "_delta" in line else line
             for line in maintain(source, target)
         ]
 
-    patch.setattr(capture_function, "_maintain_mode", broken)
+    patch.setattr(row_function, "_maintain_mode", broken)
 
 
 @variant
 def forgets_moved_keys(patch: pytest.MonkeyPatch) -> None:
     """The capture trusts every event, whatever the transaction has done to the row since."""
-    patch.setattr(capture_function, "_IS_TOUCHED_AGAIN", "false")
+    patch.setattr(row_function, "_IS_TOUCHED_AGAIN", "false")
 
 
 @variant
@@ -235,16 +236,16 @@ def forgets_the_retired_generation(patch: pytest.MonkeyPatch) -> None:
 
 
 def _only(patch: pytest.MonkeyPatch, maintained: Callable[[str, set[str]], bool]) -> None:
-    targets = capture.targets
+    targets = installation.targets
 
-    def broken(connection: Connection, source_oid: int) -> list[capture_function.Target]:
+    def broken(connection: Connection, source_oid: int) -> list[row_function.Target]:
         rows = execute(connection, "SELECT id, status FROM roir.generation")
         statuses = {row.id: row.status for row in rows}
         found = targets(connection, source_oid)
         here = {statuses[target.generation_id] for target in found}
         return [target for target in found if maintained(statuses[target.generation_id], here)]
 
-    patch.setattr(capture, "targets", broken)
+    patch.setattr(installation, "targets", broken)
 
 
 # -- the view

@@ -7,11 +7,11 @@ from typing import Any
 
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import mend, verification, verify
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, start_run
-from airflow_roir.engine.verify_job import UnitClaim, load
-from airflow_roir.engine.verify_worker import VerifyWorker
+from airflow_roir.engine.verify import compare, repair, verification
+from airflow_roir.engine.verify.job import UnitClaim, load
+from airflow_roir.engine.verify.worker import VerifyWorker
 from tests.conftest import run_sql
 from tests.engine import steps
 
@@ -48,9 +48,9 @@ def claim(one: VerifyWorker) -> UnitClaim:
 def go_through(database: Database, run: Run, stages: int = 1) -> None:
     """So many stages, by one worker."""
     for _ in range(stages):
-        for _ in verify.work(database, run, 0):
+        for _ in compare.work(database, run, 0):
             pass
-        verify.finish(database, run)
+        compare.finish(database, run)
 
 
 def to_check(database: Database, run: Run) -> None:
@@ -72,10 +72,10 @@ def found(dsn: str) -> list[tuple[Any, ...]]:
     )
 
 
-def mender(database: Database, run: Run) -> mend.Mender:
+def mender(database: Database, run: Run) -> repair.Mender:
     """On a session of its own."""
     one = worker(database, run)
-    return mend.Mender(one.connection, one.job)
+    return repair.Mender(one.connection, one.job)
 
 
 def ids(dsn: str, kinds: Sequence[str] = ("missing", "different", "extra")) -> list[int]:

@@ -1,6 +1,6 @@
 """The users' side: transactions that write to the source, and what the capture function does inside them.
 
-The counterpart of `airflow_roir/engine/capture_function.py`: modes, quick and careful path, isolation rules.
+The counterpart of `airflow_roir/engine/capture/row_function.py`: modes, quick and careful path, isolation rules.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import control, finalize, prepare
+from airflow_roir.engine import finalize, operations, prepare
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
@@ -116,7 +116,7 @@ def lift_rate(database: Database) -> None:
 
 def events(database: Database) -> list[tuple[str, str | None]]:
     """What happened to the index: action and detail."""
-    return [(event.action, event.detail) for event in control.events(database, "ix")]
+    return [(event.action, event.detail) for event in operations.events(database, "ix")]
 
 
 def finish_and_check(database: Database) -> None:

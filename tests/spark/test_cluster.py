@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import airflow_roir.spark
-from airflow_roir.engine import build, control, seal
+from airflow_roir.engine import build, operations, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.status import operation_status
@@ -107,7 +107,7 @@ def test_a_pause_does_not_wait_for_executors_that_never_come(database: Database,
     operation = prepared(database)
     with Running(database, cluster.url, EXECUTOR_SETTINGS | {"spark.executor.memory": "8g"}) as driver:
         driver.wait_for(lambda: "4 of 4 workers have not begun" in driver.said)
-        control.pause(database, "ix", "me", "the cluster is full")
+        operations.pause(database, "ix", "me", "the cluster is full")
         assert driver.wait() == 3, driver.said
     assert operation_status(database, operation.operation_id).pause_reason == "the cluster is full"
 

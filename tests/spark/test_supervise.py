@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_roir.engine import control
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.spark.driver_process import driver_command, driver_environment
@@ -32,7 +32,7 @@ def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(databa
     operation = prepared(database, rate=10_000)
     driver = Running(database)
     driver.wait_for(lambda: rows_committed(database) > 5_000)
-    control.pause(database, "ix", "me", "a look")
+    operations.pause(database, "ix", "me", "a look")
     assert driver.wait() == 3, driver.said
     assert "paused by me" in driver.lines[-1]
     paused = operation_status(database, operation.operation_id)

@@ -9,11 +9,12 @@ import time
 import pytest
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import control, verification, verify, verify_plan
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
+from airflow_roir.engine.verify import compare, units, verification
 from tests.conftest import run_sql
 from tests.crash import gate
 from tests.engine import steps
@@ -27,8 +28,8 @@ def base(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch) -> str:
     """The base of a published index; its verifications have many units, and write down who compared which."""
     prepared, run = steps.begin(database, include="v", ranges=4, segments=3)
     steps.finish_all(database, run)
-    monkeypatch.setattr(verify_plan, "ROWS_PER_UNIT", ROWS // 10)
-    monkeypatch.setattr(verify_plan, "BLOCKS_PER_UNIT", 32)
+    monkeypatch.setattr(units, "ROWS_PER_UNIT", ROWS // 10)
+    monkeypatch.setattr(units, "BLOCKS_PER_UNIT", 32)
     run_sql(
         dsn,
         "CREATE TABLE compared (stage text, ordinal int, worker int, epoch bigint)",
@@ -62,7 +63,7 @@ def test_two_workers_are_paused_and_three_go_on(database: Database, dsn: str, ba
     shut = gate.Gate(dsn, "compare")
     with Running(database, "local[4]") as driver:
         shut.reached(2)
-        control.pause(database, "ix", "me", "a look")
+        operations.pause(database, "ix", "me", "a look")
         shut.open()
         assert driver.wait() == 3, driver.said
     ((first, done),) = compared(database).items()
@@ -100,9 +101,9 @@ def test_a_killed_driver_leaves_the_units_that_are_left_to_the_next(database: Da
     ((first, done),) = compared(database).items()
     assert len(done) == 3
     run = start_run(database, "ix", "the next", take_over=True)
-    while control.find_operation(database, "ix").status == "running":
-        list(verify.work(database, run, 0))
-        verify.finish(database, run)
+    while operations.find_operation(database, "ix").status == "running":
+        list(compare.work(database, run, 0))
+        compare.finish(database, run)
     both = compared(database)
     # What was compared stays compared; what was open when the driver died was rolled back.
     assert both[first] == done

@@ -12,7 +12,7 @@ import typer.main
 
 from airflow_roir import cli, errors
 from airflow_roir.definition import BuildOptions
-from airflow_roir.engine import control, database, entry, fold, tables
+from airflow_roir.engine import database, entry, fold, operations, tables
 from airflow_roir.engine.status import OperationStatus
 from airflow_roir.operation import TRANSITIONS, Phase, Status
 from airflow_roir.task import dag_switch
@@ -242,8 +242,8 @@ def test_every_transition_is_described_with_its_reason() -> None:
 
 def test_every_file_of_the_engine_is_in_the_code_map() -> None:
     text = ARCHITECTURE.read_text()
-    for file in (ROOT / "airflow_roir" / "engine").glob("*.py"):
-        assert file.name == "__init__.py" or f"airflow_roir/engine/{file.name} " in text, file.name
+    for file in (ROOT / "airflow_roir" / "engine").rglob("*.py"):
+        assert file.name == "__init__.py" or f"{file.relative_to(ROOT)} " in text, file.name
 
 
 def test_every_field_and_value_of_the_status_is_described() -> None:
@@ -267,8 +267,8 @@ def test_settings_and_options_that_are_named_exist() -> None:
     [
         (ARCHITECTURE, "`lock_timeout` of 500 ms", BuildOptions.lock_timeout_ms, 500),
         (LIMITS, "at most half a second", BuildOptions.lock_timeout_ms, 500),
-        (ARCHITECTURE, "within thirty seconds", control.HEARTBEAT_FRESH_S, 30),
-        (OPERATIONS, "older than half a minute", control.HEARTBEAT_FRESH_S, 30),
+        (ARCHITECTURE, "within thirty seconds", operations.HEARTBEAT_FRESH_S, 30),
+        (OPERATIONS, "older than half a minute", operations.HEARTBEAT_FRESH_S, 30),
         (ARCHITECTURE, "Steps of sixteen blocks", fold.BLOCKS_PER_STEP, 16),
         (ARCHITECTURE, "1,024 bytes together", entry.COVERED_BYTES, 1024),
         (ARCHITECTURE, "at least sixteen seconds ahead", dag_switch.LEAVE_S, 16),

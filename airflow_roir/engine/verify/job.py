@@ -8,10 +8,11 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import catalog, verification
+from airflow_roir.engine import catalog
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.run import Job, Run, check_fingerprint, read_control
+from airflow_roir.engine.verify import verification
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import VerifyOptions, parse_name
-from airflow_roir.engine import catalog, control, marks, tables, verify_plan
+from airflow_roir.engine import catalog, marks, operations, tables
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.prepare import FORMAT_VERSION
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.verify import units
 from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning
 from airflow_roir.operation import Phase, Status
 
@@ -93,10 +94,10 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
     """
     with database.transaction() as connection:
         check_schema(connection)
-        found = control.find_index(connection, parse_name(index, "index"))
-        name = str(control.index_name(found))
-        last = control.newest_operation(connection, found.id)
-        if last is not None and last.status in control.LIVE:
+        found = operations.find_index(connection, parse_name(index, "index"))
+        name = str(operations.index_name(found))
+        last = operations.newest_operation(connection, found.id)
+        if last is not None and last.status in operations.LIVE:
             return _adopt(connection, last, name, options, actor)
         generation = _active(connection, found.id, name)
         source = catalog.read_source_by_oid(connection, found.source_oid)
@@ -114,7 +115,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
                         status=Status.RUNNING.value,
                         phase=(Phase.CHECK if options.is_partial else Phase.SUM).value,
                         parallelism=options.parallelism,
-                        batch_rows=verify_plan.ROWS_PER_UNIT,
+                        batch_rows=units.ROWS_PER_UNIT,
                         options=options.as_dict(),
                         rows_estimate=0,
                         fingerprint=catalog.fingerprint(connection, source.oid, fingerprinted(source, entry)),
@@ -126,19 +127,20 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
             )
         except IntegrityError:
             raise OperationRunning(f"index {name}: another operation has begun in this moment; try again") from None
-        verification_id, rows = verify_plan.plan(
+        verification_id, rows = units.plan(
             connection, found.id, operation_id, generation.id, source, options, mode, with_delta=False
         )
         connection.execute(
             update(tables.operation).where(tables.operation.c.id == operation_id).values(rows_estimate=rows)
         )
         marks.look(connection, generation.id)
-        control.record_event(connection, found.id, operation_id, actor, "verify", f"generation {generation.id}, {mode}")
+        detail = f"generation {generation.id}, {mode}"
+        operations.record_event(connection, found.id, operation_id, actor, "verify", detail)
         return BegunVerification(operation_id, verification_id, name, adopted=False)
 
 
 def _adopt(
-    connection: Connection, row: control.OperationRow, name: str, options: VerifyOptions, actor: str
+    connection: Connection, row: operations.OperationRow, name: str, options: VerifyOptions, actor: str
 ) -> BegunVerification:
     if row.kind != "verify":
         raise OperationRunning(
@@ -147,10 +149,10 @@ def _adopt(
         )
     if row.status in (Status.FAILED, Status.ABORTING):
         raise OperationFailed(f"index {name}: verification {row.id} is {row.status}: {row.error}; roir abort '{name}'")
-    if control.heart_beats(row, connection):
-        raise control.running_elsewhere(row, name)
-    control.change_options(connection, row, actor, options.parallelism, None)
-    control.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
+    if operations.heart_beats(row, connection):
+        raise operations.running_elsewhere(row, name)
+    operations.change_options(connection, row, actor, options.parallelism, None)
+    operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
     return BegunVerification(row.id, unfinished(connection, row.id).id, name, adopted=True)
 
 
@@ -295,7 +297,7 @@ def report(database: Database, verification_id: int) -> VerifyReport:
             .limit(FIRST)
         ).all()
         return VerifyReport(
-            index=str(control.index_name(row)),
+            index=str(operations.index_name(row)),
             verification_id=row.id,
             mode=row.mode,
             rows=row.rows,

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import capture, marks, owner
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.capture_function import CAPTURE, DIRECT
+from airflow_roir.engine import marks, owner
+from airflow_roir.engine.capture import installation
+from airflow_roir.engine.capture.row_function import CAPTURE, DIRECT
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import check_name, execute, lock_table
 from airflow_roir.engine.entry import Entry, is_null
@@ -88,7 +89,7 @@ def brings_rows(connection: Connection, source: Source, generation_id: int, entr
     An entry with another included value is one that nobody has kept: the row was changed while its leaf was out.
     Before the switch only the delta counts, since the build doesn't copy from a leaf that it doesn't know.
     """
-    mode, base = capture.mode(connection, generation_id), physical.base(generation_id)
+    mode, base = installation.mode(connection, generation_id), physical.base(generation_id)
     written = f"{physical.delta(generation_id)} WHERE state = '{EntryState.REGULAR.value}'"
     stores = {CAPTURE: [written], DIRECT: [written, base]}.get(mode, [base])
     name = execute(connection, "SELECT %(leaf)s::oid::regclass::text", {"leaf": leaf}).scalar_one()

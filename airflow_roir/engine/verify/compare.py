@@ -12,12 +12,13 @@ from typing import Any
 from sqlalchemy import Connection, Row, update
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import catalog, comparison, control, marks, tables, verification, verify_plan
+from airflow_roir.engine import catalog, marks, operations, tables
 from airflow_roir.engine.database import Database, execute, retry
 from airflow_roir.engine.run import Run, WorkLeft, driving, heartbeat, read_control, settle, start_run
-from airflow_roir.engine.verification import VerifyReport
-from airflow_roir.engine.verify_job import UnitClaim, UnitMetrics, load
-from airflow_roir.engine.verify_worker import DUE, LIMITS, VerifyWorker
+from airflow_roir.engine.verify import comparison, units, verification
+from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, load
+from airflow_roir.engine.verify.verification import VerifyReport
+from airflow_roir.engine.verify.worker import DUE, LIMITS, VerifyWorker
 from airflow_roir.errors import InvariantViolated, OperationFailed, OperationPaused, SourceChanged
 from airflow_roir.operation import Phase, Status, Verb
 
@@ -30,7 +31,7 @@ def work(database: Database, run: Run, worker: int) -> Iterator[UnitMetrics]:
     with database.connect() as connection:
         with connection.begin():
             verify_job = load(connection, run)
-            control.start_clock(connection, run.operation_id, run.epoch)
+            operations.start_clock(connection, run.operation_id, run.epoch)
         verifier = VerifyWorker(connection, verify_job, worker)
         try:
             while isinstance(claim := verifier.claim(), UnitClaim):
@@ -78,13 +79,13 @@ def finish(database: Database, run: Run) -> None:
             raise InvariantViolated(
                 f"index {run.index}: {left.undone} units are not compared yet; resume the operation"
             )
-        control.tick(connection, run.operation_id, run.epoch)
+        operations.tick(connection, run.operation_id, run.epoch)
         stage = verification.stage(connection, found.id)
         if stage in ("check", "whole"):
             partial = VerifyOptions(**found.options).is_partial
             if stage == "check" and not partial:
                 source = catalog.source_of_index(connection, row.index_id)
-                if verify_plan.plan_whole(connection, found.id, source):
+                if units.plan_whole(connection, found.id, source):
                     return
             verification.close(connection, found)
             if row.kind == "verify":
@@ -97,15 +98,15 @@ def finish(database: Database, run: Run) -> None:
         source = catalog.source_of_index(connection, row.index_id)
         if stage == "total" and (differ or mixed):
             # Wrong, or written to between two readings.
-            verify_plan.next_units(connection, found.id, source, "total", "sum")
+            units.next_units(connection, found.id, source, "total", "sum")
             return
         connection.execute(
             update(tables.verification).where(tables.verification.c.id == found.id).values(suspicious=differ)
         )
         if differ:
-            verify_plan.next_units(connection, found.id, source, stage, "check")
+            units.next_units(connection, found.id, source, stage, "check")
         if row.kind == "verify":
-            control.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
+            operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
 
 
 # By blocks nothing is known but in one snapshot: a row may move from where it wasn't read yet to where it was.
@@ -120,14 +121,14 @@ UPDATE roir.verification_unit SET buckets = NULL, counts = NULL, sums = NULL
 
 
 def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
-    control.complete(connection, row, run.epoch)
+    operations.complete(connection, row, run.epoch)
     last = verification.last(connection, row.id)
     assert last is not None
     if last.complete and last.found == last.mended:
         marks.forgive(connection, last.generation_id)
     said = f"{last.rows} rows: missing {last.missing}, extra {last.extra}, different {last.different}"
     said += f", damaged {last.damaged}" if last.damaged else ""
-    control.record_event(connection, row.index_id, row.id, run.owner, "verified", said)
+    operations.record_event(connection, row.index_id, row.id, run.owner, "verified", said)
 
 
 # --- without Spark
@@ -146,14 +147,14 @@ def verify(
     Raises what `verification.begin` and `start_run` raise, OperationPaused where somebody paused it.
     """
     options = options or VerifyOptions()
-    owner = actor or control.default_actor()
+    owner = actor or operations.default_actor()
     begun = verification.begin(database, index, options, owner, mode)
     run = start_run(database, index, owner)
     with driving(database, run), heartbeat(database, run):
         _by_threads(database, run, begun.verification_id)
     # `driving` ends quietly where it is paused.
     with database.transaction() as connection:
-        row = control.read_operation(connection, run.operation_id)
+        row = operations.read_operation(connection, run.operation_id)
     if row.status == Status.PAUSED:
         raise OperationPaused(f"index {run.index}: paused by {row.paused_by}: {row.pause_reason}")
     return verification.report(database, begun.verification_id)
@@ -173,7 +174,7 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
                 return int(last.id)
             source = catalog.source_of_index(connection, row.index_id)
             options = VerifyOptions(parallelism=row.parallelism)
-            verification_id, _ = verify_plan.plan(
+            verification_id, _ = units.plan(
                 connection, row.index_id, row.id, row.generation_id, source, options, "after", with_delta=True
             )
             return verification_id

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog, joining
+from airflow_roir.engine import catalog
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, said, sqlstate
-from airflow_roir.engine.detach import find_table
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.old_snapshots import holders
+from airflow_roir.engine.partitions import copy_rows
+from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, LockNotAcquired
 
@@ -73,7 +74,7 @@ def attach_partition(
                 targets = execute(connection, TARGETS, {"partition": oid}).all()
             for target in targets:
                 entry = Entry.from_json(target.entry)
-                copied += joining.bring_in(database, source, target.generation_id, entry, oid, target.id, patience_s)
+                copied += copy_rows.bring_in(database, source, target.generation_id, entry, oid, target.id, patience_s)
             _wait_for_older_snapshots(database, report, patience_s)
             if drain.run(finish, report, [parent.sql, name.sql, *views]):
                 return copied

@@ -8,12 +8,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.engine import catalog, control, joining, partitions, removal, view
+from airflow_roir.engine import catalog, operations, view
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, telling_of_names
-from airflow_roir.engine.detach import find_table
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.partitions import Change
+from airflow_roir.engine.partitions import changes, copy_rows, remove_entries
+from airflow_roir.engine.partitions.changes import Change
+from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import NotFound
 
@@ -71,9 +72,9 @@ def sync_partitions(
     with telling_of_names():
         _sync(database, source, generations, result, actor, report, patience_s)
     with database.transaction() as connection:
-        leaving = [row for row in removal.leaving(connection) if row.source_oid == oid]
+        leaving = [row for row in remove_entries.leaving(connection) if row.source_oid == oid]
     for row in leaving:
-        result.entries_removed += removal.remove(database, row, report, patience_s)
+        result.entries_removed += remove_entries.remove(database, row, report, patience_s)
     return result
 
 
@@ -88,8 +89,8 @@ def _sync(
 ) -> None:
     for generation in generations:
         # Again, until there are none: what came back as a whole level is seen when its going is dealt with.
-        while changes := _changes(database, source, generation.id):
-            for change in changes:
+        while changed := _changes(database, source, generation.id):
+            for change in changed:
                 if change.gone:
                     _forget(database, source, generation, change, actor, report, patience_s)
                     _name(result.gone, change)
@@ -100,7 +101,7 @@ def _sync(
 
 def _changes(database: Database, source: Source, generation_id: int) -> list[Change]:
     with database.transaction() as connection:
-        return partitions.changes(connection, source, generation_id)
+        return changes.changes(connection, source, generation_id)
 
 
 def _name(names: list[str], change: Change) -> None:
@@ -120,9 +121,9 @@ def _forget(
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         values = {"generation": generation.id, "relation": change.relation}
         execute(connection, "SELECT roir.forget_gone(%(generation)s, %(relation)s::oid)", values)
-        control.record_event(connection, generation.index_id, None, actor, "partition gone", change.name)
+        operations.record_event(connection, generation.index_id, None, actor, "partition gone", change.name)
 
-    shown = control.index_name(generation).sql
+    shown = operations.index_name(generation).sql
     Drain(database, shown, source.relations, LOCK_TIMEOUT_MS, patience_s).run(body, report, [shown])
 
 
@@ -139,21 +140,21 @@ def _take_in(
     values = {"generation": generation.id, "source": source.oid, "relation": change.relation}
     with database.transaction() as connection:
         found = execute(connection, JOINING, values).scalar()
-        if found is None and partitions.brings_rows(connection, source, generation.id, entry, change.relation):
+        if found is None and changes.brings_rows(connection, source, generation.id, entry, change.relation):
             execute(connection, JOIN, values)
             found = execute(connection, JOINING, values).scalar_one()
     added = 0
     if found is not None:
-        added = joining.bring_in(database, source, generation.id, entry, change.relation, found, patience_s)
+        added = copy_rows.bring_in(database, source, generation.id, entry, change.relation, found, patience_s)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": found})
         if found is not None:
             execute(connection, "SELECT roir.release_table(%(relation)s::oid)", {"relation": change.relation})
-        partitions.adopt(connection, source, generation.id, [change])
+        changes.adopt(connection, source, generation.id, [change])
         view.hide(connection, generation.id)
         if found is not None:
-            control.record_event(connection, generation.index_id, None, actor, "partition came", change.name)
+            operations.record_event(connection, generation.index_id, None, actor, "partition came", change.name)
 
     Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s).run(body, report)
     return added

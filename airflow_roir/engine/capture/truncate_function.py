@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import tables
-from airflow_roir.engine.capture_function import ACTIVE, CAPTURE, Target, function, indent
+from airflow_roir.engine.capture.row_function import ACTIVE, CAPTURE, Target, function, indent
 from airflow_roir.engine.catalog import Source
 
 

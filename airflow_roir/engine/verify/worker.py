@@ -17,14 +17,15 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import build, comparison, damage, mend, owner
+from airflow_roir.engine import build, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Stop
-from airflow_roir.engine.comparison import of_source
 from airflow_roir.engine.database import check_name, execute, lock_table, telling_of_names
 from airflow_roir.engine.run import check_fingerprint, read_control
-from airflow_roir.engine.snapshot import SharedSnapshot
-from airflow_roir.engine.verify_job import UnitClaim, UnitMetrics, VerifyJob
+from airflow_roir.engine.verify import comparison, damage, repair
+from airflow_roir.engine.verify.comparison import of_source
+from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, VerifyJob
+from airflow_roir.engine.verify.snapshot import SharedSnapshot
 from airflow_roir.errors import Fenced
 from airflow_roir.operation import Status
 from airflow_roir.scan_range import ScanRange
@@ -171,8 +172,8 @@ class VerifyWorker:
                         self._look_again("unit_id = %(unit)s", {"unit": claim.unit_id})
                 if name is not None:
                     self._check_names(claim, name)
-                mend = found > 0 and self.verify_job.options.repair
-                self._commit(claim, {**NO_SUMS, "rows": checked}, begun, mend)
+                repair = found > 0 and self.verify_job.options.repair
+                self._commit(claim, {**NO_SUMS, "rows": checked}, begun, repair)
         return UnitMetrics(self.worker, claim.ordinal, checked, time.monotonic() - begun, found)
 
     def mend(self, claim: UnitClaim) -> bool:
@@ -182,7 +183,7 @@ class VerifyWorker:
         """
         run = self.job.run
         with telling_of_names():
-            for _ in mend.mend_unit(self.connection, self.job, self.verify_job.verification_id, claim.unit_id):
+            for _ in repair.mend_unit(self.connection, self.job, self.verify_job.verification_id, claim.unit_id):
                 with self.connection.begin():
                     if read_control(self.connection, run).status != Status.RUNNING:
                         return False
@@ -381,7 +382,7 @@ class VerifyWorker:
             "AND kind IN ('missing', 'extra') AND outcome IS NULL",
             {**values, "verification": self.verify_job.verification_id},
         )
-        mend.Mender(self.connection, self.job).look_again(list(found.scalars()))
+        repair.Mender(self.connection, self.job).look_again(list(found.scalars()))
 
     def _whole(self, claim: UnitClaim, begun: float) -> None:
         """What is left to explain, without any index: lookups that failed, and sums of one snapshot that differed."""
@@ -465,7 +466,7 @@ class VerifyWorker:
                 "token": claim.token,
                 "epoch": run.epoch,
                 "operation": run.operation_id,
-                "mend": mend,
+                "mend": repair,
                 "seconds": round(time.monotonic() - begun, 3),
             },
         ).rowcount

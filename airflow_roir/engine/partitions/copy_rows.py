@@ -11,9 +11,10 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import capture, owner
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.capture_function import ACTIVE, CAPTURE
+from airflow_roir.engine import owner
+from airflow_roir.engine.capture import installation
+from airflow_roir.engine.capture.row_function import ACTIVE, CAPTURE
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import (
     LOCK_TIMEOUT_MS,
@@ -77,7 +78,7 @@ def batch(
         execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}; SET LOCAL search_path = {path}")
         # As a writer does: a switch or a publish waits for this, so the capture mode stays what it is.
         lock_table(connection, source.sql, source.oid, "ROW EXCLUSIVE", only=True)
-        mode = capture.mode(connection, generation_id)
+        mode = installation.mode(connection, generation_id)
         before = execute(connection, POSITION, {"id": joining_id}).scalar_one()
         name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
         # By its owner of now, which it then keeps, as it keeps its name.

@@ -13,8 +13,9 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, capture, control, health, marks, partitions, removal, view
+from airflow_roir.engine import abort, health, marks, operations, view
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture import installation
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import (
     LOCK_TIMEOUT_MS,
@@ -26,6 +27,7 @@ from airflow_roir.engine.database import (
     sqlstate,
 )
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, InvariantViolated, LockNotAcquired, PartitionsChanged, RoirError
@@ -141,7 +143,7 @@ def _attempt(result: CleanUpReport, row: Any, work: Callable[[], object]) -> Non
 def _problem(row: Any, said: str) -> str:
     if row is None:
         return said
-    name = control.index_name(row) if hasattr(row, "schema_name") else row.view
+    name = operations.index_name(row) if hasattr(row, "schema_name") else row.view
     if said.startswith(f"index {name}:"):
         return said
     return (
@@ -157,7 +159,7 @@ def _look_for_problems(database: Database, result: CleanUpReport) -> None:
 
 def _find_leaving(database: Database, leaving: list[Any]) -> None:
     with database.transaction() as connection:
-        leaving += removal.leaving(connection)
+        leaving += remove_entries.leaving(connection)
 
 
 def _finish_abort(
@@ -176,15 +178,15 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
         # Of those that the guard has taken in.
         marks.follow(connection, row.id)
         try:
-            came = partitions.check(
-                connection, str(control.index_name(row)), source, row.id, Entry.from_json(row.entry), set()
+            came = changes.check(
+                connection, str(operations.index_name(row)), source, row.id, Entry.from_json(row.entry), set()
             )
         except PartitionsChanged as error:
             result.waiting.append(str(error))
             return
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
-        partitions.adopt(connection, source, row.id, came)
+        changes.adopt(connection, source, row.id, came)
         view.hide(connection, row.id)
 
     if came:
@@ -203,8 +205,8 @@ def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, r
         if not _may_refresh(connection, source):
             return False
         # Under other names it did what it does: nothing was missed, writes failed.
-        doubtful = capture.is_stale(connection, source, names_of_now=False)
-        capture.refresh(connection, source)
+        doubtful = installation.is_stale(connection, source, names_of_now=False)
+        installation.refresh(connection, source)
         return doubtful
 
     if Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report):
@@ -215,7 +217,7 @@ def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, r
 
 
 def _may_refresh(connection: Connection, source: Source) -> bool:
-    if not capture.is_stale(connection, source):
+    if not installation.is_stale(connection, source):
         return False
     is_built = execute(connection, IS_BUILT, {"source": source.oid}).scalar_one()
     return not (is_built and health.is_replaced(connection, source))
@@ -228,12 +230,12 @@ def _status(connection: Connection, generation_id: int) -> str:
 
 
 def _remove_entries(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    result.partition_entries += removal.remove(database, row, report, PATIENCE_S)
+    result.partition_entries += remove_entries.remove(database, row, report, PATIENCE_S)
 
 
 def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
     """Once no snapshot is older than the publish, readers need not ask any more."""
-    name = control.index_name(row)
+    name = operations.index_name(row)
 
     def holders(connection: Connection) -> bool:
         found = view.old_snapshots(connection, row.id)
@@ -314,9 +316,9 @@ def _drop_generation(
         if not changed:
             return False
         if source is not None:
-            capture.refresh(connection, source)
+            installation.refresh(connection, source)
         physical.drop(connection, row.id)
-        control.record_event(connection, row.index_id, None, actor, "clean up", f"dropped generation {row.id}")
+        operations.record_event(connection, row.index_id, None, actor, "clean up", f"dropped generation {row.id}")
         return True
 
     sql = source.sql if source is not None else physical.base(row.id)

@@ -14,7 +14,7 @@ from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import marks, rights, tables
 from airflow_roir.engine import owner as owners
-from airflow_roir.engine.capture_function import (
+from airflow_roir.engine.capture.row_function import (
     ACTIVE,
     CAPTURE,
     DIRECT,
@@ -23,10 +23,10 @@ from airflow_roir.engine.capture_function import (
     function_name,
     render,
 )
+from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_body, truncate_function_name
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.truncate_function import render_truncate, truncate_body, truncate_function_name
 
 ROWS, TRUNCATE = "rows", "truncate"
 

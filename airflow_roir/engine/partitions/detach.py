@@ -8,9 +8,9 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, parse_name
-from airflow_roir.engine import removal
 from airflow_roir.engine.catalog import default_schemas
 from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, has_vanished, said, sqlstate
+from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
 
@@ -69,8 +69,8 @@ def detach_partition(
             ) from error
         raise
     with database.transaction() as connection:
-        rows = [row for row in removal.leaving(connection) if row.relation == oid]
-    return sum(removal.remove(database, row, report, patience_s) for row in rows)
+        rows = [row for row in remove_entries.leaving(connection) if row.relation == oid]
+    return sum(remove_entries.remove(database, row, report, patience_s) for row in rows)
 
 
 def find_table(connection: Connection, table: str) -> tuple[int, QualifiedName]:

@@ -1,0 +1,1 @@
+"""The capture of a source's writes: its triggers and functions."""

@@ -1,0 +1,1 @@
+"""Partitions that come and go."""

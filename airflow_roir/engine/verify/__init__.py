@@ -1,0 +1,1 @@
+"""Compares an index with its source, and mends it."""
