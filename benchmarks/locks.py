@@ -28,7 +28,8 @@ import psycopg2
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import build, fold, operations, prepare, publish, schema, seal
-from airflow_roir.engine.database import Database, Drain
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify.compare import verify
 from benchmarks.histogram import quantile

@@ -11,7 +11,8 @@ from airflow_roir.engine import catalog, operations, tables, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, telling_of_names
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Drain, telling_of_names
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import LockNotAcquired, NotFound, OperationRunning

@@ -18,7 +18,8 @@ from airflow_roir.definition import BuildOptions, Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations, owner
 from airflow_roir.engine.batch_size import BatchSize
-from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, lock_table, to_json
+from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
+from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.run import TABLE_LOCK_WAIT as TABLE_LOCK_WAIT
 from airflow_roir.engine.run import (
     Job,

@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, quote
-from airflow_roir.engine.database import execute, lock_table
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.locks import lock_table
 from airflow_roir.errors import InvalidInput, NotFound
 
 _RELATION_KINDS = {

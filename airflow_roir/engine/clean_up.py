@@ -17,16 +17,9 @@ from airflow_roir.engine import abort, health, marks, operations, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import (
-    LOCK_TIMEOUT_MS,
-    MOST_VANISHED,
-    Database,
-    Drain,
-    execute,
-    has_vanished,
-    sqlstate,
-)
+from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.entry_state import EntryState
@@ -185,12 +178,12 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
             result.waiting.append(str(error))
             return
 
-    def body(connection: Connection, lock: Callable[[], None]) -> None:
+    def body(connection: Connection) -> None:
         changes.adopt(connection, source, row.id, came)
         view.hide(connection, row.id)
 
     if came:
-        Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report)
+        Attempts(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report)
 
 
 def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
@@ -243,7 +236,7 @@ def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: C
             result.waiting.append(f"index {name}: its view stays guarded for {found[0]}, older than its publish")
         return bool(found)
 
-    def body(connection: Connection, lock: Callable[[], None]) -> bool:
+    def body(connection: Connection) -> bool:
         with connection.begin_nested() as attempt:
             view.show(connection, name, row.index_id, row.id, Entry.from_json(row.entry), guarded=False)
             view.hide(connection, row.id)
@@ -260,7 +253,7 @@ def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: C
             return
         if not view.is_guarded(connection, name) or holders(connection):
             return
-    if Drain(database, name.sql, (), LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, [name.sql]):
+    if Attempts(database, name.sql, (), LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, [name.sql]):
         result.guards_removed += 1
         with database.transaction() as connection:
             result.warnings += [
@@ -274,7 +267,7 @@ def _drop_delta(database: Database, generation_id: int, result: CleanUpReport, r
     """Ghosts are all that a published generation's delta holds; they go with it, at once."""
     name = physical.delta(generation_id)
 
-    def body(connection: Connection, lock: Callable[[], None]) -> int | None:
+    def body(connection: Connection) -> int | None:
         if execute(connection, "SELECT to_regclass(%(name)s)", {"name": name}).scalar() is None:
             return None
         execute(connection, f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE")
@@ -292,7 +285,7 @@ def _drop_delta(database: Database, generation_id: int, result: CleanUpReport, r
         oid = execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": name}).scalar()
     if oid is None:
         return
-    ghosts = Drain(database, name, [int(oid)], LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, [name])
+    ghosts = Attempts(database, name, [int(oid)], LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, [name])
     if ghosts is not None:
         result.ghosts += ghosts
         result.deltas_dropped += 1

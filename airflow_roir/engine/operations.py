@@ -13,7 +13,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, parse_name, quote
 from airflow_roir.engine import tables
-from airflow_roir.engine.database import WAITING, Database, execute, said, sqlstate
+from airflow_roir.engine.database import Database, execute, said, sqlstate
+from airflow_roir.engine.locks import WAITING
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationRunning
 from airflow_roir.operation import TRANSITIONS, Status, Verb

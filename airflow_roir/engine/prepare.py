@@ -30,18 +30,10 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.row_function import CAPTURE
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import (
-    EXCLUSIVE,
-    Database,
-    Drain,
-    check_name,
-    execute,
-    lock_table,
-    retry,
-    telling_of_names,
-)
+from airflow_roir.engine.database import Database, execute, retry
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import EntrySize
+from airflow_roir.engine.locks import EXCLUSIVE, Attempts, Drain, check_name, lock_table, telling_of_names
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.plan import Bound, Piece, Plan, make_plan
 from airflow_roir.engine.scan_choice import Choice
@@ -132,9 +124,9 @@ def rehearse(
         size = entry_size.measure(connection, name, source, entry)
         return Rehearsal(name, source, definition, entry, found, choice, "rebuild" if existing else "create", size)
 
-    readers = Drain(database, source.sql, source.relations, options.lock_timeout_ms, patience_s, modes=EXCLUSIVE)
+    readers = Attempts(database, source.sql, source.relations, options.lock_timeout_ms, patience_s, modes=EXCLUSIVE)
 
-    def plan_as_owner(connection: Connection, _lock: Callable[[], None]) -> Rehearsal:
+    def plan_as_owner(connection: Connection) -> Rehearsal:
         # By its owner of now, which it then keeps.
         lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
         _check_columns(connection, source, definition)

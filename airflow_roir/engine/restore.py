@@ -10,7 +10,8 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine import catalog
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, execute
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.locks import LOCK_TIMEOUT_MS
 
 RESTORED = "SELECT recorded, present, present::regclass::text AS name FROM roir.restored_sources() ORDER BY 1"
 UPGRADED = "SELECT source::regclass::text FROM roir.upgraded_sources() ORDER BY 1 LIMIT 1"

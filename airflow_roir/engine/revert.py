@@ -9,8 +9,9 @@ from sqlalchemy import Connection, Row, func, select, text, update
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import abort, operations, tables, view
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, telling_of_names
+from airflow_roir.engine.database import Database
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Drain, telling_of_names
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvariantViolated, NotFound
 

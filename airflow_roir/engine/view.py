@@ -14,8 +14,9 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, quote
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.database import WHOSE, execute, sqlstate
+from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.locks import WHOSE
 from airflow_roir.engine.old_snapshots import Holder, holders
 from airflow_roir.errors import InvariantViolated, LockNotAcquired
 

@@ -17,7 +17,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import finalize, fold, prepare, publish
-from airflow_roir.engine.database import Database, Drain, execute, sqlstate
+from airflow_roir.engine.database import Database, execute, sqlstate
+from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import LockNotAcquired
@@ -207,7 +208,7 @@ def test_all_leaves_together_have_one_limit(database: Database, dsn: str) -> Non
 
     def attempt() -> None:
         with database.transaction() as connection:
-            drain._lock(connection, 900)
+            drain._lock(connection)
 
     thread, errors = in_thread(attempt)
     wait_until(watch, waits, "p1")

@@ -9,8 +9,9 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import catalog
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, said, sqlstate
+from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts
 from airflow_roir.engine.old_snapshots import holders
 from airflow_roir.engine.partitions import copy_rows
 from airflow_roir.engine.partitions.detach import find_table
@@ -56,19 +57,19 @@ def attach_partition(
         views = list(execute(connection, VIEWS, {"source": source_oid}).scalars())
     values = {"parent": parent_oid, "partition": oid, "bounds": bounds, "actor": actor}
 
-    def begin(connection: Connection, lock: Callable[[], None]) -> None:
+    def begin(connection: Connection) -> None:
         call = "SELECT roir.begin_attach(%(parent)s::oid, %(partition)s::oid, %(bounds)s, %(actor)s)"
         execute(connection, call, values)
 
-    def finish(connection: Connection, lock: Callable[[], None]) -> bool:
+    def finish(connection: Connection) -> bool:
         call = "SELECT roir.finish_attach(%(parent)s::oid, %(partition)s::oid, %(bounds)s)"
         return bool(execute(connection, call, values).scalar_one())
 
-    drain = Drain(database, parent.sql, [*source.relations, oid], LOCK_TIMEOUT_MS, patience_s)
+    attempts = Attempts(database, parent.sql, [*source.relations, oid], LOCK_TIMEOUT_MS, patience_s)
     copied = 0
     try:
         while True:
-            drain.run(begin, report, [parent.sql, name.sql, *views])
+            attempts.run(begin, report, [parent.sql, name.sql, *views])
             with database.transaction() as connection:
                 execute(connection, "SELECT roir.validate_attach(%(parent)s::oid, %(partition)s::oid)", values)
                 targets = execute(connection, TARGETS, {"partition": oid}).all()
@@ -76,7 +77,7 @@ def attach_partition(
                 entry = Entry.from_json(target.entry)
                 copied += copy_rows.bring_in(database, source, target.generation_id, entry, oid, target.id, patience_s)
             _wait_for_older_snapshots(database, report, patience_s)
-            if drain.run(finish, report, [parent.sql, name.sql, *views]):
+            if attempts.run(finish, report, [parent.sql, name.sql, *views]):
                 return copied
     except DBAPIError as error:
         # What PostgreSQL says of bounds, columns and rows that don't fit, and what roir.begin_attach does.
@@ -96,12 +97,12 @@ def _give_up(database: Database, oid: int, name: str) -> bool:
     with database.transaction() as connection:
         closed = execute(connection, CLOSED, {"partition": oid}).scalar_one()
 
-    def cancel(connection: Connection, lock: Callable[[], None]) -> None:
+    def cancel(connection: Connection) -> None:
         execute(connection, "SELECT roir.cancel_attach(%(partition)s::oid)", {"partition": oid})
 
     if closed:
         try:
-            Drain(database, name, [oid], LOCK_TIMEOUT_MS, GIVE_UP_PATIENCE_S).run(cancel, lambda _line: None, [name])
+            Attempts(database, name, [oid], LOCK_TIMEOUT_MS, GIVE_UP_PATIENCE_S).run(cancel, lambda _line: None, [name])
         except LockNotAcquired as error:
             raise LockNotAcquired(
                 f"{name} can't be attached like that, and is closed to writers still: {error}. Then repeat with what "

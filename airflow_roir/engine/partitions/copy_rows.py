@@ -16,17 +16,9 @@ from airflow_roir.engine import owner
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.row_function import ACTIVE, CAPTURE
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import (
-    LOCK_TIMEOUT_MS,
-    Database,
-    check_name,
-    execute,
-    lock_table,
-    retry,
-    telling_of_names,
-    to_json,
-)
+from airflow_roir.engine.database import Database, execute, retry, to_json
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, check_name, lock_table, telling_of_names
 from airflow_roir.entry_state import EntryState
 from airflow_roir.scan_range import ScanRange
 

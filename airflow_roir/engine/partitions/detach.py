@@ -9,7 +9,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine.catalog import default_schemas
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, has_vanished, said, sqlstate
+from airflow_roir.engine.database import Database, execute, has_vanished, said, sqlstate
+from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts
 from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
@@ -50,13 +51,13 @@ def detach_partition(
         oid, name = find_table(connection, partition)
         locked = list(execute(connection, LOCKED, {"partition": oid}).scalars())
 
-    def body(connection: Connection, lock: Callable[[], None]) -> None:
+    def body(connection: Connection) -> None:
         values = {"partition": oid, "reason": reason or None, "drop": drop, "actor": actor}
         call = "SELECT roir.detach_partition(%(partition)s::oid, %(reason)s, %(drop)s, %(actor)s)"
         execute(connection, call, values)
 
     try:
-        Drain(database, name.sql, [oid], LOCK_TIMEOUT_MS, patience_s).run(body, report, locked)
+        Attempts(database, name.sql, [oid], LOCK_TIMEOUT_MS, patience_s).run(body, report, locked)
     except DBAPIError as error:
         if sqlstate(error) == "P0002":
             raise NotFound(said(error)) from None

@@ -18,16 +18,9 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import (
-    LOCK_TIMEOUT_MS,
-    Database,
-    Drain,
-    check_name,
-    execute,
-    has_vanished,
-    retry,
-)
+from airflow_roir.engine.database import Database, execute, has_vanished, retry
 from airflow_roir.engine.files import File, files_of
+from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts, check_name
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired, NotFound
 
@@ -78,11 +71,11 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
         stores = execute(connection, STORES, values).all()
     removed = sum(_remove_from(database, row, store, patience_s) for store in stores)
 
-    def conclude(connection: Connection, lock: Callable[[], None]) -> None:
+    def conclude(connection: Connection) -> None:
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
         execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
 
-    Drain(database, row.view, (), LOCK_TIMEOUT_MS, patience_s).run(conclude, report, [row.view])
+    Attempts(database, row.view, (), LOCK_TIMEOUT_MS, patience_s).run(conclude, report, [row.view])
     return removed
 
 

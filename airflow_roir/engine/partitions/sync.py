@@ -10,8 +10,9 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.engine import catalog, operations, view
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import LOCK_TIMEOUT_MS, Database, Drain, execute, telling_of_names
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts, telling_of_names
 from airflow_roir.engine.partitions import changes, copy_rows, remove_entries
 from airflow_roir.engine.partitions.changes import Change
 from airflow_roir.engine.partitions.detach import find_table
@@ -118,13 +119,13 @@ def _forget(
     report: Callable[[str], None],
     patience_s: float,
 ) -> None:
-    def body(connection: Connection, lock: Callable[[], None]) -> None:
+    def body(connection: Connection) -> None:
         values = {"generation": generation.id, "relation": change.relation}
         execute(connection, "SELECT roir.forget_gone(%(generation)s, %(relation)s::oid)", values)
         operations.record_event(connection, generation.index_id, None, actor, "partition gone", change.name)
 
     shown = operations.index_name(generation).sql
-    Drain(database, shown, source.relations, LOCK_TIMEOUT_MS, patience_s).run(body, report, [shown])
+    Attempts(database, shown, source.relations, LOCK_TIMEOUT_MS, patience_s).run(body, report, [shown])
 
 
 def _take_in(
@@ -147,7 +148,7 @@ def _take_in(
     if found is not None:
         added = copy_rows.bring_in(database, source, generation.id, entry, change.relation, found, patience_s)
 
-    def body(connection: Connection, lock: Callable[[], None]) -> None:
+    def body(connection: Connection) -> None:
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": found})
         if found is not None:
             execute(connection, "SELECT roir.release_table(%(relation)s::oid)", {"relation": change.relation})
@@ -156,5 +157,5 @@ def _take_in(
         if found is not None:
             operations.record_event(connection, generation.index_id, None, actor, "partition came", change.name)
 
-    Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s).run(body, report)
+    Attempts(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s).run(body, report)
     return added

@@ -20,7 +20,8 @@ from airflow_roir.definition import quote
 from airflow_roir.engine import build, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Stop
-from airflow_roir.engine.database import check_name, execute, lock_table, telling_of_names
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.locks import check_name, lock_table, telling_of_names
 from airflow_roir.engine.run import check_fingerprint, read_control
 from airflow_roir.engine.verify import comparison, damage, repair
 from airflow_roir.engine.verify.comparison import of_source
