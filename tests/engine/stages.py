@@ -218,11 +218,13 @@ def to_scan(connection: Connection, job: Job) -> str:
 
 
 def scanned(job: Job, identity: str) -> str:
-    """SQL: the row with that id lies in a range that is done, or up to its watermark."""
+    """SQL: the row with that id, of the source as it is, lies in a range that is done, or up to its watermark."""
+    leaf = f"(SELECT x.tableoid::bigint FROM {job.source.sql} x WHERE x.id = {identity})"
+    of_leaf = f"AND r.relation = {leaf} " if job.source.partitioned and job.scan is not Scan.INDEX else ""
     return (
         f"EXISTS (SELECT FROM roir.scan_range r WHERE r.operation_id = {job.run.operation_id} "
         f"AND coalesce((r.lower ->> 0)::int <= {identity}, true) "
-        f"AND coalesce({identity} < (r.upper ->> 0)::int, true) "
+        f"AND coalesce({identity} < (r.upper ->> 0)::int, true) {of_leaf}"
         f"AND (r.done OR {identity} <= (r.watermark ->> 0)::int))"
     )
 

@@ -134,7 +134,7 @@ def test_domain_over_an_enum_that_is_renamed(database: Database, dsn: str, phase
         steps.finish_all(database, run)
     run_sql(dsn, "ALTER TYPE mood RENAME TO feeling")
     told = said(database)
-    assert "has another name now" in told[0] if phase == "published" else told == []
+    assert "has another name now" in told[0]
     assert said(database) == []
     run_sql(dsn, "UPDATE t SET k = 'b' WHERE id = 4", "DELETE FROM t WHERE id = 3")
     if phase == "prepared":
