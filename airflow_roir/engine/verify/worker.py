@@ -173,8 +173,8 @@ class VerifyWorker:
                         self._look_again("unit_id = %(unit)s", {"unit": claim.unit_id})
                 if name is not None:
                     self._check_names(claim, name)
-                repair = found > 0 and self.verify_job.options.repair
-                self._commit(claim, {**NO_SUMS, "rows": checked}, begun, repair)
+                to_repair = found > 0 and self.verify_job.options.repair
+                self._commit(claim, {**NO_SUMS, "rows": checked}, begun, to_repair)
         return UnitMetrics(self.worker, claim.ordinal, checked, time.monotonic() - begun, found)
 
     def mend(self, claim: UnitClaim) -> bool:
@@ -456,7 +456,7 @@ class VerifyWorker:
             )
             return None
 
-    def _commit(self, claim: UnitClaim, found: dict[str, Any], begun: float, mend: bool = False) -> int:
+    def _commit(self, claim: UnitClaim, found: dict[str, Any], begun: float, to_repair: bool = False) -> int:
         run = self.job.run
         committed = execute(
             self.connection,
@@ -467,7 +467,7 @@ class VerifyWorker:
                 "token": claim.token,
                 "epoch": run.epoch,
                 "operation": run.operation_id,
-                "mend": repair,
+                "mend": to_repair,
                 "seconds": round(time.monotonic() - begun, 3),
             },
         ).rowcount
