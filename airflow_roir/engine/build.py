@@ -18,13 +18,13 @@ from airflow_roir.definition import BuildOptions, Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations, owner
 from airflow_roir.engine.batch_size import BatchSize
+from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
 from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.run import TABLE_LOCK_WAIT as TABLE_LOCK_WAIT
 from airflow_roir.engine.run import (
     Job,
     Run,
-    WorkLeft,
     check_epoch,
     check_fingerprint,
     check_partitions,
@@ -33,43 +33,24 @@ from airflow_roir.engine.run import (
 )
 from airflow_roir.engine.scan import BATCH_BYTES, Stretch, columns_of, reader_of
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, SourceChanged
-from airflow_roir.operation import Phase, Status, Verb
+from airflow_roir.operation import Phase, Verb
 from airflow_roir.scan_range import ScanRange
 
 # Under a rate limit a batch is at most this much of a worker's share, so that a pause still comes soon.
 RATE_WINDOW_S = 0.5
 
-CLAIM_RANGE = """
-UPDATE roir.scan_range
-   SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_token = claim_token + 1
- WHERE id = (SELECT id FROM roir.scan_range
-              WHERE operation_id = %(operation)s AND NOT done
-                -- free, or left by a run that this one fenced, or by an earlier try of this very worker
-                AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s
-                     OR claim_epoch = %(epoch)s AND claim_worker = %(worker)s)
-              ORDER BY claim_epoch = %(epoch)s DESC NULLS LAST, ordinal
-                FOR UPDATE SKIP LOCKED LIMIT 1)
-RETURNING id, ordinal, lower, upper, watermark, filenode, claim_token
-"""
-
-# Compare-and-set: whoever holds the range must still be who it was, and stand where it stood (I4).
-COMMIT_BATCH = """
-UPDATE roir.scan_range r
-   SET watermark = %(watermark)s::jsonb, done = %(done)s, rows = rows + %(rows)s, batches = batches + 1,
-       seconds = seconds + %(seconds)s,
-       claim_epoch = CASE WHEN %(done)s THEN NULL ELSE claim_epoch END,
-       claim_worker = CASE WHEN %(done)s THEN NULL ELSE claim_worker END
-  FROM roir.operation o
- WHERE r.id = %(range)s AND r.claim_token = %(token)s AND r.claim_epoch = %(epoch)s AND NOT r.done
-   AND r.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb
-   AND o.id = r.operation_id AND o.epoch = %(epoch)s
-RETURNING roir.stamp(%(source)s) AS stamp, r.relation::oid::regclass::text AS name
-"""
-
-RELEASE = """
-UPDATE roir.scan_range SET claim_epoch = NULL, claim_worker = NULL
- WHERE id = %(range)s AND claim_token = %(token)s AND claim_epoch = %(epoch)s
-"""
+RANGES = Pieces(
+    "range",
+    "roir.scan_range",
+    "operation_id = %(operation)s",
+    "NOT done",
+    "lower, upper, watermark, filenode",
+)
+# The watermark must stand where the batch began.
+BATCH_STOOD = "NOT p.done AND p.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb"
+BATCH_DONE = """watermark = %(watermark)s::jsonb, done = %(done)s, rows = rows + %(rows)s, batches = batches + 1,
+       seconds = seconds + %(seconds)s"""
+BATCH_FOUND = "roir.stamp(%(source)s) AS stamp, p.relation::oid::regclass::text AS name"
 
 # What a batch begins with: the operation as workers look at it, and how the claim stands: held; out, where the leaf was
 # taken out of the source meanwhile; or lost to another worker. And the name of what the range is a piece of as it is
@@ -104,7 +85,7 @@ class Claim:
     row_bytes, rows_per_block: of the relation that it is a piece of, when that was analyzed; None where it never was.
     """
 
-    range_id: int
+    id: int
     ordinal: int
     token: int
     scan: ScanRange
@@ -119,20 +100,6 @@ class Batch:
     rows: int
     seconds: float
     claim: Claim | None
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Why a worker stops: `done` (no range is free), `paused`, or `leave` (the parallelism was lowered)."""
-
-    reason: str
-
-
-def why_stop(row: Row[Any], worker: int) -> Stop | None:
-    """Why a worker takes no more work, by the operation's row; None where it goes on."""
-    if row.status != Status.RUNNING:
-        return Stop("paused")
-    return Stop("leave") if worker >= row.parallelism else None
 
 
 @dataclass(frozen=True)
@@ -169,11 +136,7 @@ class BuildWorker:
             row = read_control(self.connection, run)
             if stop := why_stop(row, self.worker):
                 return stop
-            found = execute(
-                self.connection,
-                CLAIM_RANGE,
-                {"epoch": run.epoch, "worker": self.worker, "operation": run.operation_id},
-            ).first()
+            found = RANGES.claim(self.connection, run, self.worker)
             if found is None:
                 return Stop("done")
             density = execute(self.connection, DENSITY, {"range": found.id}).first() or (None, None)
@@ -210,7 +173,7 @@ class BuildWorker:
                 return Batch(0, 0.0, None)
             # Whoever was cut off for long may find the base sealed, or gone: that is no failure of the operation.
             if standing == "lost":
-                raise self._fenced(claim) from error
+                raise RANGES.fenced(self.job.run, self.worker, claim) from error
             raise
 
     def _batch(self, claim: Claim) -> Batch | Stop:
@@ -220,7 +183,7 @@ class BuildWorker:
             row = self._standing(claim)
             check_epoch(row, run)
             if stop := why_stop(row, self.worker):
-                self._release(claim)
+                RANGES.release(self.connection, run, claim)
                 return stop
             self.is_limited = row.max_rows_per_second is not None
             # Against ALTER, to the end of the transaction. Where its owner isn't trusted no read leaves a lock behind.
@@ -230,23 +193,17 @@ class BuildWorker:
             rows = self._copy(row.name, stretch)
             seconds = time.monotonic() - begun
             watermark, done = stretch.watermark, stretch.done
-            committed = execute(
-                self.connection,
-                COMMIT_BATCH,
-                {
-                    "range": claim.range_id,
-                    "token": claim.token,
-                    "epoch": run.epoch,
-                    "watermark": None if watermark is None else to_json(watermark),
-                    "old_watermark": None if claim.scan.watermark is None else to_json(claim.scan.watermark),
-                    "done": done,
-                    "rows": rows,
-                    "seconds": round(seconds, 3),
-                    "source": self.job.source.oid,
-                },
-            ).first()
-            if committed is None:
-                raise self._fenced(claim)
+            values = {
+                "watermark": None if watermark is None else to_json(watermark),
+                "old_watermark": None if claim.scan.watermark is None else to_json(claim.scan.watermark),
+                "done": done,
+                "rows": rows,
+                "seconds": round(seconds, 3),
+                "source": self.job.source.oid,
+            }
+            committed = RANGES.commit(
+                self.connection, run, self.worker, claim, BATCH_DONE, values, BATCH_STOOD, "%(done)s", BATCH_FOUND
+            )
             if committed.name != row.name:
                 # Its schema got another name meanwhile: who knows what was read.
                 raise LockNotAcquired(
@@ -279,15 +236,8 @@ class BuildWorker:
             f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}; "
             # A scan must come out of the key's index, or of its blocks alone, whatever the statistics say.
             f"SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off; {STANDING}",
-            {"range": claim.range_id, "token": claim.token, "epoch": self.job.run.epoch},
+            {"range": claim.id, "token": claim.token, "epoch": self.job.run.epoch},
         ).one()
-
-    def _fenced(self, claim: Claim) -> Fenced:
-        run = self.job.run
-        return Fenced(
-            f"index {run.index}: range {claim.ordinal} is held by another worker now; "
-            f"worker {self.worker} of {run.owner} stops and changed nothing"
-        )
 
     def _copy(self, relation: str, stretch: Stretch) -> int:
         job = self.job
@@ -303,13 +253,6 @@ class BuildWorker:
             rows = f"SELECT * FROM {item}"
         copy = f"INSERT INTO {base} ({', '.join(job.entry.physical())}) {rows}"
         return execute(self.connection, copy, values).rowcount
-
-    def _release(self, claim: Claim) -> None:
-        execute(
-            self.connection,
-            RELEASE,
-            {"range": claim.range_id, "token": claim.token, "epoch": self.job.run.epoch},
-        )
 
 
 def work(
@@ -355,25 +298,9 @@ def _keep_rate(builder: BuildWorker, batch: Batch, wait: Callable[[float], None]
         waited += RATE_WINDOW_S
 
 
-WORK_LEFT = """
-SELECT count(*) FILTER (WHERE claim_epoch IS NULL OR claim_epoch < %(epoch)s) AS free, count(*) AS undone
-  FROM roir.scan_range WHERE operation_id = %(operation)s AND NOT done
-"""
-GIVE_BACK = """
-UPDATE roir.scan_range SET claim_epoch = NULL, claim_worker = NULL
- WHERE operation_id = %(operation)s AND NOT done AND claim_epoch = %(epoch)s AND claim_worker <> ALL (%(busy)s)
-"""
-
-
 def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:
-    """How many ranges are left. busy: the run's workers that are alive; what others held is free again.
-
-    A worker that only seems dead is fenced by that: its next commit finds its claim gone.
-    """
-    values = {"operation": run.operation_id, "epoch": run.epoch, "busy": list(busy)}
-    execute(connection, GIVE_BACK, values)
-    row = execute(connection, WORK_LEFT, values).one()
-    return WorkLeft(row.free, row.undone)
+    """How many ranges are left. busy: the run's workers that are alive; what others held is free again."""
+    return RANGES.left(connection, run, busy)
 
 
 def finish(database: Database, run: Run) -> None:

@@ -150,14 +150,6 @@ def end_run(database: Database, run: Run) -> None:
         )
 
 
-@dataclass(frozen=True)
-class WorkLeft:
-    """What a phase has left to do, in ranges or segments. free: nobody's; undone: all that aren't done yet."""
-
-    free: int
-    undone: int
-
-
 def load_job(connection: Connection, run: Run) -> Job:
     """Read what the workers of a run need. Raises Fenced, SourceChanged where the source isn't as it was."""
     row = read_control(connection, run)

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import build, operations
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.build import Stop
+from airflow_roir.engine import operations
+from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.giving_way import GaveWay, giving_way
-from airflow_roir.engine.run import Job, Run, WorkLeft, load_job, read_control
-from airflow_roir.errors import Fenced, InvariantViolated
+from airflow_roir.engine.run import TABLE_LOCK_WAIT, Job, Run, load_job, read_control
+from airflow_roir.errors import InvariantViolated
 from airflow_roir.operation import Phase, Verb
 
 # A sort in memory is what makes a bulk B-tree build fast; half a million entries fit into this.
@@ -29,39 +29,20 @@ SORT_MEMORY_KB = 262_144
 # all day long would else keep it from its end.
 MOST_RETREATS = 8
 
-CLAIM_SEGMENT = """
-UPDATE roir.segment
-   SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_token = claim_token + 1
- WHERE id = (SELECT id FROM roir.segment
-              WHERE generation_id = %(generation)s AND status <> 'sealed'
-                AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s
-                     OR claim_epoch = %(epoch)s AND claim_worker = %(worker)s)
-              ORDER BY ordinal FOR UPDATE SKIP LOCKED LIMIT 1)
-RETURNING id, ordinal, status, claim_token
-"""
-
-COMMIT_SEGMENT = """
-UPDATE roir.segment s
-   SET status = %(to)s,
-       claim_epoch = CASE WHEN %(to)s = 'sealed' THEN NULL ELSE s.claim_epoch END,
-       claim_worker = CASE WHEN %(to)s = 'sealed' THEN NULL ELSE s.claim_worker END
-  FROM roir.operation o
- WHERE s.id = %(segment)s AND s.claim_token = %(token)s AND s.claim_epoch = %(epoch)s AND s.status = %(from)s
-   AND o.id = %(operation)s AND o.epoch = %(epoch)s
-"""
-
-HOLDS = """
-SELECT EXISTS (SELECT FROM roir.segment s, roir.operation o
-                WHERE s.id = %(segment)s AND s.claim_token = %(token)s AND s.claim_epoch = %(epoch)s
-                  AND o.id = %(operation)s AND o.epoch = %(epoch)s)
-"""
+SEGMENTS = Pieces(
+    "segment",
+    "roir.segment",
+    "generation_id = (SELECT generation_id FROM roir.operation WHERE id = %(operation)s)",
+    "status <> 'sealed'",
+    "status",
+)
 
 
 @dataclass(frozen=True)
 class SegmentClaim:
     """A worker's hold on a segment."""
 
-    segment_id: int
+    id: int
     ordinal: int
     status: str
     token: int
@@ -90,13 +71,9 @@ class SealWorker:
         run = self.job.run
         with self.connection.begin():
             row = read_control(self.connection, run)
-            if stop := build.why_stop(row, self.worker):
+            if stop := why_stop(row, self.worker):
                 return stop
-            found = execute(
-                self.connection,
-                CLAIM_SEGMENT,
-                {"epoch": run.epoch, "worker": self.worker, "generation": self.job.generation_id},
-            ).first()
+            found = SEGMENTS.claim(self.connection, run, self.worker)
         if found is None:
             return Stop("done")
         return SegmentClaim(found.id, found.ordinal, found.status, found.claim_token)
@@ -117,15 +94,15 @@ class SealWorker:
         except DBAPIError as error:
             # Whoever was cut off for long may find the index built, or the segment gone: no failure of the operation.
             if not is_transient(error) and not self._holds(claim):
-                raise self._fenced(claim) from error
+                raise SEGMENTS.fenced(self.job.run, self.worker, claim) from error
             raise
-        return SegmentClaim(claim.segment_id, claim.ordinal, "indexed", claim.token)
+        return SegmentClaim(claim.id, claim.ordinal, "indexed", claim.token)
 
     def vacuum(self, claim: SegmentClaim, gives_way: bool = True) -> None:
         """Make index-only scans work at once, and give the planner its statistics. Raises Fenced, GaveWay."""
         with self.database.autocommit() as connection:
             name = physical.segment(self.job.generation_id, claim.ordinal)
-            execute(connection, f"SET lock_timeout = '{build.TABLE_LOCK_WAIT}'")
+            execute(connection, f"SET lock_timeout = '{TABLE_LOCK_WAIT}'")
             with self._giving_way(connection, claim, gives_way):
                 execute(connection, f"VACUUM (ANALYZE) {name}")
         with self.connection.begin():
@@ -147,38 +124,17 @@ class SealWorker:
             "set_config('lock_timeout', %(wait)s, true), "
             "set_config('maintenance_work_mem', greatest(setting::int, %(kb)s)::text || 'kB', true) "
             "FROM pg_settings WHERE name = 'maintenance_work_mem'",
-            {"kb": SORT_MEMORY_KB, "wait": build.TABLE_LOCK_WAIT},
+            {"kb": SORT_MEMORY_KB, "wait": TABLE_LOCK_WAIT},
         )
 
     def _commit(self, claim: SegmentClaim, from_status: str, to_status: str) -> None:
-        run = self.job.run
-        committed = execute(
-            self.connection,
-            COMMIT_SEGMENT,
-            {
-                "segment": claim.segment_id,
-                "token": claim.token,
-                "epoch": run.epoch,
-                "operation": run.operation_id,
-                "from": from_status,
-                "to": to_status,
-            },
-        )
-        if committed.rowcount != 1:
-            raise self._fenced(claim)
+        values = {"from": from_status, "to": to_status}
+        stands, ends = "p.status = %(from)s", "%(to)s = 'sealed'"
+        SEGMENTS.commit(self.connection, self.job.run, self.worker, claim, "status = %(to)s", values, stands, ends)
 
     def _holds(self, claim: SegmentClaim) -> bool:
-        run = self.job.run
-        values = {"segment": claim.segment_id, "token": claim.token, "epoch": run.epoch, "operation": run.operation_id}
         with self.connection.begin():
-            return bool(execute(self.connection, HOLDS, values).scalar_one())
-
-    def _fenced(self, claim: SegmentClaim) -> Fenced:
-        run = self.job.run
-        return Fenced(
-            f"index {run.index}: segment {claim.ordinal} is held by another worker now; "
-            f"worker {self.worker} of {run.owner} stops"
-        )
+            return SEGMENTS.is_held(self.connection, self.job.run, claim)
 
 
 def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
@@ -203,24 +159,9 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
             yield SegmentMetrics(worker, claim.ordinal, time.monotonic() - begun)
 
 
-WORK_LEFT = """
-SELECT count(*) FILTER (WHERE claim_epoch IS NULL OR claim_epoch < %(epoch)s) AS free, count(*) AS undone
-  FROM roir.segment
- WHERE generation_id = (SELECT generation_id FROM roir.operation WHERE id = %(operation)s) AND status <> 'sealed'
-"""
-GIVE_BACK = """
-UPDATE roir.segment SET claim_epoch = NULL, claim_worker = NULL
- WHERE generation_id = (SELECT generation_id FROM roir.operation WHERE id = %(operation)s)
-   AND status <> 'sealed' AND claim_epoch = %(epoch)s AND claim_worker <> ALL (%(busy)s)
-"""
-
-
 def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:
     """How many segments are left. busy: the run's workers that are alive; what others held is free again."""
-    values = {"operation": run.operation_id, "epoch": run.epoch, "busy": list(busy)}
-    execute(connection, GIVE_BACK, values)
-    row = execute(connection, WORK_LEFT, values).one()
-    return WorkLeft(row.free, row.undone)
+    return SEGMENTS.left(connection, run, busy)
 
 
 def finish(database: Database, run: Run) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from airflow_roir.engine import build, seal
+from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import OUTAGE_PATIENCE_S, Database, retry
-from airflow_roir.engine.run import Run, WorkLeft, driving, heartbeat, read_control, settle, start_run
+from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import OperationFailed, OperationPaused, RoirError, SparkFailed, WorkerFailed

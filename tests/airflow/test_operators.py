@@ -103,7 +103,7 @@ def driver_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[st
 # What a driver does that finds the operation paused in its first batch, and one that seals.
 TAKE_UP = """
 import os, sys
-from airflow_roir.engine import control
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run, end_run
 database = Database(os.environ["ROIR_DSN"])
@@ -114,7 +114,7 @@ UNTIL_PAUSED = (
     + """
 import time
 print("driving")
-while control.find_operation(database, "public.item_by_kind").status == "running":
+while operations.find_operation(database, "public.item_by_kind").status == "running":
     time.sleep(0.05)
 end_run(database, run)
 sys.exit(3)

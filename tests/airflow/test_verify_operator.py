@@ -29,15 +29,16 @@ ROWS = 20_000
 # What the driver does, without Spark.
 COMPARE = """
 import os, sys
-from airflow_roir.engine import control, verify
+from airflow_roir.engine import operations
+from airflow_roir.engine.verify import compare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import driving, start_run
 database = Database(os.environ["ROIR_DSN"])
 run = start_run(database, "public.item_by_kind", "airflow rebuild_index run_1", take_over=True)
 with driving(database, run):
-    while control.find_operation(database, "public.item_by_kind").status == "running":
-        list(verify.work(database, run, 0))
-        verify.finish(database, run)
+    while operations.find_operation(database, "public.item_by_kind").status == "running":
+        list(compare.work(database, run, 0))
+        compare.finish(database, run)
 """
 NEVER = "raise SystemExit(9)"
 

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import event
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, clean_up, finalize, health, prepare
+from airflow_roir.engine import clean_up, finalize, health, prepare
+from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, remove_entries, sync
 from airflow_roir.engine.run import start_run
@@ -164,7 +165,7 @@ def test_names_are_swapped_while_an_index_is_repaired(database: Database, dsn: s
 
 
 def _go_on(one: VerifyWorker) -> None:
-    while not isinstance(claim := one.claim(), build.Stop):
+    while not isinstance(claim := one.claim(), Stop):
         if one.unit(claim).found:
             one.mend(claim)
 

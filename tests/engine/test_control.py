@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.engine import abort, build, operations, prepare, seal
-from airflow_roir.engine.build import Batch, Claim, Stop
+from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, settle, start_run
 from airflow_roir.engine.status import operation_status
@@ -52,7 +53,7 @@ def test_a_second_try_of_a_worker_gets_its_range_back_and_fences_the_first(datab
     assert isinstance(batch, Batch)
     assert batch.claim is not None
     again = claimed(retry)
-    assert (again.range_id, again.scan.watermark) == (claim.range_id, batch.claim.scan.watermark)
+    assert (again.id, again.scan.watermark) == (claim.id, batch.claim.scan.watermark)
     with pytest.raises(Fenced):
         zombie.batch(batch.claim)
     steps.finish_all(database, run)

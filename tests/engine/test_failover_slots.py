@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.engine import clean_up, finalize
+from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.run import start_run
@@ -55,7 +56,7 @@ def test_after_a_failover_with_synced_slots_an_operation_and_an_attach_go_on(
             _, run = steps.begin(database, ranges=2, batch_rows=7)
             worker = steps.worker(database, run)
             claim = worker.claim()
-            assert not isinstance(claim, steps.build.Stop)
+            assert not isinstance(claim, Stop)
             worker.batch(claim)
             worker.connection.close()
             # Another table's attach to a published index waits for no logical slot, its own or a copy.

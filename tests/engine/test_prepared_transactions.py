@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from airflow_roir.engine import fold, publish
+from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run
 from airflow_roir.errors import LockNotAcquired
@@ -71,7 +72,7 @@ class Operation:
         assert self.run is not None
         worker = steps.worker(self.database, self.run)
         claim = worker.claim()
-        assert not isinstance(claim, steps.build.Stop)
+        assert not isinstance(claim, Stop)
         worker.batch(claim)
         worker.connection.close()
 

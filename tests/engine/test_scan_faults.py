@@ -15,7 +15,8 @@ from sqlalchemy import event
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import abort, build, operations, prepare, scan_choice, schema, seal
 from airflow_roir.engine import scan as scan_module
-from airflow_roir.engine.build import Claim, Stop
+from airflow_roir.engine.build import Claim
+from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.run import Run
 from airflow_roir.errors import VerificationFailed

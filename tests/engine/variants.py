@@ -5,16 +5,18 @@ are the mistake; those that the model knows too are in `tests/model/state.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection
 
-from airflow_roir.engine import build, fold, prepare, publish, view
+from airflow_roir.engine import build, claims, fold, prepare, publish, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import BuildWorker
 from airflow_roir.engine.capture import installation, row_function
 from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.fold import FoldWorker
 
@@ -88,7 +90,7 @@ def commits_the_watermark_first(patch: pytest.MonkeyPatch) -> None:
     """A batch commits its watermark, and then its rows."""
     batch, copy = BuildWorker._batch, BuildWorker._copy
 
-    def broken(self: BuildWorker, claim: build.Claim) -> build.Batch | build.Stop:
+    def broken(self: BuildWorker, claim: build.Claim) -> build.Batch | Stop:
         late: list[Any] = []
         with patch.context() as inner:
             inner.setattr(BuildWorker, "_copy", lambda self, *arguments: late.append(arguments) or 0)
@@ -105,20 +107,15 @@ def commits_the_watermark_first(patch: pytest.MonkeyPatch) -> None:
 @variant
 def forgets_the_fence(patch: pytest.MonkeyPatch) -> None:
     """A batch commits whoever holds its range by now."""
-    begin, end = "AND r.claim_token", "AND o.id"
-    text = build.COMMIT_BATCH
-    text = text[: text.index(begin)] + text[text.index(end) :].replace("AND o.epoch = %(epoch)s", "")
-    patch.setattr(build, "COMMIT_BATCH", text)
-
-
-_STANDS = "AND r.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb"
+    patch.setattr(claims, "HELD", "o.id = %(operation)s")
+    patch.setattr(build, "BATCH_STOOD", "true")
 
 
 @variant
 def begins_a_range_anew(patch: pytest.MonkeyPatch) -> None:
     """Who claims a range that another one has begun copies it from its lower bound."""
-    patch.setattr(build, "CLAIM_RANGE", build.CLAIM_RANGE.replace("upper, watermark,", "upper, NULL AS watermark,"))
-    patch.setattr(build, "COMMIT_BATCH", build.COMMIT_BATCH.replace(_STANDS, ""))
+    patch.setattr(build, "RANGES", replace(build.RANGES, columns="lower, upper, NULL AS watermark, filenode"))
+    patch.setattr(build, "BATCH_STOOD", "NOT p.done")
 
 
 # -- the fold

@@ -194,7 +194,7 @@ def _batch(state: State, bounds: Bounds, variant: Variant, slot: int, worker: Wo
 
 
 def _holds(state: State, generation: Generation, worker: Worker) -> bool:
-    """The compare-and-set of COMMIT_BATCH."""
+    """The compare-and-set of `claims.COMMIT`."""
     return (
         (generation.token, generation.watermark, state.epoch) == (worker.token, worker.watermark, worker.epoch)
         and not generation.done

@@ -13,12 +13,13 @@ from sqlalchemy import Connection, Row, update
 
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog, marks, operations, tables
+from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute, retry
-from airflow_roir.engine.run import Run, WorkLeft, driving, heartbeat, read_control, settle, start_run
+from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.verify import comparison, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, load
 from airflow_roir.engine.verify.verification import VerifyReport
-from airflow_roir.engine.verify.worker import DUE, LIMITS, VerifyWorker
+from airflow_roir.engine.verify.worker import LIMITS, UNITS, VerifyWorker
 from airflow_roir.errors import InvariantViolated, OperationFailed, OperationPaused, SourceChanged
 from airflow_roir.operation import Phase, Status, Verb
 
@@ -45,26 +46,11 @@ def work(database: Database, run: Run, worker: int) -> Iterator[UnitMetrics]:
             verifier.close()
 
 
-WORK_LEFT = f"""
-SELECT count(*) FILTER (WHERE {DUE} AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s)) AS free,
-       count(*) FILTER (WHERE {DUE} OR claim_epoch = %(epoch)s) AS undone
-  FROM roir.verification_unit WHERE verification_id = %(verification)s AND (NOT done OR claim_epoch IS NOT NULL)
-"""
-# No run has epoch 0: what is compared stays to be mended, by anybody.
-GIVE_BACK = """
-UPDATE roir.verification_unit SET claim_epoch = CASE WHEN done THEN 0 END, claim_worker = NULL
- WHERE verification_id = %(verification)s AND claim_epoch = %(epoch)s AND claim_worker <> ALL (%(busy)s)
-"""
-
-
 def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:
     """How many units are left. busy: the run's workers that are alive; what others held is free again."""
-    found = verification.unfinished(connection, run.operation_id)
-    values = {"verification": found.id, "epoch": run.epoch, "busy": list(busy)}
-    execute(connection, GIVE_BACK, values)
+    values = {"verification": verification.unfinished(connection, run.operation_id).id}
     limits = execute(connection, LIMITS, values).one()
-    row = execute(connection, WORK_LEFT, {**values, **limits._mapping}).one()
-    return WorkLeft(row.free, row.undone)
+    return UNITS.left(connection, run, busy, {**values, **limits._mapping})
 
 
 def finish(database: Database, run: Run) -> None:

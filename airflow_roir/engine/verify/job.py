@@ -31,7 +31,7 @@ class VerifyJob:
 class UnitClaim:
     """A worker's hold on a unit. compared: only what was found in it is to be mended yet."""
 
-    unit_id: int
+    id: int
     ordinal: int
     token: int
     stage: str

@@ -17,49 +17,32 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
-from airflow_roir.engine import build, owner
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.build import Stop
+from airflow_roir.engine import owner
+from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.locks import check_name, lock_table, telling_of_names
-from airflow_roir.engine.run import check_fingerprint, read_control
+from airflow_roir.engine.run import TABLE_LOCK_WAIT, check_fingerprint, read_control
 from airflow_roir.engine.verify import comparison, damage, repair
 from airflow_roir.engine.verify.comparison import of_source
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, VerifyJob
 from airflow_roir.engine.verify.snapshot import SharedSnapshot
-from airflow_roir.errors import Fenced
 from airflow_roir.operation import Status
 from airflow_roir.scan_range import ScanRange
 
 # What is due: a unit that is to be compared, or one that is compared and still claimed, with something to mend.
 DUE = "(done AND claim_epoch IS NOT NULL OR NOT done AND NOT %(spent)s AND ordinal < %(until)s)"
-CLAIM_UNIT = f"""
-UPDATE roir.verification_unit
-   SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_token = claim_token + 1
- WHERE id = (SELECT id FROM roir.verification_unit
-              WHERE verification_id = %(verification)s AND {DUE}
-                AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s
-                     OR claim_epoch = %(epoch)s AND claim_worker = %(worker)s)
-              ORDER BY ordinal FOR UPDATE SKIP LOCKED LIMIT 1)
-RETURNING id, ordinal, stage, side, relation, lower, upper, claim_token, done
-"""
-
-# Compare-and-set, as a build's batch (I4). Where there is something to mend the claim is kept until that is done.
-COMMIT_UNIT = """
-UPDATE roir.verification_unit u
-   SET done = true, claim_epoch = CASE WHEN %(mend)s THEN claim_epoch END,
-       claim_worker = CASE WHEN %(mend)s THEN claim_worker END, seconds = %(seconds)s, rows = %(rows)s,
-       snapshot = %(snapshot)s, buckets = %(buckets)s::int[], counts = %(counts)s::bigint[], sums = %(sums)s::numeric[]
-  FROM roir.operation o
- WHERE u.id = %(unit)s AND u.claim_token = %(token)s AND u.claim_epoch = %(epoch)s AND NOT u.done
-   AND o.id = %(operation)s AND o.epoch = %(epoch)s
-"""
+UNITS = Pieces(
+    "unit",
+    "roir.verification_unit",
+    "verification_id = %(verification)s",
+    "NOT done",
+    "stage, side, relation, lower, upper, done",
+    DUE,
+)
+UNIT_DONE = """done = true, seconds = %(seconds)s, rows = %(rows)s, snapshot = %(snapshot)s,
+       buckets = %(buckets)s::int[], counts = %(counts)s::bigint[], sums = %(sums)s::numeric[]"""
 NO_SUMS: dict[str, Any] = {"rows": 0, "snapshot": None, "buckets": None, "counts": None, "sums": None}
-
-RELEASE_UNIT = """
-UPDATE roir.verification_unit SET claim_epoch = NULL, claim_worker = NULL
- WHERE id = %(unit)s AND claim_token = %(token)s AND claim_epoch = %(epoch)s AND done
-"""
 
 # How far the work of a verification may go on: by its time, and, in a walk, up to which unit.
 LIMITS = """
@@ -122,13 +105,13 @@ class VerifyWorker:
     def claim(self) -> UnitClaim | Stop:
         """Claim a unit. Raises Fenced."""
         run = self.job.run
-        values = {"epoch": run.epoch, "worker": self.worker, "verification": self.verify_job.verification_id}
+        values = {"verification": self.verify_job.verification_id}
         with self.connection.begin():
             row = read_control(self.connection, run)
-            if (stop := build.why_stop(row, self.worker)) is not None:
+            if stop := why_stop(row, self.worker):
                 return stop
             limits = execute(self.connection, LIMITS, values).one()
-            found = execute(self.connection, CLAIM_UNIT, {**values, **limits._mapping}).first()
+            found = UNITS.claim(self.connection, run, self.worker, {**values, **limits._mapping})
         if found is None:
             return Stop("done")
         return UnitClaim(
@@ -170,7 +153,7 @@ class VerifyWorker:
                 elif name is not None:
                     checked, found = self._noting_corruption(claim, name, self._check) or (0, 0)
                     if found and self.verify_job.options.is_partial:
-                        self._look_again("unit_id = %(unit)s", {"unit": claim.unit_id})
+                        self._look_again("unit_id = %(unit)s", {"unit": claim.id})
                 if name is not None:
                     self._check_names(claim, name)
                 to_repair = found > 0 and self.verify_job.options.repair
@@ -184,14 +167,13 @@ class VerifyWorker:
         """
         run = self.job.run
         with telling_of_names():
-            for _ in repair.mend_unit(self.connection, self.job, self.verify_job.verification_id, claim.unit_id):
+            for _ in repair.mend_unit(self.connection, self.job, self.verify_job.verification_id, claim.id):
                 with self.connection.begin():
                     if read_control(self.connection, run).status != Status.RUNNING:
                         return False
         with self.connection.begin():
-            values = {"unit": claim.unit_id, "token": claim.token, "epoch": run.epoch}
-            if execute(self.connection, RELEASE_UNIT, values).rowcount != 1:
-                raise self._fenced(claim)
+            if not UNITS.release(self.connection, run, claim):
+                raise UNITS.fenced(run, self.worker, claim)
         return True
 
     def close(self) -> None:
@@ -237,7 +219,7 @@ class VerifyWorker:
             reads = [name] if claim.of_source else None
             row = self._execute(claim, sql, values, comparison.SUMMED, "SELECT * FROM {compared}", reads)
             self._check_names(claim, name)
-            return {**row._mapping, "snapshot": shared or f"unit {claim.unit_id}"}
+            return {**row._mapping, "snapshot": shared or f"unit {claim.id}"}
 
     def _hold(self, claim: UnitClaim) -> str | None:
         """Keep partitions from being taken out while the unit is read; the relation's name, None where it is gone.
@@ -248,7 +230,7 @@ class VerifyWorker:
         path = ", ".join(["pg_catalog", *map(quote, job.source.operator_schemas), "pg_temp"])
         execute(
             self.connection,
-            f"SET LOCAL lock_timeout = '{build.TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}; "
+            f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}; "
             # Workers are the parallelism that was asked for.
             "SET LOCAL max_parallel_workers_per_gather = 0",
         )
@@ -357,7 +339,7 @@ class VerifyWorker:
         self, claim: UnitClaim, compared: tuple[str, str], values: dict[str, Any], reads: list[str] | None = None
     ) -> Row[Any]:
         sql, around = compared
-        for name, number in (("verification", self.verify_job.verification_id), ("unit", claim.unit_id)):
+        for name, number in (("verification", self.verify_job.verification_id), ("unit", claim.id)):
             around = around.replace(f"%({name})s", str(int(number)))
         return self._execute(claim, sql, values, comparison.COMPARED, around, reads)
 
@@ -388,12 +370,12 @@ class VerifyWorker:
     def _whole(self, claim: UnitClaim, begun: float) -> None:
         """What is left to explain, without any index: lookups that failed, and sums of one snapshot that differed."""
         rows: list[Row[Any]] = []
-        values = {"verification": self.verify_job.verification_id, "unit": claim.unit_id}
+        values = {"verification": self.verify_job.verification_id, "unit": claim.id}
         with self.connection.begin():
             execute(self.connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             # Before the snapshot, which LOCK doesn't take: an older one sees the rows of a COPY with FREEZE that was
             # waited for, and not their entries.
-            execute(self.connection, f"SET LOCAL lock_timeout = '{build.TABLE_LOCK_WAIT}'")
+            execute(self.connection, f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'")
             self._lock(self.job.source.sql)
             if self._hold(claim) is not None and execute(self.connection, ONE_SNAPSHOT, values).scalar_one():
                 rows = self._differing()
@@ -449,7 +431,7 @@ class VerifyWorker:
                 "%(said)s::text))",
                 {
                     "verification": self.verify_job.verification_id,
-                    "unit": claim.unit_id,
+                    "unit": claim.id,
                     "name": name,
                     "said": said,
                 },
@@ -457,27 +439,9 @@ class VerifyWorker:
             return None
 
     def _commit(self, claim: UnitClaim, found: dict[str, Any], begun: float, to_repair: bool = False) -> int:
-        run = self.job.run
-        committed = execute(
-            self.connection,
-            COMMIT_UNIT,
-            {
-                **found,
-                "unit": claim.unit_id,
-                "token": claim.token,
-                "epoch": run.epoch,
-                "operation": run.operation_id,
-                "mend": to_repair,
-                "seconds": round(time.monotonic() - begun, 3),
-            },
-        ).rowcount
-        if committed != 1:
-            raise self._fenced(claim)
-        return int(found["rows"])
-
-    def _fenced(self, claim: UnitClaim) -> Fenced:
-        run = self.job.run
-        return Fenced(
-            f"index {run.index}: unit {claim.ordinal} of the verification is held by another worker now; "
-            f"worker {self.worker} of {run.owner} stops and changed nothing"
+        # If there is something to repair the claim is kept until that is done.
+        values = {**found, "to_repair": to_repair, "seconds": round(time.monotonic() - begun, 3)}
+        UNITS.commit(
+            self.connection, self.job.run, self.worker, claim, UNIT_DONE, values, "NOT p.done", "NOT %(to_repair)s"
         )
+        return int(found["rows"])

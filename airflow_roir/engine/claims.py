@@ -1,0 +1,176 @@
+"""The one protocol of workers: claim a piece of work, commit it by compare-and-set, give it back, count what is left.
+
+Ranges of a build, segments of a seal and units of a verification are claimed alike, by three columns of their tables:
+`claim_epoch`, the run that holds the piece; `claim_worker`, its worker; `claim_token`, which counts the claims and so
+tells an earlier try of a worker from a later one. Whoever was fenced, or only seemed dead, commits nothing (I4,
+docs/architecture.md#invariants).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.run import Run
+from airflow_roir.errors import Fenced
+from airflow_roir.operation import Status
+
+# What nobody holds comes after what an earlier try of this very worker has begun.
+CLAIM = """
+UPDATE {table} SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_token = claim_token + 1
+ WHERE id = (SELECT id FROM {table}
+              WHERE {of} AND {due}
+                -- free, or left by a run that this one fenced, or by an earlier try of this very worker
+                AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s
+                     OR claim_epoch = %(epoch)s AND claim_worker = %(worker)s)
+              ORDER BY claim_epoch = %(epoch)s DESC NULLS LAST, ordinal
+                FOR UPDATE SKIP LOCKED LIMIT 1)
+RETURNING id, ordinal, claim_token, {columns}
+"""
+HELD = "p.claim_token = %(token)s AND p.claim_epoch = %(epoch)s AND o.id = %(operation)s AND o.epoch = %(epoch)s"
+# Compare-and-set: whoever holds the piece must still be who it was, and the piece stand where it stood.
+COMMIT = """
+UPDATE {table} p
+   SET {changes},
+       claim_epoch = CASE WHEN {ends} THEN NULL ELSE p.claim_epoch END,
+       claim_worker = CASE WHEN {ends} THEN NULL ELSE p.claim_worker END
+  FROM roir.operation o
+ WHERE p.id = %(piece)s AND {stands} AND {held}
+RETURNING {returning}
+"""
+IS_HELD = "SELECT EXISTS (SELECT FROM {table} p, roir.operation o WHERE p.id = %(piece)s AND {held})"
+RELEASE = """
+UPDATE {table} SET claim_epoch = NULL, claim_worker = NULL
+ WHERE id = %(piece)s AND claim_token = %(token)s AND claim_epoch = %(epoch)s
+"""
+# No run has epoch 0: what is done and was held still has something to be done, by anybody.
+GIVE_BACK = """
+UPDATE {table} SET claim_epoch = CASE WHEN NOT ({undone}) THEN 0 END, claim_worker = NULL
+ WHERE {of} AND claim_epoch = %(epoch)s AND claim_worker <> ALL (%(busy)s)
+"""
+LEFT = """
+SELECT count(*) FILTER (WHERE {due} AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s)) AS free,
+       count(*) FILTER (WHERE {due} OR claim_epoch = %(epoch)s) AS undone
+  FROM {table} WHERE {of} AND ({undone} OR claim_epoch IS NOT NULL)
+"""
+
+
+class Hold(Protocol):
+    """A worker's hold on a piece. token: proves that it still has it."""
+
+    @property
+    def id(self) -> int:
+        """The piece's."""
+
+    @property
+    def ordinal(self) -> int:
+        """Its number, as users are told."""
+
+    @property
+    def token(self) -> int:
+        """How often the piece was claimed."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a worker stops: `done` (nothing is free), `paused`, or `leave` (the parallelism was lowered)."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class WorkLeft:
+    """What a phase has left to do, in pieces. free: held by no worker; undone: all that aren't done yet."""
+
+    free: int
+    undone: int
+
+
+def why_stop(row: Row[Any], worker: int) -> Stop | None:
+    """Why a worker takes no more work, by the operation's row; None if it continues."""
+    if row.status != Status.RUNNING:
+        return Stop("paused")
+    return Stop("leave") if worker >= row.parallelism else None
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A table whose rows are pieces of work. Every method sends one statement, in the caller's transaction.
+
+    noun: as users are told. of: SQL, the rows that belong to the operation, by `%(operation)s` or the values given.
+    undone: SQL, what isn't done yet; due: what may be claimed, by default the same. columns: what a claim reads.
+    """
+
+    noun: str
+    table: str
+    of: str
+    undone: str
+    columns: str
+    due: str = ""
+
+    def claim(
+        self, connection: Connection, run: Run, worker: int, values: Mapping[str, Any] | None = None
+    ) -> Row[Any] | None:
+        """Claim the next piece: `id`, `ordinal`, `claim_token` and the columns. None if none is free."""
+        bound = {"operation": run.operation_id, "epoch": run.epoch, "worker": worker}
+        return execute(connection, self._sql(CLAIM), {**bound, **(values or {})}).first()
+
+    def commit(
+        self,
+        connection: Connection,
+        run: Run,
+        worker: int,
+        hold: Hold,
+        changes: str,
+        values: Mapping[str, Any],
+        stands: str = "true",
+        ends: str = "true",
+        returning: str = "p.id",
+    ) -> Row[Any]:
+        """Write down what was done, if the worker still holds the piece. Raises Fenced, with nothing changed.
+
+        changes: SQL for SET. stands: how the piece must stand. ends: whether the claim ends.
+        """
+        sql = self._sql(COMMIT, changes=changes, stands=stands, ends=ends, returning=returning, held=HELD)
+        found = execute(connection, sql, {**values, **self._hold(run, hold)}).first()
+        if found is None:
+            raise self.fenced(run, worker, hold)
+        return found
+
+    def is_held(self, connection: Connection, run: Run, hold: Hold) -> bool:
+        """Whether the worker still holds the piece."""
+        return bool(execute(connection, self._sql(IS_HELD, held=HELD), self._hold(run, hold)).scalar_one())
+
+    def release(self, connection: Connection, run: Run, hold: Hold) -> bool:
+        """Give a piece up. False if another worker holds it."""
+        return execute(connection, self._sql(RELEASE), self._hold(run, hold)).rowcount == 1
+
+    def left(
+        self, connection: Connection, run: Run, busy: Collection[int], values: Mapping[str, Any] | None = None
+    ) -> WorkLeft:
+        """How much is left. busy: the run's workers that are alive; what others held is free again.
+
+        A worker that only seems dead is fenced by that: its next commit finds its claim gone.
+        """
+        bound = {"operation": run.operation_id, "epoch": run.epoch, "busy": list(busy), **(values or {})}
+        execute(connection, self._sql(GIVE_BACK), bound)
+        row = execute(connection, self._sql(LEFT), bound).one()
+        return WorkLeft(row.free, row.undone)
+
+    def fenced(self, run: Run, worker: int, hold: Hold) -> Fenced:
+        """The error of a worker whose piece another one holds."""
+        return Fenced(
+            f"index {run.index}: {self.noun} {hold.ordinal} is held by another worker now; "
+            f"worker {worker} of {run.owner} stops and changed nothing"
+        )
+
+    def _sql(self, template: str, **more: str) -> str:
+        due = self.due or self.undone
+        return template.format(table=self.table, of=self.of, undone=self.undone, due=due, columns=self.columns, **more)
+
+    def _hold(self, run: Run, hold: Hold) -> dict[str, Any]:
+        return {"piece": hold.id, "token": hold.token, "epoch": run.epoch, "operation": run.operation_id}
