@@ -286,7 +286,10 @@ class Ground:
         brief = {}
         for failure in list(found.values())[:SHORTENED]:
             mode = failure.where.partition(", ")[2]
-            short = self.shortest(failure, lambda some, twins, mode=mode: self.play(some, twins, mode))
+            # What crossed phases is told as it was found: its stage is gone.
+            short = failure
+            if mode in self.stages:
+                short = self.shortest(failure, lambda some, twins, mode=mode: self.play(some, twins, mode))
             brief.setdefault((short.where, str(short.schedule)), short)
         return "\n".join([self.count.told(), *map(str, brief.values())])
 

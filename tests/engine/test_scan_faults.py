@@ -176,13 +176,8 @@ def test_a_rebuild_of_a_wrong_index_mends_it_at_the_second_attempt_at_least(
     )
     _, run = steps.begin(database)
     steps.finish_all(database, run)
-    # Any write that wasn't captured: health can't tell of triggers that were disabled and enabled again.
-    run_sql(
-        dsn,
-        f"ALTER TABLE t DISABLE TRIGGER {steps.capture_triggers(dsn)[0]}",
-        "DELETE FROM t WHERE k = 3",
-        f"ALTER TABLE t ENABLE ALWAYS TRIGGER {steps.capture_triggers(dsn)[0]}",
-    )
+    # What nothing but a comparison can tell.
+    run_sql(dsn, "DELETE FROM roir_data.g1 WHERE c1 = 3")
     _, run = steps.begin(database, table=None, keys=None)
     with pytest.raises(VerificationFailed):
         steps.finish_all(database, run)
