@@ -466,7 +466,7 @@ class VerifyWorker:
                 "token": claim.token,
                 "epoch": run.epoch,
                 "operation": run.operation_id,
-                "mend": repair,
+                "mend": mend,
                 "seconds": round(time.monotonic() - begun, 3),
             },
         ).rowcount
