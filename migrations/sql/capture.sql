@@ -51,42 +51,6 @@ BEGIN
     END IF;
 END $$;
 
--- What capture functions of an older version call.
-CREATE FUNCTION roir.forget_partition(source oid, leaf oid) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    condition text;
-    target record;
-    entries text;
-    any_entry boolean;
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_partition_ancestors(leaf) a WHERE a.relid = source) THEN
-        RETURN;  -- it was detached, and kept the trigger
-    END IF;
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-        RAISE feature_not_supported USING
-            MESSAGE = format('partition %s can''t be truncated in a %s transaction', leaf::regclass,
-                             current_setting('transaction_isolation')),
-            DETAIL = 'Its table has a roir index, with entries that this transaction''s snapshot may not see.',
-            HINT = 'Truncate it in a READ COMMITTED transaction.';
-    END IF;
-    FOR target IN
-        SELECT g.id, g.entry FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
-         WHERE i.source_oid = source AND g.status IN ('building', 'active', 'retired') AND g.capture_mode <> 'none'
-         ORDER BY g.id
-    LOOP
-        FOREACH entries IN ARRAY ARRAY['_delta', ''] LOOP
-            entries := format('roir_data.g%s%s', target.id, entries);
-            CONTINUE WHEN to_regclass(entries) IS NULL;
-            -- A TRUNCATE of the whole source tells of every leaf, when all entries have gone already.
-            EXECUTE format('SELECT EXISTS (SELECT FROM %s)', entries) INTO any_entry;
-            CONTINUE WHEN NOT any_entry;
-            condition := coalesce(roir.bounds_of(leaf), 'true');
-            EXECUTE format('DELETE FROM %s x WHERE %s', entries, roir.entry_condition(target.entry, condition, 'x'));
-        END LOOP;
-    END LOOP;
-END $$;
-
 -- Gives leaves, all of them for NULL, the trigger that tells of their TRUNCATE: unlike row triggers it isn't cloned.
 CREATE FUNCTION roir.watch_leaves(source oid, leaves oid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

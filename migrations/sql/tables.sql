@@ -6,7 +6,7 @@
 CREATE TYPE roir.entry_state AS ENUM ('regular', 'antimatter', 'ghost');
 
 CREATE TABLE roir.home (
-    id smallint PRIMARY KEY CONSTRAINT home_home_one CHECK (id = 1),
+    id smallint PRIMARY KEY CONSTRAINT home_one CHECK (id = 1),
     tables jsonb NOT NULL,
     schema_oid bigint NOT NULL,
     settled_at timestamptz NOT NULL DEFAULT now()
