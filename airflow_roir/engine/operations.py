@@ -213,7 +213,7 @@ def request_abort(database: Database, index: str, actor: str, reason: str = "") 
     return _request(database, "abort", index, {"reason": reason or "on request", "actor": actor})
 
 
-# What the functions in migrations/sql/control_functions.sql raise.
+# What the functions in migrations/sql/operations.sql raise.
 _REFUSALS = {"P0002": NotFound, "55000": IllegalTransition, "42P09": InvalidInput, "22023": InvalidInput}
 
 

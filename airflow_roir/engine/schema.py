@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 VERSION_TABLE = "schema_version"
+# Revisions of before 0.1.0, when nothing was released; one migration makes what they made. Releases take these numbers
+# again, one by one.
+UNRELEASED = frozenset(f"{number:04}" for number in range(2, 22))
+# `0001` was the first of those too, and had no such table.
+HAS_HOME = "SELECT to_regclass('roir.home') IS NOT NULL"
 
 IS_GUARDED = "SELECT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl' AND evtenabled <> 'D')"
 
@@ -46,11 +51,15 @@ def alembic_config(connection: Connection | None = None) -> Config:
 @functools.cache
 def head() -> str:
     """The newest revision that this code knows."""
+    return _revisions()[0]
+
+
+@functools.cache
+def _revisions() -> tuple[str, ...]:
+    """All revisions that this code knows, the newest one first."""
     from alembic.script import ScriptDirectory
 
-    revision = ScriptDirectory.from_config(alembic_config()).get_current_head()
-    assert revision is not None, "the migrations have a head"
-    return revision
+    return tuple(script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions())
 
 
 def init(database: Database) -> str:
@@ -60,7 +69,7 @@ def init(database: Database) -> str:
     again (`restore`).
 
     Raises InvalidInput where the role may not create schemas in the database, or the server is too old,
-    SchemaVersionMismatch where the schema is newer than the code.
+    SchemaVersionMismatch where the schema is newer than the code, or of before the first release.
     """
     from alembic import command
 
@@ -73,7 +82,7 @@ def init(database: Database) -> str:
         execute(connection, "SELECT pg_advisory_xact_lock(hashtext('roir.init'))")
         present = current(connection)
         if present is not None:
-            _check_known(present)
+            _check_known(connection, present)
         may_create = execute(
             connection,
             "SELECT has_database_privilege(current_database(), 'CREATE') "
@@ -117,22 +126,26 @@ def check_schema(connection: Connection) -> None:
     present = current(connection)
     if present is None:
         raise SchemaVersionMismatch("this database has no control schema yet; create it with: roir init")
-    if present == head():
-        moved = restore.problem(connection)
-        if moved is not None:
-            raise SchemaVersionMismatch(f"{moved}; run: roir init")
-        return
-    _check_known(present)
-    raise SchemaVersionMismatch(
-        f"the control schema is at {present}, this code is at {head()}; upgrade it with: roir init"
-    )
+    _check_known(connection, present)
+    if present != head():
+        raise SchemaVersionMismatch(
+            f"the control schema is at {present}, this code is at {head()}; upgrade it with: roir init"
+        )
+    moved = restore.problem(connection)
+    if moved is not None:
+        raise SchemaVersionMismatch(f"{moved}; run: roir init")
 
 
-def _check_known(revision: str) -> None:
-    from alembic.script import ScriptDirectory
-
-    known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
-    if revision not in known:
+def _check_known(connection: Connection, revision: str) -> None:
+    """Raise SchemaVersionMismatch where this code can't upgrade a schema of that revision."""
+    known = revision in _revisions()
+    if (not known and revision in UNRELEASED) or not execute(connection, HAS_HOME).scalar_one():
+        raise SchemaVersionMismatch(
+            f"the control schema is at {revision} of a version before 0.1.0, which was never released: this code can't "
+            "upgrade it. Stop its runs, and remove it and its indexes by DROP SCHEMA roir, roir_data CASCADE (tables "
+            "keep their rows); then: roir init"
+        )
+    if not known:
         raise SchemaVersionMismatch(
             f"the control schema is at {revision}, which this code ({airflow_roir.__version__}) doesn't know: "
             "it is newer. Upgrade airflow-provider-roir"

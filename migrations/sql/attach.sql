@@ -1,6 +1,7 @@
 -- A loaded table becomes a partition of an indexed source. begin_attach: nobody writes to it any more, and its bounds are
 -- joining, so that its entries stay hidden while they are copied (roir attach-partition does that, in batches).
--- finish_attach: it becomes a partition; in the same instant its entries have rows, and are shown.
+-- validate_attach: its rows are looked at under a weaker lock than the attach takes. finish_attach: it becomes a partition;
+-- in the same instant its entries have rows, and are shown.
 
 CREATE FUNCTION roir.refuse_write() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -18,12 +19,17 @@ BEGIN
     EXECUTE format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS roir_bounds', partition);
 END $$;
 
+-- What differs where DDL has given the columns of a table that takes no writes other values: its file, or their names.
+CREATE FUNCTION roir.values_of(relation regclass) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT concat_ws(' ', pg_relation_filenode(relation), md5(string_agg(a.attnum || ' ' || a.attname, ',' ORDER BY a.attnum)))
+      FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+$$;
+
 -- bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. It is run with the rights of the caller. To be
 -- repeated where an index has begun to be built meanwhile.
 CREATE FUNCTION roir.begin_attach(parent regclass, partition regclass, bounds text, actor text DEFAULT session_user)
-RETURNS void LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC' SET intervalstyle = 'postgres'
-SET extra_float_digits = 3 SET bytea_output = 'hex' SET lock_timeout = '500ms' AS $$
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
     source oid := coalesce(pg_partition_root(parent), parent);
     condition text;
@@ -38,6 +44,7 @@ BEGIN
         RAISE object_in_use USING MESSAGE = format('%s has no primary key; the attach would build it under its lock', partition),
             HINT = 'Give it the primary key of the table that it is attached to.';
     END IF;
+    PERFORM roir.check_code(parent, partition, true);
     IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
         EXECUTE format('CREATE TRIGGER roir_joining BEFORE INSERT OR UPDATE OR DELETE ON %s '
                        'FOR EACH STATEMENT EXECUTE FUNCTION roir.refuse_write()', partition);
@@ -63,8 +70,9 @@ BEGIN
         SELECT x.id, x.index_id FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
          WHERE i.source_oid = source::bigint AND x.status IN ('building', 'active', 'retired') ORDER BY x.id
     LOOP
-        INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
-        VALUES (g.id, partition::oid::bigint, parent::oid::bigint, true, partition::text, condition, 'joining')
+        INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, status)
+        VALUES (g.id, partition::oid::bigint, parent::oid::bigint, true, roir.values_of(partition), partition::text, condition,
+                'joining')
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             INSERT INTO roir.event (index_id, actor, action, detail)
@@ -74,11 +82,19 @@ BEGIN
     END LOOP;
 END $$;
 
+-- The scan that spares the attach its own. Its constraint is looked at first: somebody else may have made it since.
+CREATE FUNCTION roir.validate_attach(parent regclass, partition regclass) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM roir.check_code(parent, partition, true);
+    IF EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = partition AND k.conname = 'roir_bounds' AND k.contype = 'c') THEN
+        EXECUTE format('ALTER TABLE %s VALIDATE CONSTRAINT roir_bounds', partition);
+    END IF;
+END $$;
+
 -- One short transaction. False where an index has begun to be built meanwhile: begin_attach, copy, and try again.
 CREATE FUNCTION roir.finish_attach(parent regclass, partition regclass, bounds text) RETURNS boolean
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC' SET intervalstyle = 'postgres'
-SET extra_float_digits = 3 SET bytea_output = 'hex' SET lock_timeout = '500ms' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
     source oid := coalesce(pg_partition_root(parent), parent);
     g record;
@@ -90,6 +106,14 @@ BEGIN
                 WHERE i.source_oid = source::bigint AND x.status IN ('building', 'active', 'retired')
                   AND NOT EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id = x.id
                                      AND p.relation = partition::oid::bigint AND p.status = 'joining')) THEN
+        RETURN false;
+    END IF;
+    PERFORM roir.check_code(parent, partition, true);
+    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', partition);
+    -- Its values are others now than those that were copied: what was copied leaves, and the copy begins anew.
+    UPDATE roir.source_partition p SET status = 'leaving'
+     WHERE p.relation = partition::oid::bigint AND p.status = 'joining' AND p.link <> roir.values_of(partition);
+    IF FOUND THEN
         RETURN false;
     END IF;
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s %s', parent, partition, bounds);

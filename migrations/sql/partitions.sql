@@ -17,11 +17,29 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT t.inhrelid, t.inhparent, t.relkind <> 'p', t.link FROM tree t
 $$;
 
+-- What came or went since a generation's partitions were written down: partitions that are gone, the uppermost of those
+-- that went together, and leaves that it doesn't know. Waits for no lock.
+CREATE FUNCTION roir.partition_changes(generation bigint, source oid)
+RETURNS TABLE (relation bigint, name text, gone boolean, link text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH tree AS MATERIALIZED (SELECT * FROM roir.partition_tree(partition_changes.source)),
+         held AS (SELECT * FROM roir.source_partition p
+                   WHERE p.generation_id = partition_changes.generation AND p.status = 'present'),
+         gone AS (SELECT h.* FROM held h
+                   WHERE NOT EXISTS (SELECT FROM tree t WHERE t.relation = h.relation AND t.link = h.link))
+    SELECT g.relation, g.name, true AS gone, NULL FROM gone g
+     WHERE NOT EXISTS (SELECT FROM gone p WHERE p.relation = g.parent)
+    UNION ALL
+    SELECT t.relation::bigint, t.relation::regclass::text, false, t.link FROM tree t
+     WHERE t.leaf AND NOT EXISTS (SELECT FROM held h WHERE h.relation = t.relation AND h.link = t.link)
+     ORDER BY gone DESC, 2
+$$;
+
 -- Writes down that a generation holds the rows of these leaves, of all leaves by default, and all levels above them.
 -- Texts under settings that make them read back as the same, whoever calls.
 CREATE FUNCTION roir.register_partitions(generation bigint, source oid, leaves oid[] DEFAULT NULL) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
-SET intervalstyle = 'postgres' SET extra_float_digits = 3 SET bytea_output = 'hex' AS $$
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT roir.check_source(register_partitions.source);
     INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, status)
     SELECT register_partitions.generation, t.relation, t.parent, t.leaf, t.link, t.relation::regclass::text,
            -- No constraint: the only partition is the default one.
@@ -31,84 +49,17 @@ SET intervalstyle = 'postgres' SET extra_float_digits = 3 SET bytea_output = 'he
     ON CONFLICT DO NOTHING
 $$;
 
--- Gives every leaf the trigger that tells of its TRUNCATE: unlike row triggers it isn't cloned from the parent.
-CREATE FUNCTION roir.watch_truncate(source oid) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    unwatched oid;
-    before text := coalesce(current_setting('roir.own_ddl', true), '');
-BEGIN
-    -- Not by SET in the head, which only a superuser may write for a setting that no extension knows.
-    PERFORM set_config('roir.own_ddl', 'on', true);
-    FOR unwatched IN
-        SELECT t.relation FROM roir.partition_tree(source) t
-         WHERE t.leaf AND NOT EXISTS (SELECT FROM pg_trigger g
-                                       WHERE g.tgrelid = t.relation AND g.tgname = 'roir_capture_truncate')
-         ORDER BY t.relation
-    LOOP
-        EXECUTE format('CREATE TRIGGER roir_capture_truncate AFTER TRUNCATE ON %s '
-                       'FOR EACH STATEMENT EXECUTE FUNCTION roir_data.capture_%s()', unwatched::regclass, source);
-        EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER roir_capture_truncate', unwatched::regclass);
-    END LOOP;
-    PERFORM set_config('roir.own_ddl', before, true);
-END $$;
-
--- Takes leaves in that came without a trigger for their TRUNCATE. One that was truncated (or rewritten) since it was made
--- has another file: whatever entries it left behind are to be removed.
-CREATE FUNCTION roir.adopt_partitions(generation bigint, source oid, leaves oid[]) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+-- Takes leaves in that a generation doesn't know. from_birth: their TRUNCATE is seen from their first row on, since this
+-- is the end of the statement that brought them. Without that a TRUNCATE in the transaction that made the leaf leaves no
+-- trace, so what is within its bounds is asked for its row, as when a partition leaves. So it is for a leaf that has
+-- another file than its first one. Only these leaves are touched: whoever makes one waits for nobody who writes to another.
+CREATE FUNCTION roir.adopt_partitions(generation bigint, source oid, leaves oid[], from_birth boolean DEFAULT false)
+RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT roir.register_partitions(generation, source, leaves);
-    SELECT roir.watch_truncate(source);
+    SELECT roir.watch_leaves(source, leaves);
     INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
     SELECT p.generation_id, p.relation, p.parent, p.leaf, p.name, p.condition, 'leaving'
       FROM roir.source_partition p JOIN pg_class c ON c.oid = p.relation::oid
      WHERE p.generation_id = generation AND p.status = 'present' AND p.relation::oid = ANY (leaves)
-       AND c.relfilenode <> c.oid;
+       AND NOT (from_birth AND c.relfilenode = c.oid);
 $$;
-
--- SQL that an entry, a row `alias` of a base or delta, belongs to a partition: its constraint, over the entry's primary
--- key under the source's own names.
-CREATE FUNCTION roir.entry_condition(entry jsonb, condition text, alias text) RETURNS text
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT format('(SELECT %s FROM (SELECT %s) e)', condition,
-                  string_agg(format('%s.c%s AS %I', alias, c.position, c.value ->> 'source'), ', '))
-      FROM jsonb_array_elements(entry -> 'columns') WITH ORDINALITY AS c (value, position)
-     WHERE (c.value ->> 'primary_key')::boolean
-$$;
-
--- TRUNCATE of one leaf, called by the capture function: its entries go in the same transaction. No batch of that leaf
--- is under way, since TRUNCATE has the leaf for itself, and no writer of it. Delta before base, as the fold locks rows.
-CREATE FUNCTION roir.forget_partition(source oid, leaf oid) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    condition text;
-    target record;
-    entries text;
-    any_entry boolean;
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_partition_ancestors(leaf) a WHERE a.relid = source) THEN
-        RETURN;  -- it was detached, and kept the trigger
-    END IF;
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-        RAISE feature_not_supported USING
-            MESSAGE = format('partition %s can''t be truncated in a %s transaction', leaf::regclass,
-                             current_setting('transaction_isolation')),
-            DETAIL = 'Its table has a roir index, with entries that this transaction''s snapshot may not see.',
-            HINT = 'Truncate it in a READ COMMITTED transaction.';
-    END IF;
-    FOR target IN
-        SELECT g.id, g.entry FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
-         WHERE i.source_oid = source AND g.status IN ('building', 'active', 'retired') AND g.capture_mode <> 'none'
-         ORDER BY g.id
-    LOOP
-        FOREACH entries IN ARRAY ARRAY['_delta', ''] LOOP
-            entries := format('roir_data.g%s%s', target.id, entries);
-            CONTINUE WHEN to_regclass(entries) IS NULL;
-            -- A TRUNCATE of the whole source tells of every leaf, when all entries have gone already.
-            EXECUTE format('SELECT EXISTS (SELECT FROM %s)', entries) INTO any_entry;
-            CONTINUE WHEN NOT any_entry;
-            condition := coalesce(nullif(pg_get_partition_constraintdef(leaf), ''), 'true');
-            EXECUTE format('DELETE FROM %s x WHERE %s', entries, roir.entry_condition(target.entry, condition, 'x'));
-        END LOOP;
-    END LOOP;
-END $$;

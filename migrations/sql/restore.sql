@@ -1,32 +1,71 @@
 -- A dump that is restored gives tables other oids, which the control schema and the names of capture functions keep.
 -- What still tells a source is its capture trigger: it comes back with its table.
 
--- Sources by the oid that is recorded and by the one that they have. None where nothing was restored.
-CREATE FUNCTION roir.restored_sources() RETURNS TABLE (recorded oid, present oid)
+-- The tables that a source's capture function is the row trigger of: the source itself, and what a dump put in its place.
+CREATE FUNCTION roir.sources_by_trigger() RETURNS TABLE (index bigint, recorded oid, present oid, since xid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT DISTINCT i.source_oid::oid, t.tgrelid
+    SELECT i.id, i.source_oid::oid, t.tgrelid, t.xmin
       FROM roir.index i
       JOIN pg_proc p ON p.proname = 'capture_' || i.source_oid AND p.pronamespace = 'roir_data'::regnamespace
-      JOIN pg_trigger t ON t.tgfoid = p.oid AND t.tgname = 'roir_capture' AND t.tgparentid = 0
-     WHERE i.dropped_at IS NULL AND t.tgrelid <> i.source_oid::oid
+      -- By its function, since a name may be anybody's. 1: for each row; what is left on a detached partition isn't.
+      JOIN pg_trigger t ON t.tgfoid = p.oid AND t.tgparentid = 0 AND t.tgtype & 1 = 1
+     WHERE i.dropped_at IS NULL
 $$;
 
--- Called by a capture function before it asks for partitions by its source's oid.
-CREATE FUNCTION roir.refuse_restored(source oid) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF EXISTS (SELECT FROM roir.restored_sources() r WHERE r.recorded = source) THEN
-        RAISE object_not_in_prerequisite_state USING
-            MESSAGE = 'this database was restored from a dump, and its roir indexes don''t know their partitions yet',
-            HINT = 'Run: roir init. Then truncate.';
-    END IF;
-END $$;
+-- Sources by the oid that is recorded and by the one that they have, where all of the database was restored.
+CREATE FUNCTION roir.restored_sources() RETURNS TABLE (recorded oid, present oid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT DISTINCT c.recorded, c.present FROM roir.sources_by_trigger() c
+     WHERE c.recorded <> c.present AND roir.moved() = 'restored'
+$$;
+
+-- Indexes whose source is gone, and the table that has its capture trigger now: the table alone was dropped and restored.
+-- Rows came by that which no capture saw, so nothing but a new build makes such an index right.
+CREATE FUNCTION roir.replaced_sources() RETURNS TABLE (index bigint, recorded oid, present oid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT c.index, c.recorded, c.present FROM roir.sources_by_trigger() c
+     WHERE c.recorded <> c.present AND roir.moved() IS DISTINCT FROM 'restored'
+       AND NOT EXISTS (SELECT FROM pg_class k WHERE k.oid = c.recorded)
+$$;
+
+-- Sources of which pg_upgrade made the partitions' links anew.
+CREATE FUNCTION roir.upgraded_sources() RETURNS TABLE (source oid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT DISTINCT i.source_oid::oid FROM roir.index i JOIN roir.generation g ON g.index_id = i.id
+      JOIN roir.source_partition p ON p.generation_id = g.id AND p.status = 'present'
+     WHERE i.dropped_at IS NULL AND roir.moved() = 'upgraded'
+$$;
+
+-- Partitions that have been where they are since their table was made anew, by a restore or an upgrade: their link is
+-- older than the capture trigger, which is made last. One that was taken out and brought back since has a younger one,
+-- and stays for sync-partitions to find.
+CREATE FUNCTION roir.link_again(source oid) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE roir.source_partition p
+       SET link = CASE WHEN age(t.link::xid) >= (SELECT max(age(c.since)) FROM roir.sources_by_trigger() c WHERE c.present = source)
+                       THEN t.link ELSE '0' END
+      FROM roir.generation g, roir.index i, roir.partition_tree(link_again.source) t
+     WHERE g.id = p.generation_id AND i.id = g.index_id AND i.source_oid = link_again.source::bigint
+       AND p.relation = t.relation::bigint AND p.status = 'present'
+$$;
+
+-- What pg_upgrade made anew it is that is kept from now on.
+CREATE FUNCTION roir.adopt_upgraded() RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT roir.link_again(u.source) FROM roir.upgraded_sources() u;
+    UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{marks}', roir.marks(g.id))
+      FROM roir.index i JOIN pg_class c ON c.oid = i.source_oid::oid
+     WHERE i.id = g.index_id AND g.status IN ('building', 'active', 'retired') AND g.shape ? 'marks'
+       AND roir.moved() = 'upgraded';
+    INSERT INTO roir.event (index_id, actor, action, detail)
+    SELECT i.id, session_user, 'upgraded', 'by pg_upgrade; its partitions are known again'
+      FROM roir.upgraded_sources() u JOIN roir.index i ON i.source_oid = u.source::bigint AND i.dropped_at IS NULL
+$$;
 
 -- Makes the control schema name the tables that there are, sources by their triggers and partitions by their names.
 -- A partition that was renamed since it was written down is then one that is gone and one that came: sync-partitions.
 CREATE FUNCTION roir.adopt_restored() RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
-SET intervalstyle = 'postgres' SET extra_float_digits = 3 SET bytea_output = 'hex' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s record;
 BEGIN
@@ -34,22 +73,29 @@ BEGIN
         SELECT r.recorded, r.present, i.id AS index FROM roir.restored_sources() r
           JOIN roir.index i ON i.source_oid = r.recorded::bigint AND i.dropped_at IS NULL;
     -- By way of another name, since one's new oid may be another one's old.
-    FOR s IN SELECT DISTINCT recorded FROM pg_temp.restored LOOP
-        EXECUTE format('ALTER FUNCTION roir_data.capture_%s() RENAME TO restored_%s', s.recorded, s.recorded);
+    FOR s IN SELECT DISTINCT r.recorded, f.kind FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
+              WHERE to_regprocedure(format('roir_data.%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
+        EXECUTE format('ALTER FUNCTION roir_data.%s_%s() RENAME TO restored_%s_%s', s.kind, s.recorded, s.kind, s.recorded);
     END LOOP;
-    FOR s IN SELECT DISTINCT recorded, present FROM pg_temp.restored LOOP
-        EXECUTE format('ALTER FUNCTION roir_data.restored_%s() RENAME TO capture_%s', s.recorded, s.present);
+    FOR s IN SELECT DISTINCT r.recorded, r.present, f.kind FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
+              WHERE to_regprocedure(format('roir_data.restored_%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
+        EXECUTE format('ALTER FUNCTION roir_data.restored_%s_%s() RENAME TO %s_%s', s.kind, s.recorded, s.kind, s.present);
+    END LOOP;
+    -- What reads a source as its owner names it by its oid; it is made again where it is needed.
+    FOR s IN SELECT DISTINCT r.recorded FROM pg_temp.restored r LOOP
+        EXECUTE format('DROP FUNCTION IF EXISTS roir_data.read_%s(text)', s.recorded);
     END LOOP;
     UPDATE roir.index i SET source_oid = r.present::bigint FROM pg_temp.restored r WHERE i.id = r.index;
     UPDATE roir.source_partition p
-       SET relation = t.relation, parent = t.parent, link = CASE WHEN p.status = 'present' THEN t.link END,
+       SET relation = t.relation, parent = t.parent,
            condition = CASE WHEN p.status = 'present'
-                            THEN coalesce(nullif(pg_get_partition_constraintdef(t.relation), ''), 'true')
+                            THEN coalesce(roir.bounds_of(t.relation), 'true')
                             ELSE p.condition END
       FROM pg_temp.restored r
       JOIN roir.generation g ON g.index_id = r.index
      CROSS JOIN LATERAL roir.partition_tree(r.present) t
      WHERE p.generation_id = g.id AND p.name = t.relation::regclass::text;
+    PERFORM roir.link_again(r.present) FROM (SELECT DISTINCT present FROM pg_temp.restored) r;
     -- What is on its way in or out isn't in the tree.
     UPDATE roir.source_partition p
        SET relation = coalesce(to_regclass(p.name)::oid::bigint, 0),
@@ -68,4 +114,15 @@ BEGIN
     INSERT INTO roir.event (index_id, actor, action, detail)
     SELECT r.index, session_user, 'restored', format('%s has oid %s now, not %s', r.present::regclass, r.present, r.recorded)
       FROM pg_temp.restored r;
+END $$;
+
+-- Called by a capture function before it asks for partitions by its source's oid.
+CREATE FUNCTION roir.refuse_restored(source oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM roir.restored_sources() r WHERE r.recorded = source) THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = 'this database was restored from a dump, and its roir indexes don''t know their partitions yet',
+            HINT = 'Run: roir init. Then truncate.';
+    END IF;
 END $$;

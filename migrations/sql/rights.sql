@@ -1,6 +1,10 @@
--- What statements of ours run of others' code: to alter a table evaluates what is constant in the CHECKs and index
--- expressions of those that are compared, and to read partition bounds from text runs the checks of domains. ALTER TABLE
--- runs as whoever sends it. So what would be run is looked up in the catalogs before, and refused.
+-- Who may run code as us. Tables and functions of our schemas have rights of their own; a source's owner, as whom the
+-- capture runs, needs to use both schemas.
+--
+-- The functions look at what statements of ours run of others' code: to alter a table evaluates what is constant in the
+-- CHECKs and index expressions of those that are compared, and to read partition bounds from text runs the checks of
+-- domains. ALTER TABLE runs as whoever sends it. So what would be run is looked up in the catalogs before, and refused.
+GRANT USAGE ON SCHEMA roir, roir_data TO PUBLIC;
 
 -- True where what a role has written may run as us: it may do all that we may, or is ourselves.
 CREATE FUNCTION roir.trusts(author oid) RETURNS boolean
@@ -99,17 +103,33 @@ BEGIN
     END LOOP;
 END $$;
 
--- The same of all levels of a source.
+-- The same of all levels of a source, those that came since the index was made too. An error also where a level is
+-- partitioned by the hash of a domain: no entry could be told to which partition it belongs, since the server hashes
+-- values of the key's very type, and an entry has them as the domain's base type.
 CREATE FUNCTION roir.check_source(source oid) RETURNS void
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(source) a
-                                   UNION SELECT t.relation FROM roir.partition_tree(source) t))
-$$;
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    hashed record;
+BEGIN
+    PERFORM roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(source) a
+                                    UNION SELECT t.relation FROM roir.partition_tree(source) t));
+    SELECT x.partrelid::regclass AS level, a.attname AS name INTO hashed
+      FROM (SELECT source AS oid UNION ALL SELECT t.relation FROM roir.partition_tree(source) t) l
+      JOIN pg_partitioned_table x ON x.partrelid = l.oid AND x.partstrat = 'h'
+      JOIN pg_attribute a ON a.attrelid = x.partrelid AND a.attnum = ANY (x.partattrs)
+      JOIN pg_type y ON y.oid = a.atttypid AND y.typtype = 'd' LIMIT 1;
+    IF FOUND THEN
+        RAISE feature_not_supported USING
+            MESSAGE = format('%s is partitioned by the hash of %I, which is of a domain; roir can''t tell which partition an entry belongs to',
+                             hashed.level, hashed.name),
+            HINT = format('Make its partitions by a column of the domain''s base type, or take it out: SELECT roir.detach_partition(%L).',
+                          hashed.level);
+    END IF;
+END $$;
 
 -- A partition's constraint as a text, NULL where it has none.
 CREATE FUNCTION roir.bounds_of(partition oid) RETURNS text
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
-SET intervalstyle = 'postgres' SET extra_float_digits = 3 SET bytea_output = 'hex' AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(partition) a));
     RETURN nullif(pg_get_partition_constraintdef(partition), '');
@@ -218,340 +238,3 @@ BEGIN
             HINT = 'Drop that before, and make it anew afterwards; or attach the table empty and insert its rows.';
     END IF;
 END $$;
-
--- The scan that spares the attach its own. Its constraint is looked at first: somebody else may have made it since.
-CREATE FUNCTION roir.validate_attach(parent regclass, partition regclass) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    PERFORM roir.check_code(parent, partition, true);
-    IF EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = partition AND k.conname = 'roir_bounds' AND k.contype = 'c') THEN
-        EXECUTE format('ALTER TABLE %s VALIDATE CONSTRAINT roir_bounds', partition);
-    END IF;
-END $$;
-
--- Writes down that a generation holds the rows of these leaves, of all leaves by default, and all levels above them.
--- Texts under settings that make them read back as the same, whoever calls.
-CREATE OR REPLACE FUNCTION roir.register_partitions(generation bigint, source oid, leaves oid[] DEFAULT NULL) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
-SET intervalstyle = 'postgres' SET extra_float_digits = 3 SET bytea_output = 'hex' AS $$
-    SELECT roir.check_source(register_partitions.source);
-    INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, status)
-    SELECT register_partitions.generation, t.relation, t.parent, t.leaf, t.link, t.relation::regclass::text,
-           -- No constraint: the only partition is the default one.
-           coalesce(nullif(pg_get_partition_constraintdef(t.relation), ''), 'true'), 'present'
-      FROM roir.partition_tree(register_partitions.source) t
-     WHERE leaves IS NULL OR t.relation = ANY (leaves) OR NOT t.leaf
-    ON CONFLICT DO NOTHING
-$$;
--- TRUNCATE of one leaf, called by the truncate function, which runs as ours.
-CREATE OR REPLACE FUNCTION roir.forget_leaf(generation bigint, store text, leaf oid) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
-SET intervalstyle = 'postgres' SET extra_float_digits = 3 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
-DECLARE
-    any_entry boolean;
-BEGIN
-    -- A TRUNCATE of the whole source tells of every leaf, when all entries have gone already.
-    EXECUTE format('SELECT EXISTS (SELECT FROM %s)', store) INTO any_entry;
-    IF any_entry THEN
-        EXECUTE format('DELETE FROM %s x WHERE %s', store, roir.entry_condition(
-            (SELECT g.entry FROM roir.generation g WHERE g.id = generation),
-            coalesce(roir.bounds_of(leaf), 'true'), 'x'));
-    END IF;
-END $$;
--- What capture functions of an older version call.
-CREATE OR REPLACE FUNCTION roir.forget_partition(source oid, leaf oid) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    condition text;
-    target record;
-    entries text;
-    any_entry boolean;
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_partition_ancestors(leaf) a WHERE a.relid = source) THEN
-        RETURN;  -- it was detached, and kept the trigger
-    END IF;
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-        RAISE feature_not_supported USING
-            MESSAGE = format('partition %s can''t be truncated in a %s transaction', leaf::regclass,
-                             current_setting('transaction_isolation')),
-            DETAIL = 'Its table has a roir index, with entries that this transaction''s snapshot may not see.',
-            HINT = 'Truncate it in a READ COMMITTED transaction.';
-    END IF;
-    FOR target IN
-        SELECT g.id, g.entry FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
-         WHERE i.source_oid = source AND g.status IN ('building', 'active', 'retired') AND g.capture_mode <> 'none'
-         ORDER BY g.id
-    LOOP
-        FOREACH entries IN ARRAY ARRAY['_delta', ''] LOOP
-            entries := format('roir_data.g%s%s', target.id, entries);
-            CONTINUE WHEN to_regclass(entries) IS NULL;
-            -- A TRUNCATE of the whole source tells of every leaf, when all entries have gone already.
-            EXECUTE format('SELECT EXISTS (SELECT FROM %s)', entries) INTO any_entry;
-            CONTINUE WHEN NOT any_entry;
-            condition := coalesce(roir.bounds_of(leaf), 'true');
-            EXECUTE format('DELETE FROM %s x WHERE %s', entries, roir.entry_condition(target.entry, condition, 'x'));
-        END LOOP;
-    END LOOP;
-END $$;
--- Makes the control schema name the tables that there are, where the database was restored from a dump.
-CREATE OR REPLACE FUNCTION roir.adopt_restored() RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
-SET intervalstyle = 'postgres' SET extra_float_digits = 3 SET bytea_output = 'hex' AS $$
-DECLARE
-    s record;
-BEGIN
-    CREATE TEMP TABLE restored ON COMMIT DROP AS
-        SELECT r.recorded, r.present, i.id AS index FROM roir.restored_sources() r
-          JOIN roir.index i ON i.source_oid = r.recorded::bigint AND i.dropped_at IS NULL;
-    -- By way of another name, since one's new oid may be another one's old.
-    FOR s IN SELECT DISTINCT r.recorded, f.kind FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
-              WHERE to_regprocedure(format('roir_data.%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
-        EXECUTE format('ALTER FUNCTION roir_data.%s_%s() RENAME TO restored_%s_%s', s.kind, s.recorded, s.kind, s.recorded);
-    END LOOP;
-    FOR s IN SELECT DISTINCT r.recorded, r.present, f.kind FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
-              WHERE to_regprocedure(format('roir_data.restored_%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
-        EXECUTE format('ALTER FUNCTION roir_data.restored_%s_%s() RENAME TO %s_%s', s.kind, s.recorded, s.kind, s.present);
-    END LOOP;
-    -- What reads a source as its owner names it by its oid; it is made again where it is needed.
-    FOR s IN SELECT DISTINCT r.recorded FROM pg_temp.restored r LOOP
-        EXECUTE format('DROP FUNCTION IF EXISTS roir_data.read_%s(text)', s.recorded);
-    END LOOP;
-    UPDATE roir.index i SET source_oid = r.present::bigint FROM pg_temp.restored r WHERE i.id = r.index;
-    UPDATE roir.source_partition p
-       SET relation = t.relation, parent = t.parent,
-           condition = CASE WHEN p.status = 'present'
-                            THEN coalesce(roir.bounds_of(t.relation), 'true')
-                            ELSE p.condition END
-      FROM pg_temp.restored r
-      JOIN roir.generation g ON g.index_id = r.index
-     CROSS JOIN LATERAL roir.partition_tree(r.present) t
-     WHERE p.generation_id = g.id AND p.name = t.relation::regclass::text;
-    PERFORM roir.link_again(r.present) FROM (SELECT DISTINCT present FROM pg_temp.restored) r;
-    -- What is on its way in or out isn't in the tree.
-    UPDATE roir.source_partition p
-       SET relation = coalesce(to_regclass(p.name)::oid::bigint, 0),
-           -- A hash partition's constraint names its parent's oid. Wider bounds are right too: they are asked for rows.
-           condition = CASE WHEN p.condition LIKE '%satisfies_hash_partition%' THEN 'true' ELSE p.condition END
-      FROM pg_temp.restored r JOIN roir.generation g ON g.index_id = r.index
-     WHERE p.generation_id = g.id AND p.status <> 'present';
-    PERFORM roir.refresh_view(g.id)
-       FROM pg_temp.restored r JOIN roir.generation g ON g.index_id = r.index AND g.status = 'active'
-      WHERE EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id = g.id AND p.status <> 'present');
-    -- Its ranges name leaves by their old oids, and what went on in the first database nobody knows here.
-    UPDATE roir.operation o
-       SET status = 'failed', error = 'the database was restored from a dump while it was unfinished',
-           heartbeat_at = NULL, ticked_at = NULL
-      FROM pg_temp.restored r WHERE o.index_id = r.index AND o.status IN ('running', 'paused');
-    INSERT INTO roir.event (index_id, actor, action, detail)
-    SELECT r.index, session_user, 'restored', format('%s has oid %s now, not %s', r.present::regclass, r.present, r.recorded)
-      FROM pg_temp.restored r;
-END $$;
--- What differs where DDL has given the columns of a table that takes no writes other values: its file, or their names.
-CREATE FUNCTION roir.values_of(relation regclass) RETURNS text
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT concat_ws(' ', pg_relation_filenode(relation), md5(string_agg(a.attnum || ' ' || a.attname, ',' ORDER BY a.attnum)))
-      FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
-$$;
-
--- bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. It is run with the rights of the caller. To be
--- repeated where an index has begun to be built meanwhile.
-CREATE OR REPLACE FUNCTION roir.begin_attach(parent regclass, partition regclass, bounds text, actor text DEFAULT session_user)
-RETURNS void LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC' SET intervalstyle = 'postgres'
-SET extra_float_digits = 3 SET bytea_output = 'hex' SET lock_timeout = '500ms' AS $$
-DECLARE
-    source oid := coalesce(pg_partition_root(parent), parent);
-    condition text;
-    g record;
-BEGIN
-    IF NOT EXISTS (SELECT FROM roir.index i WHERE i.source_oid = source::bigint AND i.dropped_at IS NULL) THEN
-        RAISE no_data_found USING MESSAGE = format('%s has no roir index', parent),
-            HINT = 'Use ALTER TABLE … ATTACH PARTITION.';
-    ELSIF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = partition AND c.relkind = 'r' AND NOT c.relispartition) THEN
-        RAISE object_in_use USING MESSAGE = format('%s is a partition, or no plain table', partition);
-    ELSIF NOT EXISTS (SELECT FROM pg_index x WHERE x.indrelid = partition AND x.indisprimary) THEN
-        RAISE object_in_use USING MESSAGE = format('%s has no primary key; the attach would build it under its lock', partition),
-            HINT = 'Give it the primary key of the table that it is attached to.';
-    END IF;
-    PERFORM roir.check_code(parent, partition, true);
-    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
-        EXECUTE format('CREATE TRIGGER roir_joining BEFORE INSERT OR UPDATE OR DELETE ON %s '
-                       'FOR EACH STATEMENT EXECUTE FUNCTION roir.refuse_write()', partition);
-        EXECUTE format('CREATE TRIGGER roir_joining_truncate BEFORE TRUNCATE ON %s '
-                       'FOR EACH STATEMENT EXECUTE FUNCTION roir.refuse_write()', partition);
-        EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER roir_joining', partition);
-        EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER roir_joining_truncate', partition);
-    END IF;
-    -- What the bounds mean is told by an empty partition that has them, which is taken back at once.
-    BEGIN
-        EXECUTE format('CREATE TABLE roir_data.joining_%s PARTITION OF %s %s', partition::oid, parent, bounds);
-        condition := coalesce(nullif(pg_get_partition_constraintdef(
-            to_regclass(format('roir_data.joining_%s', partition::oid))), ''), 'true');
-        RAISE SQLSTATE 'RO001';
-    EXCEPTION WHEN SQLSTATE 'RO001' THEN
-        NULL;
-    END;
-    IF NOT EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = partition AND k.conname = 'roir_bounds') THEN
-        -- The attach needn't look at its rows then; NOT VALID, since to look at them is for a weaker lock.
-        EXECUTE format('ALTER TABLE %s ADD CONSTRAINT roir_bounds CHECK (%s) NOT VALID', partition, condition);
-    END IF;
-    FOR g IN
-        SELECT x.id, x.index_id FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
-         WHERE i.source_oid = source::bigint AND x.status IN ('building', 'active', 'retired') ORDER BY x.id
-    LOOP
-        INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, status)
-        VALUES (g.id, partition::oid::bigint, parent::oid::bigint, true, roir.values_of(partition), partition::text, condition,
-                'joining')
-        ON CONFLICT DO NOTHING;
-        IF FOUND THEN
-            INSERT INTO roir.event (index_id, actor, action, detail)
-            VALUES (g.index_id, actor, 'attach partition', concat_ws(' ', partition::text, bounds));
-            PERFORM roir.refresh_view(g.id);
-        END IF;
-    END LOOP;
-END $$;
--- One short transaction. False where an index has begun to be built meanwhile: begin_attach, copy, and try again.
-CREATE OR REPLACE FUNCTION roir.finish_attach(parent regclass, partition regclass, bounds text) RETURNS boolean
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC' SET intervalstyle = 'postgres'
-SET extra_float_digits = 3 SET bytea_output = 'hex' SET lock_timeout = '500ms' AS $$
-DECLARE
-    source oid := coalesce(pg_partition_root(parent), parent);
-    g record;
-    joining bigint[];
-BEGIN
-    -- As a drain: no generation begins, is switched or published meanwhile.
-    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', source::regclass);
-    IF EXISTS (SELECT FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
-                WHERE i.source_oid = source::bigint AND x.status IN ('building', 'active', 'retired')
-                  AND NOT EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id = x.id
-                                     AND p.relation = partition::oid::bigint AND p.status = 'joining')) THEN
-        RETURN false;
-    END IF;
-    PERFORM roir.check_code(parent, partition, true);
-    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', partition);
-    -- Its values are others now than those that were copied: what was copied leaves, and the copy begins anew.
-    UPDATE roir.source_partition p SET status = 'leaving'
-     WHERE p.relation = partition::oid::bigint AND p.status = 'joining' AND p.link <> roir.values_of(partition);
-    IF FOUND THEN
-        RETURN false;
-    END IF;
-    EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s %s', parent, partition, bounds);
-    PERFORM roir.release_table(partition);
-    SELECT array_agg(p.generation_id ORDER BY p.generation_id) INTO joining
-      FROM roir.source_partition p WHERE p.relation = partition::oid::bigint AND p.status = 'joining';
-    DELETE FROM roir.source_partition p WHERE p.relation = partition::oid::bigint AND p.status = 'joining';
-    FOR g IN SELECT unnest(joining) AS id LOOP
-        PERFORM roir.register_partitions(g.id, source, ARRAY[partition::oid]);
-        PERFORM roir.refresh_view(g.id);
-    END LOOP;
-    PERFORM roir.watch_truncate(source);
-    RETURN true;
-END $$;
--- Takes a partition out of an indexed source: one short transaction. roir clean-up then removes the entries.
-CREATE OR REPLACE FUNCTION roir.detach_partition(partition regclass, reason text DEFAULT NULL, and_drop boolean DEFAULT false,
-                                      actor text DEFAULT session_user)
-RETURNS text LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO, YMD' SET timezone = 'UTC' SET intervalstyle = 'postgres'
-SET extra_float_digits = 3 SET bytea_output = 'hex'
--- Below the server's deadlock_timeout: it is always this that gives way.
-SET lock_timeout = '500ms' AS $$
-DECLARE
-    parent regclass;
-    sources oid[];
-    bounds text;
-    below oid[];
-    g record;
-    watch record;
-BEGIN
-    SELECT array_agg(DISTINCT a.relid::oid) INTO sources
-      FROM pg_partition_ancestors(partition) a JOIN roir.index i ON i.source_oid = a.relid::oid
-     WHERE i.dropped_at IS NULL AND a.relid <> partition;
-    IF sources IS NULL THEN
-        RAISE no_data_found USING MESSAGE = format('%s is no partition of a table with a roir index', partition),
-            HINT = 'Use ALTER TABLE … DETACH PARTITION, or DROP TABLE.';
-    END IF;
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-        RAISE feature_not_supported USING
-            MESSAGE = 'roir.detach_partition needs a READ COMMITTED transaction: it must see all that is committed';
-    END IF;
-    SELECT i.inhparent INTO parent FROM pg_inherits i WHERE i.inhrelid = partition;
-    EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', parent);
-    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', partition);
-    PERFORM roir.check_code(parent, partition, false);
-    bounds := coalesce(roir.bounds_of(partition), 'true');
-    SELECT array_agg(t.relid::oid) INTO below FROM pg_partition_tree(partition) t;
-    IF EXISTS (SELECT FROM roir.source_partition p WHERE p.status = 'joining' AND p.parent = ANY (below)) THEN
-        RAISE object_in_use USING MESSAGE = format('a table is being attached to %s', partition),
-            HINT = 'Finish that first: roir attach-partition.';
-    END IF;
-    -- Those of the tables above only: a partition may have an index of its own.
-    FOR watch IN
-        SELECT x.tgrelid::regclass AS leaf, x.tgname AS name FROM pg_trigger x
-         WHERE x.tgrelid = ANY (below) AND x.tgtype & 32 <> 0
-           AND x.tgfoid IN (SELECT c.function FROM unnest(sources) AS s (oid), roir.captures(s.oid) c)
-    LOOP
-        EXECUTE format('DROP TRIGGER %I ON %s', watch.name, watch.leaf);
-    END LOOP;
-    FOR g IN
-        SELECT x.id, x.index_id FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
-         WHERE i.source_oid::oid = ANY (sources) AND x.status IN ('building', 'active', 'retired') ORDER BY x.id
-    LOOP
-        PERFORM roir.forget_gone(g.id, partition, bounds);
-        INSERT INTO roir.event (index_id, actor, action, detail)
-        VALUES (g.index_id, actor, 'detach partition', concat_ws(': ', partition::text, reason));
-    END LOOP;
-    EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', parent, partition);
-    IF and_drop THEN
-        EXECUTE format('DROP TABLE %s', partition);
-    END IF;
-    RETURN format('%s; its entries are hidden, roir clean-up removes them',
-                  CASE WHEN and_drop THEN 'detached and dropped' ELSE 'detached' END);
-END $$;
-
--- Gives leaves, all of them for NULL, the trigger that tells of their TRUNCATE: unlike row triggers it isn't cloned.
-CREATE FUNCTION roir.watch_leaves(source oid, leaves oid[]) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    unwatched oid;
-    name text := 'roir_truncate_' || source;
-    before text := coalesce(current_setting('roir.own_ddl', true), '');
-BEGIN
-    -- Not by SET in the head, which only a superuser may write for a setting that no extension knows.
-    PERFORM set_config('roir.own_ddl', 'on', true);
-    FOR unwatched IN
-        SELECT t.relation FROM roir.partition_tree(source) t
-         WHERE t.leaf AND (leaves IS NULL OR t.relation = ANY (leaves))
-           AND NOT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = t.relation AND g.tgtype & 32 <> 0
-                              AND g.tgfoid IN (SELECT function FROM roir.captures(source)))
-         ORDER BY t.relation
-    LOOP
-        EXECUTE format('CREATE TRIGGER %I AFTER TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION roir_data.truncate_%s()',
-                       name, unwatched::regclass, source);
-        EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', unwatched::regclass, name);
-    END LOOP;
-    PERFORM set_config('roir.own_ddl', before, true);
-END $$;
-
-CREATE OR REPLACE FUNCTION roir.watch_truncate(source oid) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT roir.watch_leaves(source, NULL)
-$$;
-
--- These leaves only: whoever makes one waits for nobody who writes to another one.
-CREATE OR REPLACE FUNCTION roir.adopt_partitions(generation bigint, source oid, leaves oid[], from_birth boolean DEFAULT false)
-RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT roir.register_partitions(generation, source, leaves);
-    SELECT roir.watch_leaves(source, leaves);
-    INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
-    SELECT p.generation_id, p.relation, p.parent, p.leaf, p.name, p.condition, 'leaving'
-      FROM roir.source_partition p JOIN pg_class c ON c.oid = p.relation::oid
-     WHERE p.generation_id = generation AND p.status = 'present' AND p.relation::oid = ANY (leaves)
-       AND NOT (from_birth AND c.relfilenode = c.oid);
-$$;
-
--- Those that there are.
-SELECT roir.leave_statistics_out(ARRAY(
-    SELECT c.oid FROM roir.generation g
-      JOIN pg_class c ON c.oid IN (to_regclass(format('roir_data.g%s', g.id)), to_regclass(format('roir_data.g%s_delta', g.id)))
-     WHERE g.status <> 'dropped'));

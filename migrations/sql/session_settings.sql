@@ -1,13 +1,16 @@
 -- A user calls these functions in a session of his own, a TRUNCATE by the capture function too: what they make of values
 -- as text, and of text as SQL, must not depend on what he has set. Those alone that look names up in his search_path
--- have no settings of their own, and those that readers and writers call for each query or row deal with numbers.
+-- have no settings of their own, and those that readers and writers call for each query or row deal with numbers. trusts
+-- and standing are asked in each batch, in sessions of ours, of oids. Functions that a later migration makes, or makes
+-- again, pin the same.
 DO $$
 DECLARE
     f regprocedure;
     pin record;
 BEGIN
     FOR f IN SELECT p.oid FROM pg_proc p
-              WHERE p.pronamespace = 'roir'::regnamespace AND p.prokind = 'f' AND p.proname NOT IN ('published', 'is_mine', 'is_in_mode')
+              WHERE p.pronamespace = 'roir'::regnamespace AND p.prokind = 'f'
+                AND p.proname NOT IN ('published', 'is_mine', 'is_in_mode', 'trusts', 'standing')
                 AND EXISTS (SELECT FROM unnest(p.proconfig) c WHERE c LIKE 'search_path=%')
     LOOP
         FOR pin IN SELECT * FROM (VALUES

@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, catalog, checks, clean_up, health, owner, schema
+from airflow_roir.engine import abort, catalog, checks, clean_up, health, owner
 from airflow_roir.engine.capture.installation import trigger_name, truncate_trigger_name
 from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.capture.truncate_function import truncate_function_name
@@ -442,24 +442,6 @@ def test_a_fingerprint_outlives_functions_of_another_oid(database: Database, dsn
         steps.sql(user, f"ALTER TABLE t ENABLE ALWAYS TRIGGER {name}")
     user.commit()
     user.close()
-    reached.finish()
-
-
-def test_an_unfinished_operation_outlives_the_new_fingerprint(database: Database, dsn: str) -> None:
-    """What the migration does for an operation that was begun before it."""
-    make(dsn, "plain")
-    reached = stage(database, "mid-build")
-    text = (schema.migrations_folder() / "sql" / "shape.sql").read_text()
-    before = text[text.index("CREATE FUNCTION roir.fingerprint_before") :]
-    function, updates = before.split("$$;\n", 1)
-    of = "i.source_oid::oid, roir.entry_columns(g.entry)"
-    run_sql(
-        dsn,
-        f"{function}$$",
-        f"UPDATE roir.operation o SET fingerprint = roir.fingerprint_before({of}) FROM roir.generation g "
-        "JOIN roir.index i ON i.id = g.index_id WHERE g.id = o.generation_id",
-        updates,
-    )
     reached.finish()
 
 

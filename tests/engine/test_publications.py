@@ -10,7 +10,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import clean_up, fold, prepare, schema
+from airflow_roir.engine import clean_up, fold, prepare
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.status import status
@@ -156,24 +156,6 @@ def test_one_that_comes_after_the_publish_is_warned_of_unless_that_is_known(data
     _, run = steps.begin(database, table=None, keys=None, ignore_publications=True)
     steps.finish_all(database, run)
     assert clean_up.clean_up(database).warnings == []
-
-
-def test_tables_that_were_made_before_get_their_replica_identity(database: Database, dsn: str) -> None:
-    """As they were before: made so by hand. What the migration runs is run again."""
-    run_sql(dsn, PLAIN.format("t"), FILL.format("t"))
-    _, run = steps.begin(database, segments=3)
-    steps.finish_all(database, run)
-    steps.begin(database, table=None, keys=None, segments=2)
-    entries = "SELECT c.oid::regclass::text FROM pg_class c WHERE relnamespace = 'roir_data'::regnamespace"
-    user = steps.session(dsn)
-    user.autocommit = True
-    for (name,) in sql(user, f"{entries} AND relkind = 'r'"):
-        sql(user, f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT")
-    with database.transaction() as connection:
-        execute(connection, (schema.migrations_folder() / "sql" / "replica_identity.sql").read_text())
-    assert sql(user, f"{entries} AND relkind = 'r' AND relreplident <> 'f'") == []
-    run_sql(dsn, "CREATE PUBLICATION p FOR ALL TABLES", "UPDATE t SET k = 'x', v = 0", "DELETE FROM t WHERE id < 9")
-    steps.assert_exact(database)
 
 
 @pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)], ids=["random"])

@@ -1,4 +1,4 @@
-"""What went wrong with scans by blocks once: locks of a seal, a TRUNCATE's notes, the size of batches, a downgrade."""
+"""What went wrong with scans by blocks once: locks of a seal, a TRUNCATE's notes, the size of batches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 
 import psycopg2.errors
 import pytest
-from alembic import command
 from sqlalchemy import event
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import abort, build, operations, prepare, scan_choice, schema, seal
+from airflow_roir.engine import abort, build, operations, prepare, scan_choice, seal
 from airflow_roir.engine import scan as scan_module
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.claims import Stop
@@ -263,18 +262,3 @@ def test_a_bloated_table_is_not_read_by_single_rows(dsn: str, database: Database
     _, run = steps.begin(database, scan="key", ranges=1, parallelism=1)
     found = steps.batches(database, run)
     assert len(found) <= 20, len(found)
-
-
-# -- the schema
-
-
-def test_a_downgrade_leaves_no_write_that_fails_and_no_ranges_of_blocks(dsn: str, database: Database) -> None:
-    """Older code would take numbers of blocks for keys; the capture function names a column that is gone."""
-    run_sql(dsn, *PLAIN)
-    steps.begin(database, scan="block")
-    try:
-        with database.transaction() as connection:
-            command.downgrade(schema.alembic_config(connection), "0008")
-    except Exception:
-        return  # refused: fine
-    run_sql(dsn, "TRUNCATE t")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -14,12 +16,16 @@ from airflow_roir.engine.tables import metadata
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, SchemaVersionMismatch
 from tests.conftest import database_dsn, run_sql
+from tests.engine import steps
+
+TABLE = ("CREATE TABLE t (id int PRIMARY KEY, k text)", "INSERT INTO t SELECT i, i % 7 FROM generate_series(1, 30) i")
 
 DEFINITIONS = """
 SELECT c.relname::text, x.definition
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'roir'
  CROSS JOIN LATERAL (
-       SELECT pg_get_constraintdef(oid) AS definition FROM pg_constraint WHERE conrelid = c.oid AND contype <> 'n'
+       SELECT concat_ws(' ', conname, pg_get_constraintdef(oid)) AS definition
+         FROM pg_constraint WHERE conrelid = c.oid AND contype <> 'n'
        UNION ALL SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = c.oid
        UNION ALL SELECT concat_ws(' ', attname, format_type(atttypid, atttypmod), attnotnull, attidentity,
                                   pg_get_expr(adbin, adrelid))
@@ -61,8 +67,12 @@ def test_down_leaves_nothing_and_up_works_again(empty: Database) -> None:
     with empty.transaction() as connection:
         left = execute(
             connection,
-            "SELECT relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace "
-            "WHERE nspname LIKE 'roir%' AND relname NOT LIKE 'schema_version%' AND relkind IN ('r', 'v')",
+            "SELECT relname FROM pg_class WHERE relnamespace = 'roir'::regnamespace AND relname !~ '^schema_version' "
+            "UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'roir'::regnamespace "
+            "UNION ALL SELECT typname FROM pg_type WHERE typnamespace = 'roir'::regnamespace "
+            "AND typname !~ '^_?schema_version' "
+            "UNION ALL SELECT evtname FROM pg_event_trigger "
+            "UNION ALL SELECT nspname FROM pg_namespace WHERE nspname = 'roir_data'",
         ).all()
     assert left == []
     assert schema.init(empty) == schema.head()
@@ -86,6 +96,28 @@ def test_a_newer_schema_is_refused(database: Database) -> None:
     for call in (lambda: status(database), lambda: schema.init(database)):
         with pytest.raises(SchemaVersionMismatch, match=r"newer\. Upgrade"):
             call()
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002", "0021"])
+def test_a_schema_of_before_the_first_release_is_refused_and_can_be_removed(
+    database: Database, dsn: str, revision: str
+) -> None:
+    """The remedy that the message names leaves the source as it was."""
+    run_sql(dsn, "SELECT roir.guard()", *TABLE)
+    steps.finish_all(database, steps.begin(database)[1])
+    steps.begin(database, table=None, keys=None)
+    run_sql(dsn, f"UPDATE roir.schema_version SET version_num = '{revision}'")
+    if revision == "0001":
+        run_sql(dsn, "DROP TABLE roir.home")
+    for call in (lambda: status(database), lambda: schema.init(database)):
+        with pytest.raises(SchemaVersionMismatch, match=rf"at {revision} of a version before 0\.1\.0.* init$") as told:
+            call()
+    (remedy,) = re.findall(r"DROP SCHEMA [a-z_, ]+ CASCADE", str(told.value))
+    run_sql(dsn, remedy)
+    assert schema.init(database) == schema.head()
+    run_sql(dsn, "UPDATE t SET k = 'x' WHERE id < 10", "DELETE FROM t WHERE id = 20", "ALTER TABLE t ADD COLUMN v int")
+    steps.finish_all(database, steps.begin(database)[1])
+    assert steps.assert_exact(database).rows == 29
 
 
 def test_schemas_made_by_the_owner_are_enough(empty: Database) -> None:

@@ -74,6 +74,8 @@ def test_capture_and_fold_do_to_an_entry_what_the_table_says(
         steps.build_all(database, run)
         steps.seal_all(database, run)
         fold.switch(database, run)
+    with database.connect() as connection, connection.begin():
+        job = load_job(connection, run)
     write = happening in (Happening.WRITE, Happening.WRITE_DIRECT)
     if write or happening == Happening.FOLD_UNMATCHED:
         sql(user, f"ALTER TABLE t DISABLE TRIGGER {steps.capture_triggers(dsn)[0]}")
@@ -89,8 +91,6 @@ def test_capture_and_fold_do_to_an_entry_what_the_table_says(
     user.commit()
     if happening in (Happening.FOLD_MATCHED, Happening.FOLD_UNMATCHED):
         with database.connect() as connection:
-            with connection.begin():
-                job = load_job(connection, run)
             fold.FoldWorker(connection, job.generation_id, job.entry).step(0, 100)
     found = sql(user, "SELECT state FROM roir_data.g1_delta WHERE c2 = 1")
     expected = ENTRY_STATES[state, happening]

@@ -1,7 +1,41 @@
+-- The view of an index: what readers see of the entries, and who may read it.
+
+-- Guards an index's view after a publish: true where the caller's own snapshot sees the generation as published, an
+-- error where it is older and may not see every entry. STABLE, so that it looks with the snapshot of the query that
+-- calls it; a row, not a transaction id, since it must still be right in a database that was restored from a dump.
+-- PARALLEL SAFE, or it would keep every query of the view from a parallel plan.
+CREATE FUNCTION roir.published(generation bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM roir.generation g
+                WHERE g.id = published.generation AND g.status IN ('active', 'retired')) THEN
+        RETURN true;
+    END IF;
+    RAISE serialization_failure
+        USING MESSAGE = 'could not serialize access: the index was published after the transaction''s snapshot',
+              DETAIL = format('roir generation %s', published.generation),
+              HINT = 'Retry the transaction.';
+END $$;
+
+-- Functions in a view are called with the rights of whoever reads the view, and needn't be found by name for that.
+GRANT EXECUTE ON FUNCTION roir.published(bigint) TO PUBLIC;
+
+-- SQL that an entry, a row `alias` of a base, is to be seen. NULL where all are: no partition is leaving or joining.
+CREATE FUNCTION roir.is_shown(generation bigint, alias text) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT format('(NOT (%s) OR %s)', string_agg(roir.entry_condition(g.entry, p.condition, alias), ' OR ' ORDER BY p.id),
+                  roir.has_row(g.entry, i.source_oid::oid, alias))
+      FROM roir.source_partition p
+      JOIN roir.generation g ON g.id = p.generation_id
+      JOIN roir.index i ON i.id = g.index_id
+     WHERE p.generation_id = is_shown.generation AND p.status IN ('leaving', 'joining')
+     GROUP BY g.entry, i.source_oid
+$$;
+
 -- Makes a generation's view anew, if it has one: guarded as it is, and hiding what belongs to partitions that are
 -- leaving or joining. Locks the view in ACCESS EXCLUSIVE mode. The view is that which shows the generation's entries: under
 -- its index's name, or under another one that somebody gave it, and not another view that has the index's name now.
-CREATE OR REPLACE FUNCTION roir.refresh_view(generation bigint) RETURNS void
+CREATE FUNCTION roir.refresh_view(generation bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     g record;

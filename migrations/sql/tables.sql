@@ -1,0 +1,152 @@
+-- The tables that an operation is made of; airflow_roir/engine/tables.py declares the same, and says what each column
+-- means. CHECKs and partial unique indexes state the invariants, so that no code path can break them.
+
+-- The states of a delta's rows: airflow_roir/entry_state.py says what each is. A type, since a CHECK of the delta's column
+-- would be evaluated by each captured write.
+CREATE TYPE roir.entry_state AS ENUM ('regular', 'antimatter', 'ghost');
+
+CREATE TABLE roir.home (
+    id smallint PRIMARY KEY CONSTRAINT home_one CHECK (id = 1),
+    tables jsonb NOT NULL,
+    schema_oid bigint NOT NULL,
+    settled_at timestamptz NOT NULL DEFAULT now()
+);
+
+CREATE TABLE roir.index (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    schema_name text NOT NULL,
+    name text NOT NULL,
+    source_oid bigint NOT NULL,
+    key_columns jsonb NOT NULL,
+    included_columns jsonb NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    dropped_at timestamptz
+);
+CREATE UNIQUE INDEX index_live_name ON roir.index (schema_name, name) WHERE dropped_at IS NULL;
+
+CREATE TABLE roir.generation (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    index_id bigint NOT NULL REFERENCES roir.index (id),
+    status text NOT NULL CONSTRAINT generation_status CHECK (status IN ('building', 'active', 'retired', 'dropped')),
+    capture_mode text NOT NULL
+        CONSTRAINT generation_capture_mode CHECK (capture_mode IN ('capture', 'direct', 'active', 'none')),
+    mode_xid text,
+    entry jsonb NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    published_at timestamptz,
+    retired_at timestamptz,
+    drop_after timestamptz,
+    ghosts bigint NOT NULL DEFAULT '0',
+    scan text NOT NULL DEFAULT 'key' CONSTRAINT generation_scan CHECK (scan IN ('key', 'block', 'index')),
+    shape jsonb,
+    CONSTRAINT generation_active_is_exact CHECK (status <> 'active' OR capture_mode = 'active'),
+    CONSTRAINT generation_retired_ends CHECK (status <> 'retired' OR drop_after IS NOT NULL)
+);
+CREATE INDEX generation_index_id_idx ON roir.generation (index_id);
+CREATE UNIQUE INDEX generation_one_active ON roir.generation (index_id) WHERE status = 'active';
+CREATE UNIQUE INDEX generation_one_building ON roir.generation (index_id) WHERE status = 'building';
+
+CREATE TABLE roir.emptied (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    generation_id bigint NOT NULL,
+    relation bigint NOT NULL
+);
+CREATE INDEX emptied_relation ON roir.emptied (generation_id, relation);
+
+CREATE TABLE roir.segment (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    generation_id bigint NOT NULL REFERENCES roir.generation (id),
+    ordinal integer NOT NULL,
+    lower jsonb,
+    upper jsonb,
+    status text NOT NULL DEFAULT 'loading'
+        CONSTRAINT segment_status CHECK (status IN ('loading', 'indexed', 'sealed')),
+    claim_epoch bigint,
+    claim_worker integer,
+    claim_token bigint NOT NULL DEFAULT '0',
+    UNIQUE (generation_id, ordinal)
+);
+
+CREATE TABLE roir.source_partition (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    generation_id bigint NOT NULL REFERENCES roir.generation (id),
+    relation bigint NOT NULL,
+    parent bigint NOT NULL,
+    leaf boolean NOT NULL,
+    link text,
+    name text NOT NULL,
+    condition text NOT NULL,
+    status text NOT NULL
+        CONSTRAINT source_partition_status CHECK (status IN ('present', 'leaving', 'joining')),
+    watermark jsonb
+);
+CREATE UNIQUE INDEX source_partition_one ON roir.source_partition (generation_id, relation) WHERE status <> 'leaving';
+CREATE INDEX source_partition_relation ON roir.source_partition (relation);
+
+CREATE TABLE roir.operation (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    index_id bigint NOT NULL REFERENCES roir.index (id),
+    generation_id bigint NOT NULL REFERENCES roir.generation (id),
+    kind text NOT NULL CONSTRAINT operation_kind CHECK (kind IN ('create', 'rebuild', 'verify')),
+    status text NOT NULL CONSTRAINT operation_status
+        CHECK (status IN ('running', 'paused', 'completed', 'failed', 'aborting', 'aborted')),
+    phase text NOT NULL CONSTRAINT operation_phase
+        CHECK (phase IN ('build', 'seal', 'fold', 'publish', 'sum', 'check', 'done')),
+    epoch bigint NOT NULL DEFAULT '0',
+    parallelism integer NOT NULL,
+    batch_rows integer NOT NULL,
+    max_rows_per_second integer CONSTRAINT operation_rate CHECK (max_rows_per_second > 0),
+    options jsonb NOT NULL,
+    rows_estimate bigint NOT NULL,
+    fingerprint text NOT NULL,
+    format_version integer NOT NULL,
+    owner text,
+    heartbeat_at timestamptz,
+    phase_seconds jsonb NOT NULL DEFAULT '{}',
+    ticked_at timestamptz,
+    created_by text NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT now(),
+    paused_at timestamptz,
+    pause_reason text,
+    paused_by text,
+    finished_at timestamptz,
+    error text,
+    notice text,
+    CONSTRAINT operation_completed_is_done CHECK ((status = 'completed') = (phase = 'done')),
+    CONSTRAINT operation_finished CHECK ((status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)),
+    CONSTRAINT operation_positive CHECK (parallelism > 0 AND batch_rows > 0)
+);
+CREATE UNIQUE INDEX operation_one_live ON roir.operation (index_id)
+    WHERE status IN ('running', 'paused', 'failed', 'aborting');
+
+CREATE TABLE roir.scan_range (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    operation_id bigint NOT NULL REFERENCES roir.operation (id),
+    ordinal integer NOT NULL,
+    lower jsonb,
+    upper jsonb,
+    watermark jsonb,
+    done boolean NOT NULL DEFAULT false,
+    rows bigint NOT NULL DEFAULT '0',
+    batches bigint NOT NULL DEFAULT '0',
+    seconds numeric(14, 3) NOT NULL DEFAULT '0',
+    claim_epoch bigint,
+    claim_worker integer,
+    claim_token bigint NOT NULL DEFAULT '0',
+    relation bigint NOT NULL,
+    filenode bigint,
+    UNIQUE (operation_id, ordinal),
+    CONSTRAINT scan_range_counts CHECK (rows >= 0 AND batches >= 0)
+);
+
+CREATE TABLE roir.event (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    index_id bigint NOT NULL REFERENCES roir.index (id),
+    operation_id bigint REFERENCES roir.operation (id),
+    actor text NOT NULL,
+    action text NOT NULL,
+    detail text
+);
+CREATE INDEX event_index_id_idx ON roir.event (index_id);
+CREATE INDEX event_operation_id_idx ON roir.event (operation_id);
