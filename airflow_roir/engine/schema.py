@@ -12,7 +12,7 @@ import airflow_roir
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import InvalidInput, SchemaVersionMismatch
 
-# Alembic is imported where it is used: a Spark worker never is there, and need not have it.
+# Alembic is imported by `init` alone: a Spark worker never is there, and need not have it.
 if TYPE_CHECKING:
     from alembic.config import Config
 
@@ -44,13 +44,20 @@ def alembic_config(connection: Connection | None = None) -> Config:
 
 
 @functools.cache
+def revisions() -> tuple[str, ...]:
+    """The revisions that this code knows, oldest first, by the numbers that their files are named after.
+
+    Every command asks, and Alembic takes longer to import than most commands take to answer.
+    """
+    files = (migrations_folder() / "versions").glob("[0-9]*_*.py")
+    found = tuple(sorted(file.name.split("_", 1)[0] for file in files))
+    assert found, f"the migrations are in {migrations_folder()}"
+    return found
+
+
 def head() -> str:
     """The newest revision that this code knows."""
-    from alembic.script import ScriptDirectory
-
-    revision = ScriptDirectory.from_config(alembic_config()).get_current_head()
-    assert revision is not None, "the migrations have a head"
-    return revision
+    return revisions()[-1]
 
 
 def init(database: Database) -> str:
@@ -129,10 +136,7 @@ def check_schema(connection: Connection) -> None:
 
 
 def _check_known(revision: str) -> None:
-    from alembic.script import ScriptDirectory
-
-    known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
-    if revision not in known:
+    if revision not in revisions():
         raise SchemaVersionMismatch(
             f"the control schema is at {revision}, which this code ({airflow_roir.__version__}) doesn't know: "
             "it is newer. Upgrade airflow-provider-roir"
