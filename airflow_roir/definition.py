@@ -14,6 +14,8 @@ from airflow_roir.errors import InvalidInput
 MAX_IDENTIFIER_BYTES = 63  # PostgreSQL's NAMEDATALEN - 1
 MAX_KEY_COLUMNS = 32  # PostgreSQL's INDEX_MAX_KEYS, which counts key and primary key columns together
 MAX_PARALLELISM = 256  # beyond it a server's connections, not our workers, are the limit
+MAX_BATCH_ROWS = 10_000_000  # a batch is one transaction, which a crash undoes whole
+MAX_RANGES = 100_000  # one row each in the control schema, which workers look through for the next one
 
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*")
@@ -235,13 +237,13 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         _in_range("parallelism", self.parallelism, 1, MAX_PARALLELISM)
-        _in_range("batch_rows", self.batch_rows, 1, 10_000_000)
+        _in_range("batch_rows", self.batch_rows, 1, MAX_BATCH_ROWS)
         _in_range("batch_ms", self.batch_ms, 1, 600_000)
         _in_range("lock_timeout_ms", self.lock_timeout_ms, 1, 60_000)
         _in_range("lock_patience_s", self.lock_patience_s, 0, 86_400)
         _in_range("revert_window_s", self.revert_window_s, 0, 365 * 86_400)
         if self.ranges is not None:
-            _in_range("ranges", self.ranges, 1, 100_000)
+            _in_range("ranges", self.ranges, 1, MAX_RANGES)
         if self.segments is not None:
             _in_range("segments", self.segments, 1, 1_000)
         if self.max_rows_per_second is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from airflow.sdk import DAG, Param, task
 
+from airflow_roir.definition import MAX_PARALLELISM
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.pause import PauseIndexBuildOperator
 from airflow_roir.operators.resume import ResumeIndexBuildOperator
@@ -46,7 +47,7 @@ with DAG(
             None,
             type=["null", "integer"],
             minimum=1,
-            maximum=256,
+            maximum=MAX_PARALLELISM,
             title="Parallelism",
             description="For a resume: how many workers go on. Empty: as many as before.",
         ),

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
+from airflow_roir.definition import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_RANGES
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
@@ -53,7 +54,7 @@ PARAMS = {
         2,
         type="integer",
         minimum=1,
-        maximum=256,
+        maximum=MAX_PARALLELISM,
         title="Parallelism",
         description="Workers at the same time. Can be changed while it runs: build task, Task State Store.",
         section=HOW,
@@ -62,7 +63,7 @@ PARAMS = {
         100_000,
         type="integer",
         minimum=1,
-        maximum=10_000_000,
+        maximum=MAX_BATCH_ROWS,
         title="Most rows per batch",
         description="A batch is one transaction, and fewer rows where they take longer than a second. A pause takes "
         "effect within one batch.",
@@ -72,7 +73,7 @@ PARAMS = {
         None,
         type=["null", "integer"],
         minimum=1,
-        maximum=100_000,
+        maximum=MAX_RANGES,
         title="Ranges",
         description="Pieces of the scan, many more than workers. Empty: chosen by the plan.",
         section=HOW,

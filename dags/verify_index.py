@@ -16,6 +16,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
+from airflow_roir.definition import MAX_PARALLELISM
 from airflow_roir.operators.verify import VerifyIndexOperator
 
 WHAT = "What to verify"
@@ -67,7 +68,7 @@ PARAMS = {
         2,
         type="integer",
         minimum=1,
-        maximum=256,
+        maximum=MAX_PARALLELISM,
         title="Parallelism",
         description="Workers at the same time. Can be changed while it runs: verify task, Task State Store.",
         section=HOW,

@@ -154,6 +154,34 @@ def test_bad_input_says_what_and_exits_with_2(dsn: str, arguments: tuple[str, ..
     assert said in roir(dsn, *arguments, code=2).stderr
 
 
+def imported_by(dsn: str, *arguments: str) -> set[str]:
+    """The packages, and modules of ours, that a command imports."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "airflow_roir.cli", *arguments],
+        env={**os.environ, "ROIR_DSN": dsn},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    modules = {line.rpartition("|")[2].strip() for line in lines}
+    return {name if name.startswith("airflow_roir.") else name.partition(".")[0] for name in modules}
+
+
+# Half a second of processor time is what `roir status` may take, and most of these take more by themselves.
+HEAVY = {"airflow", "alembic", "hypothesis", "numpy", "pandas", "pyarrow", "pyspark"}
+
+
+def test_the_help_imports_nothing_of_the_engine_and_the_status_nothing_that_builds(dsn: str) -> None:
+    found = imported_by(dsn, "--help")
+    assert "airflow_roir.cli.app" in found
+    assert not found & {*HEAVY, "psycopg2", "sqlalchemy", "airflow_roir.engine"}
+    found = imported_by(dsn, "status")
+    assert "airflow_roir.engine.status" in found
+    unwanted = {f"airflow_roir.engine.{name}" for name in ("build", "seal", "fold", "prepare", "clean_up", "verify")}
+    assert not found & {*HEAVY, *unwanted}
+
+
 def test_a_database_that_cant_be_reached_is_one_line_without_its_password(dsn: str) -> None:
     done = roir("postgresql://nobody:hush@127.0.0.1:1/none", "status", code=1)
     assert "roir: " in done.stderr

@@ -1,10 +1,11 @@
-"""The command `roir`, for those without Airflow at hand and for scripts."""
+"""The command `roir`, for those without Airflow at hand and for scripts.
+
+A command imports what it calls of the engine when it runs: `roir --help` needs none of it, `roir status` little.
+"""
 
 from __future__ import annotations
 
 import sys
-
-from sqlalchemy.exc import DBAPIError
 
 # Each module adds its commands to the application, in the order of the help text.
 from airflow_roir.cli import build, operations, partitions, status, verify  # noqa: F401
@@ -21,7 +22,11 @@ def main() -> None:
     except RoirError as error:
         say(str(error))
         sys.exit(error.exit_code)
-    except DBAPIError as error:
+    except Exception as error:
+        from sqlalchemy.exc import DBAPIError
+
+        if not isinstance(error, DBAPIError):
+            raise
         # The statement and its values stay out of it: only what the server said.
         say(str(error.orig).strip())
         sys.exit(1)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from airflow_roir.engine.database import Database
-from airflow_roir.engine.status import OperationStatus
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from airflow_roir.engine.database import Database
+    from airflow_roir.engine.status import OperationStatus
 
 EXIT_CODES = """
 Exit codes: 0 done; 1 failed, or verify found a difference; 2 bad input, nothing was changed, or it was undone; 3 the
@@ -87,6 +89,8 @@ def common(
 def database_of(context: typer.Context) -> Database:
     if not context.obj:
         raise typer.BadParameter("name the database by --dsn or the environment variable ROIR_DSN")
+    from airflow_roir.engine.database import Database
+
     return Database(context.obj, "roir cli")
 
 
@@ -99,6 +103,8 @@ def say(line: str) -> None:
 
 
 def status_table(found: list[OperationStatus]) -> Table:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for column in ("index", "status", "phase", "%", "rows", "rows/s", "left", "time", "workers"):
         table.add_column(column, justify="left" if column in ("index", "status", "phase") else "right")

@@ -33,15 +33,14 @@ from airflow_roir.cli.app import (
     print_json,
     say,
 )
-from airflow_roir.cli.execute import carry_on, carry_on_verification
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
-from airflow_roir.engine import checks, operations, prepare, publications, schema, view
-from airflow_roir.engine.verify import verification
 
 
 @app.command()
 def init(context: typer.Context, ignore_publications: IgnorePublications = False) -> None:
     """Create or upgrade the control schema `roir` in the database."""
+    from airflow_roir.engine import checks, publications, schema
+
     database = database_of(context)
     with database.transaction() as connection:
         if schema.current(connection) is None:
@@ -72,6 +71,8 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Validate a build and show what it would do. Changes nothing."""
+    from airflow_roir.engine import checks, prepare, schema, view
+
     options = _options(
         parallelism=parallelism,
         ranges=ranges,
@@ -141,6 +142,10 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Create an index, or rebuild one that exists (then without --table and --keys), through all phases."""
+    from airflow_roir.cli.execute import carry_on, carry_on_verification
+    from airflow_roir.engine import operations, prepare
+    from airflow_roir.engine.verify import verification
+
     database = database_of(context)
     options = _options(
         parallelism=parallelism,
@@ -179,6 +184,9 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Carry a paused or interrupted operation on to its end, from its last committed batch."""
+    from airflow_roir.cli.execute import carry_on
+    from airflow_roir.engine import operations
+
     database = database_of(context)
     row = operations.find_operation(database, index)
     if parallelism is not None or batch_rows is not None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import typer
 
 from airflow_roir.cli.app import AsJson, Index, Reason, app, database_of, out, print_json, say
-from airflow_roir.engine import abort as aborts
-from airflow_roir.engine import clean_up as cleaning
-from airflow_roir.engine import operations
-from airflow_roir.engine import revert as reverts
-from airflow_roir.engine.status import operation_status
 
 
 @app.command()
 def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Pause the running operation of an index; workers stop within one batch, which they commit."""
+    from airflow_roir.engine import operations
+    from airflow_roir.engine.status import operation_status
+
     database = database_of(context)
     row = operations.pause(database, index, operations.default_actor(), reason)
     status = operation_status(database, row.id)
@@ -24,6 +22,9 @@ def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
 @app.command()
 def abort(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Abort an unfinished operation: source and active generation stay as they are."""
+    from airflow_roir.engine import abort as aborts
+    from airflow_roir.engine import operations
+
     row = aborts.abort(database_of(context), index, operations.default_actor(), reason, say)
     out.print(f"operation {row.id} is {row.status}", markup=False)
 
@@ -31,6 +32,9 @@ def abort(context: typer.Context, index: Index, reason: Reason = "") -> None:
 @app.command()
 def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Show the generation again that the last rebuild replaced, within its revert window."""
+    from airflow_roir.engine import operations
+    from airflow_roir.engine import revert as reverts
+
     done = reverts.revert(database_of(context), index, operations.default_actor(), reason, say)
     out.print(f"index {done.index} shows generation {done.shown}; {done.retired} is kept for a while", markup=False)
 
@@ -38,6 +42,9 @@ def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
 @app.command()
 def drop(context: typer.Context, index: Index) -> None:
     """Drop an index: its view, its generations, and the capture of its source's writes."""
+    from airflow_roir.engine import abort as aborts
+    from airflow_roir.engine import operations
+
     aborts.drop_index(database_of(context), index, operations.default_actor(), say)
     out.print(f"index {index} dropped", markup=False)
 
@@ -45,6 +52,9 @@ def drop(context: typer.Context, index: Index) -> None:
 @app.command(name="clean-up")
 def clean_up(context: typer.Context, as_json: AsJson = False) -> None:
     """Remove ghosts, empty deltas, and retired generations whose revert window is over."""
+    from airflow_roir.engine import clean_up as cleaning
+    from airflow_roir.engine import operations
+
     report = cleaning.clean_up(database_of(context), operations.default_actor())
     if as_json:
         print_json(report.as_dict())

@@ -7,10 +7,6 @@ from typing import Annotated
 import typer
 
 from airflow_roir.cli.app import AsJson, Reason, app, database_of, out, print_json, say
-from airflow_roir.engine import operations
-from airflow_roir.engine.partitions import attach as attaching
-from airflow_roir.engine.partitions import detach as detaching
-from airflow_roir.engine.partitions import sync
 
 
 @app.command(name="detach-partition")
@@ -21,6 +17,9 @@ def detach_partition(
     drop: Annotated[bool, typer.Option("--drop", help="Drop it, once it is detached.")] = False,
 ) -> None:
     """Take a partition out of its table and out of all indexes: hidden at once, then removed in batches."""
+    from airflow_roir.engine import operations
+    from airflow_roir.engine.partitions import detach as detaching
+
     removed = detaching.detach_partition(
         database_of(context), partition, operations.default_actor(), reason, drop, report=say
     )
@@ -35,6 +34,9 @@ def attach_partition(
     bounds: Annotated[str, typer.Argument(help="As in ATTACH PARTITION: FOR VALUES … or DEFAULT.")],
 ) -> None:
     """Make a loaded table a partition, with its entries in all indexes; both are seen from the same moment on."""
+    from airflow_roir.engine import operations
+    from airflow_roir.engine.partitions import attach as attaching
+
     copied = attaching.attach_partition(database_of(context), table, partition, bounds, operations.default_actor(), say)
     out.print(f"{partition} attached to {table}; {copied:,} entries added", markup=False)
 
@@ -46,6 +48,9 @@ def sync_partitions(
     as_json: AsJson = False,
 ) -> None:
     """Put all indexes of a table right after partitions were dropped, detached or attached without roir."""
+    from airflow_roir.engine import operations
+    from airflow_roir.engine.partitions import sync
+
     report = sync.sync_partitions(database_of(context), table, operations.default_actor(), say)
     if as_json:
         print_json(report.as_dict())

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from airflow_roir.cli.app import AsJson, app, database_of, out, print_json, say, status_table
-from airflow_roir.engine import operations
-from airflow_roir.engine.database import Database
-from airflow_roir.engine.status import status as read_status
 from airflow_roir.operation import Status
+
+if TYPE_CHECKING:
+    from airflow_roir.engine.database import Database
 
 
 @app.command()
@@ -23,6 +23,8 @@ def status(
     history: Annotated[bool, typer.Option("--history", help="Who did what, when and why, to one index.")] = False,
 ) -> None:
     """Show how operations stand."""
+    from airflow_roir.engine.status import status as read_status
+
     database = database_of(context)
     if history:
         if index is None:
@@ -48,6 +50,8 @@ def status(
 
 
 def print_history(database: Database, index: str, as_json: bool) -> None:
+    from airflow_roir.engine import operations
+
     events = operations.events(database, index)
     if as_json:
         print_json(

@@ -7,10 +7,7 @@ from typing import Annotated
 import typer
 
 from airflow_roir.cli.app import AsJson, Conf, Index, Master, Parallelism, app, database_of, say
-from airflow_roir.cli.execute import carry_on_verification, print_report
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import operations
-from airflow_roir.engine.verify import compare, verification
 
 
 @app.command(name="verify")
@@ -33,6 +30,10 @@ def verify_command(
     as_json: AsJson = False,
 ) -> None:
     """Compare an index with its source, exactly, under writers. Exit code 1 where they differ, unless all is mended."""
+    from airflow_roir.cli.execute import carry_on_verification, print_report
+    from airflow_roir.engine import operations
+    from airflow_roir.engine.verify import compare, verification
+
     database = database_of(context)
     options = VerifyOptions(
         parallelism=VerifyOptions.parallelism if parallelism is None else parallelism,

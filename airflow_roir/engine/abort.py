@@ -177,7 +177,7 @@ def _remove_generations(
     remove: returns their ids.
     """
     with database.transaction() as connection:
-        source = source_of(connection, index_id)
+        source = source_if_there(connection, index_id)
         known = _generations(connection, index_id)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
@@ -201,7 +201,7 @@ def _release_source(
 ) -> None:
     """Take the triggers off a source that has no generation left, and `conclude` in the same transaction."""
     with database.transaction() as connection:
-        source = source_of(connection, index_id)
+        source = source_if_there(connection, index_id)
         oid = connection.execute(select(tables.index.c.source_oid).where(tables.index.c.id == index_id)).scalar_one()
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
@@ -225,14 +225,13 @@ def _drain(database: Database, source: Source | None, index_id: int, patience_s:
     return Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s)
 
 
-def source_of(connection: Connection, index_id: int, check: bool = False) -> Source | None:
+def source_if_there(connection: Connection, index_id: int, check: bool = False) -> Source | None:
     """The source of an index, None where it was dropped itself.
 
     check: raise InvalidInput where it can't be indexed any more. To take an index away that doesn't matter.
     """
-    oid = connection.execute(select(tables.index.c.source_oid).where(tables.index.c.id == index_id)).scalar_one()
     try:
-        return catalog.read_source_by_oid(connection, oid, check)
+        return catalog.source_of_index(connection, index_id, check)
     except NotFound:
         return None
 

@@ -310,10 +310,10 @@ def name_of(connection: Connection, oid: int) -> QualifiedName:
     return QualifiedName(row.nspname, row.relname)
 
 
-def source_of_index(connection: Connection, index_id: int) -> Source:
-    """The source of an index by the index's id. Raises NotFound, InvalidInput."""
+def source_of_index(connection: Connection, index_id: int, check: bool = True) -> Source:
+    """The source of an index by the index's id. Raises NotFound, InvalidInput; check: as in `read_source_by_oid`."""
     oid = execute(connection, "SELECT source_oid FROM roir.index WHERE id = %(id)s", {"id": index_id}).scalar_one()
-    return read_source_by_oid(connection, oid)
+    return read_source_by_oid(connection, oid, check)
 
 
 def _refuse_relation(name: QualifiedName, row: object) -> None:

@@ -165,7 +165,7 @@ def _finish_abort(
 def _follow_partitions(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
     """Take in partitions that were created; name those that came or went with rows, which is for a person to settle."""
     with database.transaction() as connection:
-        source = abort.source_of(connection, row.index_id, check=True)
+        source = abort.source_if_there(connection, row.index_id, check=True)
         if source is None or _status(connection, row.id) == "dropped":
             return
         # Of those that the guard has taken in.
@@ -189,7 +189,7 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
 def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
     """Make the capture function anew where it is one for another name or primary key of the table, or of older code."""
     with database.transaction() as connection:
-        source = abort.source_of(connection, index_id, check=True)
+        source = abort.source_if_there(connection, index_id, check=True)
         if source is None or not _may_refresh(connection, source):
             return
 
@@ -295,7 +295,7 @@ def _drop_generation(
     database: Database, row: Any, actor: str, result: CleanUpReport, report: Callable[[str], None]
 ) -> None:
     with database.transaction() as connection:
-        source = abort.source_of(connection, row.index_id)
+        source = abort.source_if_there(connection, row.index_id)
 
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         if source is not None:

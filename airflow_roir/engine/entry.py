@@ -125,6 +125,10 @@ class Entry:
         """Positions of the included columns."""
         return range(self.identity, len(self.columns))
 
+    def fingerprinted(self, source: Source) -> list[str]:
+        """The source's columns that a fingerprint covers."""
+        return [column.source for column in self.columns] + list(source.primary_key)
+
     def resorted(self, source: Source) -> list[str]:
         """Columns of `(key, pk)` whose collation's library is another one now than the entries were sorted by."""
         return [

@@ -23,9 +23,10 @@ from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
+from airflow_roir.engine.running import read_running
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import IllegalTransition, LockNotAcquired, OperationPaused
-from airflow_roir.operation import Phase, Status, Verb
+from airflow_roir.errors import IllegalTransition, LockNotAcquired
+from airflow_roir.operation import Phase, Verb
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
         job = load_job(connection, run)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
-        row = _read_running(connection, run)
+        row = read_running(connection, run)
         known: set[int] = set()
         # A leaf that is new is read through here already, the fingerprint is planned: not while writers wait.
         check_partitions(connection, job, known)
@@ -252,7 +253,7 @@ def work(database: Database, run: Run) -> Folded:
     total = Folded()
     while True:
         with database.transaction() as connection:
-            workers = _read_running(connection, run).parallelism
+            workers = read_running(connection, run).parallelism
             _wait_little(connection)
             blocks = execute(
                 connection,
@@ -272,7 +273,7 @@ def work(database: Database, run: Run) -> Folded:
                     if first is None:
                         return folded
                     with connection.begin():
-                        _read_running(connection, run)
+                        read_running(connection, run)
                     folded += worker.step(first, first + BLOCKS_PER_STEP)
 
         with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="roir-fold") as pool:
@@ -300,10 +301,3 @@ def finish(database: Database, run: Run, folded: Folded) -> None:
 def _wait_little(connection: Connection) -> None:
     """An open TRUNCATE holds base and delta: give up soon, to look for a pause."""
     execute(connection, f"SET LOCAL lock_timeout = '{build.TABLE_LOCK_WAIT}'")
-
-
-def _read_running(connection: Connection, run: Run) -> operations.OperationRow:
-    row = read_control(connection, run)
-    if row.status != Status.RUNNING:
-        raise OperationPaused(f"index {run.index}: operation {row.id} was paused: {row.pause_reason}")
-    return row

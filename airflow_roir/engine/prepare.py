@@ -241,7 +241,6 @@ def _prepare(
     _check_columns(connection, source, rehearsal.definition)
     installation.install(connection, source)
     execute(connection, "SELECT roir.keep_shape(%(generation)s)", {"generation": generation_id})
-    columns = [column.source for column in entry.columns] + list(source.primary_key)
     operation_id = int(
         connection.execute(
             insert(tables.operation)
@@ -256,7 +255,7 @@ def _prepare(
                 max_rows_per_second=options.max_rows_per_second,
                 options=options.as_dict(),
                 rows_estimate=plan.rows,
-                fingerprint=catalog.fingerprint(connection, source.oid, columns),
+                fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
                 format_version=BLOCK_FORMAT_VERSION if rehearsal.choice.scan.by_blocks else FORMAT_VERSION,
                 created_by=actor,
                 phase_seconds={"prepare": round(time.monotonic() - begun, 3)},

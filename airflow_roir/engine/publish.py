@@ -12,10 +12,10 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.row_function import ACTIVE, DIRECT
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
+from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job
+from airflow_roir.engine.running import read_running
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import InvariantViolated, OperationPaused
-from airflow_roir.operation import Status
+from airflow_roir.errors import InvariantViolated
 
 # What is folded while writers wait for the drain lock: rows that were held during the fold, so few.
 MOST_ROWS_UNDER_LOCK = 2_000
@@ -48,9 +48,7 @@ def _name(connection: Connection, job: Job) -> QualifiedName:
 def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool:
     """One attempt; False where so much is left in the delta that it is better folded without the lock."""
     run = job.run
-    row = read_control(connection, run)
-    if row.status != Status.RUNNING:
-        raise OperationPaused(f"index {run.index}: operation {row.id} was paused: {row.pause_reason}")
+    row = read_running(connection, run)
     _check_complete(connection, job)
     known: set[int] = set()
     # A leaf that is new is read through here already, and the fingerprint's queries are planned: writers don't wait.
@@ -98,7 +96,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
 
 
 def _check_complete(connection: Connection, job: Job) -> None:
-    """Every range copied, every segment sealed, the switch made: else an index would lack rows (PEERS 7, 15, 16)."""
+    """Every range copied, every segment sealed, the switch made: else an index would lack rows."""
     row = execute(
         connection,
         "SELECT (SELECT count(*) FROM roir.scan_range WHERE operation_id = %(operation)s AND NOT done) AS ranges, "

@@ -45,7 +45,7 @@ def revert(
     with database.transaction() as connection:
         check_schema(connection)
         found = operations.find_index(connection, parse_name(index, "index"))
-        source = abort.source_of(connection, found.id)
+        source = abort.source_if_there(connection, found.id)
     name = operations.index_name(found)
     if source is None:
         raise NotFound(f"index {name}: its table was dropped; drop the index too: roir drop '{name}'")

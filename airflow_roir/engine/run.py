@@ -70,7 +70,7 @@ class Job:
     @property
     def columns(self) -> list[str]:
         """The source's columns that the fingerprint covers."""
-        return [column.source for column in self.entry.columns] + list(self.source.primary_key)
+        return self.entry.fingerprinted(self.source)
 
 
 def start_run(

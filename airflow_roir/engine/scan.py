@@ -2,7 +2,7 @@
 
 By key each batch looks up its rows where they happen to lie; by blocks it reads them as they lie. Blocks are right
 because every row that is not where it was at prepare has been written since, so that touched wins for it: an insert,
-and an update that moves a row to another block even if its entry stays the same (`Target.follows_moves`). A row that
+and an update that moves a row to another block even if its entry stays the same. A row that
 is met twice by that is removed by the seal (`generation.remove_touched`).
 
 The rows are those of the source, or, in a rebuild, the entries of the generation that readers see, which is narrower:
@@ -27,7 +27,6 @@ from airflow_roir.scan_range import Key, ScanRange
 
 # A batch by blocks, or of wide rows, reads no more than this: 64 MB.
 BATCH_BYTES = 64 << 20
-BLOCK_BYTES = 8_192
 # Of narrow rows, where nobody has analyzed the table and no batch was copied yet.
 ROWS_PER_BLOCK = 200.0
 # Nothing is known of the first blocks, and then only of those that were copied.
@@ -107,6 +106,7 @@ class KeyReader:
 # The file as it is, and whether a TRUNCATE has taken everything since the plan: what came then is touched.
 FILE = """
 SELECT pg_relation_filenode(r.oid)::bigint AS filenode,
+       current_setting('block_size')::int AS block_bytes,
        EXISTS (SELECT FROM roir.emptied e
                 WHERE e.generation_id = %(generation)s AND e.relation IN (r.oid::bigint, %(source)s)) AS emptied
   FROM to_regclass(%(relation)s) r (oid)
@@ -143,7 +143,7 @@ class BlockReader:
         first = self._first(scan)
         # The densest of what is known: behind an empty stretch rows may lie close again.
         dense = max([*self._rows_per_block, usual or 0.0]) or ROWS_PER_BLOCK
-        blocks = max(1, min(int(rows / dense), self._blocks * GROWTH, BATCH_BYTES // BLOCK_BYTES))
+        blocks = max(1, min(int(rows / dense), self._blocks * GROWTH, BATCH_BYTES // file.block_bytes))
         end = min(first + blocks, int(scan.upper[0]))
         where = f"ctid >= '({first},0)'::tid AND ctid < '({end},0)'::tid"
         return Stretch([str(end - 1)] if end > first else scan.watermark, end >= int(scan.upper[0]), where, {})

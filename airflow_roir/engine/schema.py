@@ -12,7 +12,7 @@ import airflow_roir
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import InvalidInput, SchemaVersionMismatch
 
-# Alembic is imported where it is used: a Spark worker never is there, and need not have it.
+# Alembic is imported by `init` alone: a Spark worker never is there, and need not have it.
 if TYPE_CHECKING:
     from alembic.config import Config
 
@@ -49,17 +49,20 @@ def alembic_config(connection: Connection | None = None) -> Config:
 
 
 @functools.cache
+def revisions() -> tuple[str, ...]:
+    """The revisions that this code knows, oldest first, by the numbers that their files are named after.
+
+    Every command asks, and Alembic takes longer to import than most commands take to answer.
+    """
+    files = (migrations_folder() / "versions").glob("[0-9]*_*.py")
+    found = tuple(sorted(file.name.split("_", 1)[0] for file in files))
+    assert found, f"the migrations are in {migrations_folder()}"
+    return found
+
+
 def head() -> str:
     """The newest revision that this code knows."""
-    return _revisions()[0]
-
-
-@functools.cache
-def _revisions() -> tuple[str, ...]:
-    """All revisions that this code knows, the newest one first."""
-    from alembic.script import ScriptDirectory
-
-    return tuple(script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions())
+    return revisions()[-1]
 
 
 def init(database: Database) -> str:
@@ -138,7 +141,7 @@ def check_schema(connection: Connection) -> None:
 
 def _check_known(connection: Connection, revision: str) -> None:
     """Raise SchemaVersionMismatch where this code can't upgrade a schema of that revision."""
-    known = revision in _revisions()
+    known = revision in revisions()
     if (not known and revision in UNRELEASED) or not execute(connection, HAS_HOME).scalar_one():
         raise SchemaVersionMismatch(
             f"the control schema is at {revision} of a version before 0.1.0, which was never released: this code can't "

@@ -92,7 +92,7 @@ def dsn_of(connection: Connection) -> str:
             f"connection {connection.conn_id!r} has extras that libpq doesn't know: {', '.join(unusable)}. "
             "Remove them, or correct their names"
         )
-    dsn = make_dsn(**settings)
+    dsn: str = make_dsn(**settings)
     mask_secret(dsn)
     return dsn
 

@@ -33,4 +33,4 @@ class AbortIndexBuildOperator(RoirOperator):
             database = self.get_database()
             operation = operations.find_operation(database, self.index)
             abort.abort(database, self.index, owner_of(context["ti"]), reason=self.reason, report=self.log.info)
-        return operation.id
+        return int(operation.id)

@@ -41,6 +41,6 @@ class BuildIndexOperator(SparkDrivingOperator):
             database = self.get_database()
             row = self.take_turn(database, context["ti"])
             if row is None:
-                return self.read(database).id
+                return int(self.read(database).id)
         self.drive_on_spark(context, database, row)
-        return row.id
+        return int(row.id)

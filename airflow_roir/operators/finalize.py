@@ -30,7 +30,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.outlets = [*self.outlets, published_alias()]
+        self.outlets: list[Any] = [*self.outlets, published_alias()]
 
     def execute(self, context: Context) -> int:
         """Drive the operation until it is published, or leave."""
@@ -64,4 +64,4 @@ class FinalizeIndexBuildOperator(DrivingOperator):
             asset, extra={"operation_id": row.id, "generation_id": row.generation_id}
         )
         self.log.info("Published index %s: asset %s", name, asset.uri)
-        return row.id
+        return int(row.id)

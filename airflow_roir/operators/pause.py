@@ -32,4 +32,4 @@ class PauseIndexBuildOperator(RoirOperator):
         with failing_clearly():
             row = operations.pause(self.get_database(), self.index, owner_of(context["ti"]), self.reason)
         self.log.info("Operation %s is %s", row.id, row.status)
-        return row.id
+        return int(row.id)

@@ -41,4 +41,4 @@ class ResumeIndexBuildOperator(RoirOperator):
                 whole_number("batch_rows", self.batch_rows),
             )
         self.log.info("Operation %s is %s again, with %s workers", row.id, row.status, row.parallelism)
-        return row.id
+        return int(row.id)

@@ -9,8 +9,12 @@ from __future__ import annotations
 import importlib.resources
 import zipfile
 from collections.abc import Iterator
-from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # Where Python 3.10 has it, too.
+    from importlib.abc import Traversable
 
 PACKAGE = "airflow_roir"
 # What a worker never imports, and an executor couldn't: it has no Airflow.

@@ -191,7 +191,8 @@ class _PhaseOnSpark:
     def _work_left(self) -> WorkLeft:
         def read() -> WorkLeft:
             with self._database.transaction() as connection:
-                return ENGINE[self._phase].work_left(connection, self._run, self._workers.busy)
+                left: WorkLeft = ENGINE[self._phase].work_left(connection, self._run, self._workers.busy)
+                return left
 
         return retry(read)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow.sdk import NEVER_EXPIRE
+from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub lacks it
 
 from airflow_roir.definition import BuildOptions
 from airflow_roir.errors import InvalidInput
@@ -68,7 +68,7 @@ class LiveOptions:
                 if number is None or number == self.current.get(key):
                     self._refused.pop(key, None)
                     continue
-                BuildOptions(**{key: number})
+                BuildOptions(**{key: number})  # type: ignore[arg-type]  # validates
                 if apply is not None:
                     apply(**{key: number})
             except InvalidInput as refusal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
@@ -33,7 +33,7 @@ class DrivingOperator(RoirOperator):
         drives whatever unfinished operation the index has.
     """
 
-    template_fields = (*RoirOperator.template_fields, "operation_id")
+    template_fields: Sequence[str] = (*RoirOperator.template_fields, "operation_id")
     done_phases: frozenset[Phase] = frozenset()
 
     def __init__(self, *, operation_id: int | str | None = None, **kwargs: Any) -> None:

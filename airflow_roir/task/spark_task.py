@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException
@@ -44,7 +44,7 @@ class SparkDrivingOperator(DrivingOperator):
     Both are templated.
     """
 
-    template_fields = (*DrivingOperator.template_fields, "parallelism", "spark")
+    template_fields: Sequence[str] = (*DrivingOperator.template_fields, "parallelism", "spark")
     operator_extra_links = (LiveOptionsLink(),)
     # What the Task State Store holds for the user to change, each an attribute of the task and a column.
     live_options: tuple[str, ...] = ("parallelism",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, build, operations, prepare, seal
+from airflow_roir.engine import abort, build, fold, operations, prepare, publish, seal
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
@@ -14,6 +14,7 @@ from airflow_roir.errors import (
     Fenced,
     IllegalTransition,
     InvariantViolated,
+    OperationFailed,
     OperationPaused,
     OperationRunning,
     SourceChanged,
@@ -209,3 +210,13 @@ def test_what_an_older_run_pauses_for_is_not_kept_by_the_run_that_takes_over(dat
     with pytest.raises(OperationPaused, match="somebody"):
         start_run(database, "ix", "newest", take_over=True, lift_pause=False)
     assert newer.epoch > older.epoch
+
+
+def test_a_fold_and_a_publish_of_an_operation_that_has_failed_say_why(database: Database) -> None:
+    _, run = steps.begin(database)
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    settle(database, run, SourceChanged("the table was altered"), fatal=True)
+    for step in (fold.switch, fold.work, publish.publish):
+        with pytest.raises(OperationFailed, match="the table was altered"):
+            step(database, run)

@@ -8,6 +8,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
 from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database, execute
@@ -77,6 +78,11 @@ def test_down_leaves_nothing_and_up_works_again(empty: Database) -> None:
     assert left == []
     assert schema.init(empty) == schema.head()
     assert schema.init(empty) == schema.head()  # again: nothing to do
+
+
+def test_the_files_of_the_migrations_are_named_after_their_revisions_in_order() -> None:
+    walked = ScriptDirectory.from_config(schema.alembic_config()).walk_revisions()
+    assert schema.revisions() == tuple(reversed([script.revision for script in walked]))
 
 
 def test_an_entry_state_is_one_of_the_declared_ones(database: Database) -> None:

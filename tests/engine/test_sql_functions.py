@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import psycopg2.errors
 import pytest
 
+from airflow_roir.definition import MAX_BATCH_ROWS, MAX_PARALLELISM
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
@@ -71,3 +74,21 @@ def test_a_bad_parallelism_is_refused_and_the_old_one_stays(database: Database, 
         sql(steps.session(dsn), "SELECT roir.resume('ix', parallelism => %s)", value)
     kept = operation_status(database, prepared.operation_id)
     assert (kept.status, kept.parallelism) == ("paused", 3)
+
+
+def test_the_limits_in_sql_are_those_of_the_code(database: Database, dsn: str) -> None:
+    user = steps.session(dsn)
+    bodies = [body for (body,) in sql(user, "SELECT prosrc FROM pg_proc WHERE prosrc ~ 'roir'")]
+    ticks = re.findall(r"roir\.tick\([^;]*, (\d+)\)", " ".join(bodies))
+    assert ticks
+    assert {int(seconds) for seconds in ticks} == {operations.HEARTBEAT_FRESH_S}
+    steps.begin(database, "ix", '"Weird ""S""".t', "k")
+    for name, most in (("parallelism", MAX_PARALLELISM), ("batch_rows", MAX_BATCH_ROWS)):
+        # What the limits allow is refused all the same: nothing is paused.
+        for value, refusal in (
+            (most, psycopg2.errors.ObjectNotInPrerequisiteState),
+            (most + 1, psycopg2.errors.InvalidParameterValue),
+        ):
+            with pytest.raises(refusal):
+                sql(user, f"SELECT roir.resume('ix', {name} => %s)", value)
+            user.rollback()

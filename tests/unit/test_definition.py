@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_roir.definition import (
+    MAX_BATCH_ROWS,
+    MAX_PARALLELISM,
+    MAX_RANGES,
     BuildOptions,
     IndexDefinition,
     QualifiedName,
@@ -112,9 +115,9 @@ def test_a_definition_that_contradicts_itself_is_refused(
 
 
 COUNTS = {
-    "parallelism": 256,
-    "batch_rows": 10_000_000,
-    "ranges": 100_000,
+    "parallelism": MAX_PARALLELISM,
+    "batch_rows": MAX_BATCH_ROWS,
+    "ranges": MAX_RANGES,
     "segments": 1_000,
     "max_rows_per_second": 1_000_000_000,
     "lock_timeout_ms": 60_000,

@@ -16,11 +16,12 @@ from airflow_roir.engine import catalog, marks, operations, tables
 from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute, retry
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
+from airflow_roir.engine.running import read_running
 from airflow_roir.engine.verify import comparison, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, load
 from airflow_roir.engine.verify.verification import VerifyReport
 from airflow_roir.engine.verify.worker import LIMITS, UNITS, VerifyWorker
-from airflow_roir.errors import InvariantViolated, OperationFailed, OperationPaused, SourceChanged
+from airflow_roir.errors import InvariantViolated, OperationPaused, SourceChanged
 from airflow_roir.operation import Phase, Status, Verb
 
 
@@ -175,12 +176,12 @@ def _by_threads(database: Database, run: Run, verification_id: int) -> None:
 
     def is_open() -> bool:
         with database.transaction() as connection:
-            _read_running(connection, run)
+            read_running(connection, run)
             return verification.is_open(connection, verification_id)
 
     def workers() -> int:
         with database.transaction() as connection:
-            return int(_read_running(connection, run).parallelism)
+            return int(read_running(connection, run).parallelism)
 
     def left() -> WorkLeft:
         with database.transaction() as connection:
@@ -203,12 +204,3 @@ def _by_threads(database: Database, run: Run, verification_id: int) -> None:
                 # Written down first, so that the others leave: to leave the block is to wait for them.
                 settle(database, run, error, fatal=isinstance(error, SourceChanged))
                 raise
-
-
-def _read_running(connection: Connection, run: Run) -> Row[Any]:
-    row = read_control(connection, run)
-    if row.status == Status.FAILED:
-        raise OperationFailed(f"index {run.index}: {row.error}")
-    if row.status != Status.RUNNING:
-        raise OperationPaused(f"index {run.index}: operation {row.id} was paused: {row.pause_reason}")
-    return row

@@ -13,7 +13,6 @@ from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import VerifyOptions, parse_name
 from airflow_roir.engine import catalog, marks, operations, tables
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.prepare import FORMAT_VERSION
@@ -118,7 +117,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
                         batch_rows=units.ROWS_PER_UNIT,
                         options=options.as_dict(),
                         rows_estimate=0,
-                        fingerprint=catalog.fingerprint(connection, source.oid, fingerprinted(source, entry)),
+                        fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
                         format_version=FORMAT_VERSION,
                         created_by=actor,
                     )
@@ -169,11 +168,6 @@ def _active(connection: Connection, index_id: int, name: str) -> Row[Any]:
 def _check_amcheck(connection: Connection) -> None:
     if not execute(connection, "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'amcheck')").scalar_one():
         raise InvalidInput("the database has no extension amcheck; a superuser makes it: CREATE EXTENSION amcheck")
-
-
-def fingerprinted(source: Source, entry: Entry) -> list[str]:
-    """The source's columns that a fingerprint covers."""
-    return [column.source for column in entry.columns] + list(source.primary_key)
 
 
 def unfinished(connection: Connection, operation_id: int) -> Row[Any]:
