@@ -27,7 +27,7 @@ DOCS = (
     ARCHITECTURE,
     OPERATIONS,
     LIMITS,
-    ROOT / "docs" / "regressions.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("regressions", "reliability", "performance", "spark")),
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
 )
@@ -170,6 +170,9 @@ def test_every_path_and_test_exists(document: Path) -> None:
                 assert f"def {test}(" in (ROOT / path).read_text(), f"{document.name}: {path}::{test}"
         for name in re.findall(r"^([a-z_]+\.(?:py|sql))$", code):
             assert name in names, f"{document.name}: {name}"
+        for name, test in re.findall(r"^(test_\w+\.py)::(\w+)$", code):
+            files = [*(ROOT / "tests").rglob(name)]
+            assert any(f"def {test}(" in file.read_text() for file in files), f"{document.name}: {name}::{test}"
 
 
 @by_document
