@@ -234,13 +234,14 @@ class Ground:
         late = {"23505"} if came_late and self.kind != ORDINARY else set()
         if levels == {READ_COMMITTED}:
             return [] if mine - late <= theirs else [f"not as without the index: {compared(play, twin)}"]
-        # What would come of a refusal at the same turn.
-        refused = frozenset(
+        # What would come of the same refusals: one of them may spare the other transaction its own, so once more.
+        refused: frozenset[tuple[int, int]] = frozenset()
+        while more := {
             turn
             for turn, one in play.outcomes.items()
             if one.error == SERIALIZATION_FAILURE and twin.get(turn, one).error != SERIALIZATION_FAILURE
-        )
-        if refused:
+        }:
+            refused |= more
             self.run(fill(TWIN, SLOTS + 1))
             twin = self._play(play.schedule, Rows(TWIN, SLOTS), refused).outcomes
         for turn, one in play.outcomes.items():
