@@ -24,7 +24,8 @@ DEFINITIONS = """
 SELECT c.relname::text, x.definition
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'roir'
  CROSS JOIN LATERAL (
-       SELECT concat_ws(' ', conname, pg_get_constraintdef(oid)) AS definition FROM pg_constraint WHERE conrelid = c.oid AND contype <> 'n'
+       SELECT concat_ws(' ', conname, pg_get_constraintdef(oid)) AS definition
+         FROM pg_constraint WHERE conrelid = c.oid AND contype <> 'n'
        UNION ALL SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = c.oid
        UNION ALL SELECT concat_ws(' ', attname, format_type(atttypid, atttypmod), attnotnull, attidentity,
                                   pg_get_expr(adbin, adrelid))
