@@ -44,7 +44,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, load_job, start_run
 from airflow_roir.engine.verify.compare import verify
 from benchmarks import bulk
-from benchmarks.histogram import quantile
+from benchmarks.quantile import quantile
 from tests.servers import PACKAGED, programs, start_postgres
 
 RESULTS = Path(__file__).parent / "results" / "writers.json"
