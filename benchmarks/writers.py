@@ -13,8 +13,8 @@ delta's blocks are folded at such a pace.
 `--indexes N` gives the table so many other indexes beforehand, on columns that never change: what a change of an
 indexed column costs in all of them is part of the yardstick.
 
-With `--bulk ROWS` it measures statements that write so many rows instead: without an index, with a native one, and with the
-capture in each mode.
+With `--bulk ROWS` it measures statements that write so many rows instead: without an index, with a native one, and
+with the capture in each mode.
 """
 
 from __future__ import annotations
