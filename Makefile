@@ -143,6 +143,10 @@ bench-writers: $(STAMP)  ## What an index costs writers, ours and a native one; 
 bench-fold: $(STAMP)  ## Delta rows folded per second; ARGS="--rows 200000 --base 1000000 --rounds 1" for less
 	$(BIN)/python -m benchmarks.fold $(ARGS)
 
+.PHONY: charts
+charts: $(STAMP)  ## Draw all charts again, from the figures in benchmarks/results
+	$(BIN)/python -m benchmarks.pictures
+
 .PHONY: demo
 demo: $(STAMP)  ## Build a real index under a real Airflow; KEEP=1 leaves it running, SCALE=n takes TPC-H
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \

@@ -22,8 +22,8 @@ from typing import Any
 
 from airflow_roir.engine.verify.compare import verify
 from benchmarks import peers, sides
-from benchmarks.bars import Bar, bars
 from benchmarks.data import DATASETS, ROWS_PER_SCALE
+from benchmarks.pictures import of_bench
 from benchmarks.scene import INDEX, Result, Scene, Side
 from benchmarks.server import bench_server, described, facts
 
@@ -132,21 +132,6 @@ def keep(path: Path, name: str, results: dict[str, Any]) -> None:
     path.write_text(re.sub(r"\n {5,}|\n {4}(?=\})", " ", text) + "\n")
 
 
-def chart(summaries: list[dict[str, Any]], title: str) -> str:
-    """Of the ratios to the limit, the fastest first, as SVG."""
-    drawn = [
-        Bar(
-            one["title"].replace("`", ""),
-            one["ratio"],
-            one["ratio_min"],
-            one["ratio_max"],
-            one["side"].startswith("ours"),
-        )
-        for one in sorted(summaries, key=lambda one: float(one["ratio"]))
-    ]
-    return bars(drawn, f"Wall time to the limit's: {title}", mark=1.0)
-
-
 def bench(chosen: argparse.Namespace, name: str) -> None:
     """One data set on a fresh server."""
     rows = chosen.rows or int(chosen.scale * ROWS_PER_SCALE)
@@ -173,8 +158,7 @@ def bench(chosen: argparse.Namespace, name: str) -> None:
                  "session_of_peers": scene.memory(scene.parallelism), "left_out": lacking, "summaries": summaries,
                  "rounds": rounds},
             )  # fmt: skip
-        picture = chosen.results.with_name(f"{chosen.results.stem}-{name}-{chosen.pg}.svg")
-        picture.write_text(chart(summaries, f"{data.title}, {scene.rows:,} rows, PostgreSQL {chosen.pg}"))
+        of_bench(chosen.results)
         print(f"\n{table(summaries, lacking)}\n", flush=True)
 
 

@@ -28,8 +28,8 @@ from benchmarks import control_cost, plan_cost
 from benchmarks.bench import option
 from benchmarks.data import DATASETS
 from benchmarks.engine import build_index
-from benchmarks.lines import lines
 from benchmarks.peers import index_of_entries, limit
+from benchmarks.pictures import of_curves
 from benchmarks.scene import INDEX, Scene
 from benchmarks.server import bench_server, described, facts
 from benchmarks.steady_writer import Writer
@@ -109,14 +109,6 @@ def batch(chosen: argparse.Namespace) -> dict[str, Any]:
         }
         for size, ones in found.items()
     ]
-    edge, points = rows[0], rows[1:]
-    chart(chosen.results, "batch", f"Seconds of a build of {head['data']}, {chosen.rows:,} rows", "rows per batch",
-          {"ours": {one["rows"]: one["all, s"] for one in points},
-           "ours, its build phase": {one["rows"]: one["build, s"] for one in points},
-           "the limit": {one["rows"]: edge["all, s"] for one in points}})  # fmt: skip
-    chart(chosen.results, "wal", "Bytes of WAL per row", "rows per batch",
-          {"ours": {one["rows"]: one["WAL bytes per row"] for one in points},
-           "the limit": {one["rows"]: edge["WAL bytes per row"] for one in points}})  # fmt: skip
     return head | {"rows": chosen.rows, "table": [{k: v for k, v in one.items() if k != "rows"} for one in rows]}
 
 
@@ -153,18 +145,6 @@ def size(chosen: argparse.Namespace) -> dict[str, Any]:
             scene.clear()
             peaks.append({"rows": scene.rows, **memory(scene)})
             print(peaks[-1], file=sys.stderr, flush=True)
-    chart(
-        chosen.results,
-        "size",
-        "Seconds of a build",
-        "rows of the table",
-        _series(rows, "ours, s", "limit, s"),
-        linear=True,
-    )
-    chart(chosen.results, "seal", "Seconds of the seal, and of one parallel CREATE UNIQUE INDEX", "rows of the table",
-          _series(rows, "seal, s", "native index, s", "and vacuum, s"), linear=True)  # fmt: skip
-    chart(chosen.results, "memory", "Most memory of a worker, in MB", "rows of the table",
-          _series(peaks, *[name for name in peaks[0] if name != "rows"]), linear=True)  # fmt: skip
     return head | {"table": rows, "memory_mb": peaks}
 
 
@@ -177,13 +157,6 @@ def horizon(chosen: argparse.Namespace) -> dict[str, Any]:
             with Writer(scene.dsn, scene.data.write(scene.rows), scene.writes), ages(scene.dsn) as sampler:
                 work()
             samples[name] = sampler.samples
-    chart(chosen.results, "horizon", "Seconds of the oldest transaction", "seconds since the begin",
-          {name: {at: seconds for at, (seconds, _, _) in found} for name, found in samples.items()},
-          linear=True)  # fmt: skip
-    chart(chosen.results, "xids", f"Age of the oldest transaction id held, beside {chosen.writes:,} writes/s",
-          "seconds since the begin",
-          {name: {at: float(age) for at, (_, age, _) in found} for name, found in samples.items()},
-          linear=True)  # fmt: skip
     rows: Table = []
     for name, found in samples.items():
         for phase in dict.fromkeys(phase for _, (_, _, phase) in found) if name == "ours" else [None]:
@@ -226,20 +199,12 @@ def control(chosen: argparse.Namespace) -> dict[str, Any]:
     with scene_of(chosen, min(chosen.rows, 1_000_000)) as scene:
         head = known(scene)
         rows = control_cost.measure(scene)
-    chart(
-        chosen.results,
-        "control",
-        "Milliseconds per transaction, median",
-        "rows per batch",
-        _series(rows, "batch, ms", "copy, ms"),
-    )
     return head | {"table": rows}
 
 
 def plan(chosen: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a rehearsal, by partitions."""
     head, rows = plan_cost.measure(chosen.pg, chosen.shared_buffers, chosen.partitions, chosen.rounds)
-    chart(chosen.results, "plan", "Seconds of planning 10,000 ranges", "partitions", _series(rows, "plan, s"))
     return head | {"table": rows}
 
 
@@ -248,19 +213,6 @@ CURVES = {one.__name__: one for one in (batch, size, horizon, waits, control, pl
 
 def _median(ones: list[dict[str, float]], name: str) -> float:
     return round(statistics.median(one[name] for one in ones), 2)
-
-
-def _series(rows: Table, *names: str) -> dict[str, dict[float, float]]:
-    across = next(iter(rows[0]))
-    return {name: {row[across]: row[name] for row in rows} for name in names}
-
-
-def chart(
-    folder: Path, name: str, title: str, across: str, series: dict[str, dict[float, float]], linear: bool = False
-) -> None:
-    """Write a chart down."""
-    folder.mkdir(exist_ok=True)
-    (folder / f"curve-{name}.svg").write_text(lines(series, title, across, linear))
 
 
 def markdown(rows: Table) -> str:
@@ -274,6 +226,7 @@ def markdown(rows: Table) -> str:
 
 def keep(folder: Path, name: str, results: dict[str, Any]) -> None:
     """Write a curve down, beside the others; a row in a line."""
+    folder.mkdir(exist_ok=True)
     path = folder / "curves.json"
     everything = json.loads(path.read_text()) if path.exists() else {}
     text = json.dumps(everything | {name: results}, indent=1, ensure_ascii=False)
@@ -302,6 +255,7 @@ def main() -> None:
     for name in chosen.curves:
         results = CURVES[name](chosen)
         keep(chosen.results, name, results)
+        of_curves(chosen.results / "curves.json")
         print(f"\n{name}: {results['data']}; {described(results)}\n\n{markdown(results['table'])}\n", flush=True)
         for more in ("memory_mb", "blocks"):
             if more in results:

@@ -32,7 +32,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify.compare import verify
-from benchmarks.histogram import quantile
+from benchmarks.quantile import quantile
 from tests.crash.server import running_server
 
 RESULTS = Path(__file__).parent / "results"

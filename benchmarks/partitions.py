@@ -20,8 +20,8 @@ from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify.compare import verify
 from benchmarks.engine import build_index
-from benchmarks.histogram import quantile
-from benchmarks.lines import lines
+from benchmarks.pictures import of_partitions
+from benchmarks.quantile import quantile
 from tests.servers import embedded_postgres
 
 RESULTS = Path(__file__).parent / "results"
@@ -126,22 +126,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     facts = {"rows": options.rows, "lookups": options.lookups, "results": results}
     (RESULTS / "partitions.json").write_text(json.dumps(facts, indent=1) + "\n")
-    series = {
-        f"{name}{', prepared' if prepared else ''}": {
-            row["partitions"]: row["p50_ms"] for row in results if (row["lookup"], row["prepared"]) == (name, prepared)
-        }
-        for name, prepared in [
-            ("local indexes", False),
-            ("local indexes", True),
-            ("ours, joined", False),
-            ("ours, joined", True),
-            (BY_KEY, False),
-            ("ours", False),
-        ]
-    }
-    (RESULTS / "partitions.svg").write_text(
-        lines(series, "Milliseconds of a lookup of five rows, median", "number of partitions")
-    )
+    of_partitions(RESULTS / "partitions.json")
 
 
 if __name__ == "__main__":

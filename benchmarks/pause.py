@@ -28,7 +28,8 @@ import psycopg2
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import abort, prepare, schema
 from airflow_roir.engine.database import Database
-from benchmarks.histogram import histogram, quantile
+from benchmarks.pictures import of_pause
+from benchmarks.quantile import quantile
 from tests.crash.server import Server, running_server
 
 RESULTS = Path(__file__).parent / "results"
@@ -222,9 +223,7 @@ def main() -> None:
             summaries.append(summary("select roir.pause(…)", by_sql, batches, 1.0))
             results |= {"load_at_end": os.getloadavg()[0], "summaries": summaries, "by_sql": by_sql}
             keep(results)
-            (RESULTS / "pause.svg").write_text(
-                histogram([one["seconds"] for one in by_sql], batches, "Seconds from a pause to the last worker's stop")
-            )
+            of_pause(RESULTS / "pause.json")
         if chosen.airflow:
             from benchmarks.pause_switch import pauses_by_switch
 

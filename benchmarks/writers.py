@@ -13,8 +13,8 @@ delta's blocks are folded at such a pace.
 `--indexes N` gives the table so many other indexes beforehand, on columns that never change: what a change of an
 indexed column costs in all of them is part of the yardstick.
 
-With `--bulk ROWS` it measures statements that write so many rows instead: without an index, with the capture's row
-trigger in each mode, and with a statement trigger that does the same set-based, a prototype.
+With `--bulk ROWS` it measures statements that write so many rows instead: without an index, with a native one, and
+with the capture in each mode.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, load_job, start_run
 from airflow_roir.engine.verify.compare import verify
 from benchmarks import bulk
-from benchmarks.histogram import quantile
+from benchmarks.quantile import quantile
 from tests.servers import PACKAGED, programs, start_postgres
 
 RESULTS = Path(__file__).parent / "results" / "writers.json"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks import literal, peers, sides
-from benchmarks.bars import LABELS, WIDTH
-from benchmarks.bench import against_the_limit, chart, summarize, table
+from benchmarks.bench import against_the_limit, summarize, table
+from benchmarks.charts import Bar, bars, lines, save
 from benchmarks.data import DATASETS
-from benchmarks.lines import lines
+from benchmarks.pictures import RESULTS, of_bench, of_curves, of_partitions, of_pause
 from benchmarks.scene import INDEX, Scene, Side
 from benchmarks.server import BenchServer, bench_server
 
 ROWS = 3000
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
@@ -85,20 +88,37 @@ def test_a_ratio_is_to_the_limits_right_before_and_after() -> None:
     printed = table([found], {"pg_repack": "not here"})
     assert "| the x | 6.0 | 1.75 (1.00 – 2.50) |" in printed
     assert "| pg_repack | – | – | left out: not here |" in printed
-    drawn = chart([found, {**found, "title": "ours & more", "ratio": 0.5}], "a < b")
-    assert "a &lt; b" in drawn
-    assert drawn.index("ours &amp; more") < drawn.index("the x")
-    ends = [float(end) for end in re.findall(r"H([\d.]+)", drawn)]
-    assert ends == [pytest.approx(WIDTH - 60)] * 2, "the whisker of the greatest ratio ends within the frame"
-    widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="14"', drawn)]
-    assert widths == pytest.approx([(WIDTH - LABELS - 60) * 0.5 / 2.5, (WIDTH - LABELS - 60) * 1.75 / 2.5], abs=0.1)
+
+
+def ratios(*found: tuple[str, float]) -> list[Bar]:
+    return [Bar(label, ratio, ratio / 2, ratio * 2, label == "ours") for label, ratio in found]
+
+
+def test_a_chart_is_readable_text_on_white_and_the_same_for_the_same_figures(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        save(bars(ratios(("ours", 0.5), ("the x & y", 1.75)), "a < b", mark=1.0), tmp_path / "new" / f"{name}.svg")
+    drawn = (tmp_path / "new" / "first.svg").read_text()
+    assert drawn == (tmp_path / "new" / "second.svg").read_text()
+    texts = ["".join(element.itertext()) for element in ElementTree.fromstring(drawn).iter(f"{SVG}text")]
+    assert {"a < b", "ours", "the x & y", "0.50", "1.75"} <= set(texts)
+    assert texts.index("ours") < texts.index("the x & y")
+    assert "fill: #ffffff" in drawn
 
 
 @pytest.mark.parametrize("linear", [False, True])
 def test_a_chart_keeps_its_points_within_its_frame(linear: bool) -> None:
-    chart = lines({"a": {1: 3.0, 1000: 250.0}, "b": {10: 0.7}}, "title", "rows", linear)
-    points = [
-        point.split(",") for line in chart.split("\n") if "polyline" in line for point in line.split('"')[1].split()
-    ]
-    assert len(points) == 3
-    assert all(48 <= float(x) <= 482.1 and 48 <= float(y) <= 272 for x, y in points)
+    series = {"a": {1: 3.0, 1000: 250.0}, "b": {10: 0.7}}
+    [axes] = lines(series, "title", "rows", linear).axes
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    drawn = {line.get_label(): dict(zip(*line.get_data(), strict=True)) for line in axes.get_lines()}
+    assert drawn == series
+    assert all(left <= x <= right and low <= y <= high for points in drawn.values() for x, y in points.items())
+
+
+def test_every_picture_of_the_results_is_drawn_from_them(tmp_path: Path) -> None:
+    for results in RESULTS.glob("*.json"):
+        shutil.copy(results, tmp_path)
+    for draw, name in ((of_bench, "bench"), (of_bench, "shapes"), (of_curves, "curves"), (of_partitions, "partitions"),
+                       (of_pause, "pause")):  # fmt: skip
+        draw(tmp_path / f"{name}.json")
+    assert {path.name for path in tmp_path.glob("*.svg")} == {path.name for path in RESULTS.glob("*.svg")}

@@ -43,13 +43,6 @@ def test_the_pyspark_folder_belongs_to_one_distribution() -> None:
     assert list(owners_of("pyspark")) == ["pyspark"]
 
 
-def test_the_jars_are_of_the_same_spark() -> None:
-    pyspark = distribution("pyspark")
-    jars = Path(str(pyspark.locate_file("pyspark/jars")))
-    versions = {path.stem.rpartition("-")[2] for path in jars.glob("spark-*_2.*.jar")}
-    assert versions == {pyspark.version}
-
-
 def test_pyspark_is_as_it_was_installed() -> None:
     """Every file is the one that RECORD lists, and no module lies there that it doesn't list."""
     pyspark = distribution("pyspark")
@@ -65,16 +58,6 @@ def test_pyspark_is_as_it_was_installed() -> None:
     root = Path(str(pyspark.locate_file(".")))
     present = {path.relative_to(root).as_posix() for path in (root / "pyspark").rglob("*.py")}
     assert present - {path.as_posix() for path in recorded} == set()
-
-
-def test_uv_leaves_pyspark_client_out() -> None:
-    """The setting that keeps Airflow's Spark provider installable beside PySpark."""
-    assert re.search(
-        r'^\[tool\.uv\]\nexclude-dependencies = \["pyspark-client"\]$',
-        (REPOSITORY / "pyproject.toml").read_text(),
-        re.MULTILINE,
-    )
-    assert "pyspark-client" not in {pin.name for pin in pins()}
 
 
 def test_constraints_are_names_and_versions_alone() -> None:

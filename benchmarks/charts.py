@@ -1,0 +1,101 @@
+"""Three kinds of charts, as SVG on a white ground: their text is readable on light and dark pages, and can be found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log10
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FuncFormatter
+
+# Text stays text; the same figures make the same file.
+mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "roir", "font.family": "sans-serif", "font.size": 9}
+
+OURS, OTHERS, BATCHES, SPREAD = "#b5562a", "#999999", "#1d3b63", "#333333"
+COLOURS = (OURS, "#e0a070", "#777777", "#bbbbbb", "#4a78b5", BATCHES)
+BINS = 40
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar. low, high: the whisker's ends."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    is_ours: bool
+
+
+def bars(drawn: Sequence[Bar], title: str, mark: float) -> Figure:
+    """A row for each, from the top down, with a line at `mark`, all from 0."""
+    figure, axes = _frame(title, 9, 0.9 + 0.23 * len(drawn))
+    places = range(len(drawn))
+    axes.barh(
+        places,
+        [bar.value for bar in drawn],
+        height=0.65,
+        color=[OURS if bar.is_ours else OTHERS for bar in drawn],
+        xerr=[[bar.value - bar.low for bar in drawn], [bar.high - bar.value for bar in drawn]],
+        ecolor=SPREAD,
+    )
+    for place, bar in enumerate(drawn):
+        axes.annotate(f"{bar.value:.2f}", (bar.high, place), (4, 0), textcoords="offset points", va="center")
+    axes.axvline(mark, color=SPREAD, linestyle=":", linewidth=1)
+    axes.set_yticks(places, [bar.label for bar in drawn])
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(bar.high for bar in drawn) * 1.1)
+    return figure
+
+
+def lines(series: Mapping[str, Mapping[float, float]], title: str, across: str, linear: bool = False) -> Figure:
+    """Each series as a line of its points (x, y), over logarithmic axes all of them positive. across: what x is."""
+    figure, axes = _frame(title, 7.5, 3.3)
+    for (name, points), colour in zip(series.items(), COLOURS, strict=False):
+        axes.plot(*zip(*sorted(points.items()), strict=True), color=colour, label=name)
+    if linear:
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter(EngFormatter())
+    else:
+        axes.loglog()
+        heights = [y for points in series.values() for y in points.values()]
+        axes.set_ylim(10 ** floor(log10(min(heights))), 10 ** ceil(log10(max(heights))))
+        axes.minorticks_off()
+        axes.set_xticks(sorted({x for points in series.values() for x in points}))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axes.set_xlabel(across)
+    axes.grid(axis="y", color="#dddddd")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return figure
+
+
+def histogram(values: Sequence[float], marks: Mapping[str, float], title: str) -> Figure:
+    """`values` in bars, and `marks` as lines, one colour for all whose names begin with the same word."""
+    figure, axes = _frame(title, 7.5, 3)
+    axes.hist(values, bins=BINS, range=(0, 1.05 * max(*values, *marks.values())), color="#4a78b5")
+    words = list(dict.fromkeys(name.split()[0] for name in marks))
+    for name, value in marks.items():
+        colour = (BATCHES, OURS)[words.index(name.split()[0])]
+        axes.axvline(value, color=colour, linestyle="--", linewidth=1, label=f"{name} {value:.2f}")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a chart down; the folder need not be there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Without the moment in it, so that the same results are the same file.
+    figure.savefig(path, bbox_inches="tight", facecolor="white", metadata={"Date": None})
+
+
+def _frame(title: str, wide: float, tall: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(wide, tall))
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes

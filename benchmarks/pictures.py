@@ -1,0 +1,142 @@
+"""Every chart of the docs, drawn from the results that it lies beside: `make charts`. The benchmarks call this, too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.charts import Bar, bars, histogram, lines, save
+
+RESULTS = Path(__file__).parent / "results"
+# Of a lookup, by what it asks, in the legend's order; prepared or not.
+LOOKUPS = (
+    ("local indexes", False),
+    ("local indexes", True),
+    ("ours, joined", False),
+    ("ours, joined", True),
+    ("ours, then by key", False),
+    ("ours", False),
+)
+
+Rows = list[dict[str, Any]]
+Series = dict[str, dict[float, float]]
+
+
+def of_bench(path: Path) -> None:
+    """The ratios to the limit, the fastest first, a chart for each data set on a version of PostgreSQL."""
+    for name, found in json.loads(path.read_text()).items():
+        data, _, version = name.partition(", PostgreSQL ")
+        drawn = [
+            Bar(
+                one["title"].replace("`", ""),
+                one["ratio"],
+                one["ratio_min"],
+                one["ratio_max"],
+                one["side"].startswith("ours"),
+            )
+            for one in sorted(found["summaries"], key=lambda one: float(one["ratio"]))
+        ]
+        title = f"Wall time to the limit's: {found['data']}, {found['rows']:,} rows, PostgreSQL {version}"
+        save(bars(drawn, title, mark=1.0), path.with_name(f"{path.stem}-{data}-{version}.svg"))
+
+
+def of_curves(path: Path) -> None:
+    """A chart `curve-….svg` for each curve that was measured."""
+    for name, found in json.loads(path.read_text()).items():
+        for chart, (title, across, series, linear) in _curve(name, found).items():
+            save(lines(series, title, across, linear), path.with_name(f"curve-{chart}.svg"))
+
+
+def of_partitions(path: Path) -> None:
+    """How long a lookup takes, by partitions."""
+    found = json.loads(path.read_text())["results"]
+    series = {
+        f"{lookup}{', prepared' if prepared else ''}": {
+            row["partitions"]: row["p50_ms"] for row in found if (row["lookup"], row["prepared"]) == (lookup, prepared)
+        }
+        for lookup, prepared in LOOKUPS
+    }
+    title = "Milliseconds of a lookup of five rows, median"
+    save(lines(series, title, "number of partitions"), path.with_suffix(".svg"))
+
+
+def of_pause(path: Path) -> None:
+    """How soon the last worker stops, beside how long a batch takes."""
+    found = json.loads(path.read_text())
+    seconds = [one["seconds"] for one in found["by_sql"]]
+    summary = found["summaries"][0]
+    marks = {f"{what} {share}": summary[key] for what, share, key in (
+        ("pause", "p50", "p50_s"), ("pause", "p99", "p99_s"),
+        ("batch", "p50", "batch_p50_s"), ("batch", "p99", "batch_p99_s"),
+    )}  # fmt: skip
+    title = f"Seconds from a pause to the last worker's stop ({len(seconds)} pauses)"
+    save(histogram(seconds, marks, title), path.with_suffix(".svg"))
+
+
+def _curve(name: str, found: dict[str, Any]) -> dict[str, tuple[str, str, Series, bool]]:
+    rows: Rows = found["table"]
+    if name == "batch":
+        title = f"Seconds of a build of {found['data']}, {found['rows']:,} rows"
+        sides = {"ours": "all, s", "ours, its build phase": "build, s"}
+        edge, points = rows[0], [(_batch_rows(row), row) for row in rows[1:]]
+        of_limit: Series = {"the limit": {size: edge["all, s"] for size, _ in points}}
+        seconds: Series = {side: {size: row[key] for size, row in points} for side, key in sides.items()}
+        wal: Series = {"ours": {size: row["WAL bytes per row"] for size, row in points}}
+        wal["the limit"] = {size: edge["WAL bytes per row"] for size, _ in points}
+        return {
+            "batch": (title, "rows per batch", seconds | of_limit, False),
+            "wal": ("Bytes of WAL per row", "rows per batch", wal, False),
+        }
+    if name == "size":
+        peaks: Rows = found["memory_mb"]
+        sealing = _series(rows, "seal, s", "native index, s", "and vacuum, s")
+        memory = _series(peaks, *[key for key in peaks[0] if key != "rows"])
+        return {
+            "size": ("Seconds of a build", "rows of the table", _series(rows, "ours, s", "limit, s"), True),
+            "seal": (
+                "Seconds of the seal, and of one parallel CREATE UNIQUE INDEX",
+                "rows of the table",
+                sealing,
+                True,
+            ),
+            "memory": ("Most memory of a worker, in MB", "rows of the table", memory, True),
+        }
+    if name == "horizon":
+        ages: list[Series] = [
+            {side: {at: sample[n] for at, sample in samples} for side, samples in found["samples"].items()}
+            for n in (0, 1)
+        ]
+        since = "seconds since the begin"
+        return {
+            "horizon": ("Seconds of the oldest transaction", since, ages[0], True),
+            "xids": ("Age of the oldest transaction id held, beside a writer", since, ages[1], True),
+        }
+    if name == "control":
+        both = _series(rows, "batch, ms", "copy, ms")
+        return {"control": ("Milliseconds per transaction, median", "rows per batch", both, False)}
+    if name == "plan":
+        return {"plan": ("Seconds of planning 10,000 ranges", "partitions", _series(rows, "plan, s"), False)}
+    return {}
+
+
+def _batch_rows(row: dict[str, Any]) -> int:
+    return int(str(row["batch"]).rpartition(" ")[2].replace(",", ""))
+
+
+def _series(rows: Rows, *names: str) -> Series:
+    across = next(iter(rows[0]))
+    return {name: {row[across]: row[name] for row in rows} for name in names}
+
+
+def main() -> None:
+    """All of them."""
+    of_bench(RESULTS / "bench.json")
+    of_bench(RESULTS / "shapes.json")
+    of_curves(RESULTS / "curves.json")
+    of_partitions(RESULTS / "partitions.json")
+    of_pause(RESULTS / "pause.json")
+
+
+if __name__ == "__main__":
+    main()
