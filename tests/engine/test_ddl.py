@@ -425,26 +425,6 @@ def test_a_primary_key_that_is_not_valid_is_refused_and_told(database: Database,
     abort.drop_index(database, "ix", "test")
 
 
-def test_a_fingerprint_outlives_functions_of_another_oid(database: Database, dsn: str) -> None:
-    """pg_upgrade keeps the oids of tables and types, not those of functions."""
-    make(dsn, "plain")
-    reached = stage(database, "mid-build")
-    user = psycopg2.connect(dsn)
-    functions = [function_name(reached.job.source.oid), truncate_function_name(reached.job.source.oid)]
-    made = [steps.sql(user, "SELECT pg_get_functiondef(%s::regproc)", name)[0][0] for name in functions]
-    triggers = steps.sql(user, "SELECT pg_get_triggerdef(oid), tgname FROM pg_trigger WHERE tgrelid = 't'::regclass")
-    for name in functions:
-        steps.sql(user, f"DROP FUNCTION {name}() CASCADE")
-    for text in made:
-        steps.sql(user, text)
-    for text, name in triggers:
-        steps.sql(user, text)
-        steps.sql(user, f"ALTER TABLE t ENABLE ALWAYS TRIGGER {name}")
-    user.commit()
-    user.close()
-    reached.finish()
-
-
 def test_a_newer_server_is_said_to_be_untried() -> None:
     assert checks.untried(18) is None
     assert "PostgreSQL 19 is untried" in str(checks.untried(19))
