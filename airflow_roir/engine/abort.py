@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from psycopg2 import errors as pg_errors
 from sqlalchemy import Connection, func, select, update
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import catalog, operations, tables, view
@@ -15,7 +17,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Drain, telling_of_names
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.verify import verification
-from airflow_roir.errors import LockNotAcquired, NotFound, OperationRunning
+from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationRunning
 from airflow_roir.operation import Status, Verb
 
 Report = Callable[[str], None]
@@ -101,7 +103,7 @@ def drop_index(
 
     Safe to kill and to repeat: the index can be found by its name until all is gone, and clean-up goes on with it.
     Raises NotFound, OperationRunning (abort that first), LockNotAcquired (nothing was changed, or what it says), and
-    the database's own error where other objects depend on the view.
+    InvalidInput if other objects depend on the view: nothing was changed.
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -122,7 +124,15 @@ def drop_index(
             operations.record_event(connection, found.id, None, actor, "drop")
         return ids
 
-    _remove_generations(database, found.id, remove, report, patience_s)
+    try:
+        _remove_generations(database, found.id, remove, report, patience_s)
+    except DBAPIError as error:
+        if not isinstance(error.orig, pg_errors.DependentObjectsStillExist):
+            raise
+        raise InvalidInput(
+            f"index {index} can't be dropped: {error.orig.diag.message_detail}. Nothing was changed. Drop "
+            "that first, or define it without the index; then drop the index again"
+        ) from error
     try:
         finish_drop(database, found.id, report, patience_s)
     except LockNotAcquired as error:

@@ -9,7 +9,7 @@ from airflow_roir.engine.build import Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status, status
-from airflow_roir.errors import Fenced, IllegalTransition, OperationFailed
+from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, OperationFailed
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -189,6 +189,17 @@ def test_of_two_indexes_on_one_source_only_the_aborted_one_goes(database: Databa
     user.commit()
     steps.assert_exact(database)
     assert begin_other.operation_id == run.operation_id
+
+
+def test_a_drop_names_what_depends_on_the_view_and_changes_nothing(database: Database, dsn: str) -> None:
+    _, run = steps.begin(database)
+    steps.finish_all(database, run)
+    run_sql(dsn, "CREATE VIEW mine AS TABLE ix")
+    with pytest.raises(InvalidInput, match="index ix can't be dropped: view public.mine depends on view public.ix"):
+        abort.drop_index(database, "ix", "me")
+    steps.assert_exact(database)
+    run_sql(dsn, "DROP VIEW mine")
+    abort.drop_index(database, "ix", "me")
 
 
 def test_dropping_the_index_of_a_dropped_table_leaves_nothing(database: Database, dsn: str) -> None:
