@@ -195,7 +195,7 @@ def test_a_drop_names_what_depends_on_the_view_and_changes_nothing(database: Dat
     _, run = steps.begin(database)
     steps.finish_all(database, run)
     run_sql(dsn, "CREATE VIEW mine AS TABLE ix")
-    with pytest.raises(InvalidInput, match="index ix can't be dropped: view public.mine depends on view public.ix"):
+    with pytest.raises(InvalidInput, match=r"index ix can't be dropped: view public.mine depends on view public.ix"):
         abort.drop_index(database, "ix", "me")
     steps.assert_exact(database)
     run_sql(dsn, "DROP VIEW mine")
