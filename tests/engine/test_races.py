@@ -48,6 +48,8 @@ def without_checks(database: Database) -> None:
         broken = broken.replace("AND NOT roir.is_in_mode(", "AND false AND NOT roir.is_in_mode(")
         assert broken != body
         execute(connection, broken)
+        # Else the build tells of a function that was altered.
+        execute(connection, "UPDATE roir.generation SET shape = shape - 'marks'")
 
 
 @pytest.mark.parametrize("isolation", READERS)
