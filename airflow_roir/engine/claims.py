@@ -19,7 +19,7 @@ from airflow_roir.engine.run import Run
 from airflow_roir.errors import Fenced
 from airflow_roir.operation import Status
 
-# What nobody holds comes after what an earlier try of this very worker has begun.
+# A worker first claims the piece that an earlier try of this worker began, then a free one.
 CLAIM = """
 UPDATE {table} SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_token = claim_token + 1
  WHERE id = (SELECT id FROM {table}

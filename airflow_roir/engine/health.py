@@ -112,7 +112,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
     entry = Entry.from_json(row.entry)
     unseen = marks.changes(connection, row.id, source.sql)
     if captured := _capture(connection, name, source):
-        # As things stand comes first, and is told with its remedy; what was is told as long as nobody has verified.
+        # The present state is reported first, with its remedy. The marks report the past until a verification is clean.
         found += captured
         unseen.pop(marks.TRIGGER, None)
         unseen.pop(marks.FUNCTION, None)

@@ -112,7 +112,7 @@ SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity a
 """
 
 WHOSE = "SELECT to_regclass(%(name)s)::oid::bigint"
-# What a name is that isn't a table's any more: nobody's, in no schema, or of something that can't be locked.
+# The name belongs to no relation, its schema is gone, or it belongs to something that can't be locked.
 NO_TABLE = ("42P01", "3F000", "42809")
 
 
@@ -146,7 +146,7 @@ def _renamed(sql: str) -> LockNotAcquired:
 
 @contextmanager
 def telling_of_names() -> Iterator[None]:
-    """Around what names things of a source: LockNotAcquired where a name in it is nobody's any more."""
+    """Around statements that name a source's objects: raises LockNotAcquired if a name no longer exists."""
     try:
         yield
     except DBAPIError as error:
