@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
@@ -15,14 +14,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_roir.cli.app import err, out, print_json, say, status_table
 from airflow_roir.engine import finalize, operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.operations import OperationRow
 from airflow_roir.engine.status import OperationStatus, operation_status
-from airflow_roir.engine.verify import verification
-from airflow_roir.engine.verify.verification import VerifyReport
+from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import OperationPaused, RoirError
 from airflow_roir.operation import Phase, Status
 
-# How soon a pause is seen while Spark starts.
+# How soon a pause is seen while Spark starts, and how often the progress bar moves.
 LOOK_EVERY_S = 0.5
 
 
@@ -65,7 +64,7 @@ def carry_on_verification(
     with _progress(database, row.id, quiet):
         _on_spark(database, index, row, _owner(), master, conf, take_over)
     _exit_if_paused(operation_status(database, row.id), index)
-    return verification.report_of(database, row.id)
+    return report_of(database, row.id)
 
 
 def print_report(report: VerifyReport, as_json: bool) -> None:
@@ -75,7 +74,7 @@ def print_report(report: VerifyReport, as_json: bool) -> None:
     else:
         out.print(f"{report.index}: {report}", markup=False)
         for one in report.first:
-            out.print(f"  {verification.described(one)}", markup=False)
+            out.print(f"  {described(one)}", markup=False)
         if report.found > len(report.first):
             out.print(f"  … see roir.discrepancy, verification {report.verification_id}", markup=False)
     if not report.is_exact:
@@ -179,23 +178,13 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[No
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=err
     )
-    stop = threading.Event()
+    task = bar.add_task("build", total=100)
 
     def show() -> None:
-        task = bar.add_task("build", total=100)
-        while not stop.wait(0.5):
-            try:
-                now = operation_status(database, operation_id)
-            except SQLAlchemyError:
-                continue
+        with suppress(SQLAlchemyError):
+            now = operation_status(database, operation_id)
             rate = f", {now.rows_per_second:,.0f} rows/s" if now.rows_per_second else ""
             bar.update(task, completed=now.percent_complete, description=f"{now.phase}: {now.rows:,} rows{rate}")
 
-    thread = threading.Thread(target=show, daemon=True)
-    with bar:
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
+    with bar, meanwhile(show, LOOK_EVERY_S, "roir-progress"):
+        yield

@@ -42,10 +42,10 @@ def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
 @app.command()
 def drop(context: typer.Context, index: Index) -> None:
     """Drop an index: its view, its generations, and the capture of its source's writes."""
-    from airflow_roir.engine import abort as aborts
+    from airflow_roir.engine import drop as drops
     from airflow_roir.engine import operations
 
-    aborts.drop_index(database_of(context), index, operations.default_actor(), say)
+    drops.drop_index(database_of(context), index, operations.default_actor(), say)
     out.print(f"index {index} dropped", markup=False)
 
 
