@@ -37,7 +37,7 @@ from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import start_run
 from benchmarks.quantile import quantile
 from benchmarks.writers import SETTINGS, table
-from tests.servers import start_postgres
+from servers.postgres import start_postgres
 
 RESULTS = Path(__file__).parent / "results" / "fold.json"
 TABLE = """

@@ -46,7 +46,7 @@ from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify.compare import verify
 from benchmarks import bulk
 from benchmarks.quantile import quantile
-from tests.servers import PACKAGED, programs, start_postgres
+from servers.postgres import PACKAGED, programs, start_postgres
 
 RESULTS = Path(__file__).parent / "results" / "writers.json"
 STATES = ("none", "native", "capture", "build", "fold", "active")

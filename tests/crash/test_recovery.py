@@ -13,10 +13,10 @@ from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import driving
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.errors import Fenced
+from servers.killable import running_server
 from tests.conftest import run_sql
 from tests.crash.runner import Runner
 from tests.crash.scene import Scene, wait_until
-from tests.crash.server import running_server
 from tests.engine import steps
 
 

@@ -19,12 +19,12 @@ from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.status import status
 from airflow_roir.errors import NotFound, OperationFailed, SchemaVersionMismatch
 from airflow_roir.operation import Status
+from servers.postgres import programs
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_detach import assert_shown
 from tests.engine.test_partitions import SHAPES, make
-from tests.servers import programs
 
 _numbers = itertools.count(1)
 Restore = Callable[[], Database]

@@ -13,11 +13,11 @@ from airflow_roir.engine import abort, clean_up, drop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.errors import InvalidInput, LockNotAcquired, RoirError
+from servers.postgres import embedded_postgres
 from tests.conftest import run_sql, with_template
 from tests.engine import steps
 from tests.engine.stages import Stage, through_modes
 from tests.engine.steps import sql
-from tests.servers import embedded_postgres
 
 ROWS = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

@@ -15,8 +15,8 @@ from airflow_roir.engine.run import start_run
 from airflow_roir.engine.schema import init
 from airflow_roir.engine.status import operation_status
 from airflow_roir.spark import task
+from servers.killable import Server
 from tests.conftest import run_sql
-from tests.crash.server import Server
 from tests.engine import steps
 from tests.spark.driving import (
     Running,
