@@ -250,7 +250,7 @@ def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
     entry = target.entry
     # The primary key holds the partition key, so the row is in the event's own leaf. A kept plan over the source would
     # lock all leaves, and wait for whoever holds another one.
-    where = _same(entry, [column.of("s") for column in entry.columns], [f"${i + 1}" for i in entry.identity_positions])
+    where = entry.same([column.of("s") for column in entry.columns], [f"${i + 1}" for i in entry.identity_positions])
     which = "AND roir.is_mine(s.xmin) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
     columns = ", ".join(f"{column.of('s')} AS c{i + 1}" for i, column in enumerate(entry.columns))
     of_the_leaf = [
@@ -261,7 +261,7 @@ def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
     ours = [f"s.c{i + 1}" for i in entry.identity_positions]
     if source.partitioned:
         # The server asks who writes to a table for no right on its leaves. Planned for these values, it locks one leaf.
-        where = _same(entry, ours, [f"${i + 1}" for i in entry.identity_positions])
+        where = entry.same(ours, [f"${i + 1}" for i in entry.identity_positions])
         which = "AND roir.is_mine(s.written) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
         columns = ", ".join(entry.physical(prefix="s."))
         view = physical.source_view(target.generation_id)
@@ -273,7 +273,7 @@ def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
             f"    USING {', '.join(entry.columns[i].of(record) for i in entry.identity_positions)};",
             "END IF;",
         ]
-    where = _same(entry, ours, [column.of(record) for column in entry.columns])
+    where = entry.same(ours, [column.of(record) for column in entry.columns])
     which = "AND roir.is_mine(s.written) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
     return [
         f"IF TG_RELID = {source.oid} THEN",
@@ -292,16 +292,6 @@ def _may_read(source: Source) -> str:
     return " AND ".join(
         ["has_schema_privilege(TG_TABLE_SCHEMA, 'USAGE')", *(f"has_table_privilege(TG_RELID, '{r}')" for r in rights)]
     )
-
-
-def _same(entry: Entry, ours: list[str], theirs: list[str]) -> str:
-    """SQL that two rows project to the same entry."""
-    terms = []
-    for i in entry.identity_positions:
-        same = f"{ours[i]} {entry.columns[i].equals} {theirs[i]}"
-        nulls = f"{is_null(ours[i])} AND {is_null(theirs[i])}"
-        terms.append(same if entry.columns[i].primary_key else f"({same} OR {nulls})")
-    return " AND ".join(terms)
 
 
 def _for_both(settle: Callable[[str], list[str]]) -> list[str]:
@@ -330,18 +320,15 @@ def _refused(target: Target) -> list[str]:
 def _delete(entry: Entry, table: str, record: str) -> list[str]:
     """Delete the entry of a record by its own equality. Only an entry with a NULL in it pays for a dynamic plan."""
     values = [entry.columns[i].of(record) for i in entry.identity_positions]
-    plain = " AND ".join(f"c{i + 1} {entry.columns[i].equals} {values[i]}" for i in entry.identity_positions)
-    # NOT NULL may be dropped from a key column at any time; a primary key's column can never hold NULL.
-    nullable = [i for i in entry.identity_positions if not entry.columns[i].primary_key]
+    names, nullable = entry.physical(), entry.nullable_positions
+    plain = entry.same(names, values, dict.fromkeys(nullable, False))
     if not nullable:
         return [f"DELETE FROM {table} WHERE {plain};"]
     any_null = " OR ".join(is_null(values[i]) for i in nullable)
     terms = []
     for i in entry.identity_positions:
-        equal = _literal(f"c{i + 1} {entry.columns[i].equals} ${i + 1}")
-        terms.append(
-            f"CASE WHEN {is_null(values[i])} THEN '{is_null(f'c{i + 1}')}' ELSE {equal} END" if i in nullable else equal
-        )
+        null, equal = (_literal(entry.same_column(i, names[i], f"${i + 1}", null)) for null in (True, False))
+        terms.append(f"CASE WHEN {is_null(values[i])} THEN {null} ELSE {equal} END" if i in nullable else equal)
     using = ", ".join(values)
     joined = " || ' AND ' || ".join(terms)
     return [
