@@ -169,7 +169,7 @@ def imported_by(dsn: str, *arguments: str) -> set[str]:
 
 
 # Half a second of processor time is what `roir status` may take, and most of these take more by themselves.
-HEAVY = {"airflow", "alembic", "hypothesis", "numpy", "pandas", "pyarrow", "pyspark"}
+HEAVY = {"airflow", "alembic", "hypothesis", "numpy", "pandas", "pyarrow", "pyspark", "rich"}
 
 
 def test_the_help_imports_nothing_of_the_engine_and_the_status_nothing_that_builds(dsn: str) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
-from rich.console import Console
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from airflow_roir.engine.database import Database
     from airflow_roir.engine.status import OperationStatus
 
@@ -30,8 +27,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
 
 Index = Annotated[str, typer.Argument(help="The index, as SQL writes it: name, schema.name, quoted or not.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -95,29 +90,52 @@ def database_of(context: typer.Context) -> Database:
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    show(json.dumps(value, indent=2))
+
+
+def show(line: str) -> None:
+    """To standard output: what the command was called for."""
+    _write(sys.stdout, line)
 
 
 def say(line: str) -> None:
-    err.print(f"roir: {line}", markup=False)
+    """To standard error: what happens on the way."""
+    _write(sys.stderr, f"roir: {line}")
 
 
-def status_table(found: list[OperationStatus]) -> Table:
-    from rich.table import Table
+def _write(stream: TextIO, line: str) -> None:
+    stream.write(line + "\n")
+    # At once, for a program that reads along; and a reader that has gone is noticed here, where typer ends the command.
+    stream.flush()
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("index", "status", "phase", "%", "rows", "rows/s", "left", "time", "workers"):
-        table.add_column(column, justify="left" if column in ("index", "status", "phase") else "right")
-    for one in found:
-        table.add_row(
-            one.index,
-            one.status,
-            one.phase,
-            f"{one.percent_complete:g}",
-            f"{one.rows:,}",
-            f"{one.rows_per_second:,.0f}" if one.rows_per_second is not None else "",
-            f"{one.seconds_left:g} s" if one.seconds_left is not None else "",
-            f"{one.total_execution_time:.1f} s",
-            str(one.parallelism),
+
+# Texts to the left, numbers to the right.
+COLUMNS = ("index", "status", "phase", "%", "rows", "rows/s", "left", "time", "workers")
+TEXTS = 3
+
+
+def status_table(found: list[OperationStatus]) -> str:
+    """One line per operation below the names of the columns. Not by rich, which is slow to import."""
+    rows = [COLUMNS, *map(_cells, found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if number < TEXTS else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-    return table
+        for row in rows
+    )
+
+
+def _cells(one: OperationStatus) -> tuple[str, ...]:
+    return (
+        one.index,
+        one.status,
+        one.phase,
+        f"{one.percent_complete:g}",
+        f"{one.rows:,}",
+        f"{one.rows_per_second:,.0f}" if one.rows_per_second is not None else "",
+        f"{one.seconds_left:g} s" if one.seconds_left is not None else "",
+        f"{one.total_execution_time:.1f} s",
+        str(one.parallelism),
+    )

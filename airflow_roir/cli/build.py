@@ -29,9 +29,9 @@ from airflow_roir.cli.app import (
     Verify,
     app,
     database_of,
-    out,
     print_json,
     say,
+    show,
 )
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
 
@@ -46,7 +46,7 @@ def init(context: typer.Context, ignore_publications: IgnorePublications = False
         if schema.current(connection) is None:
             # A subscriber to all tables would stop at the control schema's first row.
             publications.check(connection, ignore_publications)
-    out.print(f"control schema roir is at {schema.init(database)}")
+    show(f"control schema roir is at {schema.init(database)}")
     with database.transaction() as connection:
         if untried := checks.untried_server(connection):
             say(untried)
@@ -115,7 +115,7 @@ def plan(
         return
     for name, value in facts.items():
         shown = ", ".join(value) or "none" if isinstance(value, list) else value
-        out.print(f"{name.replace('_', ' '):16} {shown}", markup=False)
+        show(f"{name.replace('_', ' '):16} {shown}")
 
 
 @app.command()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_roir.cli.app import err, out, print_json, say, status_table
+from airflow_roir.cli.app import print_json, say, show, status_table
 from airflow_roir.engine import finalize, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.operations import OperationRow
@@ -46,7 +46,7 @@ def carry_on(
     if as_json:
         print_json(ended.as_dict())
     else:
-        out.print(status_table([ended]))
+        show(status_table([ended]))
     if ended.notice:
         say(ended.notice)
     _exit_if_paused(ended, index)
@@ -73,11 +73,11 @@ def print_report(report: VerifyReport, as_json: bool) -> None:
     if as_json:
         print_json(report.as_dict())
     else:
-        out.print(f"{report.index}: {report}", markup=False)
+        show(f"{report.index}: {report}")
         for one in report.first:
-            out.print(f"  {verification.described(one)}", markup=False)
+            show(f"  {verification.described(one)}")
         if report.found > len(report.first):
-            out.print(f"  … see roir.discrepancy, verification {report.verification_id}", markup=False)
+            show(f"  … see roir.discrepancy, verification {report.verification_id}")
     if not report.is_exact:
         raise typer.Exit(1)
 
@@ -173,15 +173,23 @@ def _pause_quietly(database: Database, index: str) -> None:
 @contextmanager
 def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[None]:
     """A progress bar from the committed state, where a person watches."""
-    if quiet or not err.is_terminal:
+    if quiet or not sys.stderr.isatty():
         yield
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    # What is written to standard error meanwhile appears above it.
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=err
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True, highlight=False),
     )
     stop = threading.Event()
 
-    def show() -> None:
+    def follow() -> None:
         task = bar.add_task("build", total=100)
         while not stop.wait(0.5):
             try:
@@ -191,7 +199,7 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[No
             rate = f", {now.rows_per_second:,.0f} rows/s" if now.rows_per_second else ""
             bar.update(task, completed=now.percent_complete, description=f"{now.phase}: {now.rows:,} rows{rate}")
 
-    thread = threading.Thread(target=show, daemon=True)
+    thread = threading.Thread(target=follow, daemon=True)
     with bar:
         thread.start()
         try:

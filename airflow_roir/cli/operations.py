@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from airflow_roir.cli.app import AsJson, Index, Reason, app, database_of, out, print_json, say
+from airflow_roir.cli.app import AsJson, Index, Reason, app, database_of, print_json, say, show
 
 
 @app.command()
@@ -16,7 +16,7 @@ def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
     database = database_of(context)
     row = operations.pause(database, index, operations.default_actor(), reason)
     status = operation_status(database, row.id)
-    out.print(f"paused at {status.percent_complete:g} %; resume with: roir resume {index}", markup=False)
+    show(f"paused at {status.percent_complete:g} %; resume with: roir resume {index}")
 
 
 @app.command()
@@ -26,7 +26,7 @@ def abort(context: typer.Context, index: Index, reason: Reason = "") -> None:
     from airflow_roir.engine import operations
 
     row = aborts.abort(database_of(context), index, operations.default_actor(), reason, say)
-    out.print(f"operation {row.id} is {row.status}", markup=False)
+    show(f"operation {row.id} is {row.status}")
 
 
 @app.command()
@@ -36,7 +36,7 @@ def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
     from airflow_roir.engine import revert as reverts
 
     done = reverts.revert(database_of(context), index, operations.default_actor(), reason, say)
-    out.print(f"index {done.index} shows generation {done.shown}; {done.retired} is kept for a while", markup=False)
+    show(f"index {done.index} shows generation {done.shown}; {done.retired} is kept for a while")
 
 
 @app.command()
@@ -46,7 +46,7 @@ def drop(context: typer.Context, index: Index) -> None:
     from airflow_roir.engine import operations
 
     aborts.drop_index(database_of(context), index, operations.default_actor(), say)
-    out.print(f"index {index} dropped", markup=False)
+    show(f"index {index} dropped")
 
 
 @app.command(name="clean-up")
@@ -59,12 +59,12 @@ def clean_up(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         print_json(report.as_dict())
         return
-    out.print(
+    show(
         f"{report.ghosts} ghosts, {report.deltas_dropped} deltas, {report.generations_dropped} generations removed; "
         f"{report.operations_aborted} operations aborted, {report.guards_removed} guards removed from views, "
         f"{report.partition_entries} entries of partitions that left"
     )
     for line in report.warnings:
-        out.print(f"warning: {line}", markup=False)
+        show(f"warning: {line}")
     for line in report.waiting:
-        out.print(f"left for the next time: {line}", markup=False)
+        show(f"left for the next time: {line}")

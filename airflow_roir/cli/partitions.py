@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from airflow_roir.cli.app import AsJson, Reason, app, database_of, out, print_json, say
+from airflow_roir.cli.app import AsJson, Reason, app, database_of, print_json, say, show
 
 
 @app.command(name="detach-partition")
@@ -23,7 +23,7 @@ def detach_partition(
     removed = detaching.detach_partition(
         database_of(context), partition, operations.default_actor(), reason, drop, report=say
     )
-    out.print(f"partition {partition} {'dropped' if drop else 'detached'}; {removed:,} entries removed", markup=False)
+    show(f"partition {partition} {'dropped' if drop else 'detached'}; {removed:,} entries removed")
 
 
 @app.command(name="attach-partition")
@@ -38,7 +38,7 @@ def attach_partition(
     from airflow_roir.engine.partitions import attach as attaching
 
     copied = attaching.attach_partition(database_of(context), table, partition, bounds, operations.default_actor(), say)
-    out.print(f"{partition} attached to {table}; {copied:,} entries added", markup=False)
+    show(f"{partition} attached to {table}; {copied:,} entries added")
 
 
 @app.command(name="sync-partitions")
@@ -55,8 +55,7 @@ def sync_partitions(
     if as_json:
         print_json(report.as_dict())
         return
-    out.print(
+    show(
         f"gone: {', '.join(report.gone) or 'none'}, {report.entries_removed:,} entries removed; "
         f"came: {', '.join(report.came) or 'none'}, {report.entries_added:,} entries added",
-        markup=False,
     )

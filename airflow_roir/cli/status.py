@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from airflow_roir.cli.app import AsJson, app, database_of, out, print_json, say, status_table
+from airflow_roir.cli.app import AsJson, app, database_of, print_json, say, show, status_table
 from airflow_roir.operation import Status
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def status(
         if as_json:
             print_json(found[0].as_dict() if index else [one.as_dict() for one in found])
         else:
-            out.print(status_table(found))
+            show(status_table(found))
             for one in found:
                 for line in one.warnings:
                     say(f"warning: {line}")
@@ -68,4 +68,4 @@ def print_history(database: Database, index: str, as_json: bool) -> None:
         )
         return
     for e in events:
-        out.print(f"{e.at:%Y-%m-%d %H:%M:%S}  {e.action:20} {e.actor}  {e.detail or ''}", markup=False)
+        show(f"{e.at:%Y-%m-%d %H:%M:%S}  {e.action:20} {e.actor}  {e.detail or ''}")
