@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from airflow_roir.definition import MAX_PARALLELISM
+
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
     from airflow_roir.engine.status import OperationStatus
@@ -28,27 +30,33 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Index = Annotated[str, typer.Argument(help="The index, as SQL writes it: name, schema.name, quoted or not.")]
+Index = Annotated[str, typer.Argument(help="The index: name or schema.name, quoted as in SQL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Parallelism = Annotated[int | None, typer.Option(help="Workers.")]
-BatchRows = Annotated[int | None, typer.Option(help="The most source rows per batch, the unit that commits.")]
+Parallelism = Annotated[int | None, typer.Option(help=f"Workers at the same time, 1 to {MAX_PARALLELISM}.")]
+BatchRows = Annotated[int | None, typer.Option(help="The most source rows per batch; each batch commits.")]
 Master = Annotated[str | None, typer.Option(help="Spark master: local[n], spark://…, sc://…")]
-Conf = Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value. May be repeated.")]
-TakeOver = Annotated[bool, typer.Option("--take-over", help="Take over from a run that is alive.")]
-Reason = Annotated[str, typer.Option(help="Why; it is kept with the operation.")]
-TableName = Annotated[str | None, typer.Option("--table", help="The source, for an index that is new.")]
+Conf = Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value; may be repeated.")]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="Take over even from a run that is alive.")]
+Reason = Annotated[str, typer.Option(help="Why; kept with the operation.")]
+TableName = Annotated[str | None, typer.Option("--table", help="The source, for a new index.")]
 Keys = Annotated[str | None, typer.Option("--keys", help="Key columns, comma-separated, in order.")]
 Include = Annotated[str | None, typer.Option("--include", help="Included columns, comma-separated.")]
-Ranges = Annotated[int | None, typer.Option(help="Pieces of the scan; by default as many as fit the table.")]
-Segments = Annotated[int | None, typer.Option(help="Pieces of the index, each sealed as one unit.")]
-MaxRows = Annotated[int | None, typer.Option("--max-rows-per-second", help="A rate limit over all workers.")]
-BatchMs = Annotated[int, typer.Option("--batch-ms", help="How long a batch should take, in ms: they are cut to fit.")]
+Ranges = Annotated[int | None, typer.Option(help="Pieces of the scan; by default the plan chooses.")]
+Segments = Annotated[
+    int | None, typer.Option(help="Pieces of the index, each sealed as one unit; by default the plan chooses.")
+]
+MaxRows = Annotated[
+    int | None, typer.Option("--max-rows-per-second", help="A rate limit for the copy, over all workers.")
+]
+BatchMs = Annotated[int, typer.Option("--batch-ms", help="Target time per batch, in ms; the size adapts.")]
 Scan = Annotated[
     str,
-    typer.Option(help="What to copy: the table by primary key, or by block; the index that is rebuilt; auto."),
+    typer.Option(
+        help="What to copy: the table by primary key or by block, or the index that is rebuilt; auto takes the fastest."
+    ),
 ]
 Covering = Annotated[
-    str, typer.Option(help="Included columns that index-only scans see: auto (bounded ones), all, none.")
+    str, typer.Option(help="Included columns that index-only scans see: auto (those of bounded size), all, none.")
 ]
 IgnoreRowSecurity = Annotated[
     bool,
@@ -56,7 +64,10 @@ IgnoreRowSecurity = Annotated[
 ]
 IgnorePublications = Annotated[
     bool,
-    typer.Option("--ignore-publications", help="Subscribers skip tables that they don't know, the index's own."),
+    typer.Option(
+        "--ignore-publications",
+        help="A publication may contain the index's own tables: its subscribers skip unknown tables.",
+    ),
 ]
 Verify = Annotated[
     str, typer.Option(help="Compare index and table: after the build, before a rebuild, both, none.", show_default=True)
@@ -73,7 +84,7 @@ def common(
         str | None,
         typer.Option(
             envvar="ROIR_DSN",
-            help="The database: postgresql://… or libpq's key=value. Prefer ROIR_DSN: arguments can be seen by all.",
+            help="The database: postgresql://… or libpq's key=value. Prefer ROIR_DSN: all users can see arguments.",
             show_default=False,
         ),
     ] = None,
@@ -83,7 +94,7 @@ def common(
 
 def database_of(context: typer.Context) -> Database:
     if not context.obj:
-        raise typer.BadParameter("name the database by --dsn or the environment variable ROIR_DSN")
+        raise typer.BadParameter("no database given: set the environment variable ROIR_DSN, or use --dsn")
     from airflow_roir.engine.database import Database
 
     return Database(context.obj, "roir cli")

@@ -1,8 +1,9 @@
-"""How a command carries an operation on to its end: Spark's driver as a process, the rest in this one."""
+"""How a command runs an operation to its end: Spark's driver as a process, the rest in this one."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ LOOK_EVERY_S = 0.5
 def carry_on(
     database: Database, index: str, master: str | None, conf: list[str] | None, take_over: bool, as_json: bool
 ) -> None:
-    """From whatever phase the operation is in to the end; exits with 3 where it was paused on the way."""
+    """Run the operation to its end, from its present phase; exits with 3 if somebody paused it."""
     row = operations.find_operation(database, index)
     if row.kind == "verify":
         print_report(carry_on_verification(database, index, master, conf, take_over, as_json), as_json)
@@ -60,7 +61,7 @@ def carry_on_verification(
     take_over: bool = False,
     quiet: bool = False,
 ) -> VerifyReport:
-    """A verification from wherever it stands to its end, on Spark; exits with 3 where it was paused on the way."""
+    """Run a verification to its end, on Spark; exits with 3 if somebody paused it."""
     row = operations.find_operation(database, index)
     with _progress(database, row.id, quiet):
         _on_spark(database, index, row, _owner(), master, conf, take_over)
@@ -69,7 +70,7 @@ def carry_on_verification(
 
 
 def print_report(report: VerifyReport, as_json: bool) -> None:
-    """Exits with 1 where something is wrong still."""
+    """Exits with 1 if something is still wrong."""
     if as_json:
         print_json(report.as_dict())
     else:
@@ -77,7 +78,7 @@ def print_report(report: VerifyReport, as_json: bool) -> None:
         for one in report.first:
             show(f"  {verification.described(one)}")
         if report.found > len(report.first):
-            show(f"  … see roir.discrepancy, verification {report.verification_id}")
+            show(f"  … and more: see the table roir.discrepancy, verification {report.verification_id}")
     if not report.is_exact:
         raise typer.Exit(1)
 
@@ -117,7 +118,7 @@ def _on_spark(
 
 def _exit_if_paused(ended: OperationStatus, index: str) -> None:
     if ended.status == Status.PAUSED:
-        say(f"paused by {ended.paused_by}: {ended.pause_reason}; go on with: roir resume {index}")
+        say(f"paused by {ended.paused_by}: {ended.pause_reason}; resume with: roir resume {shlex.quote(index)}")
         raise typer.Exit(OperationPaused.exit_code)
 
 
@@ -130,7 +131,7 @@ def _follow(driver: Any, on_interrupt: Callable[[], None], has_paused: Callable[
         try:
             return _wait(driver, has_paused)
         except KeyboardInterrupt:
-            say("pausing; interrupt again to stop at once")
+            say("pausing: waiting for the open batches; interrupt again to stop at once")
             on_interrupt()
             return _wait(driver, has_paused)
     except KeyboardInterrupt:

@@ -12,11 +12,11 @@ from airflow_roir.cli.app import AsJson, Reason, app, database_of, print_json, s
 @app.command(name="detach-partition")
 def detach_partition(
     context: typer.Context,
-    partition: Annotated[str, typer.Argument(help="The partition, as SQL writes it.")],
+    partition: Annotated[str, typer.Argument(help="The partition: name or schema.name, quoted as in SQL.")],
     reason: Reason = "",
-    drop: Annotated[bool, typer.Option("--drop", help="Drop it, once it is detached.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Drop the partition once it is detached.")] = False,
 ) -> None:
-    """Take a partition out of its table and out of all indexes: hidden at once, then removed in batches."""
+    """Detach a partition from its table and from all indexes. Rows and entries disappear in the same moment."""
     from airflow_roir.engine import operations
     from airflow_roir.engine.partitions import detach as detaching
 
@@ -29,11 +29,11 @@ def detach_partition(
 @app.command(name="attach-partition")
 def attach_partition(
     context: typer.Context,
-    table: Annotated[str, typer.Argument(help="The source, or a level of its partitions.")],
+    table: Annotated[str, typer.Argument(help="The source, or a partition of it that has partitions itself.")],
     partition: Annotated[str, typer.Argument(help="The loaded table that becomes a partition.")],
     bounds: Annotated[str, typer.Argument(help="As in ATTACH PARTITION: FOR VALUES … or DEFAULT.")],
 ) -> None:
-    """Make a loaded table a partition, with its entries in all indexes; both are seen from the same moment on."""
+    """Attach a loaded table as a partition, with its entries in all indexes. Both appear in the same moment."""
     from airflow_roir.engine import operations
     from airflow_roir.engine.partitions import attach as attaching
 
@@ -44,10 +44,10 @@ def attach_partition(
 @app.command(name="sync-partitions")
 def sync_partitions(
     context: typer.Context,
-    table: Annotated[str, typer.Argument(help="The source, as SQL writes it.")],
+    table: Annotated[str, typer.Argument(help="The source: name or schema.name, quoted as in SQL.")],
     as_json: AsJson = False,
 ) -> None:
-    """Put all indexes of a table right after partitions were dropped, detached or attached without roir."""
+    """Repair a table's indexes after a plain DROP, DETACH or ATTACH of a partition."""
     from airflow_roir.engine import operations
     from airflow_roir.engine.partitions import sync
 

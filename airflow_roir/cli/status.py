@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 @app.command()
 def status(
     context: typer.Context,
-    index: Annotated[str | None, typer.Argument(help="One index; all of them by default.")] = None,
+    index: Annotated[str | None, typer.Argument(help="One index; by default all.")] = None,
     as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until nothing runs.")] = False,
-    history: Annotated[bool, typer.Option("--history", help="Who did what, when and why, to one index.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until nothing runs.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Who did what to one index, when and why.")] = False,
 ) -> None:
-    """Show how operations stand."""
+    """Show the state of operations."""
     from airflow_roir.engine.status import status as read_status
 
     database = database_of(context)
     if history:
         if index is None:
-            raise typer.BadParameter("--history needs an index")
+            raise typer.BadParameter("--history needs the name of an index")
         print_history(database, index, as_json)
         return
     while True:
@@ -42,7 +42,8 @@ def status(
                     say(f"warning: {line}")
                 for name in one.partitions_gone:
                     say(
-                        f"index {one.index}: partition {name} was dropped or detached without roir; see sync-partitions"
+                        f"index {one.index}: partition {name} was dropped or detached without roir; "
+                        "run roir sync-partitions on the table"
                     )
         if not watch or all(one.status != Status.RUNNING for one in found):
             return

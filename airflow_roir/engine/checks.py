@@ -33,7 +33,7 @@ def untried(version: int) -> str | None:
     if version <= NEWEST_TRIED:
         return None
     return (
-        f"PostgreSQL {version} is untried: roir was tested with {OLDEST_SERVER // 10000} to {NEWEST_TRIED}. Its MERGE "
+        f"PostgreSQL {version} is untested: roir was tested with {OLDEST_SERVER // 10000} to {NEWEST_TRIED}. Its MERGE "
         "and SPLIT PARTITIONS should be detected as partitions that came and went, its REPACK as a rewritten table"
     )
 
