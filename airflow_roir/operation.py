@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+# The format of watermarks and bounds in the control tables; another version of the code must know it to go on.
+FORMAT_VERSION = 2
+# Where ranges are blocks.
+BLOCK_FORMAT_VERSION = 3
+
 
 class Status(str, Enum):
     """What an operation is doing. `failed` only where going on would be wrong; else a failure pauses."""

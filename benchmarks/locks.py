@@ -33,7 +33,7 @@ from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify.compare import verify
 from benchmarks.quantile import quantile
-from tests.crash.server import running_server
+from servers.killable import running_server
 
 RESULTS = Path(__file__).parent / "results"
 WRITERS, PAUSE_S, CALM_S, WORKERS = 4, 0.002, 10, 2

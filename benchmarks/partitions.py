@@ -22,7 +22,7 @@ from airflow_roir.engine.verify.compare import verify
 from benchmarks.engine import build_index
 from benchmarks.pictures import of_partitions
 from benchmarks.quantile import quantile
-from tests.servers import embedded_postgres
+from servers.postgres import embedded_postgres
 
 RESULTS = Path(__file__).parent / "results"
 DAYS = 1000

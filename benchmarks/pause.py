@@ -30,7 +30,7 @@ from airflow_roir.engine import abort, prepare, schema
 from airflow_roir.engine.database import Database
 from benchmarks.pictures import of_pause
 from benchmarks.quantile import quantile
-from tests.crash.server import Server, running_server
+from servers.killable import Server, running_server
 
 RESULTS = Path(__file__).parent / "results"
 LONGEST_STRETCH_S = 1.5

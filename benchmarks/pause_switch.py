@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.airflow.standalone import StandaloneAirflow, wait_until
-from tests.servers import embedded_postgres
+from servers.airflow import StandaloneAirflow, wait_until
+from servers.postgres import embedded_postgres
 
 DAG = "rebuild_index"
 PATIENCE_S = 240

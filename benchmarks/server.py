@@ -11,8 +11,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from tests.crash.server import Server
-from tests.servers import programs
+from servers.killable import Server
+from servers.postgres import programs
 
 SHOWN = (
     "server_version",

@@ -24,7 +24,7 @@ from airflow_roir.engine.verify import compare
 from benchmarks.data import DATASETS
 from benchmarks.engine import build_index
 from benchmarks.steady_writer import Writer
-from tests.servers import embedded_postgres
+from servers.postgres import embedded_postgres
 
 RESULTS = Path(__file__).parent / "results" / "verify.json"
 DATA = DATASETS["item"]

@@ -24,8 +24,8 @@ from airflow_roir.engine.status import status as read_status
 from airflow_roir.engine.verify.compare import VerifyReport, verify
 from demo.dataset import Dataset, analyze, flights, lineitem
 from demo.writer import Felt, Writer
-from tests.airflow.standalone import StandaloneAirflow, processes_of, wait_until
-from tests.servers import start_postgres
+from servers.airflow import StandaloneAirflow, processes_of, wait_until
+from servers.postgres import start_postgres
 
 ROOT = Path(__file__).parent.parent
 STATE = ROOT / ".demo" / "state.json"

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database
-from tests.servers import embedded_postgres, programs, use
+from servers.postgres import embedded_postgres, programs, use
 
 _numbers = itertools.count(1)
 # It logs at exit, when pytest has closed what it logs to.

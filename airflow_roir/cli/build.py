@@ -74,7 +74,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Validate a build and show what it would do. Changes nothing."""
-    from airflow_roir.engine import checks, prepare, schema, view
+    from airflow_roir.engine import checks, rehearse, schema, view
 
     options = _options(
         parallelism=parallelism,
@@ -86,7 +86,7 @@ def plan(
         ignore_publications=ignore_publications,
     )
     database = database_of(context)
-    rehearsal = prepare.rehearse(database, IndexDefinition.parse(index, table, keys, include), options)
+    rehearsal = rehearse.rehearse(database, IndexDefinition.parse(index, table, keys, include), options)
     with database.transaction() as connection:
         guarded = schema.is_guarded(connection)
         untried = checks.untried_server(connection)
@@ -188,12 +188,12 @@ def resume(
 ) -> None:
     """Run a paused or interrupted operation to its end, from its last committed batch."""
     from airflow_roir.cli.execute import carry_on
-    from airflow_roir.engine import operations
+    from airflow_roir.engine import live_options, operations
 
     database = database_of(context)
     row = operations.find_operation(database, index)
     if parallelism is not None or batch_rows is not None:
-        operations.set_options(database, index, operations.default_actor(), parallelism, batch_rows)
+        live_options.set_options(database, index, operations.default_actor(), parallelism, batch_rows)
     say(f"operation {row.id} continues in phase {row.phase}")
     carry_on(database, index, master, conf, take_over, as_json)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
@@ -16,14 +15,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_roir.cli.app import print_json, say, show, status_table
 from airflow_roir.engine import finalize, operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.operations import OperationRow
 from airflow_roir.engine.status import OperationStatus, operation_status
-from airflow_roir.engine.verify import verification
-from airflow_roir.engine.verify.verification import VerifyReport
+from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import OperationPaused, RoirError
 from airflow_roir.operation import Phase, Status
 
-# How soon a pause is seen while Spark starts.
+# How soon a pause is seen while Spark starts, and how often the progress bar moves.
 LOOK_EVERY_S = 0.5
 
 
@@ -66,7 +65,7 @@ def carry_on_verification(
     with _progress(database, row.id, quiet):
         _on_spark(database, index, row, _owner(), master, conf, take_over)
     _exit_if_paused(operation_status(database, row.id), index)
-    return verification.report_of(database, row.id)
+    return report_of(database, row.id)
 
 
 def print_report(report: VerifyReport, as_json: bool) -> None:
@@ -76,7 +75,7 @@ def print_report(report: VerifyReport, as_json: bool) -> None:
     else:
         show(f"{report.index}: {report}")
         for one in report.first:
-            show(f"  {verification.described(one)}")
+            show(f"  {described(one)}")
         if report.found > len(report.first):
             show(f"  … and more: see the table roir.discrepancy, verification {report.verification_id}")
     if not report.is_exact:
@@ -188,23 +187,13 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[No
         TimeElapsedColumn(),
         console=Console(stderr=True, highlight=False),
     )
-    stop = threading.Event()
+    task = bar.add_task("build", total=100)
 
-    def follow() -> None:
-        task = bar.add_task("build", total=100)
-        while not stop.wait(0.5):
-            try:
-                now = operation_status(database, operation_id)
-            except SQLAlchemyError:
-                continue
+    def look() -> None:
+        with suppress(SQLAlchemyError):
+            now = operation_status(database, operation_id)
             rate = f", {now.rows_per_second:,.0f} rows/s" if now.rows_per_second else ""
             bar.update(task, completed=now.percent_complete, description=f"{now.phase}: {now.rows:,} rows{rate}")
 
-    thread = threading.Thread(target=follow, daemon=True)
-    with bar:
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
+    with bar, meanwhile(look, LOOK_EVERY_S, "roir-progress"):
+        yield

@@ -47,10 +47,10 @@ def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
 @app.command()
 def drop(context: typer.Context, index: Index) -> None:
     """Drop an index: its view, its entries and, with the source's last index, the capture."""
-    from airflow_roir.engine import abort as aborts
+    from airflow_roir.engine import drop as drops
     from airflow_roir.engine import operations
 
-    aborts.drop_index(database_of(context), index, operations.default_actor(), say)
+    drops.drop_index(database_of(context), index, operations.default_actor(), say)
     show(f"index {index} dropped")
 
 

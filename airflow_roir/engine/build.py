@@ -20,17 +20,10 @@ from airflow_roir.engine import operations, owner
 from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
+from airflow_roir.engine.job import TABLE_LOCK_WAIT as TABLE_LOCK_WAIT
+from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.locks import lock_table
-from airflow_roir.engine.run import TABLE_LOCK_WAIT as TABLE_LOCK_WAIT
-from airflow_roir.engine.run import (
-    Job,
-    Run,
-    check_epoch,
-    check_fingerprint,
-    check_partitions,
-    load_job,
-    read_control,
-)
+from airflow_roir.engine.run import Run, check_epoch, read_control
 from airflow_roir.engine.scan import BATCH_BYTES, Stretch, columns_of, reader_of
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, SourceChanged
 from airflow_roir.operation import Phase, Verb

@@ -7,8 +7,9 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import MAX_KEY_COLUMNS, IndexDefinition, quote
 from airflow_roir.engine import owner
-from airflow_roir.engine.catalog import Source, identity_columns
+from airflow_roir.engine.catalog import identity_columns
 from airflow_roir.engine.database import execute, said, sqlstate
+from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput, NotFound
 
 OLDEST_SERVER = 150000

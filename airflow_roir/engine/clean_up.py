@@ -13,15 +13,15 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, health, marks, operations, view
+from airflow_roir.engine import abort, catalog, drop, health, marks, operations, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, InvariantViolated, LockNotAcquired, PartitionsChanged, RoirError
 
@@ -86,11 +86,11 @@ def clean_up(
         published = execute(connection, PUBLISHED).all()
         aborting = execute(connection, ABORTING).all()
         maintained = execute(connection, MAINTAINED).all()
-        dropping = execute(connection, DROPPING, {"ids": abort.half_dropped(connection)}).all()
+        dropping = execute(connection, DROPPING, {"ids": drop.half_dropped(connection)}).all()
     for row in aborting:
         _attempt(result, row, partial(_finish_abort, database, row.operation_id, actor, result, report))
     for row in dropping:
-        _attempt(result, row, partial(abort.finish_drop, database, row.index_id, report, PATIENCE_S))
+        _attempt(result, row, partial(drop.finish_drop, database, row.index_id, report, PATIENCE_S))
     for row in published:
         _attempt(result, row, partial(_follow_partitions, database, row, result, report))
     for row in maintained:
@@ -165,7 +165,7 @@ def _finish_abort(
 def _follow_partitions(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
     """Register partitions that were created; name those that came or went with rows, which is for a user to settle."""
     with database.transaction() as connection:
-        source = abort.source_if_there(connection, row.index_id, check=True)
+        source = catalog.source_if_there(connection, row.index_id, check=True)
         if source is None or _status(connection, row.id) == "dropped":
             return
         # Of those that the guard has taken in.
@@ -189,7 +189,7 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
 def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
     """Make the capture function again if it is one for another name or primary key of the table, or of older code."""
     with database.transaction() as connection:
-        source = abort.source_if_there(connection, index_id, check=True)
+        source = catalog.source_if_there(connection, index_id, check=True)
         if source is None or not _may_refresh(connection, source):
             return
 
@@ -297,7 +297,7 @@ def _drop_generation(
     database: Database, row: Any, actor: str, result: CleanUpReport, report: Callable[[str], None]
 ) -> None:
     with database.transaction() as connection:
-        source = abort.source_if_there(connection, row.index_id)
+        source = catalog.source_if_there(connection, row.index_id)
 
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         if source is not None:

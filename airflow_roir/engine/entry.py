@@ -12,8 +12,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition, quote
-from airflow_roir.engine.catalog import Source, identity_columns
+from airflow_roir.engine.catalog import identity_columns
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.source import Source
 
 # Room that covered columns may take in a B-tree tuple of about 2,700 bytes; the rest is the key's.
 COVERED_BYTES = 1024

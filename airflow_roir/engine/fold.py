@@ -17,12 +17,13 @@ from airflow_roir.engine import build, operations, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
-from airflow_roir.engine.capture.row_function import CAPTURE, DIRECT
+from airflow_roir.engine.capture.target import CAPTURE, DIRECT
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
-from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
+from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.running import read_running
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import IllegalTransition, LockNotAcquired

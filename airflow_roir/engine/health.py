@@ -11,9 +11,9 @@ from airflow_roir.definition import quote
 from airflow_roir.engine import catalog, marks, operations, own_tables, publications, restore, subscriptions
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.catalog import Column, Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.source import Column, Source
 from airflow_roir.errors import InvalidInput, NotFound
 
 # Gaps that are named in one warning: a thousand leaves can be disabled by one statement.

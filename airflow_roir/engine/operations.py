@@ -279,46 +279,6 @@ def has_paused(database: Database, operation_id: int, owner: str) -> bool:
         return True
 
 
-def set_options(
-    database: Database,
-    index: str,
-    actor: str,
-    parallelism: int | None = None,
-    batch_rows: int | None = None,
-) -> OperationRow:
-    """Change a live operation's parallelism or batch rows; workers follow at their next batch boundary.
-
-    Raises InvalidInput for a bad value (the old one stays), NotFound, IllegalTransition where nothing is live.
-    """
-    with database.transaction() as connection:
-        check_schema(connection)
-        row = live_or_last(connection, parse_name(index, "index"))
-        if row.status not in (Status.RUNNING, Status.PAUSED):
-            raise IllegalTransition(f"index {index} has no operation to change: its last one is {row.status}")
-        change_options(connection, row, actor, parallelism, batch_rows)
-        return read_operation(connection, row.id)
-
-
-def change_options(
-    connection: Connection,
-    row: OperationRow,
-    actor: str,
-    parallelism: int | None,
-    batch_rows: int | None,
-) -> None:
-    """As `set_options`, inside a transaction. Writes an event for each value that really changes."""
-    from airflow_roir.definition import BuildOptions
-
-    wanted = {"parallelism": parallelism, "batch_rows": batch_rows}
-    changes = {name: value for name, value in wanted.items() if value is not None and value != getattr(row, name)}
-    if not changes:
-        return
-    BuildOptions(**changes)  # type: ignore[arg-type]  # validates; raises before anything is written
-    connection.execute(update(tables.operation).where(tables.operation.c.id == row.id).values(**changes, notice=None))
-    for name, value in changes.items():
-        record_event(connection, row.index_id, row.id, actor, f"change {name}", f"{getattr(row, name)} → {value}")
-
-
 def note_wait(connection: Connection, operation_id: int, epoch: int, line: str | None) -> None:
     """Show in the status whom a run waits for; None: that is over. Another run's operation is left alone."""
     operation = tables.operation
@@ -326,15 +286,6 @@ def note_wait(connection: Connection, operation_id: int, epoch: int, line: str |
     if line is None:
         statement = statement.where(operation.c.notice.startswith(WAITING))
     connection.execute(statement.values(notice=line))
-
-
-def refuse_option(database: Database, index: str, actor: str, refusal: str) -> None:
-    """Show in the status, and keep as an event, that somebody's wish couldn't be followed. Raises NotFound."""
-    with database.transaction() as connection:
-        check_schema(connection)
-        row = live_or_last(connection, parse_name(index, "index"))
-        connection.execute(update(tables.operation).where(tables.operation.c.id == row.id).values(notice=refusal))
-        record_event(connection, row.index_id, row.id, actor, "refuse", refusal)
 
 
 def running_elsewhere(row: OperationRow, index: str) -> OperationRunning:

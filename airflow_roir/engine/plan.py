@@ -11,8 +11,9 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, quote
 from airflow_roir.engine import owner
-from airflow_roir.engine.catalog import Source, SourceSize, identity_columns, size_of
+from airflow_roir.engine.catalog import SourceSize, identity_columns, size_of
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.source import Source
 
 Bound = tuple[str, ...]
 

@@ -10,9 +10,10 @@ from airflow_roir.definition import QualifiedName
 from airflow_roir.engine import fold, operations, tables, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.capture.row_function import ACTIVE, DIRECT
+from airflow_roir.engine.capture.target import ACTIVE, DIRECT
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job
+from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
+from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated

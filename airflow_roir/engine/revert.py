@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Row, func, select, text, update
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import abort, operations, tables, view
+from airflow_roir.engine import catalog, operations, tables, view
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Drain, telling_of_names
@@ -45,7 +45,7 @@ def revert(
     with database.transaction() as connection:
         check_schema(connection)
         found = operations.find_index(connection, parse_name(index, "index"))
-        source = abort.source_if_there(connection, found.id)
+        source = catalog.source_if_there(connection, found.id)
     name = operations.index_name(found)
     if source is None:
         raise NotFound(f"index {name}: its table was dropped; drop the index too: roir drop '{name}'")

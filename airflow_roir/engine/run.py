@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import Scan, parse_name
-from airflow_roir.engine import catalog, marks, operations, tables
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import Database, execute, is_transient
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.partitions import changes
-from airflow_roir.engine.prepare import BLOCK_FORMAT_VERSION, FORMAT_VERSION
+from airflow_roir.definition import parse_name
+from airflow_roir.engine import live_options, operations, tables
+from airflow_roir.engine.database import Database, is_transient
+from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import (
     Fenced,
     IllegalTransition,
-    LabelsRenamed,
     OperationFailed,
     OperationPaused,
     RoirError,
     SchemaVersionMismatch,
     SourceChanged,
 )
-from airflow_roir.operation import Status, Verb
+from airflow_roir.operation import BLOCK_FORMAT_VERSION, FORMAT_VERSION, Status, Verb
 
 # Often enough that a run isn't taken for dead (30 s) after a few lost beats.
 HEARTBEAT_EVERY_S = 2.0
-# Whoever works gives up on a lock that somebody holds on a whole table (a TRUNCATE, an ALTER) to look for a pause.
-TABLE_LOCK_WAIT = "2s"
-
-# Asked of primary keys with an enum only: the question takes milliseconds.
-RENAMED = """
-SELECT s.name, s.was, s.is_now FROM roir.generation g CROSS JOIN LATERAL roir.shape_changes(g.id) s
- WHERE g.id = %(generation)s AND g.shape -> 'labels' <> '{}' AND s.kind = 'label' LIMIT 1
-"""
 
 
 @dataclass(frozen=True)
@@ -52,25 +38,6 @@ class Run:
     epoch: int
     index: str
     owner: str
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a worker must know of an operation; read once, since none of it changes while it is prepared for."""
-
-    run: Run
-    index_id: int
-    generation_id: int
-    source: Source
-    entry: Entry
-    options: dict[str, Any]
-    fingerprint: str
-    scan: Scan = Scan.KEY
-
-    @property
-    def columns(self) -> list[str]:
-        """The source's columns that the fingerprint covers."""
-        return self.entry.fingerprinted(self.source)
 
 
 def start_run(
@@ -113,7 +80,7 @@ def start_run(
             )
         if operations.heart_beats(row, connection) and not take_over:
             raise operations.running_elsewhere(row, index)
-        operations.change_options(connection, row, owner, parallelism, batch_rows)
+        live_options.change_options(connection, row, owner, parallelism, batch_rows)
         operations.move(
             connection,
             row,
@@ -150,73 +117,6 @@ def end_run(database: Database, run: Run) -> None:
         )
 
 
-def load_job(connection: Connection, run: Run) -> Job:
-    """Read what the workers of a run need. Raises Fenced, SourceChanged where the source isn't as it was."""
-    row = read_control(connection, run)
-    # A leaf that is new is read.
-    execute(connection, f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'")
-    generation = connection.execute(
-        select(tables.generation, tables.index.c.source_oid)
-        .join(tables.index, tables.index.c.id == tables.generation.c.index_id)
-        .where(tables.generation.c.id == row.generation_id)
-    ).one()
-    entry = physical.followed(connection, row.generation_id, Entry.from_json(generation.entry))
-    source = catalog.read_source_by_oid(connection, generation.source_oid)
-    job = Job(
-        run,
-        row.index_id,
-        row.generation_id,
-        source,
-        entry,
-        dict(row.options),
-        row.fingerprint,
-        Scan(generation.scan),
-    )
-    check_fingerprint(connection, job)
-    # Here only, not in each batch: a library is exchanged by a restart of the server, which ends this session.
-    resorted = entry.resorted(source)
-    if resorted:
-        raise SourceChanged(
-            f"index {run.index}: the library of collation {resorted[0]} was exchanged since the operation was "
-            "prepared, so ranges and entries may be in another order by now; abort the operation and begin anew"
-        )
-    check_partitions(connection, job)
-    return job
-
-
-def check_fingerprint(connection: Connection, job: Job) -> None:
-    """Raise SourceChanged where the source's shape isn't the one that the operation was prepared for.
-
-    Raises LabelsRenamed where only labels of an enum are others, which can be undone: nothing was copied meanwhile.
-    """
-    label = execute(connection, RENAMED, {"generation": job.generation_id}).first()
-    if label is not None:
-        raise LabelsRenamed(
-            f"index {job.run.index}: label {label.was} of type {label.name}, which is in the primary key, is called "
-            f"{label.is_now} now, and bounds and watermarks say its old name: rename it back until the build is done, "
-            "or abort the operation"
-        )
-    if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
-        found = marks.changes(connection, job.generation_id, job.source.sql)
-        unseen = f": {'; '.join(found.values())}" if found else ""
-        raise SourceChanged(
-            f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "
-            "their types or expressions, the primary key, row security, or the capture: its triggers, function or "
-            f"tables){unseen}; abort the operation and begin anew"
-        )
-
-
-def check_partitions(connection: Connection, job: Job, known: set[int] | None = None, adopt: bool = False) -> None:
-    """Raise PartitionsChanged where partitions brought or took rows that no capture saw (`partitions.check`).
-
-    adopt: also write the new ones down, under the drain lock that the caller holds.
-    """
-    known = set() if known is None else known
-    found = changes.check(connection, job.run.index, job.source, job.generation_id, job.entry, known)
-    if adopt:
-        changes.adopt(connection, job.source, job.generation_id, found)
-
-
 def read_control(connection: Connection, run: Run) -> Row[Any]:
     """The operation's row as workers look at it in every batch. Raises Fenced where a newer run holds it."""
     row = operations.read_operation(connection, run.operation_id)
@@ -237,23 +137,13 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
     A beat that fails is not an error: the work itself will meet whatever is wrong, and a run that can't beat
     for long may be taken over, which its epoch makes harmless.
     """
-    stop = threading.Event()
 
     def beat() -> None:
-        while not stop.wait(HEARTBEAT_EVERY_S):
-            try:
-                with database.transaction() as connection:
-                    operations.tick(connection, run.operation_id, run.epoch)
-            except DBAPIError:
-                continue
+        with suppress(DBAPIError), database.transaction() as connection:
+            operations.tick(connection, run.operation_id, run.epoch)
 
-    thread = threading.Thread(target=beat, name="roir-heartbeat", daemon=True)
-    thread.start()
-    try:
+    with meanwhile(beat, HEARTBEAT_EVERY_S, "roir-heartbeat"):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def start_clock(database: Database, run: Run) -> None:

@@ -21,7 +21,7 @@ from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import owner
 from airflow_roir.engine.batch_size import GROWTH, REMEMBERED
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.run import Job
+from airflow_roir.engine.job import Job
 from airflow_roir.errors import SourceChanged
 from airflow_roir.scan_range import Key, ScanRange
 

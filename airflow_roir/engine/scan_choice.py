@@ -9,10 +9,10 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import BuildOptions, Scan, quote
 from airflow_roir.engine import health, operations, owner
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import File, cut, files_of, segments_of
 from airflow_roir.engine.plan import Piece, Plan, sample_of
+from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput, SourceChanged
 
 # Below this correlation of key order and block order a batch by key touches most blocks several times.

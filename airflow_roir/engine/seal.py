@@ -19,7 +19,8 @@ from airflow_roir.engine import operations
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.giving_way import GaveWay, giving_way
-from airflow_roir.engine.run import TABLE_LOCK_WAIT, Job, Run, load_job, read_control
+from airflow_roir.engine.job import TABLE_LOCK_WAIT, Job, load_job
+from airflow_roir.engine.run import Run, read_control
 from airflow_roir.errors import InvariantViolated
 from airflow_roir.operation import Phase, Verb
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput
 
 # Before 16 it is a truth value.

@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import operations
 from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning
 from airflow_roir.operation import Phase
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
@@ -114,7 +115,7 @@ class VerifyIndexOperator(SparkDrivingOperator):
             row = self.take_turn(database, context["ti"])
         if row is not None:
             self.drive_on_spark(context, database, row)
-        report = verification.report_of(database, operation)
+        report = report_of(database, operation)
         log_report(self.log, report)
         # Without the discrepancies themselves: rows' values have no place in Airflow's database.
         counts = {name: value for name, value in report.as_dict().items() if name != "first"}

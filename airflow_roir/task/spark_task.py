@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import operations, status
+from airflow_roir.engine import live_options, operations, status
 from airflow_roir.engine.database import is_transient
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
@@ -76,7 +76,7 @@ class SparkDrivingOperator(DrivingOperator):
             actor = f"task state store of DAG {ti.dag_id}"
             options = LiveOptions(
                 {key: getattr(row, key) for key in self.live_options},
-                refused=lambda refusal: operations.refuse_option(database, self.index, actor, refusal),
+                refused=lambda refusal: live_options.refuse_option(database, self.index, actor, refusal),
             )
             first = options.follow({key: store.get(key) for key in self.live_options})
             owner = owner_of(ti)
@@ -137,7 +137,7 @@ class SparkDrivingOperator(DrivingOperator):
         owner: str,
     ) -> None:
         def apply(**values: int) -> object:
-            return operations.set_options(database, self.index, actor, **values)
+            return live_options.set_options(database, self.index, actor, **values)
 
         try:
             assert self._driver is not None

@@ -14,13 +14,13 @@ from urllib.parse import quote
 import psutil
 import psycopg2
 import pytest
-from standalone import StandaloneAirflow, wait_until
 
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations, status
+from servers.airflow import StandaloneAirflow, wait_until
+from servers.postgres import embedded_postgres
 from tests.comparison import compare
 from tests.engine import steps
-from tests.servers import embedded_postgres
 
 DAG = "rebuild_index"
 SWITCH = f"airflow switch of DAG {DAG}"

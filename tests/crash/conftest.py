@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from servers.killable import Server, running_server
 from tests.conftest import with_template
 from tests.crash.scene import Scene, a_scene
-from tests.crash.server import Server, running_server
 
 
 @pytest.fixture(scope="session")

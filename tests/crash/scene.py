@@ -20,11 +20,11 @@ import psycopg2
 import pytest
 
 from airflow_roir.engine.database import Database
+from servers.killable import Server
 from tests.comparison import compare
 from tests.conftest import deadlocks
 from tests.crash import gate
 from tests.crash.gate import PATIENCE_S, Gate
-from tests.crash.server import Server
 from tests.engine.steps import session
 from tests.engine.writers import Writer
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.airflow.standalone import StandaloneAirflow, processes_of
+from servers.airflow import StandaloneAirflow, processes_of
+from servers.postgres import embedded_postgres
 from tests.crash.scene import BATCH_ROWS, Scene, some, wait_until
-from tests.servers import embedded_postgres
 
 DAG = "rebuild_index"
 PHASES = ["prepare", "build", "seal", "fold", "publish"]

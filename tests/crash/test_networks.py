@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from servers.killable import Server, running_server
 from tests.conftest import with_template
 from tests.crash.network import Proxy
 from tests.crash.runner import Runner
 from tests.crash.scene import Scene, a_scene, some
-from tests.crash.server import Server, running_server
 from tests.crash.test_engine_process import ASLEEP, PLACES
 
 

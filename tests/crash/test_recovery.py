@@ -9,13 +9,14 @@ from airflow_roir.engine import build, operations
 from airflow_roir.engine import database as databases
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.database import Database, retry
-from airflow_roir.engine.run import driving, load_job
+from airflow_roir.engine.job import load_job
+from airflow_roir.engine.run import driving
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.errors import Fenced
+from servers.killable import running_server
 from tests.conftest import run_sql
 from tests.crash.runner import Runner
 from tests.crash.scene import Scene, wait_until
-from tests.crash.server import running_server
 from tests.engine import steps
 
 

@@ -21,7 +21,8 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import load_job, start_run
+from airflow_roir.engine.job import load_job
+from airflow_roir.engine.run import start_run
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.operation import Phase, Status
 from tests.conftest import run_sql

@@ -15,7 +15,8 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import Job, load_job, start_run
+from airflow_roir.engine.job import Job, load_job
+from airflow_roir.engine.run import start_run
 from tests.engine import steps
 
 # One phase for each mode of the capture, for tests that need no more.

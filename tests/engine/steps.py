@@ -13,8 +13,9 @@ from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import build, finalize, fold, prepare, publish, seal
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.job import load_job
 from airflow_roir.engine.prepare import PreparedOperation
-from airflow_roir.engine.run import Run, load_job, start_run
+from airflow_roir.engine.run import Run, start_run
 from tests.comparison import Comparison, compare
 
 

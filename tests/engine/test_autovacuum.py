@@ -12,11 +12,11 @@ from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import prepare, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import LockNotAcquired
+from servers.postgres import embedded_postgres
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_locks import watching
-from tests.servers import embedded_postgres
 
 # A worker comes every second, and then takes its time with our table: a tenth of a second for each page.
 SETTINGS = """

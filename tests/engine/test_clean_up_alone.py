@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, clean_up
+from airflow_roir.engine import abort, clean_up, drop, remove_generations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.errors import LockNotAcquired, NotFound
@@ -118,14 +118,14 @@ def test_what_is_broken_of_one_index_is_told_and_the_other_is_cleaned_up(
 
 def waiting_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for the one that stands still gives up."""
-    for module in (abort, clean_up, remove_entries):
+    for module in (remove_generations, clean_up, remove_entries):
         monkeypatch.setattr(module, "LOCK_TIMEOUT_MS", 20)
     monkeypatch.setattr(clean_up, "PATIENCE_S", 0)
 
 
-def drop(database: Database) -> None:
+def drop_broken(database: Database) -> None:
     with suppress(LockNotAcquired, NotFound):
-        abort.drop_index(database, "broken", "test", patience_s=0)
+        drop.drop_index(database, "broken", "test", patience_s=0)
 
 
 def truncate(database: Database) -> None:
@@ -144,7 +144,7 @@ def stop(database: Database) -> None:
 
 BESIDE: dict[str, Callable[[Database], object]] = {
     "clean-up": clean_up.clean_up,
-    "drop": drop,
+    "drop": drop_broken,
     "truncate": truncate,
     "abort": stop,
 }
@@ -185,9 +185,9 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
         assert not failed, failed
     assert not [line for line in report.warnings if "does not exist" in line or "can't be cleaned up" in line]
     if beside == "drop":
-        drop(other)
+        drop_broken(other)
         with suppress(NotFound):
-            abort.drop_index(other, "broken", "test")
+            drop.drop_index(other, "broken", "test")
     clean_up.clean_up(database)
     for index in ("ix",) if beside == "drop" else ("ix", "broken"):
         steps.assert_exact(database, index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, build, fold, operations, prepare, publish, seal
+from airflow_roir.engine import abort, build, fold, live_options, operations, prepare, publish, seal
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
@@ -103,7 +103,7 @@ def test_a_worker_above_a_lowered_parallelism_leaves_its_range_to_others(databas
     batch = worker.batch(claimed(worker))
     assert isinstance(batch, Batch)
     assert batch.claim is not None
-    operations.set_options(database, "ix", "me", parallelism=1)
+    live_options.set_options(database, "ix", "me", parallelism=1)
     assert worker.batch(batch.claim) == Stop("leave")
     assert claimed(steps.worker(database, run, 0)).scan.watermark == batch.claim.scan.watermark
 

@@ -15,7 +15,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, health, operations, prepare, status
+from airflow_roir.engine import abort, clean_up, drop, health, operations, prepare, status
 from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.partitions import attach, sync
 from airflow_roir.engine.run import driving, start_run
@@ -182,7 +182,7 @@ class Case:
                 # A definition without a generation is adopted by its name.
                 self._clean_up()
                 if error := self._ours(self._begin):
-                    self._ours(lambda: abort.drop_index(database, INDEX, "test"))
+                    self._ours(lambda: drop.drop_index(database, INDEX, "test"))
                     assert "begin again" in str(error) or "exists with another" in str(error) or "roir" in str(error)
                 continue
             warned = [*self._clean_up(), *self._told()]
@@ -201,7 +201,7 @@ class Case:
                 continue
             if any("roir drop" in line for line in warned):
                 self.said += warned
-                self._ours(lambda: abort.drop_index(database, INDEX, "test"))
+                self._ours(lambda: drop.drop_index(database, INDEX, "test"))
                 continue
             assert not warned, warned
             return
@@ -256,7 +256,7 @@ class Case:
     def _end(self, dropped: bool = False) -> None:
         """A drop leaves nothing of ours, and others' things are what they were."""
         if not dropped:
-            abort.drop_index(self.database, INDEX, "test")
+            drop.drop_index(self.database, INDEX, "test")
         self._clean_up()
         left = sql(self.session, LEFT)
         assert not left, left

@@ -9,8 +9,8 @@ from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.run import start_run
+from servers.killable import Server
 from tests.conftest import database_dsn, run_sql
-from tests.crash.server import Server
 from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_replication import BOUNDS, PARTITIONED, replayed, standby_of, wait_until

@@ -17,8 +17,8 @@ from airflow_roir.engine import clean_up, finalize
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import status
+from servers.killable import Server
 from tests.conftest import run_sql, with_template
-from tests.crash.server import Server
 from tests.engine import steps
 from tests.engine.stages import Stage
 

@@ -6,7 +6,7 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import VerifyOptions, parse_name
-from airflow_roir.engine import abort, catalog, clean_up, fold
+from airflow_roir.engine import abort, catalog, clean_up, drop, fold
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import status
@@ -154,7 +154,7 @@ def test_a_column_of_another_type_is_told_and_not_rebuilt(database: Database, ds
     assert "is numeric now and integer in its entries" in altered
     with pytest.raises(InvalidInput, match=r"numeric now.*roir drop 'public\.ix'"):
         steps.begin(database, table=None, keys=None)
-    abort.drop_index(database, "ix", "test")
+    drop.drop_index(database, "ix", "test")
     _, run = steps.begin(database, include="v")
     steps.finish_all(database, run)
     steps.assert_exact(database)

@@ -17,7 +17,7 @@ from airflow_roir.engine.capture.installation import trigger_name, truncate_trig
 from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.capture.truncate_function import truncate_function_name
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import load_job
+from airflow_roir.engine.job import load_job
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
 from tests.conftest import run_sql

@@ -14,10 +14,10 @@ from airflow_roir.definition import QualifiedName
 from airflow_roir.engine import clean_up, schema, view
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import LockNotAcquired
+from servers.postgres import programs
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
-from tests.servers import programs
 
 OLD = ["REPEATABLE READ", "SERIALIZABLE"]
 IX = QualifiedName("public", "ix")

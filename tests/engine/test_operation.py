@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import clean_up, prepare
+from airflow_roir.engine import clean_up, prepare, rehearse
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvariantViolated
@@ -88,16 +88,16 @@ def test_a_prepare_that_comes_second_takes_the_firsts_operation_up(
     """Also where it has planned already when the first one commits."""
     run_sql(dsn, "CREATE TABLE u (id int PRIMARY KEY, k text)")
     definition = IndexDefinition.parse("of_u", "u", "k")
-    rehearse, first = prepare.rehearse, []
+    original, first = rehearse.rehearse, []
 
-    def overtaken(*arguments: Any) -> prepare.Rehearsal:
-        found = rehearse(*arguments)
+    def overtaken(*arguments: Any) -> rehearse.Rehearsal:
+        found = original(*arguments)
         if not first:
             first.append(None)
             first[0] = prepare.prepare(database, definition, BuildOptions(), "somebody else")
         return found
 
-    monkeypatch.setattr(prepare, "rehearse", overtaken)
+    monkeypatch.setattr(rehearse, "rehearse", overtaken)
     second = prepare.prepare(database, definition, BuildOptions(), "test")
     assert second.adopted
     assert second.operation_id == first[0].operation_id

@@ -10,10 +10,10 @@ import pytest
 
 from airflow_roir.engine import fold, schema
 from airflow_roir.engine.database import Database
+from servers.postgres import programs
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.test_partitions import make
-from tests.servers import programs
 
 WRITES = (
     "INSERT INTO t VALUES (1, 9000, 'x', 1)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import prepare
+from airflow_roir.engine import rehearse
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import InvalidInput, PartitionsChanged, SourceChanged
@@ -98,7 +98,7 @@ def test_writes_by_the_parent_and_by_a_leaf_in_each_mode(database: Database, dsn
 def test_a_level_of_partitions_is_no_source(database: Database, dsn: str) -> None:
     make(dsn, "two levels")
     with pytest.raises(InvalidInput, match="is a partition and has partitions"):
-        prepare.rehearse(database, IndexDefinition.parse("other", "tx", "k"), BuildOptions())
+        rehearse.rehearse(database, IndexDefinition.parse("other", "tx", "k"), BuildOptions())
 
 
 @shapes
@@ -219,10 +219,10 @@ def test_a_partition_created_between_plan_and_lock_is_scanned(
 ) -> None:
     """Seen to be missed where the ranges are those of the plan."""
     make(dsn)
-    rehearse = prepare.rehearse
+    original = rehearse.rehearse
 
-    def and_then(*arguments: object) -> prepare.Rehearsal:
-        found = rehearse(*arguments)  # type: ignore[arg-type]
+    def and_then(*arguments: object) -> rehearse.Rehearsal:
+        found = original(*arguments)  # type: ignore[arg-type]
         run_sql(
             dsn,
             "DROP TABLE t0",
@@ -231,7 +231,7 @@ def test_a_partition_created_between_plan_and_lock_is_scanned(
         )
         return found
 
-    monkeypatch.setattr(prepare, "rehearse", and_then)
+    monkeypatch.setattr(rehearse, "rehearse", and_then)
     _, run = steps.begin(database)
     steps.finish_all(database, run)
     assert steps.assert_exact(database).rows == 250

@@ -19,8 +19,8 @@ from airflow_roir.engine import abort, clean_up, finalize, fold
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import status
+from servers.killable import Server
 from tests.conftest import run_sql, with_template
-from tests.crash.server import Server
 from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_partitions import make

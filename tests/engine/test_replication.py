@@ -19,8 +19,8 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import InvalidInput, LockNotAcquired
+from servers.killable import Server, running_server
 from tests.conftest import database_dsn, run_sql, with_template
-from tests.crash.server import Server, running_server
 from tests.engine import steps
 from tests.engine.stages import Stage, through_modes
 from tests.engine.steps import sql

@@ -10,13 +10,13 @@ import pytest
 
 from airflow_roir.engine import fold
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import load_job
+from airflow_roir.engine.job import load_job
 from airflow_roir.errors import SourceChanged
+from servers.postgres import programs
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
 from tests.engine.stages import PHASES, Stage
 from tests.engine.steps import sql
-from tests.servers import programs
 
 # Three rows in a block; they lie in another order than that of their keys.
 ROWS = (

@@ -15,8 +15,8 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import abort, clean_up, finalize, fold, operations, revert
-from airflow_roir.engine.capture import row_function
+from airflow_roir.engine import abort, clean_up, drop, finalize, fold, operations, revert
+from airflow_roir.engine.capture import plpgsql
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
@@ -238,7 +238,7 @@ def test_a_writer_gains_nothing_by_any_setting(scene: Scene, shape: str, owner: 
 @pytest.mark.sweep
 def test_a_writer_would_gain_by_a_capture_that_pins_no_path(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """That the tests above can fail."""
-    monkeypatch.setattr(row_function, "_PINNED", "")
+    monkeypatch.setattr(plpgsql, "_PINNED", "")
     with pytest.raises(AssertionError, match="capture"):
         life(scene, "plain", "another", SETTINGS[:1])
 
@@ -297,7 +297,7 @@ def test_no_operation_between_build_and_drop_gives_an_owner_rights(scene: Scene)
         with suppress(RoirError, DBAPIError):
             compare.verify(scene.database, "evil.ix", options_of, "test")
         holds("verify")
-    abort.drop_index(scene.database, "evil.ix", "test")
+    drop.drop_index(scene.database, "evil.ix", "test")
     holds("drop")
     assert scene.tried()
 

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import event
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import abort, build, operations, prepare, scan_choice, seal
+from airflow_roir.engine import abort, build, operations, rehearse, scan_choice, seal
 from airflow_roir.engine import scan as scan_module
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.claims import Stop
@@ -181,7 +181,7 @@ def test_a_rebuild_of_a_wrong_index_mends_it_at_the_second_attempt_at_least(
     with pytest.raises(VerificationFailed):
         steps.finish_all(database, run)
     abort.abort(database, "ix", "test")
-    found = prepare.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions()).choice
+    found = rehearse.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions()).choice
     assert found.scan.value != "index", found.why
 
 

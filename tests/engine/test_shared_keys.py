@@ -9,7 +9,7 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine.capture import row_function
+from airflow_roir.engine.capture import careful_path
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -63,13 +63,13 @@ def test_an_entry_whose_row_is_committed_between_look_and_removal_stays(
     database: Database, dsn: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gate stands before the removal of the last event: it makes the moment as long as it takes."""
-    settle = row_function._as_it_stands
+    settle = careful_path.as_it_stands
 
     def gated(source: Any, target: Any, record: str, belongs: list[str], gone: list[str]) -> list[str]:
         wait = f"IF TG_OP = 'INSERT' AND {record}.v = 9 THEN PERFORM pg_advisory_xact_lock({GATE}); END IF;"
         return settle(source, target, record, belongs, [wait, *gone])
 
-    monkeypatch.setattr(row_function, "_as_it_stands", gated)
+    monkeypatch.setattr(careful_path, "as_it_stands", gated)
     run_sql(
         dsn,
         "CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS "

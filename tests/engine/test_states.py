@@ -9,7 +9,7 @@ from sqlalchemy import update
 
 from airflow_roir.engine import fold, operations, tables
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import load_job
+from airflow_roir.engine.job import load_job
 from airflow_roir.entry_state import ENTRY_STATES, EntryState, Happening
 from airflow_roir.errors import IllegalTransition
 from airflow_roir.operation import Phase, Status, Verb, find_transition

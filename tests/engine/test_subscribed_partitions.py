@@ -9,8 +9,8 @@ import pytest
 from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput
+from servers.killable import Server
 from tests.conftest import run_sql
-from tests.crash.server import Server
 from tests.engine import steps
 from tests.engine.stages import through_modes
 from tests.engine.steps import sql

@@ -20,14 +20,14 @@ from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import status
 from airflow_roir.errors import SchemaVersionMismatch
+from servers.killable import Server
+from servers.postgres import programs
 from tests.conftest import run_sql, with_template
-from tests.crash.server import Server
 from tests.engine import steps
 from tests.engine.stages import Stage
 from tests.engine.test_attach import BOUNDS, LOADED
 from tests.engine.test_detach import assert_shown
 from tests.engine.test_partitions import make
-from tests.servers import programs
 
 # To upgrade a server takes a quarter of a minute; test_restore.py has what the indexes see of it.
 pytestmark = pytest.mark.sweep

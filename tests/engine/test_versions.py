@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, prepare, run
+from airflow_roir import operation
+from airflow_roir.engine import abort, run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.errors import SchemaVersionMismatch
@@ -33,7 +34,7 @@ def test_code_with_another_checkpoint_format_refuses_and_can_still_abort(
 ) -> None:
     _, first = steps.begin(database)
     end_run(database, first)
-    monkeypatch.setattr(run, "FORMAT_VERSION", prepare.FORMAT_VERSION + 1)
+    monkeypatch.setattr(run, "FORMAT_VERSION", operation.FORMAT_VERSION + 1)
     with pytest.raises(SchemaVersionMismatch, match=r"format \d, this code writes \d; finish it with the version"):
         start_run(database, "ix", "another release")
     assert abort.abort(database, "ix", "me").status == "aborted"

@@ -9,14 +9,14 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import build, operations
+from airflow_roir.engine import build, live_options, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.schema import init
 from airflow_roir.engine.status import operation_status
 from airflow_roir.spark import task
+from servers.killable import Server
 from tests.conftest import run_sql
-from tests.crash.server import Server
 from tests.engine import steps
 from tests.spark.driving import (
     Running,
@@ -91,7 +91,7 @@ def test_the_error_of_a_worker_that_was_to_leave_is_not_dropped(database: Databa
         driver.wait_for(
             lambda: one(database, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
         )
-        operations.set_options(database, "ix", "me", parallelism=1)
+        live_options.set_options(database, "ix", "me", parallelism=1)
         operations.pause(database, "ix", "me", "tea")
         driver.wait_for(lambda: at_work(database) == {3})
         gate.close()

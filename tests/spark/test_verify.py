@@ -15,6 +15,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.engine.verify import compare, units, verification
+from airflow_roir.engine.verify.report import report_of
 from tests.conftest import run_sql
 from tests.crash import gate
 from tests.engine import steps
@@ -79,7 +80,7 @@ def test_two_workers_are_paused_and_three_go_on(database: Database, dsn: str, ba
     assert both[first] == done
     assert len(both) == 2
     assert twice(database) == 0
-    report = verification.report_of(database, begun.operation_id)
+    report = report_of(database, begun.operation_id)
     assert (report.rows, report.missing, report.extra, report.different) == (ROWS, 1, 0, 1)
     assert operation_status(database, begun.operation_id).status == "completed"
 
@@ -109,6 +110,6 @@ def test_a_killed_driver_leaves_the_units_that_are_left_to_the_next(database: Da
     assert both[first] == done
     assert len(both) == 2
     assert twice(database) == 0
-    report = verification.report_of(database, begun.operation_id)
+    report = report_of(database, begun.operation_id)
     assert (report.rows, report.missing, report.mended) == (ROWS, 1, 1)
     steps.assert_exact(database)

@@ -32,7 +32,7 @@ DOCS = (
     ROOT / "CONTRIBUTING.md",
 )
 COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
-FOLDERS = ("airflow_roir", "dags", "demo", "docs", "migrations", "scripts", "tests")
+FOLDERS = ("airflow_roir", "dags", "demo", "docs", "migrations", "scripts", "servers", "tests")
 
 by_document = pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
 

@@ -14,19 +14,12 @@ from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import marks, rights, tables
 from airflow_roir.engine import owner as owners
-from airflow_roir.engine.capture.row_function import (
-    ACTIVE,
-    CAPTURE,
-    DIRECT,
-    Target,
-    body,
-    function_name,
-    render,
-)
+from airflow_roir.engine.capture.row_function import body, function_name, render
+from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, DIRECT, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_body, truncate_function_name
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.source import Source
 
 ROWS, TRUNCATE = "rows", "truncate"
 

@@ -16,11 +16,11 @@ from airflow_roir.definition import quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import marks, owner
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.capture.row_function import CAPTURE, DIRECT
-from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.capture.target import CAPTURE, DIRECT
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.locks import check_name, lock_table
+from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import PartitionsChanged
 

@@ -14,11 +14,11 @@ from airflow_roir.definition import quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import owner
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.capture.row_function import ACTIVE, CAPTURE
-from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.capture.target import ACTIVE, CAPTURE
 from airflow_roir.engine.database import Database, execute, retry, to_json
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, check_name, lock_table, telling_of_names
+from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.scan_range import ScanRange
 

@@ -17,10 +17,10 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute, has_vanished, retry
 from airflow_roir.engine.files import File, files_of
 from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts, check_name
+from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired, NotFound
 

@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.engine import catalog, operations, view
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts, telling_of_names
@@ -17,6 +16,7 @@ from airflow_roir.engine.partitions import changes, copy_rows, remove_entries
 from airflow_roir.engine.partitions.changes import Change
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.source import Source
 from airflow_roir.errors import NotFound
 
 GENERATIONS = """
@@ -50,6 +50,18 @@ class SyncReport:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class _Sync:
+    """One call of `sync_partitions`: of which source, for whom, and what it has done so far."""
+
+    database: Database
+    source: Source
+    actor: str
+    report: Callable[[str], None]
+    patience_s: float
+    result: SyncReport
+
+
 def sync_partitions(
     database: Database,
     table: str,
@@ -71,7 +83,7 @@ def sync_partitions(
         raise NotFound(f"table {name} has no roir index")
     result = SyncReport([], [])
     with telling_of_names():
-        _sync(database, source, generations, result, actor, report, patience_s)
+        _sync(_Sync(database, source, actor, report, patience_s, result), generations)
     with database.transaction() as connection:
         leaving = [row for row in remove_entries.leaving(connection) if row.source_oid == oid]
     for row in leaving:
@@ -79,30 +91,22 @@ def sync_partitions(
     return result
 
 
-def _sync(
-    database: Database,
-    source: Source,
-    generations: Sequence[Row[Any]],
-    result: SyncReport,
-    actor: str,
-    report: Callable[[str], None],
-    patience_s: float,
-) -> None:
+def _sync(sync: _Sync, generations: Sequence[Row[Any]]) -> None:
     for generation in generations:
         # Again, until there are none: what came back as a whole level is seen when its going is dealt with.
-        while changed := _changes(database, source, generation.id):
+        while changed := _changes(sync, generation.id):
             for change in changed:
                 if change.gone:
-                    _forget(database, source, generation, change, actor, report, patience_s)
-                    _name(result.gone, change)
+                    _forget(sync, generation, change)
+                    _name(sync.result.gone, change)
                 else:
-                    result.entries_added += _take_in(database, source, generation, change, actor, report, patience_s)
-                    _name(result.came, change)
+                    sync.result.entries_added += _take_in(sync, generation, change)
+                    _name(sync.result.came, change)
 
 
-def _changes(database: Database, source: Source, generation_id: int) -> list[Change]:
-    with database.transaction() as connection:
-        return changes.changes(connection, source, generation_id)
+def _changes(sync: _Sync, generation_id: int) -> list[Change]:
+    with sync.database.transaction() as connection:
+        return changes.changes(connection, sync.source, generation_id)
 
 
 def _name(names: list[str], change: Change) -> None:
@@ -110,52 +114,42 @@ def _name(names: list[str], change: Change) -> None:
         names.append(change.name)
 
 
-def _forget(
-    database: Database,
-    source: Source,
-    generation: Row[Any],
-    change: Change,
-    actor: str,
-    report: Callable[[str], None],
-    patience_s: float,
-) -> None:
+def _forget(sync: _Sync, generation: Row[Any], change: Change) -> None:
     def body(connection: Connection) -> None:
         values = {"generation": generation.id, "relation": change.relation}
         execute(connection, "SELECT roir.forget_gone(%(generation)s, %(relation)s::oid)", values)
-        operations.record_event(connection, generation.index_id, None, actor, "partition gone", change.name)
+        operations.record_event(connection, generation.index_id, None, sync.actor, "partition gone", change.name)
 
     shown = operations.index_name(generation).sql
-    Attempts(database, shown, source.relations, LOCK_TIMEOUT_MS, patience_s).run(body, report, [shown])
+    Attempts(sync.database, shown, sync.source.relations, LOCK_TIMEOUT_MS, sync.patience_s).run(
+        body, sync.report, [shown]
+    )
 
 
-def _take_in(
-    database: Database,
-    source: Source,
-    generation: Row[Any],
-    change: Change,
-    actor: str,
-    report: Callable[[str], None],
-    patience_s: float,
-) -> int:
+def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
     entry = Entry.from_json(generation.entry)
-    values = {"generation": generation.id, "source": source.oid, "relation": change.relation}
-    with database.transaction() as connection:
+    values = {"generation": generation.id, "source": sync.source.oid, "relation": change.relation}
+    with sync.database.transaction() as connection:
         found = execute(connection, JOINING, values).scalar()
-        if found is None and changes.brings_rows(connection, source, generation.id, entry, change.relation):
+        if found is None and changes.brings_rows(connection, sync.source, generation.id, entry, change.relation):
             execute(connection, JOIN, values)
             found = execute(connection, JOINING, values).scalar_one()
     added = 0
     if found is not None:
-        added = copy_rows.bring_in(database, source, generation.id, entry, change.relation, found, patience_s)
+        added = copy_rows.bring_in(
+            sync.database, sync.source, generation.id, entry, change.relation, found, sync.patience_s
+        )
 
     def body(connection: Connection) -> None:
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": found})
         if found is not None:
             execute(connection, "SELECT roir.release_table(%(relation)s::oid)", {"relation": change.relation})
-        changes.adopt(connection, source, generation.id, [change])
+        changes.adopt(connection, sync.source, generation.id, [change])
         view.hide(connection, generation.id)
         if found is not None:
-            operations.record_event(connection, generation.index_id, None, actor, "partition came", change.name)
+            operations.record_event(connection, generation.index_id, None, sync.actor, "partition came", change.name)
 
-    Attempts(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s).run(body, report)
+    Attempts(sync.database, sync.source.sql, sync.source.relations, LOCK_TIMEOUT_MS, sync.patience_s).run(
+        body, sync.report
+    )
     return added

@@ -17,9 +17,9 @@ from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute, retry
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.running import read_running
-from airflow_roir.engine.verify import comparison, units, verification
+from airflow_roir.engine.verify import comparison, report, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, load
-from airflow_roir.engine.verify.verification import VerifyReport
+from airflow_roir.engine.verify.report import VerifyReport
 from airflow_roir.engine.verify.worker import LIMITS, UNITS, VerifyWorker
 from airflow_roir.errors import InvariantViolated, OperationPaused, SourceChanged
 from airflow_roir.operation import Phase, Status, Verb
@@ -144,7 +144,7 @@ def verify(
         row = operations.read_operation(connection, run.operation_id)
     if row.status == Status.PAUSED:
         raise OperationPaused(f"index {run.index}: paused by {row.paused_by}: {row.pause_reason}")
-    return verification.report(database, begun.verification_id)
+    return report.report(database, begun.verification_id)
 
 
 def verify_build(database: Database, run: Run) -> VerifyReport:
@@ -168,7 +168,7 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
 
     verification_id = retry(begin)
     _by_threads(database, run, verification_id)
-    return verification.report(database, verification_id)
+    return report.report(database, verification_id)
 
 
 def _by_threads(database: Database, run: Run, verification_id: int) -> None:

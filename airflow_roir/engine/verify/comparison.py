@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import product
 
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.entry import Entry, EntryColumn, is_null
+from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 
 # Types of which two values are equal only where they are the same value, and which have a hash function; every other

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.source import Source
 from airflow_roir.engine.verify import comparison
 from airflow_roir.entry_state import EntryState
 

