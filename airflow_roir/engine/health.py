@@ -180,7 +180,7 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
     if captures.replaced or captures.of_another or installation.lacks_rights(connection, source):
         found.append(
             f"index {name}: the capture functions of {source.sql} were altered, or belong to a former owner of the "
-            f"table, so writes may fail or be missed. Run: roir clean-up, which makes them again; then roir "
+            "table, so writes may fail or be missed. Run: roir clean-up, which makes them again; then roir "
             f"verify '{name}', and if it finds a difference, roir build '{name}'"
         )
     return found
@@ -249,7 +249,7 @@ def _leaves_of_others(connection: Connection, name: str, source: Source) -> list
     named += f" and {more} more" if more > 0 else ""
     return [
         f"index {name}: {source.sql} belongs to {quote(source.owner)}, but these partitions don't: {named}. So "
-        f"writes to them may fail, and roir doesn't read them. "
+        "writes to them may fail, and roir doesn't read them. "
         f"Remedy: ALTER TABLE {others[0].name} OWNER TO {quote(source.owner)}"
     ]
 
