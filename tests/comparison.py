@@ -45,7 +45,7 @@ def compare(database: Database, index: str) -> Comparison:
                 )
             ).first()
             if row is None:
-                raise NotFound(f"index {index} has no active generation yet; finish its operation first: roir resume")
+                raise NotFound(f"index {index} isn't published yet; finish its operation first: roir resume")
             name = catalog.name_of(connection, found.source_oid)
             # What readers see: without the entries of partitions that are leaving or joining.
             shown = execute(

@@ -17,13 +17,13 @@ class BuildIndexOperator(SparkDrivingOperator):
     """Copies every range and seals every segment on Spark (docs/architecture.md#phases); returns the
     operation's id.
 
-    batch_rows: rows per batch, to start with (templated). Like the parallelism it can be changed in the task's Task
-        State Store, and takes effect at the next batch.
+    batch_rows: the most rows per batch, to start with (templated). Like the parallelism it can be changed in the
+        task's Task State Store; a change takes effect at the next batch.
     parallelism, spark: see `SparkDrivingOperator`.
 
-    Pausing the DAG stops the build at its batch boundary and reschedules the task, which costs no retry; every retry
-    goes on from the watermarks. An operation that was paused elsewhere, or that another run drives, is waited for in
-    the same way.
+    If the DAG is paused, the build stops after its open batches, and the task is rescheduled, which costs no retry.
+    Every retry continues from the watermarks. The task waits in the same way for an operation that was paused
+    elsewhere, or that another run drives.
     """
 
     template_fields: Sequence[str] = (*SparkDrivingOperator.template_fields, "batch_rows")

@@ -1,4 +1,4 @@
-"""The part that build and verify share: Spark's driver as a process beside the task, followed to its end."""
+"""The part that build and verify share: Spark's driver as a process beside the task."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ DONE = 0
 class SparkDrivingOperator(DrivingOperator):
     """Base of the operators that drive an operation on Spark.
 
-    parallelism: how many workers to start with. It is written to the task's Task State Store, and what a user makes
-        of it there takes effect at once, or at the next start, where the store has the last word over changes made
-        elsewhere meanwhile. None keeps the operation's own.
+    parallelism: how many workers to start with. The task writes the number to its Task State Store. A change there
+        takes effect at once, or at the next start; at a start the store has the last word over changes made
+        elsewhere. None keeps the operation's own number.
     spark: a Spark master, or the id of an Airflow connection that holds one; None or 'local' runs Spark inside the
         driver. See `hooks.spark`.
 
@@ -57,7 +57,7 @@ class SparkDrivingOperator(DrivingOperator):
         self._left_early = False
 
     def offer_live_options(self, context: Context) -> None:
-        """Write what may be changed to the Task State Store, and show the button that leads there."""
+        """Write the options that a user may change to the Task State Store, and show the button that leads there."""
         ti = context["ti"]
         # Now and not at the end, where Airflow would do it: the button is for while it runs.
         link = LiveOptionsLink()
@@ -69,7 +69,7 @@ class SparkDrivingOperator(DrivingOperator):
     def drive_on_spark(self, context: Context, database: Database, row: OperationRow) -> None:
         """Drive the operation, as `take_turn` gave it, until the driver's phases are done, or leave.
 
-        Raises AirflowRescheduleException, AirflowFailException, AirflowException (the next try goes on).
+        Raises AirflowRescheduleException, AirflowFailException, AirflowException (the next try continues).
         """
         ti, store = context["ti"], context["task_state_store"]
         with failing_clearly():
@@ -160,4 +160,7 @@ class SparkDrivingOperator(DrivingOperator):
 
     def _ending(self) -> str:
         assert self._driver is not None
-        return f"Spark's driver ended with {self._driver.wait(0)}: {self._driver.last_line or 'it logged nothing'}"
+        return (
+            f"Spark's driver ended with exit code {self._driver.wait(0)}: "
+            f"{self._driver.last_line or 'it logged nothing'}"
+        )

@@ -225,7 +225,9 @@ def extra(
     detail = "NULL::text"
     if itself is not None:
         kinds = f"WHEN i.itself IS NOT TRUE THEN 'damaged' {kinds}"
-        said = literal(f"{relation}: its B-tree leads to another entry of this identity, or to none. {remedy}")
+        said = literal(
+            f"{relation}: its B-tree leads to another entry of the same key and primary key, or to none. {remedy}"
+        )
         detail = f"CASE WHEN i.itself IS NOT TRUE THEN {said} END"
     if with_delta:
         delta = lookup(
