@@ -167,7 +167,7 @@ def _prepare(
                 parallelism=options.parallelism,
                 batch_rows=options.batch_rows,
                 max_rows_per_second=options.max_rows_per_second,
-                options=options.as_dict(),
+                options=options.fixed(),
                 rows_estimate=plan.rows,
                 fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
                 format_version=BLOCK_FORMAT_VERSION if rehearsal.choice.scan.by_blocks else FORMAT_VERSION,
