@@ -14,7 +14,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Drain, telling_of_names
+from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationRunning
@@ -231,8 +231,8 @@ def _release_source(
 
 def _drain(database: Database, source: Source | None, index_id: int, patience_s: float) -> Drain:
     if source is None:
-        return Drain(database, f"index {index_id}", (), LOCK_TIMEOUT_MS, patience_s)
-    return Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s)
+        return Drain(database, f"index {index_id}", (), database.limits.attempt_ms, patience_s)
+    return Drain(database, source.sql, source.relations, database.limits.attempt_ms, patience_s)
 
 
 def source_if_there(connection: Connection, index_id: int, check: bool = False) -> Source | None:

@@ -20,8 +20,8 @@ from airflow_roir.engine import operations, owner
 from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
+from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
-from airflow_roir.engine.run import TABLE_LOCK_WAIT as TABLE_LOCK_WAIT
 from airflow_roir.engine.run import (
     Job,
     Run,
@@ -31,7 +31,7 @@ from airflow_roir.engine.run import (
     load_job,
     read_control,
 )
-from airflow_roir.engine.scan import BATCH_BYTES, Stretch, columns_of, reader_of
+from airflow_roir.engine.scan import Stretch, columns_of, reader_of
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, SourceChanged
 from airflow_roir.operation import Phase, Verb
 from airflow_roir.scan_range import ScanRange
@@ -223,7 +223,7 @@ class BuildWorker:
         """How many rows the next batch copies, about."""
         limit = self._size.rows(row.batch_rows)
         if row_bytes:
-            limit = min(limit, max(1, int(BATCH_BYTES / row_bytes)))
+            limit = min(limit, max(1, int(limits_of(self.connection).batch_bytes / row_bytes)))
         if row.max_rows_per_second:
             limit = min(limit, max(1, int(row.max_rows_per_second / row.parallelism * RATE_WINDOW_S)))
         return limit
@@ -233,7 +233,7 @@ class BuildWorker:
         path = ", ".join(["pg_catalog", *map(quote, self.job.source.operator_schemas), "pg_temp"])
         return execute(
             self.connection,
-            f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}; "
+            f"SET LOCAL lock_timeout = {limits_of(self.connection).table_lock_ms}; SET LOCAL search_path = {path}; "
             # A scan must come out of the key's index, or of its blocks alone, whatever the statistics say.
             f"SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off; {STANDING}",
             {"range": claim.id, "token": claim.token, "epoch": self.job.run.epoch},

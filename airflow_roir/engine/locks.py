@@ -18,10 +18,6 @@ from airflow_roir.errors import LockNotAcquired
 
 T = TypeVar("T")
 
-# For an attempt at a lock outside an operation, which has its own `lock_timeout_ms`. Below the default
-# deadlock_timeout of a second, so that it is always we who give way.
-LOCK_TIMEOUT_MS = 500
-
 
 @dataclass(frozen=True)
 class Blocker:

@@ -30,7 +30,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.row_function import CAPTURE
 from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import Database, execute, retry
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import EntrySize
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts, Drain, check_name, lock_table, telling_of_names
@@ -157,7 +157,7 @@ def prepare(
     with database.transaction() as connection:
         checks.check_rights(connection)
         check_schema(connection)
-    return retry(lambda: _begin(database, definition, options, who, report))
+    return database.retry(lambda: _begin(database, definition, options, who, report))
 
 
 def _begin(

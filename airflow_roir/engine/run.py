@@ -17,6 +17,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.prepare import BLOCK_FORMAT_VERSION, FORMAT_VERSION
 from airflow_roir.engine.schema import check_schema
@@ -31,11 +32,6 @@ from airflow_roir.errors import (
     SourceChanged,
 )
 from airflow_roir.operation import Status, Verb
-
-# Often enough that a run isn't taken for dead (30 s) after a few lost beats.
-HEARTBEAT_EVERY_S = 2.0
-# Whoever works gives up on a lock that somebody holds on a whole table (a TRUNCATE, an ALTER) to look for a pause.
-TABLE_LOCK_WAIT = "2s"
 
 # Asked of primary keys with an enum only: the question takes milliseconds.
 RENAMED = """
@@ -154,7 +150,7 @@ def load_job(connection: Connection, run: Run) -> Job:
     """Read what the workers of a run need. Raises Fenced, SourceChanged where the source isn't as it was."""
     row = read_control(connection, run)
     # A leaf that is new is read.
-    execute(connection, f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'")
+    execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).table_lock_ms}")
     generation = connection.execute(
         select(tables.generation, tables.index.c.source_oid)
         .join(tables.index, tables.index.c.id == tables.generation.c.index_id)
@@ -240,7 +236,7 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
     stop = threading.Event()
 
     def beat() -> None:
-        while not stop.wait(HEARTBEAT_EVERY_S):
+        while not stop.wait(database.limits.heartbeat_every_s):
             try:
                 with database.transaction() as connection:
                     operations.tick(connection, run.operation_id, run.epoch)

@@ -114,7 +114,7 @@ def publish_all(database: Database, run: Run) -> None:
 
 def worker(database: Database, run: Run, number: int = 0) -> build.BuildWorker:
     """A build worker on a session of its own, to be stepped. The session ends with the process."""
-    connection = database._engine.connect()
+    connection = database.engine.connect()
     with connection.begin():
         job = load_job(connection, run)
     return build.BuildWorker(connection, job, number)

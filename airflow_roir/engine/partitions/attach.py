@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts
+from airflow_roir.engine.locks import Attempts
 from airflow_roir.engine.old_snapshots import holders
 from airflow_roir.engine.partitions import copy_rows
 from airflow_roir.engine.partitions.detach import find_table
@@ -65,7 +65,7 @@ def attach_partition(
         call = "SELECT roir.finish_attach(%(parent)s::oid, %(partition)s::oid, %(bounds)s)"
         return bool(execute(connection, call, values).scalar_one())
 
-    attempts = Attempts(database, parent.sql, [*source.relations, oid], LOCK_TIMEOUT_MS, patience_s)
+    attempts = Attempts(database, parent.sql, [*source.relations, oid], database.limits.attempt_ms, patience_s)
     copied = 0
     try:
         while True:
@@ -102,7 +102,8 @@ def _give_up(database: Database, oid: int, name: str) -> bool:
 
     if closed:
         try:
-            Attempts(database, name, [oid], LOCK_TIMEOUT_MS, GIVE_UP_PATIENCE_S).run(cancel, lambda _line: None, [name])
+            attempts = Attempts(database, name, [oid], database.limits.attempt_ms, GIVE_UP_PATIENCE_S)
+            attempts.run(cancel, lambda _line: None, [name])
         except LockNotAcquired as error:
             raise LockNotAcquired(
                 f"{name} can't be attached like that, and is closed to writers still: {error}. Then repeat with what "

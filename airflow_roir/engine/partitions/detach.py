@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine.catalog import default_schemas
 from airflow_roir.engine.database import Database, execute, has_vanished, said, sqlstate
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts
+from airflow_roir.engine.locks import Attempts
 from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
@@ -57,7 +57,7 @@ def detach_partition(
         execute(connection, call, values)
 
     try:
-        Attempts(database, name.sql, [oid], LOCK_TIMEOUT_MS, patience_s).run(body, report, locked)
+        Attempts(database, name.sql, [oid], database.limits.attempt_ms, patience_s).run(body, report, locked)
     except DBAPIError as error:
         if sqlstate(error) == "P0002":
             raise NotFound(said(error)) from None

@@ -12,7 +12,7 @@ from airflow_roir.engine import catalog, operations, view
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts, telling_of_names
+from airflow_roir.engine.locks import Attempts, telling_of_names
 from airflow_roir.engine.partitions import changes, copy_rows, remove_entries
 from airflow_roir.engine.partitions.changes import Change
 from airflow_roir.engine.partitions.detach import find_table
@@ -125,7 +125,7 @@ def _forget(
         operations.record_event(connection, generation.index_id, None, actor, "partition gone", change.name)
 
     shown = operations.index_name(generation).sql
-    Attempts(database, shown, source.relations, LOCK_TIMEOUT_MS, patience_s).run(body, report, [shown])
+    Attempts(database, shown, source.relations, database.limits.attempt_ms, patience_s).run(body, report, [shown])
 
 
 def _take_in(
@@ -157,5 +157,5 @@ def _take_in(
         if found is not None:
             operations.record_event(connection, generation.index_id, None, actor, "partition came", change.name)
 
-    Attempts(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s).run(body, report)
+    Attempts(database, source.sql, source.relations, database.limits.attempt_ms, patience_s).run(body, report)
     return added

@@ -21,8 +21,9 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import owner
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import check_name, lock_table, telling_of_names
-from airflow_roir.engine.run import TABLE_LOCK_WAIT, check_fingerprint, read_control
+from airflow_roir.engine.run import check_fingerprint, read_control
 from airflow_roir.engine.verify import comparison, damage, repair
 from airflow_roir.engine.verify.comparison import of_source
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, VerifyJob
@@ -230,7 +231,7 @@ class VerifyWorker:
         path = ", ".join(["pg_catalog", *map(quote, job.source.operator_schemas), "pg_temp"])
         execute(
             self.connection,
-            f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}; "
+            f"SET LOCAL lock_timeout = {limits_of(self.connection).table_lock_ms}; SET LOCAL search_path = {path}; "
             # Workers are the parallelism that was asked for.
             "SET LOCAL max_parallel_workers_per_gather = 0",
         )
@@ -375,7 +376,7 @@ class VerifyWorker:
             execute(self.connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             # Before the snapshot, which LOCK doesn't take: an older one sees the rows of a COPY with FREEZE that was
             # waited for, and not their entries.
-            execute(self.connection, f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'")
+            execute(self.connection, f"SET LOCAL lock_timeout = {limits_of(self.connection).table_lock_ms}")
             self._lock(self.job.source.sql)
             if self._hold(claim) is not None and execute(self.connection, ONE_SNAPSHOT, values).scalar_one():
                 rows = self._differing()
