@@ -271,7 +271,7 @@ class Drain:
 
         def attempt(connection: Connection) -> T:
             self._locked = False
-            done = body(connection, lambda: self._lock(connection))
+            done = body(connection, lambda: self.lock(connection))
             if self._locked:
                 # A lock keeps a table's name; its schema's can be another one since.
                 check_name(connection, self.sql, self.relations[0])
@@ -279,7 +279,7 @@ class Drain:
 
         return self.attempts.run(attempt, report, exclusive)
 
-    def _lock(self, connection: Connection) -> None:
+    def lock(self, connection: Connection) -> None:
         """Writers queue behind us from the first relation's lock on: one limit for all that is waited for since."""
         begun, limit = time.monotonic(), self.attempts.limit_ms
         # lock_timeout begins anew with each lock, and a partitioned source has one per leaf.

@@ -136,8 +136,8 @@ def batches(database: Database, run: Run) -> list[int]:
 
 def half_a_batch(worker: build.BuildWorker, claim: build.Claim) -> int:
     """The copy of all that is left of a range, in the caller's transaction: what a worker that dies has done."""
-    relation = worker._standing(claim).name
-    return worker._copy(relation, worker._reader.next(relation, claim.scan, 1_000_000))
+    relation = worker.standing(claim).name
+    return worker.copy(relation, worker.reader.next(relation, claim.scan, 1_000_000))
 
 
 def assert_exact(database: Database, index: str = "ix") -> Comparison:

@@ -216,7 +216,7 @@ class Case:
                 with database.transaction() as connection:
                     found = compare.verification.unfinished(connection, run.operation_id)
                 with driving(database, run):
-                    compare._by_threads(database, run, found.id)
+                    compare.by_threads(database, run, found.id)
             else:
                 exchanges.to(database, steps.build_all, steps.seal_all, verify_and_publish)
 

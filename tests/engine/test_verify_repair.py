@@ -62,9 +62,9 @@ def _found_by_another(database: Database) -> repair.Mender:
 
 def _mend(one: repair.Mender, dsn: str) -> None:
     absent, extra = ids(dsn, ("missing", "different")), ids(dsn, ("extra",))
-    if left := repair._tried(one.put, absent):
-        repair._tried(one.take_out, left)
-    repair._tried(one.take_out, extra)
+    if left := repair.tried(one.put, absent):
+        repair.tried(one.take_out, left)
+    repair.tried(one.take_out, extra)
 
 
 @pytest.mark.sample(4)

@@ -138,7 +138,7 @@ def verify(
     begun = verification.begin(database, index, options, owner, mode)
     run = start_run(database, index, owner)
     with driving(database, run), heartbeat(database, run):
-        _by_threads(database, run, begun.verification_id)
+        by_threads(database, run, begun.verification_id)
     # `driving` ends quietly where it is paused.
     with database.transaction() as connection:
         row = operations.read_operation(connection, run.operation_id)
@@ -167,11 +167,11 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
             return verification_id
 
     verification_id = database.retry(begin)
-    _by_threads(database, run, verification_id)
+    by_threads(database, run, verification_id)
     return verification.report(database, verification_id)
 
 
-def _by_threads(database: Database, run: Run, verification_id: int) -> None:
+def by_threads(database: Database, run: Run, verification_id: int) -> None:
     """Go through all stages by threads, as many as the operation's parallelism. Raises OperationPaused."""
 
     def is_open() -> bool:

@@ -226,11 +226,11 @@ def mend_unit(connection: Connection, job: Job, verification_id: int, unit_id: i
         absent = [row.id for row in rows if row.kind != "extra"]
         for ids in _chunks(absent, size):
             # Without its row an entry that was different is one too many, and one that was missing is not missed.
-            if left := _tried(mender.put, ids):
-                _tried(mender.take_out, left)
+            if left := tried(mender.put, ids):
+                tried(mender.take_out, left)
             yield
         for ids in _chunks([row.id for row in rows if row.kind == "extra"], size):
-            _tried(mender.take_out, ids)
+            tried(mender.take_out, ids)
             yield
 
 
@@ -243,7 +243,7 @@ def _chunks(ids: list[int], size: int) -> Iterator[list[int]]:
         yield ids[first : first + size]
 
 
-def _tried(work: Callable[[list[int]], list[int]], ids: list[int]) -> list[int]:
+def tried(work: Callable[[list[int]], list[int]], ids: list[int]) -> list[int]:
     """What `work` left; nothing where a writer held what it needed."""
     try:
         return work(ids)
