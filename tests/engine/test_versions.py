@@ -32,7 +32,7 @@ def test_code_with_another_checkpoint_format_refuses_and_can_still_abort(databas
     _, first = steps.begin(database)
     end_run(database, first)
     run_sql(dsn, "UPDATE roir.operation SET format_version = 9")
-    with pytest.raises(SchemaVersionMismatch, match=r"format \d, this code writes \d; finish it with the version"):
+    with pytest.raises(SchemaVersionMismatch, match=r"format \d, but this code writes \d"):
         start_run(database, "ix", "another release")
     assert abort.abort(database, "ix", "me").status == "aborted"
 
