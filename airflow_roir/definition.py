@@ -189,6 +189,8 @@ class Scan(str, Enum):
         return self is not Scan.KEY
 
 
+# What can change while an operation lives: columns of its row, which nothing else repeats.
+LIVE_OPTIONS = ("parallelism", "batch_rows")
 COVERING = ("auto", "all", "none")
 VERIFY = ("after", "before", "both", "none")
 SCAN = ("auto", *(scan.value for scan in Scan))
@@ -260,9 +262,9 @@ class BuildOptions:
         if self.covering not in COVERING:
             raise InvalidInput(f"covering is {self.covering!r}; it must be one of {', '.join(COVERING)}")
 
-    def as_dict(self) -> dict[str, Any]:
-        """All options, for JSON."""
-        return asdict(self)
+    def fixed(self) -> dict[str, Any]:
+        """The options that stay as they are while the operation lives, for JSON."""
+        return {name: value for name, value in asdict(self).items() if name not in LIVE_OPTIONS}
 
 
 @dataclass(frozen=True)
@@ -305,9 +307,9 @@ class VerifyOptions:
         """True if units must be small, to be chosen from."""
         return self.sample is not None or self.slices is not None
 
-    def as_dict(self) -> dict[str, Any]:
-        """All options, for JSON."""
-        return asdict(self)
+    def fixed(self) -> dict[str, Any]:
+        """The options that stay as they are while the operation lives, for JSON."""
+        return {name: value for name, value in asdict(self).items() if name not in LIVE_OPTIONS}
 
 
 def _in_range(name: str, value: int, low: int, high: int) -> None:

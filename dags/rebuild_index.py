@@ -189,8 +189,6 @@ with DAG(
     build = BuildIndexOperator(
         task_id="build",
         operation_id="{{ ti.xcom_pull(task_ids='prepare') }}",
-        parallelism="{{ params.parallelism }}",
-        batch_rows="{{ params.batch_rows }}",
         spark="{{ params.spark }}",
     )
     finalize = FinalizeIndexBuildOperator(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from airflow_roir.cli.app import AsJson, app, database_of, print_json, say, show, status_table
+from airflow_roir.errors import NotFound
 from airflow_roir.operation import Status
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
+    from airflow_roir.engine.lock_waits import LockWait
 
 
 @app.command()
@@ -24,6 +26,7 @@ def status(
 ) -> None:
     """Show the state of operations."""
     from airflow_roir.engine.status import status as read_status
+    from airflow_roir.engine.status import waiting
 
     database = database_of(context)
     if history:
@@ -32,11 +35,27 @@ def status(
         print_history(database, index, as_json)
         return
     while True:
-        found = read_status(database, index)
+        waits = waiting(database, index)
+        try:
+            found = read_status(database, index)
+        except NotFound:
+            # An index that is prepared for the first time exists when it has its locks.
+            if not waits:
+                raise
+            found = []
         if as_json:
-            print_json(found[0].as_dict() if index else [one.as_dict() for one in found])
+            facts = {one.index: one.as_dict() for one in found}
+            for wait in waits:
+                if wait.index is not None:
+                    facts.setdefault(wait.index, _not_begun(wait))
+            for name, fact in facts.items():
+                fact["waits"] = [wait.as_dict() for wait in waits if wait.index == name]
+            print_json(next(iter(facts.values())) if index else list(facts.values()))
         else:
-            show(status_table(found))
+            if found or not waits:
+                show(status_table(found))
+            for wait in waits:
+                say(str(wait))
             for one in found:
                 for line in one.warnings:
                     say(f"warning: {line}")
@@ -45,9 +64,14 @@ def status(
                         f"index {one.index}: partition {name} was dropped or detached without roir; "
                         "run roir sync-partitions on the table"
                     )
-        if not watch or all(one.status != Status.RUNNING for one in found):
+        if not watch or (not waits and all(one.status != Status.RUNNING for one in found)):
             return
         time.sleep(1.0)
+
+
+def _not_begun(wait: LockWait) -> dict[str, Any]:
+    """What JSON says of an index without an operation."""
+    return {"index": wait.index, "operation_id": None, "status": "waiting", "phase": wait.command}
 
 
 def print_history(database: Database, index: str, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.schema import check_schema
@@ -27,6 +28,7 @@ from airflow_roir.errors import InvalidInput, InvariantViolated, LockNotAcquired
 
 # A clean-up comes again by its schedule, so it doesn't insist.
 PATIENCE_S = 5.0
+CLEAN_UP = Waiter("clean-up")
 
 
 @dataclass
@@ -183,7 +185,10 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
         view.hide(connection, row.id)
 
     if came:
-        Attempts(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report)
+        name = operations.index_name(row)
+        waiter = Waiter("clean-up", str(name))
+        attempts = Attempts(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S, waiter=waiter)
+        attempts.run(body, report, [name.sql])
 
 
 def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
@@ -202,7 +207,7 @@ def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, r
         installation.refresh(connection, source)
         return doubtful
 
-    if Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report):
+    if Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S, CLEAN_UP).run(body, report):
         result.warnings.append(
             f"table {source.sql}: its capture was made for another owner or primary key, or by another version of "
             "roir, and was made again. Run roir verify for its indexes"
@@ -255,7 +260,7 @@ def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: C
             return
         if not view.is_guarded(connection, name) or holders(connection):
             return
-    if Attempts(database, name.sql, (), LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, [name.sql]):
+    if Attempts(database, name.sql, (), LOCK_TIMEOUT_MS, PATIENCE_S, waiter=CLEAN_UP).run(body, report, [name.sql]):
         result.guards_removed += 1
         with database.transaction() as connection:
             result.warnings += [
@@ -287,7 +292,9 @@ def _drop_delta(database: Database, generation_id: int, result: CleanUpReport, r
         oid = execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": name}).scalar()
     if oid is None:
         return
-    ghosts = Attempts(database, name, [int(oid)], LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, [name])
+    ghosts = Attempts(database, name, [int(oid)], LOCK_TIMEOUT_MS, PATIENCE_S, waiter=CLEAN_UP).run(
+        body, report, [name]
+    )
     if ghosts is not None:
         result.ghosts += ghosts
         result.deltas_dropped += 1
@@ -318,5 +325,5 @@ def _drop_generation(
 
     sql = source.sql if source is not None else physical.base(row.id)
     relations = source.relations if source is not None else ()
-    if Drain(database, sql, relations, LOCK_TIMEOUT_MS, PATIENCE_S).run(body, report, physical.names(row.id)):
+    if Drain(database, sql, relations, LOCK_TIMEOUT_MS, PATIENCE_S, CLEAN_UP).run(body, report, physical.names(row.id)):
         result.generations_dropped += 1

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
+from airflow_roir.engine.lock_waits import ShownWait, Waiter
 from airflow_roir.errors import LockNotAcquired
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ SELECT held.pid,
             WHEN held.kind = 'parallel worker'
             THEN concat_ws(' ', 'parallel worker of pid', a.leader_pid, nullif(a.application_name, ''))
             WHEN held.kind <> 'client backend' THEN concat_ws(' ', held.kind, nullif(a.application_name, ''))
-            ELSE coalesce(nullif(a.application_name, ''), a.usename::text, p.gid) END AS who,
+            ELSE coalesce(nullif(concat_ws(' of ', nullif(a.application_name, ''), a.usename), ''), p.gid) END AS who,
        coalesce(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)), 0)::int AS age,
        coalesce(a.state, CASE WHEN held.pid IS NULL THEN 'prepared' ELSE 'active' END) AS activity,
        -- The server doesn't cancel one that is to prevent a wraparound; neither do we.
@@ -170,7 +171,8 @@ class Attempts:
     """Attempts at a transaction that needs locks, each for a bounded time, until there is one that gets them all.
 
     name: what is wanted, as users are told; relations: the oids to look for blockers on; modes: the lock modes that
-    block. limit_ms: the `lock_timeout` of the attempt that runs.
+    block. waiter: who is shown to wait by `roir status`; None where an operation's notice shows it, or nothing may be
+    written. limit_ms: the `lock_timeout` of the attempt that runs.
     """
 
     def __init__(
@@ -181,9 +183,11 @@ class Attempts:
         timeout_ms: int,
         patience_s: float,
         modes: Sequence[str] = tuple(DRAIN_CONFLICTS),
+        waiter: Waiter | None = None,
     ) -> None:
         self.database = database
         self.name = name
+        self.waiter = waiter
         self.relations = relations
         self.timeout_ms = self.limit_ms = int(timeout_ms)
         self.patience_s = patience_s
@@ -196,6 +200,20 @@ class Attempts:
         until the patience ends; then raises LockNotAcquired. Nothing of a failed attempt stays.
         exclusive: names of the relations that the body locks in ACCESS EXCLUSIVE mode, which readers block too.
         """
+        shown = None if self.waiter is None else ShownWait(self.database, self.waiter, self.name)
+        try:
+            return self._run(body, report, exclusive, shown)
+        finally:
+            if shown is not None:
+                shown.end()
+
+    def _run(
+        self,
+        body: Callable[[Connection], T],
+        report: Callable[[str], None],
+        exclusive: Sequence[str],
+        shown: ShownWait | None,
+    ) -> T:
         deadline = time.monotonic() + self.patience_s
         rest_s = 0.05
         vanished = 0
@@ -214,7 +232,9 @@ class Attempts:
                     raise
             with self.database.transaction() as connection:
                 blockers = find_blockers(connection, self.relations, exclusive, self.modes)
-            named = "; ".join(map(str, blockers)) or "a transaction that has ended since"
+                named = "; ".join(map(str, blockers)) or "a transaction that has ended since"
+                if shown is not None:
+                    shown.show(connection, named)
             report(f"{WAITING} on {self.name}, blocked by {named}")
             if time.monotonic() + rest_s > deadline:
                 raise LockNotAcquired(
@@ -258,11 +278,17 @@ class Drain:
     """
 
     def __init__(
-        self, database: Database, sql: str, relations: Sequence[int], timeout_ms: int, patience_s: float
+        self,
+        database: Database,
+        sql: str,
+        relations: Sequence[int],
+        timeout_ms: int,
+        patience_s: float,
+        waiter: Waiter | None = None,
     ) -> None:
         self.sql = sql
         self.relations = relations
-        self.attempts = Attempts(database, sql, relations, timeout_ms, patience_s)
+        self.attempts = Attempts(database, sql, relations, timeout_ms, patience_s, waiter=waiter)
         self._locked = False
 
     def run(

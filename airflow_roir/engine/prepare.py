@@ -26,6 +26,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
 from airflow_roir.engine.database import Database, execute, retry
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.plan import Bound, Piece
@@ -86,9 +87,10 @@ def _begin(
         adopted = _adopt(connection, definition, options, actor)
     if adopted is not None:
         return adopted
-    rehearsal = rehearse.rehearse(database, definition, options, report, options.lock_patience_s)
+    rehearsal = rehearse.rehearse(database, definition, options, report, options.lock_patience_s, "prepare")
     source = rehearsal.source
-    drain = Drain(database, source.sql, source.relations, options.lock_timeout_ms, options.lock_patience_s)
+    waiter = Waiter("prepare", str(rehearsal.index))
+    drain = Drain(database, source.sql, source.relations, options.lock_timeout_ms, options.lock_patience_s, waiter)
     begun = time.monotonic()
     try:
         with telling_of_names():
@@ -167,7 +169,7 @@ def _prepare(
                 parallelism=options.parallelism,
                 batch_rows=options.batch_rows,
                 max_rows_per_second=options.max_rows_per_second,
-                options=options.as_dict(),
+                options=options.fixed(),
                 rows_estimate=plan.rows,
                 fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
                 format_version=BLOCK_FORMAT_VERSION if rehearsal.choice.scan.by_blocks else FORMAT_VERSION,

@@ -24,6 +24,7 @@ from airflow_roir.engine import (
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import EntrySize
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts, check_name, lock_table, telling_of_names
 from airflow_roir.engine.plan import Plan, make_plan
 from airflow_roir.engine.scan_choice import Choice
@@ -53,10 +54,12 @@ def rehearse(
     options: BuildOptions,
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 5.0,
+    command: str | None = None,
 ) -> Rehearsal:
     """Validate a definition against the database and plan its ranges and segments. Changes nothing.
 
-    patience_s: how long to try where somebody holds the whole table (a TRUNCATE, an ALTER).
+    patience_s: how long to try where somebody holds the whole table (a TRUNCATE, an ALTER). command: whom `roir status`
+    shows to wait for that; None shows nobody, and nothing is written.
     Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
     """
     with database.transaction() as connection:
@@ -84,17 +87,19 @@ def rehearse(
 
     def plan(connection: Connection) -> Rehearsal:
         checks.check_definition(connection, source, definition)
-        name = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
         if existing is None:
-            _check_name_is_free(connection, name)
+            _check_name_is_free(connection, index)
         found = make_plan(connection, source, definition, options)
         choice = scan_choice.choose(connection, source, options, found, existing.id if existing else None)
         entry = Entry.of(source, definition, options.covering, found.partition)
-        entry = entry_size.cover(connection, name, source, entry, options.covering)
-        size = entry_size.measure(connection, name, source, entry)
-        return Rehearsal(name, source, definition, entry, found, choice, "rebuild" if existing else "create", size)
+        entry = entry_size.cover(connection, index, source, entry, options.covering)
+        size = entry_size.measure(connection, index, source, entry)
+        return Rehearsal(index, source, definition, entry, found, choice, "rebuild" if existing else "create", size)
 
-    readers = Attempts(database, source.sql, source.relations, options.lock_timeout_ms, patience_s, modes=EXCLUSIVE)
+    index = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
+    waiter = None if command is None else Waiter(command, str(index))
+    timeout_ms = options.lock_timeout_ms
+    readers = Attempts(database, source.sql, source.relations, timeout_ms, patience_s, EXCLUSIVE, waiter)
 
     def plan_as_owner(connection: Connection) -> Rehearsal:
         # By its owner of now, which it then keeps.

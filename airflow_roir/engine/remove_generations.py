@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, func, select, update
 
-from airflow_roir.engine import catalog, tables
+from airflow_roir.engine import catalog, operations, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Drain, telling_of_names
 from airflow_roir.engine.source import Source
 
@@ -96,6 +97,9 @@ def forget_index(connection: Connection, index_id: int) -> None:
 
 
 def _drain(database: Database, source: Source | None, index_id: int, patience_s: float) -> Drain:
+    with database.transaction() as connection:
+        row = connection.execute(select(tables.index).where(tables.index.c.id == index_id)).one()
+    waiter = Waiter("removal", str(operations.index_name(row)))
     if source is None:
-        return Drain(database, f"index {index_id}", (), LOCK_TIMEOUT_MS, patience_s)
-    return Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s)
+        return Drain(database, f"index {index_id}", (), LOCK_TIMEOUT_MS, patience_s, waiter)
+    return Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s, waiter)

@@ -11,6 +11,7 @@ from airflow_roir.definition import parse_name
 from airflow_roir.engine import catalog, operations, tables, view
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Drain, telling_of_names
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvariantViolated, NotFound
@@ -65,7 +66,7 @@ def revert(
         operations.record_event(connection, found.id, None, actor, "revert", said)
         return Reverted(str(name), replaced.id, shown.id)
 
-    drain = Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s)
+    drain = Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s, Waiter("revert", str(name)))
     with telling_of_names():
         return drain.run(body, report, [name.sql])
 

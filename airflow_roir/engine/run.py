@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import live_options, operations, tables
+from airflow_roir.engine import operations, tables
 from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.schema import check_schema
@@ -44,8 +44,6 @@ def start_run(
     database: Database,
     index: str,
     owner: str,
-    parallelism: int | None = None,
-    batch_rows: int | None = None,
     take_over: bool = False,
     lift_pause: bool = True,
 ) -> Run:
@@ -54,7 +52,7 @@ def start_run(
     owner: names this run to others. take_over: also from a run that is alive. lift_pause: False if whoever wanted
     this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept.
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
-    drive), InvalidInput (a bad option; nothing was changed), SchemaVersionMismatch (begun by other code),
+    drive), SchemaVersionMismatch (begun by other code),
     OperationPaused (and `lift_pause` is False; nothing was changed).
     """
     with database.transaction() as connection:
@@ -80,7 +78,6 @@ def start_run(
             )
         if operations.heart_beats(row, connection) and not take_over:
             raise operations.running_elsewhere(row, index)
-        live_options.change_options(connection, row, owner, parallelism, batch_rows)
         operations.move(
             connection,
             row,

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import health, operations
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.lock_waits import LockWait, lock_waits
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.operation import Phase
 
@@ -84,6 +85,15 @@ def status(database: Database, index: str | None = None) -> list[OperationStatus
             replace(one, warnings=tuple(health.warnings(connection, one.operation_id)))
             for one in _read(connection, ids)
         ]
+
+
+def waiting(database: Database, index: str | None = None) -> list[LockWait]:
+    """Who of us waits for a lock, of one index or of all: also where there is no operation yet."""
+    with database.transaction() as connection:
+        check_schema(connection)
+        waits = lock_waits(connection)
+    name = None if index is None else parse_name(index, "index")
+    return [one for one in waits if name is None or one.is_for(name)]
 
 
 def operation_status(database: Database, operation_id: int) -> OperationStatus:

@@ -255,6 +255,20 @@ scan_range = Table(
     CheckConstraint("rows >= 0 AND batches >= 0", name="counts"),
 )
 
+lock_wait = Table(
+    "lock_wait",
+    metadata,
+    _id(),
+    Column("command", Text, nullable=False),
+    # As users name it: a create has no row in `index` yet.
+    Column("index_name", Text),
+    Column("wanted", Text, nullable=False),
+    Column("blocked_by", Text, nullable=False),
+    Column("waiter", Text, nullable=False),
+    Column("since", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("seen_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+)
+
 event = Table(
     "event",
     metadata,

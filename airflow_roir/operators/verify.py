@@ -38,7 +38,8 @@ class VerifyIndexOperator(SparkDrivingOperator):
         or '' takes the default there.
     mode: `only`; `before` if a rebuild follows: the task is skipped if the index isn't published yet or has an
         unfinished build; `none` always skips it.
-    parallelism, spark: see `SparkDrivingOperator`. All of these are templated.
+    parallelism: how many workers to start with; the task's Task State Store changes it later.
+    spark: see `SparkDrivingOperator`. All of these are templated.
     fail_on_difference: fail, without a retry, if something is still wrong; the XCom has the counts either way.
 
     The task continues an unfinished verification of the index, with the options that it has. If the DAG is paused, the
@@ -51,6 +52,7 @@ class VerifyIndexOperator(SparkDrivingOperator):
 
     template_fields: Sequence[str] = (
         *SparkDrivingOperator.template_fields,
+        "parallelism",
         "sample",
         "max_seconds",
         "slices",
@@ -63,6 +65,7 @@ class VerifyIndexOperator(SparkDrivingOperator):
     def __init__(
         self,
         *,
+        parallelism: int | str | None = None,
         sample: float | str | None = None,
         max_seconds: int | str | None = None,
         slices: int | str | None = None,
@@ -73,6 +76,7 @@ class VerifyIndexOperator(SparkDrivingOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.parallelism = parallelism
         self.sample = sample
         self.max_seconds = max_seconds
         self.slices = slices
@@ -109,9 +113,9 @@ class VerifyIndexOperator(SparkDrivingOperator):
                 raise InvalidInput(f"mode is {self.mode!r}; it must be one of {', '.join(MODES)}")
             if mode == "none":
                 raise AirflowSkipException("mode is none: nothing to verify")
-            self.offer_live_options(context)
             database = self.get_database()
             self.operation_id = operation = self._operation(context, database, options, mode)
+            self.offer_live_options(context, database)
             row = self.take_turn(database, context["ti"])
         if row is not None:
             self.drive_on_spark(context, database, row)

@@ -28,8 +28,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--index", required=True, help="the index: name or schema.name, quoted as in SQL")
     parser.add_argument("--owner", help="the name of this run in roir status")
     parser.add_argument("--master", help="Spark master URL, local[n], or sc://… for Spark Connect")
-    parser.add_argument("--parallelism", type=int, help="workers at the same time")
-    parser.add_argument("--batch-rows", type=int, help="the most source rows per batch")
     parser.add_argument("--take-over", action="store_true", help="take over even from a run that is alive")
     parser.add_argument("--keep-pause", action="store_true", help="end at once if the operation is paused")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
@@ -48,8 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
             options.index,
             owner,
             SparkOptions(options.master, conf),
-            options.parallelism,
-            options.batch_rows,
             options.take_over,
             _report,
             lift_pause=not options.keep_pause,

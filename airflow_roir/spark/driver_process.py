@@ -30,8 +30,6 @@ def driver_command(
     owner: str,
     options: SparkOptions,
     *,
-    parallelism: int | None = None,
-    batch_rows: int | None = None,
     take_over: bool = False,
     keep_pause: bool = False,
 ) -> list[str]:
@@ -43,10 +41,6 @@ def driver_command(
     command = [sys.executable, "-m", "airflow_roir.spark", "--index", index, "--owner", owner]
     if options.master:
         command += ["--master", options.master]
-    if parallelism is not None:
-        command += ["--parallelism", str(parallelism)]
-    if batch_rows is not None:
-        command += ["--batch-rows", str(batch_rows)]
     if take_over:
         command.append("--take-over")
     if keep_pause:

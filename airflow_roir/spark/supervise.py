@@ -38,8 +38,6 @@ def drive(
     index: str,
     owner: str,
     options: SparkOptions,
-    parallelism: int | None = None,
-    batch_rows: int | None = None,
     take_over: bool = False,
     report: Callable[[str], None] = lambda line: None,
     lift_pause: bool = True,
@@ -49,7 +47,7 @@ def drive(
     Returns its status: phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises,
     SparkFailed, and WorkerFailed for what workers reported; the operation then holds the reason.
     """
-    run = start_run(database, index, owner, parallelism, batch_rows, take_over, lift_pause)
+    run = start_run(database, index, owner, take_over, lift_pause)
     with driving(database, run), heartbeat(database, run):
         if _control(database, run).phase in ENGINE:
             report(f"operation {run.operation_id}: starting Spark")

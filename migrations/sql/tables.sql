@@ -139,6 +139,19 @@ CREATE TABLE roir.scan_range (
     CONSTRAINT scan_range_counts CHECK (rows >= 0 AND batches >= 0)
 );
 
+-- Who of us waits for a lock, and who holds it, while no operation's row says so. A row that isn't seen any more counts
+-- for nothing: its process was killed.
+CREATE TABLE roir.lock_wait (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    command text NOT NULL,
+    index_name text,
+    wanted text NOT NULL,
+    blocked_by text NOT NULL,
+    waiter text NOT NULL,
+    since timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
 CREATE TABLE roir.event (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at timestamptz NOT NULL DEFAULT clock_timestamp(),

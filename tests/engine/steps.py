@@ -10,7 +10,7 @@ import psycopg2
 import psycopg2.extensions
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, finalize, fold, prepare, publish, seal
+from airflow_roir.engine import build, finalize, fold, live_options, prepare, publish, seal
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
@@ -52,6 +52,12 @@ def begin(
         database, IndexDefinition.parse(index, table, keys, include), BuildOptions(**options), "test"
     )
     return prepared, start_run(database, prepared.index, "test", take_over=True)
+
+
+def start_with(database: Database, parallelism: int, index: str = "ix", owner: str = "test", **how: Any) -> Run:
+    """A run of the index's operation, with so many workers from now on."""
+    live_options.set_options(database, index, owner, parallelism)
+    return start_run(database, index, owner, **how)
 
 
 def build_all(database: Database, run: Run) -> None:

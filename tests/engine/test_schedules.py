@@ -14,7 +14,7 @@ from airflow_roir.engine import abort, build, fold, live_options, operations, pu
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
-from airflow_roir.engine.run import Run, start_run
+from airflow_roir.engine.run import Run
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.errors import Fenced, OperationPaused
 from airflow_roir.operation import Phase, Status
@@ -161,7 +161,7 @@ class Schedule:
     def _running(self) -> Run:
         """Resume, in a new run with another parallelism, where it is paused."""
         if self.row().status == Status.PAUSED:
-            self.run = start_run(self.database, "ix", "schedule", parallelism=self.chance.randint(1, MOST_WORKERS))
+            self.run = steps.start_with(self.database, self.chance.randint(1, MOST_WORKERS), owner="schedule")
             # Whoever didn't see the pause is fenced at its next commit.
             self.zombies += [(worker, claim) for worker, claim in self.workers.values() if claim is not None]
             self.workers.clear()

@@ -12,7 +12,6 @@ from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import abort, clean_up, drop, finalize, operations, revert, status
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.report import report_of
@@ -61,7 +60,7 @@ def test_in_every_stage_a_dead_worker_is_fenced_and_a_pause_resumes(
     assert held.stage == stage
     operations.pause(database, "ix", "user", "later")
     assert not isinstance(dead.claim(), UnitClaim)
-    newer = start_run(database, "ix", "another", parallelism=4)
+    newer = steps.start_with(database, 4, owner="another")
     with pytest.raises(Fenced):
         dead.unit(held)
     dead.close()

@@ -9,7 +9,6 @@ import pytest
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare, repair
 from airflow_roir.errors import Fenced
 from tests.conftest import run_sql
@@ -149,7 +148,7 @@ def test_a_worker_that_dies_before_it_mends_leaves_that_to_the_next(database: Da
     while not kept:
         held = claim(dead)
         kept = [held] if dead.unit(held).found else []
-    newer = start_run(database, "ix", "another", take_over=True, parallelism=1)
+    newer = steps.start_with(database, 1, owner="another", take_over=True)
     with pytest.raises(Fenced):
         dead.mend(kept[0])
     verifying.go_through(database, newer)
@@ -168,7 +167,7 @@ def test_a_pause_stops_a_repair_and_a_resume_goes_on_with_it(database: Database,
         held = claim(one)
     operations.pause(database, "ix", "user", "later")
     assert one.mend(held) is False
-    verifying.go_through(database, start_run(database, "ix", "another", parallelism=3))
+    verifying.go_through(database, steps.start_with(database, 3, owner="another"))
     assert {outcome for _, _, outcome in found(dsn)} == {"mended"}
     steps.assert_exact(database)
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts
 from airflow_roir.engine.old_snapshots import holders
 from airflow_roir.engine.partitions import copy_rows
@@ -65,7 +66,9 @@ def attach_partition(
         call = "SELECT roir.finish_attach(%(parent)s::oid, %(partition)s::oid, %(bounds)s)"
         return bool(execute(connection, call, values).scalar_one())
 
-    attempts = Attempts(database, parent.sql, [*source.relations, oid], LOCK_TIMEOUT_MS, patience_s)
+    attempts = Attempts(
+        database, parent.sql, [*source.relations, oid], LOCK_TIMEOUT_MS, patience_s, waiter=Waiter("attach")
+    )
     copied = 0
     try:
         while True:

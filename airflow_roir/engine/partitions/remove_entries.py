@@ -19,6 +19,7 @@ from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute, has_vanished, retry
 from airflow_roir.engine.files import File, files_of
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts, check_name
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
@@ -75,7 +76,9 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
         execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
 
-    Attempts(database, row.view, (), LOCK_TIMEOUT_MS, patience_s).run(conclude, report, [row.view])
+    Attempts(database, row.view, (), LOCK_TIMEOUT_MS, patience_s, waiter=Waiter("removal of entries")).run(
+        conclude, report, [row.view]
+    )
     return removed
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row
 from airflow_roir.engine import catalog, operations, view
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts, telling_of_names
 from airflow_roir.engine.partitions import changes, copy_rows, remove_entries
 from airflow_roir.engine.partitions.changes import Change
@@ -60,6 +61,11 @@ class _Sync:
     report: Callable[[str], None]
     patience_s: float
     result: SyncReport
+
+    def attempts(self, wanted: str, generation: Row[Any]) -> Attempts:
+        """At what needs a lock on the source's partitions or on a view of a generation."""
+        waiter = Waiter("sync-partitions", str(operations.index_name(generation)))
+        return Attempts(self.database, wanted, self.source.relations, LOCK_TIMEOUT_MS, self.patience_s, waiter=waiter)
 
 
 def sync_partitions(
@@ -121,9 +127,7 @@ def _forget(sync: _Sync, generation: Row[Any], change: Change) -> None:
         operations.record_event(connection, generation.index_id, None, sync.actor, "partition gone", change.name)
 
     shown = operations.index_name(generation).sql
-    Attempts(sync.database, shown, sync.source.relations, LOCK_TIMEOUT_MS, sync.patience_s).run(
-        body, sync.report, [shown]
-    )
+    sync.attempts(shown, generation).run(body, sync.report, [shown])
 
 
 def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
@@ -149,7 +153,6 @@ def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
         if found is not None:
             operations.record_event(connection, generation.index_id, None, sync.actor, "partition came", change.name)
 
-    Attempts(sync.database, sync.source.sql, sync.source.relations, LOCK_TIMEOUT_MS, sync.patience_s).run(
-        body, sync.report
-    )
+    shown = operations.index_name(generation).sql
+    sync.attempts(sync.source.sql, generation).run(body, sync.report, [shown])
     return added

@@ -88,7 +88,7 @@ def mistaken(recorded: str, source: Source, base: str, entry: Entry, index: str)
     sides = (
         ("missing", base, entry.equal("x.", "s."), "its entry exists, but the B-tree doesn't lead to it",
          remedy_of_entries(index)),
-        ("extra", source.sql, comparison.row_of(entry, "x", "s."),
+        ("extra", source.sql, entry.has_row("x", "s."),
          "its row exists, but the primary key's index doesn't lead to it", remedy_of_source(source)),
     )  # fmt: skip
     for kind, table, same, seen, remedy in sides:

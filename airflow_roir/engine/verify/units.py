@@ -63,7 +63,7 @@ def plan(
                 operation_id=operation_id,
                 generation_id=generation_id,
                 mode=mode,
-                options=options.as_dict(),
+                options=options.fixed(),
                 buckets=min(max(buckets, FEWEST_BUCKETS), MOST_BUCKETS),
             )
             .returning(verification.c.id)

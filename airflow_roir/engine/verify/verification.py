@@ -62,7 +62,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
                         phase=(Phase.CHECK if options.is_partial else Phase.SUM).value,
                         parallelism=options.parallelism,
                         batch_rows=units.ROWS_PER_UNIT,
-                        options=options.as_dict(),
+                        options=options.fixed(),
                         rows_estimate=0,
                         fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
                         format_version=FORMAT_VERSION,

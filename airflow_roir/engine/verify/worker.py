@@ -185,7 +185,8 @@ class VerifyWorker:
 
     def _differing(self) -> list[Row[Any]]:
         job, buckets = self.job, self.verify_job.buckets
-        parallel = f"SET LOCAL max_parallel_workers_per_gather = {self.verify_job.options.parallelism}"
+        workers = read_control(self.connection, job.run).parallelism
+        parallel = f"SET LOCAL max_parallel_workers_per_gather = {workers}"
         execute(self.connection, f"{damage.WITHOUT_INDEX}; {parallel}")
         shown = "SELECT coalesce(roir.is_shown(%(id)s, 'x'), 'true')"
         visible = execute(self.connection, shown, {"id": job.generation_id}).scalar_one()
