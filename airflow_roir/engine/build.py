@@ -75,7 +75,7 @@ SELECT (least(c.relpages / nullif(greatest(c.reltuples, 0), 0), 1)
 class Claim:
     """A worker's hold on a range. token: proves that it still has it.
 
-    row_bytes, rows_per_block: of the relation that it is a piece of, when that was analyzed; None where it never was.
+    row_bytes, rows_per_block: of the relation that it is a piece of, when that was analyzed; None if it never was.
     """
 
     id: int
@@ -88,7 +88,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Batch:
-    """A committed batch. claim: the range as it stands now, None where it is done."""
+    """A committed batch. claim: the range as it stands now, None if it is done."""
 
     rows: int
     seconds: float
@@ -139,7 +139,7 @@ class BuildWorker:
     def batch(self, claim: Claim) -> Batch | Stop:
         """Copy the next rows of a claimed range: entries and watermark in one transaction (I4).
 
-        Stops, and gives the range back, where the operation is paused or this worker is one too many.
+        Stops, and gives the range back, if the operation is paused or this worker is one too many.
         Raises Fenced (nothing was changed), SourceChanged, PartitionsChanged.
         """
         try:
@@ -298,7 +298,7 @@ def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLe
 
 
 def finish(database: Database, run: Run) -> None:
-    """Go on to seal, once every range is done. Raises InvariantViolated where one isn't, Fenced."""
+    """Advance to seal, once every range is done. Raises InvariantViolated if one isn't, Fenced."""
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.phase != Phase.BUILD:

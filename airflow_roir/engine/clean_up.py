@@ -110,7 +110,7 @@ def clean_up(
 
 
 def _attempt(result: CleanUpReport, row: Any, work: Callable[[], object]) -> None:
-    """One step, for one index. What goes wrong with it is told, and the others go on."""
+    """One step, for one index. If it fails, the report says so, and the other indexes are still cleaned up."""
     for left in range(MOST_VANISHED, -1, -1):
         try:
             work()
@@ -225,7 +225,7 @@ def _may_refresh(connection: Connection, source: Source) -> bool:
 
 
 def _status(connection: Connection, generation_id: int) -> str:
-    """As it is by now: a drop, a publish or another clean-up may have been faster."""
+    """Its present status: a drop, a publish or another clean-up may have been faster."""
     found = execute(connection, "SELECT status FROM roir.generation WHERE id = %(id)s", {"id": generation_id})
     return str(found.scalar_one())
 

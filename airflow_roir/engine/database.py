@@ -149,7 +149,7 @@ def bound(connection: Connection, sql: str, values: Mapping[str, Any] | None = N
 
 
 def sqlstate(error: DBAPIError) -> str:
-    """The SQLSTATE of a database error, '' where the connection failed before there was one."""
+    """The SQLSTATE of a database error, '' if the connection failed before there was one."""
     return getattr(error.orig, "pgcode", None) or ""
 
 
@@ -162,7 +162,7 @@ def said(error: DBAPIError) -> str:
 
 
 def is_transient(error: DBAPIError) -> bool:
-    """True where the same transaction may succeed when it is simply tried again.
+    """True if the same transaction may succeed when it is simply tried again.
 
     Lost connections, a server that starts or stops, serialization failures, deadlocks and lock time-outs.
     """
@@ -178,7 +178,7 @@ def is_transient(error: DBAPIError) -> bool:
 def retry(work: Callable[[], T], patience_s: float = DEFAULT.outage_s, first_wait_s: float = 0.2) -> T:
     """Run `work`, one whole transaction, again after a transient error, with jittered exponential back-off.
 
-    patience_s: how long to go on after the first failure; then its last error is raised. Safe only for work that
+    patience_s: how long to try again after the first failure; then its last error is raised. Safe only for work that
     is idempotent or compare-and-set, since a commit's answer can be lost.
     """
     deadline: float | None = None
@@ -202,5 +202,5 @@ VANISHED = ("42P01", "42704", "42883", "42703", "3F000")
 
 
 def has_vanished(error: DBAPIError) -> bool:
-    """True where an object that was there a moment ago is gone, or somebody else has changed it at the same time."""
+    """True if an object that was there a moment ago is gone, or somebody else has changed it at the same time."""
     return sqlstate(error) in VANISHED or (sqlstate(error) == "XX000" and "concurrently" in str(error.orig))

@@ -24,7 +24,7 @@ T = TypeVar("T")
 class Blocker:
     """A session or prepared transaction that holds a lock that a drain must wait for.
 
-    autovacuum: it is an autovacuum worker, which gives way when it is cancelled and comes again later.
+    autovacuum: it is an autovacuum worker, which gives way when it is cancelled, and runs again later.
     """
 
     pid: int | None
@@ -114,11 +114,11 @@ NO_TABLE = ("42P01", "3F000", "42809")
 
 
 def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool = False) -> None:
-    """Lock a table (oid) by its name, which it then keeps: the one way to whatever is read, or altered, by name.
+    """Lock a table (oid) by its name, which it then keeps. Whatever is read or altered by name is locked by this.
 
-    A lock that was waited for is had on whatever has the name by then, and who waits for none may be late, too. Its
-    schema can be renamed still: `check_name` once more at the end tells. Raises LockNotAcquired where another relation,
-    or none, has the name.
+    After a wait the lock is on whatever has the name by then, and without a wait the name may be stale, too. The schema
+    can still be renamed: call `check_name` once more at the end. Raises LockNotAcquired if another relation, or none,
+    has the name.
     """
     lock = f"LOCK TABLE {'ONLY ' if only else ''}{sql} IN {mode} MODE"
     try:
@@ -132,7 +132,7 @@ def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool
 
 
 def check_name(connection: Connection, sql: str, oid: int) -> None:
-    """Raise LockNotAcquired where a name isn't that table's any more."""
+    """Raise LockNotAcquired if a name isn't that table's any more."""
     if execute(connection, WHOSE, {"name": sql}).scalar() != oid:
         raise _renamed(sql)
 
@@ -246,7 +246,7 @@ class Attempts:
             rest_s = min(rest_s * 2, LONGEST_REST_S)
 
     def _cancel(self, workers: Sequence[Blocker]) -> bool:
-        """Cancel autovacuum workers, which come again by themselves. False where the role may not."""
+        """Cancel autovacuum workers, which run again later. False if the role may not."""
         try:
             with self.database.transaction() as connection:
                 execute(connection, CANCEL, {"pids": [worker.pid for worker in workers]})

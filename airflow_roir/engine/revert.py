@@ -1,4 +1,4 @@
-"""Revert: readers see the generation that was replaced again, within its revert window."""
+"""Revert: readers see the replaced generation again, within its revert window."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def revert(
 
     Both are maintained by every write, so nothing is lost and it takes one short lock, like a publish. The generation
     that is taken out of view is kept for the revert window that it was built with. An operation that is under way
-    goes on, and its publish replaces what is shown then.
+    continues, and its publish replaces what is shown then.
     reason: what the `event` table keeps. patience_s: how long to try for the lock.
-    Raises NotFound (no such index, or nothing to go back to), LockNotAcquired. Does not look whether the generation
-    that is shown again is right: `roir verify` does.
+    Raises NotFound (no such index, or nothing to go back to), LockNotAcquired. Doesn't check whether that generation is
+    right: `roir verify` does.
     """
     with database.transaction() as connection:
         check_schema(connection)

@@ -50,7 +50,7 @@ class Reader(Protocol):
     """Cuts the next batch off a range. The caller has locked the relation, which so keeps its name and its file."""
 
     def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
-        """The next stretch, of about so many rows. relation: its quoted name; usual: rows per block when it was
+        """The next stretch, of about `rows` rows. relation: its quoted name; usual: rows per block when it was
         analyzed. Raises SourceChanged.
         """
         ...
@@ -122,9 +122,9 @@ class BlockReader:
         self._blocks = FIRST_BLOCKS
 
     def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
-        """As many blocks as hold about so many rows.
+        """As many blocks as hold about `rows` rows.
 
-        Raises SourceChanged where the relation's file isn't the one of the plan (VACUUM FULL, CLUSTER, pg_repack):
+        Raises SourceChanged if the relation's file isn't the one of the plan (VACUUM FULL, CLUSTER, pg_repack):
         its rows are in other blocks then, and no capture told of that.
         """
         assert scan.lower is not None
@@ -156,7 +156,7 @@ class BlockReader:
             self._blocks = max(blocks, FIRST_BLOCKS)
 
     def _first(self, scan: ScanRange) -> int:
-        """Go on after what was done."""
+        """Continue after what was done."""
         assert scan.lower is not None
         return int(scan.lower[0]) if scan.watermark is None else int(scan.watermark[0]) + 1
 

@@ -163,7 +163,7 @@ def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLe
 
 
 def finish(database: Database, run: Run) -> None:
-    """Go on to fold, once every segment is sealed. Raises InvariantViolated where one isn't, Fenced."""
+    """Advance to fold, once every segment is sealed. Raises InvariantViolated if one isn't, Fenced."""
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.phase != Phase.SEAL:

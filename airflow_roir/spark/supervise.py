@@ -42,7 +42,7 @@ def drive(
     report: Callable[[str], None] = lambda line: None,
     lift_pause: bool = True,
 ) -> OperationStatus:
-    """Build and seal the index's live operation on Spark, or verify it, in a run of its own, from wherever it stands.
+    """Build and seal the index's live operation on Spark, or verify it, in a run of its own, from its present phase.
 
     Returns its status: phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises,
     SparkFailed, and WorkerFailed for what workers reported; the operation then holds the reason.
@@ -136,7 +136,7 @@ class _PhaseOnSpark:
         return failures
 
     def _failure(self, ended: Ended, leaving: bool) -> RoirError | None:
-        """What trying again won't help: a worker's own error, or a Spark that is of no more use."""
+        """The error, if trying again won't help: a worker's own error, or a Spark that is of no more use."""
         phase = self._phase.value
         for row in ended.rows:
             if row.error is None:

@@ -1,4 +1,4 @@
-"""Brings the rows of one table into a generation, in batches: a partition that was, or will be, attached with rows.
+"""Copies the rows of one table into a generation, in batches: a partition that was, or will be, attached with rows.
 
 Each row gets what the capture would have written for its insert, under a lock on the row: so it is right in every
 capture mode, for the reason that the capture is, and whatever copy of it there is already.
@@ -38,7 +38,7 @@ def bring_in(
     joining_id: int,
     patience_s: float = 60.0,
 ) -> int:
-    """Bring in the rows of `relation` (oid) from where its row in `source_partition` stands; returns how many.
+    """Copy the rows of `relation` (oid) after its watermark in `source_partition`; returns how many.
 
     Safe to kill and to repeat. patience_s: how long to try for locks that writers hold on its rows.
     """
@@ -58,7 +58,7 @@ def batch(
     relation: int,
     joining_id: int,
 ) -> int | None:
-    """One batch, one transaction: entries and watermark together. None where there was nothing left."""
+    """One batch, one transaction: entries and watermark together. None if no row remained."""
     with telling_of_names(), database.transaction() as connection:
         limits = database.limits
         path = ", ".join(["pg_catalog", *map(quote, source.operator_schemas), "pg_temp"])

@@ -1,8 +1,8 @@
 """Removes the entries of partitions that left the source: they are hidden at once, this deletes them in batches.
 
-An entry is removed where no row of the source projects to it. It is locked first and asked again under the lock, with
-a later snapshot: a writer that brought such a row has either committed, and is seen, or waits for the lock and writes
-the entry anew. So this needs no order with anybody, and what comes into the same bounds again is left alone.
+An entry is removed if no row of the source projects to it. The entry is locked first, and the source asked again under
+the lock, with a later snapshot: a writer that brought such a row has either committed, and is seen, or waits for the
+lock and writes the entry again. So no order with writers is needed, and new rows in the same bounds keep their entries.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
     """Remove the entries of one partition that left, in batches; then show the view without its condition.
 
     Safe to repeat, to kill, and for several at once. Returns the number of entries. patience_s: how long to try for
-    each lock. Raises LockNotAcquired where that isn't enough: what is left stays hidden.
+    each lock. Raises LockNotAcquired if that isn't enough: the other entries stay hidden.
     """
     values = {"delta": physical.delta(row.generation_id), "base": physical.base(row.generation_id)}
     with database.transaction() as connection:
@@ -115,7 +115,7 @@ def _remove_from(database: Database, row: Row[Any], store: Row[Any], patience_s:
 def step(database: Database, row: Row[Any], store: Row[Any], first: int, file: File) -> int | None:
     """One batch, one transaction: the blocks from `first` on of one segment or delta. Returns how many entries went.
 
-    file: what the blocks are of. None where the store has another one by now: VACUUM FULL puts entries anywhere.
+    file: what the blocks are of. None if the store has another one by now: VACUUM FULL puts entries anywhere.
     """
     # An antimatter must stay: it may be for a copy that a batch is about to commit.
     only = f"AND x.state = '{EntryState.REGULAR.value}'" if store.delta else ""
@@ -193,6 +193,6 @@ def _exists(database: Database, name: str) -> bool:
 
 
 def _file(connection: Connection, name: str) -> File | None:
-    """What a store is kept in; None where it is gone."""
+    """What a store is kept in; None if it is gone."""
     oid = execute(connection, "SELECT to_regclass(%(name)s)::oid::bigint", {"name": name}).scalar()
     return next(iter(files_of(connection, [oid])), None) if oid is not None else None

@@ -1,4 +1,4 @@
-"""Puts indexes right after partitions came or went without roir: what a raw DROP, DETACH or ATTACH has done."""
+"""Repairs indexes after partitions came or went without roir, by a plain DROP, DETACH or ATTACH."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SELECT id FROM roir.source_partition
 
 @dataclass
 class SyncReport:
-    """What was put right. gone, came: names of partitions; entries are summed over the generations of all indexes."""
+    """What was repaired. gone, came: names of partitions; entries are summed over the generations of all indexes."""
 
     gone: list[str]
     came: list[str]
@@ -82,7 +82,7 @@ def sync_partitions(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 60.0,
 ) -> SyncReport:
-    """Remove the entries of partitions that are gone, bring in the rows of those that came with rows.
+    """Remove the entries of partitions that are gone, copy the rows of those that came with rows.
 
     For every index of the table and in every phase of an operation, which can then be resumed. Safe to kill and to
     repeat. Raises NotFound, LockNotAcquired.

@@ -128,7 +128,7 @@ def verify(
     actor: str | None = None,
     mode: str = "only",
 ) -> VerifyReport:
-    """Compare an index with its source, from begin to end, by threads of this process, under writers too.
+    """Compare an index with its source, from begin to end, by threads of this process, while users write.
 
     The comparing is done by PostgreSQL, so this is as fast as Spark as long as one machine has the connections.
     Raises what `verification.begin` and `start_run` raise, OperationPaused where somebody paused it.

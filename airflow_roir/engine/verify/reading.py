@@ -35,7 +35,7 @@ class UnitReading:
         self.job = verify_job.job
 
     def hold(self, claim: UnitClaim) -> str | None:
-        """Keep partitions from being taken out while the unit is read; the relation's name, None where it is gone.
+        """Keep partitions from being taken out while the unit is read; the relation's name, None if it is gone.
 
         The source is locked before the entries, as a TRUNCATE of the source does.
         """
@@ -76,7 +76,7 @@ class UnitReading:
             check_name(self.connection, name, claim.relation)
 
     def lock(self, name: str) -> bool:
-        """Lock a relation by its name; False where none has that name any more."""
+        """Lock a relation by its name; False if none has that name any more."""
         try:
             with self.connection.begin_nested():
                 execute(self.connection, f"LOCK TABLE {name} IN ACCESS SHARE MODE")

@@ -2,7 +2,7 @@
 
 A row that lacks its entry, or has another one, is locked first and looked at again: whoever writes to it next comes
 after the right entry. An entry without a row is locked first, then its row is looked for again with a later snapshot: a
-writer that brought such a row has either committed, and is seen, or waits for the lock and writes the entry anew.
+writer that brought such a row has either committed, and is seen, or waits for the lock and writes the entry again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Mender:
     def _lock_source(self) -> None:
         """Each transaction begins with it: before the entries, as a TRUNCATE of the source does.
 
-        No partition begins to join meanwhile, and the source's owner stays who he is. Raises LockNotAcquired where
+        No partition begins to join meanwhile, and the source's owner stays who he is. Raises LockNotAcquired if
         another table has its name by now.
         """
         catalog.hold(self.connection, self.read)

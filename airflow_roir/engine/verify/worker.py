@@ -136,7 +136,7 @@ class VerifyWorker:
         return UnitMetrics(self.worker, claim.ordinal, checked, time.monotonic() - begun, found)
 
     def mend(self, claim: UnitClaim) -> bool:
-        """Mend what was found in a unit that is compared, then give its claim up; False where a pause came between.
+        """Repair what was found in a compared unit, then give its claim back; False if a pause came between.
 
         Raises Fenced.
         """
@@ -156,7 +156,7 @@ class VerifyWorker:
         self.sums.snapshot.close()
 
     def _whole(self, claim: UnitClaim, begun: float) -> None:
-        """What is left to explain, without any index: lookups that failed, and sums of one snapshot that differed."""
+        """Explain what remains, without any index: lookups that failed, and sums of one snapshot that differed."""
         rows: list[Row[Any]] = []
         values = {"verification": self.verify_job.verification_id, "unit": claim.id}
         with self.connection.begin():
