@@ -18,6 +18,7 @@ from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Drain, telling_of_names
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationRunning
+from airflow_roir.generation_state import CaptureMode, GenerationStatus
 from airflow_roir.operation import Status, Verb
 
 Report = Callable[[str], None]
@@ -71,7 +72,8 @@ def finish_abort(
         generation = tables.generation
         others = connection.execute(
             select(generation.c.id).where(
-                generation.c.index_id == row.index_id, generation.c.status.in_(("active", "retired"))
+                generation.c.index_id == row.index_id,
+                generation.c.status.in_((GenerationStatus.ACTIVE.value, GenerationStatus.RETIRED.value)),
             )
         ).first()
         if others is None:
@@ -171,7 +173,9 @@ def half_dropped(connection: Connection) -> list[int]:
 
 def _generations(connection: Connection, index_id: int) -> list[int]:
     generation = tables.generation
-    query = select(generation.c.id).where(generation.c.index_id == index_id, generation.c.status != "dropped")
+    query = select(generation.c.id).where(
+        generation.c.index_id == index_id, generation.c.status != GenerationStatus.DROPPED.value
+    )
     return list(connection.execute(query.order_by(generation.c.id)).scalars())
 
 
@@ -249,8 +253,8 @@ def source_if_there(connection: Connection, index_id: int, check: bool = False) 
 def _retire_for_good(connection: Connection, generation_ids: list[int]) -> None:
     connection.execute(
         update(tables.generation)
-        .where(tables.generation.c.id.in_(generation_ids))
-        .values(status="dropped", capture_mode="none")
+        .where(tables.generation.c.id.in_(generation_ids), tables.generation.c.status != GenerationStatus.DROPPED.value)
+        .values(status=GenerationStatus.DROPPED.value, capture_mode=CaptureMode.NONE.value)
     )
 
 

@@ -16,8 +16,6 @@ from airflow_roir.engine import marks, rights, tables
 from airflow_roir.engine import owner as owners
 from airflow_roir.engine.capture.row_function import (
     ACTIVE,
-    CAPTURE,
-    DIRECT,
     Target,
     body,
     function_name,
@@ -27,6 +25,7 @@ from airflow_roir.engine.capture.truncate_function import render_truncate, trunc
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.entry import Entry
+from airflow_roir.generation_state import GenerationStatus
 
 ROWS, TRUNCATE = "rows", "truncate"
 
@@ -89,8 +88,7 @@ def targets(connection: Connection, source_oid: int, names_of_now: bool = True) 
         .join(index, index.c.id == generation.c.index_id)
         .where(
             index.c.source_oid == source_oid,
-            generation.c.status.in_(("building", "active", "retired")),
-            generation.c.capture_mode.in_((CAPTURE, DIRECT, ACTIVE)),
+            generation.c.status != GenerationStatus.DROPPED.value,
         )
         .order_by(generation.c.id)
     )

@@ -21,8 +21,9 @@ from airflow_roir.engine import tables
 from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.entry_state import EntryState
+from airflow_roir.generation_state import CaptureMode
 
-CAPTURE, DIRECT, ACTIVE = "capture", "direct", "active"
+CAPTURE, DIRECT, ACTIVE = (mode.value for mode in (CaptureMode.CAPTURE, CaptureMode.DIRECT, CaptureMode.ACTIVE))
 
 # The event's new version of the row has been written to again since, by this very transaction (or only locked).
 _IS_TOUCHED_AGAIN = "NEW.xmax <> '0'::xid"
