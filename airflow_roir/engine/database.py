@@ -56,6 +56,7 @@ class Database:
         return (Database, (self.dsn, self.application_name))
 
     def _open(self) -> Any:
+        _check(self.dsn)
         try:
             connection = self._connect()
         except psycopg2.OperationalError as error:
@@ -109,6 +110,21 @@ class Database:
         """A session outside any transaction block, for VACUUM."""
         with self._engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
+
+
+def _check(dsn: str) -> None:
+    """Raise InvalidInput where libpq would quote what it can't read: that may be a part of the password."""
+    try:
+        given = psycopg2.extensions.parse_dsn(dsn)
+    except psycopg2.ProgrammingError:
+        given = None
+    # An @, a / or a : in a password, as it is, ends up in host or port. A host that begins with @ is a socket.
+    hosts, ports = (str((given or {}).get(name, "")).split(",") for name in ("host", "port"))
+    if given is None or any("@" in host[1:] for host in hosts) or any(port and not port.isdigit() for port in ports):
+        raise InvalidInput(
+            "the DSN can't be read. Write postgresql://user:password@host/database, with %40 for @ in the password and "
+            "the like, or host=… dbname=… with values in quotes"
+        ) from None
 
 
 def execute(connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> CursorResult[Any]:
