@@ -137,8 +137,9 @@ for _status in (GenerationStatus.BUILDING.value, GenerationStatus.ACTIVE.value):
         postgresql_where=text(f"status = '{_status}'"),
     )
 
-# The source, or a leaf, was truncated while a generation scans by blocks: what it planned for is gone. Written by
-# users' statements, so nothing is ever updated here, and no foreign key locks a row that we need.
+# The source, or a leaf, was truncated while a generation scans by blocks: what it planned for is gone. With generation
+# 0: rows came into the bounds of a table that is being attached. Written by users' statements, so nothing is ever
+# updated here, and no foreign key locks a row that we need.
 emptied = Table(
     "emptied",
     metadata,
@@ -176,7 +177,8 @@ source_partition = Table(
     Column("relation", BigInteger, nullable=False),
     Column("parent", BigInteger, nullable=False),
     Column("leaf", Boolean, nullable=False),
-    # The transaction that made it a partition: another one means that it was out meanwhile.
+    # The transaction that made it a partition: another one means that it was out meanwhile. Where it is joining, what
+    # the copied entries stand on (roir.joins_as).
     Column("link", Text),
     Column("name", Text, nullable=False),
     # Its partition constraint, over the source's columns: tells its entries when the partition itself is gone.
