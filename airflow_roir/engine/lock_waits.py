@@ -1,7 +1,7 @@
 """Who of us waits for which lock, and who holds it: for `roir status`, also where no operation's row can say so.
 
 Attempts at a lock last half a second, with rests of two, and each is a session of its own. So a look at the server's
-sessions would mostly find nobody: `Attempts` writes a row after each attempt that failed, and deletes it at its end. A
+sessions would mostly find none: `Attempts` writes a row after each attempt that failed, and deletes it at its end. A
 process that was killed leaves its row, which counts for nothing soon. Workers, whose statements wait for longer, are
 found among the sessions.
 """
