@@ -13,14 +13,15 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, update
 
-from airflow_roir.engine import build, operations, tables
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine import operations, tables
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
+from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import Run, read_control
@@ -298,4 +299,4 @@ def finish(database: Database, run: Run, folded: Folded) -> None:
 
 def _wait_little(connection: Connection) -> None:
     """An open TRUNCATE holds base and delta: give up soon, to look for a pause."""
-    execute(connection, f"SET LOCAL lock_timeout = '{build.TABLE_LOCK_WAIT}'")
+    execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).table_lock_ms}")

@@ -12,13 +12,11 @@ from airflow_roir.engine import catalog, marks, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import LabelsRenamed, SourceChanged
-
-# Whoever works gives up on a lock that somebody holds on a whole table (a TRUNCATE, an ALTER) to look for a pause.
-TABLE_LOCK_WAIT = "2s"
 
 # Asked of primary keys with an enum only: the question takes milliseconds.
 RENAMED = """
@@ -50,7 +48,7 @@ def load_job(connection: Connection, run: Run) -> Job:
     """Read what the workers of a run need. Raises Fenced, SourceChanged if the source isn't as it was."""
     row = read_control(connection, run)
     # A leaf that is new is read.
-    execute(connection, f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'")
+    execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).table_lock_ms}")
     generation = connection.execute(
         select(tables.generation, tables.index.c.source_oid)
         .join(tables.index, tables.index.c.id == tables.generation.c.index_id)

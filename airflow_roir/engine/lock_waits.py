@@ -63,7 +63,7 @@ SELECT CASE WHEN o.kind = 'verify' THEN 'verify' ELSE o.phase END AS command,
 
 @dataclass(frozen=True)
 class LockWait:
-    """Somebody of us who waits. command: what for; index: None where it is for no single one; wanted: a relation."""
+    """Somebody of us who waits. command: what for; index: None if it is for no single one; wanted: a relation."""
 
     command: str
     index: str | None
@@ -73,7 +73,7 @@ class LockWait:
     since: datetime | None
 
     def is_for(self, name: QualifiedName) -> bool:
-        """True where it is for the index of that name; one without schema means any."""
+        """True if it is for the index of that name; one without schema means any."""
         if self.index is None:
             return False
         own = parse_name(self.index, "index")

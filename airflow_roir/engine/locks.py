@@ -19,10 +19,6 @@ from airflow_roir.errors import LockNotAcquired
 
 T = TypeVar("T")
 
-# For an attempt at a lock outside an operation, which has its own `lock_timeout_ms`. Below the default
-# deadlock_timeout of a second, so that it is always we who give way.
-LOCK_TIMEOUT_MS = 500
-
 
 @dataclass(frozen=True)
 class Blocker:
@@ -171,7 +167,7 @@ class Attempts:
     """Attempts at a transaction that needs locks, each for a bounded time, until there is one that gets them all.
 
     name: what is wanted, as users are told; relations: the oids to look for blockers on; modes: the lock modes that
-    block. waiter: who is shown to wait by `roir status`; None where an operation's notice shows it, or nothing may be
+    block. waiter: who is shown to wait by `roir status`; None if an operation's notice shows it, or nothing may be
     written. limit_ms: the `lock_timeout` of the attempt that runs.
     """
 
@@ -301,7 +297,7 @@ class Drain:
 
         def attempt(connection: Connection) -> T:
             self._locked = False
-            done = body(connection, lambda: self._lock(connection))
+            done = body(connection, lambda: self.lock(connection))
             if self._locked:
                 # A lock keeps a table's name; its schema's can be another one since.
                 check_name(connection, self.sql, self.relations[0])
@@ -309,7 +305,7 @@ class Drain:
 
         return self.attempts.run(attempt, report, exclusive)
 
-    def _lock(self, connection: Connection) -> None:
+    def lock(self, connection: Connection) -> None:
         """Writers queue behind us from the first relation's lock on: one limit for all that is waited for since."""
         begun, limit = time.monotonic(), self.attempts.limit_ms
         # lock_timeout begins anew with each lock, and a partitioned source has one per leaf.

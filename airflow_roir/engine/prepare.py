@@ -25,7 +25,7 @@ from airflow_roir.engine import (
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
-from airflow_roir.engine.database import Database, execute, retry
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
@@ -72,7 +72,7 @@ def prepare(
     with database.transaction() as connection:
         checks.check_rights(connection)
         check_schema(connection)
-    return retry(lambda: _begin(database, definition, options, who, report))
+    return database.retry(lambda: _begin(database, definition, options, who, report))
 
 
 def _begin(

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from airflow_roir.engine import catalog
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS
+from airflow_roir.engine.limits import limits_of
 
 RESTORED = "SELECT recorded, present, present::regclass::text AS name FROM roir.restored_sources() ORDER BY 1"
 UPGRADED = "SELECT source::regclass::text FROM roir.upgraded_sources() ORDER BY 1 LIMIT 1"
@@ -53,7 +53,7 @@ def adopt(connection: Connection) -> None:
     """
     restored = execute(connection, RESTORED).all()
     if restored:
-        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).attempt_ms}")
         for row in restored:
             execute(connection, f"LOCK TABLE {row.name} IN SHARE ROW EXCLUSIVE MODE")
         execute(connection, "SELECT roir.adopt_restored()")

@@ -12,7 +12,7 @@ from airflow_roir.engine import catalog, operations, tables, view
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Drain, telling_of_names
+from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvariantViolated, NotFound
 
@@ -66,7 +66,9 @@ def revert(
         operations.record_event(connection, found.id, None, actor, "revert", said)
         return Reverted(str(name), replaced.id, shown.id)
 
-    drain = Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s, Waiter("revert", str(name)))
+    drain = Drain(
+        database, source.sql, source.relations, database.limits.attempt_ms, patience_s, Waiter("revert", str(name))
+    )
     with telling_of_names():
         return drain.run(body, report, [name.sql])
 

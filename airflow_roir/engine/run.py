@@ -26,9 +26,6 @@ from airflow_roir.errors import (
 )
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, FORMAT_VERSION, Status, Verb
 
-# Often enough that a run isn't taken for dead (30 s) after a few lost beats.
-HEARTBEAT_EVERY_S = 2.0
-
 
 @dataclass(frozen=True)
 class Run:
@@ -139,7 +136,7 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
         with suppress(DBAPIError), database.transaction() as connection:
             operations.tick(connection, run.operation_id, run.epoch)
 
-    with meanwhile(beat, HEARTBEAT_EVERY_S, "roir-heartbeat"):
+    with meanwhile(beat, database.limits.heartbeat_every_s, "roir-heartbeat"):
         yield
 
 

@@ -11,14 +11,13 @@ from airflow_roir.definition import BuildOptions, Scan, quote
 from airflow_roir.engine import health, operations, owner
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import File, cut, files_of, segments_of
+from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.plan import Piece, Plan, sample_of
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput, SourceChanged
 
 # Below this correlation of key order and block order a batch by key touches most blocks several times.
 MOST_CORRELATION = 0.9
-# A source below this is read out of memory however it lies: 64 MB.
-FEWEST_BYTES = 64 << 20
 # An index is worth reading in its source's stead from this share of its bytes on.
 NARROWER = 0.7
 
@@ -78,7 +77,7 @@ def choose(connection: Connection, source: Source, options: BuildOptions, plan: 
         if not heap:
             raise InvalidInput(f"scan is block, but {source.name} isn't stored as a heap; use key or auto")
         return Choice(Scan.BLOCK, "as wanted", source.leaves)
-    if plan.source_bytes < FEWEST_BYTES:
+    if plan.source_bytes < limits_of(connection).small_source_bytes:
         return Choice(Scan.KEY, "the table is small")
     # A copy of faults would else be noticed by nobody.
     if options.verify in ("after", "both"):

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run
 from airflow_roir.operation import Phase
 from airflow_roir.spark.session import interrupt, is_alive, name_job
@@ -36,9 +37,9 @@ class Ended:
 class Workers:
     """The workers of one phase of a run that are on Spark now."""
 
-    def __init__(self, spark: Any, dsn: str, run: Run, phase: Phase) -> None:
+    def __init__(self, spark: Any, database: Database, run: Run, phase: Phase) -> None:
         self._spark = spark
-        self._dsn = dsn
+        self._database = database
         self._run = run
         self._phase = phase
         self._jobs: dict[int, Future[list[Any]]] = {}
@@ -63,7 +64,7 @@ class Workers:
         try:
             name_job(self._spark, self._tag(number), description)
             task = self._spark.range(number, number + 1, 1, 1)
-            work = worker_function(self._dsn, self._run, self._phase.value)
+            work = worker_function(self._database, self._run, self._phase.value)
             job.set_result(list(task.mapInArrow(work, METRICS_SCHEMA).collect()))
         except BaseException as error:  # handed on whole, in `Ended`
             job.set_exception(error)

@@ -55,7 +55,7 @@ class SparkDrivingOperator(DrivingOperator):
         self._left_early = False
 
     def offer_live_options(self, context: Context, database: Database) -> None:
-        """Write the operation's options that a user may change to the Task State Store; show the button there."""
+        """Write the options that may change, as the operation has them, to the Task State Store; show the button."""
         ti = context["ti"]
         # Now and not at the end, where Airflow would do it: the button is for while it runs.
         link = LiveOptionsLink()

@@ -12,7 +12,7 @@ from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts
+from airflow_roir.engine.locks import Attempts
 from airflow_roir.engine.old_snapshots import holders
 from airflow_roir.engine.partitions import copy_rows
 from airflow_roir.engine.partitions.detach import find_table
@@ -67,7 +67,7 @@ def attach_partition(
         return bool(execute(connection, call, values).scalar_one())
 
     attempts = Attempts(
-        database, parent.sql, [*source.relations, oid], LOCK_TIMEOUT_MS, patience_s, waiter=Waiter("attach")
+        database, parent.sql, [*source.relations, oid], database.limits.attempt_ms, patience_s, waiter=Waiter("attach")
     )
     copied = 0
     try:
@@ -105,7 +105,8 @@ def _give_up(database: Database, oid: int, name: str) -> bool:
 
     if closed:
         try:
-            Attempts(database, name, [oid], LOCK_TIMEOUT_MS, GIVE_UP_PATIENCE_S).run(cancel, lambda _line: None, [name])
+            attempts = Attempts(database, name, [oid], database.limits.attempt_ms, GIVE_UP_PATIENCE_S)
+            attempts.run(cancel, lambda _line: None, [name])
         except LockNotAcquired as error:
             raise LockNotAcquired(
                 f"{name} can't be attached like that, but still refuses writes: {error}. Then attach it with the "

@@ -11,7 +11,7 @@ from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine.catalog import default_schemas
 from airflow_roir.engine.database import Database, execute, has_vanished, said, sqlstate
 from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts
+from airflow_roir.engine.locks import Attempts
 from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
@@ -59,7 +59,7 @@ def detach_partition(
         execute(connection, call, values)
 
     try:
-        Attempts(database, name.sql, [oid], LOCK_TIMEOUT_MS, patience_s, waiter=Waiter("detach")).run(
+        Attempts(database, name.sql, [oid], database.limits.attempt_ms, patience_s, waiter=Waiter("detach")).run(
             body, report, locked
         )
     except DBAPIError as error:

@@ -20,13 +20,10 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute, has_vanished, retry
 from airflow_roir.engine.files import File, files_of
 from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts, check_name
+from airflow_roir.engine.locks import Attempts, check_name
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired, NotFound
-
-# Some ten thousand entries: a writer of one of them waits for that long (some 100 ms) at the most.
-BLOCKS_PER_STEP = 128
 
 LEAVING = """
 SELECT p.id, p.generation_id, p.relation, p.name, i.source_oid, format('%I.%I', i.schema_name, i.name) AS view,
@@ -76,7 +73,7 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
         execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
 
-    Attempts(database, row.view, (), LOCK_TIMEOUT_MS, patience_s, waiter=Waiter("removal of entries")).run(
+    Attempts(database, row.view, (), database.limits.attempt_ms, patience_s, waiter=Waiter("removal of entries")).run(
         conclude, report, [row.view]
     )
     return removed
@@ -91,7 +88,7 @@ def _remove_from(database: Database, row: Row[Any], store: Row[Any], patience_s:
         if file is None:
             return removed
         # NULL where it is dropped just now.
-        for first in range(0, file.blocks or 0, BLOCKS_PER_STEP):
+        for first in range(0, file.blocks or 0, database.limits.removal_blocks):
             try:
                 taken = retry(partial(step, database, row, store, first, file), patience_s)
             except DBAPIError as error:
@@ -122,9 +119,9 @@ def step(database: Database, row: Row[Any], store: Row[Any], first: int, file: F
     """
     # An antimatter must stay: it may be for a copy that a batch is about to commit.
     only = f"AND x.state = '{EntryState.REGULAR.value}'" if store.delta else ""
-    end = first + BLOCKS_PER_STEP
+    end = first + database.limits.removal_blocks
     with database.transaction() as connection:
-        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
         if execute(connection, "SELECT to_regclass(%(name)s)", {"name": store.name}).scalar() is None:
             return 0
         # Nothing is bound here: the conditions may hold literals with a per cent sign.

@@ -12,7 +12,7 @@ from airflow_roir.engine import catalog, operations, view
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts, telling_of_names
+from airflow_roir.engine.locks import Attempts, telling_of_names
 from airflow_roir.engine.partitions import changes, copy_rows, remove_entries
 from airflow_roir.engine.partitions.changes import Change
 from airflow_roir.engine.partitions.detach import find_table
@@ -65,7 +65,14 @@ class _Sync:
     def attempts(self, wanted: str, generation: Row[Any]) -> Attempts:
         """At what needs a lock on the source's partitions or on a view of a generation."""
         waiter = Waiter("sync-partitions", str(operations.index_name(generation)))
-        return Attempts(self.database, wanted, self.source.relations, LOCK_TIMEOUT_MS, self.patience_s, waiter=waiter)
+        return Attempts(
+            self.database,
+            wanted,
+            self.source.relations,
+            self.database.limits.attempt_ms,
+            self.patience_s,
+            waiter=waiter,
+        )
 
 
 def sync_partitions(

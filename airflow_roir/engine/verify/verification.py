@@ -61,7 +61,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
                         status=Status.RUNNING.value,
                         phase=(Phase.CHECK if options.is_partial else Phase.SUM).value,
                         parallelism=options.parallelism,
-                        batch_rows=units.ROWS_PER_UNIT,
+                        batch_rows=database.limits.unit_rows,
                         options=options.fixed(),
                         rows_estimate=0,
                         fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
