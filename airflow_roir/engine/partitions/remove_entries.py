@@ -174,8 +174,8 @@ def _take_away(connection: Connection, row: Row[Any], store: Row[Any], where: st
         if execute(connection, query).scalar_one():
             raise LockNotAcquired(
                 f"entries of partition {row.name} can't be removed yet: {joining.name} is being attached with the same "
-                "bounds. End that: repeat roir attach-partition, or give it up by SELECT roir.cancel_attach("
-                f"'{joining.name}'). the next roir clean-up continues"
+                "bounds. Run that roir attach-partition again, or cancel it: SELECT roir.cancel_attach("
+                f"'{joining.name}'). The next roir clean-up continues"
             )
     # In a delta it becomes antimatter, whatever the base holds.
     change = (
