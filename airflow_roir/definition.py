@@ -30,7 +30,7 @@ def quote(name: str) -> str:
     Raises InvalidInput for a name that PostgreSQL can't have.
     """
     if not name or "\0" in name:
-        raise InvalidInput(f"{name!r} is not an SQL identifier: it is empty or holds a NUL character")
+        raise InvalidInput(f"{name!r} is not an SQL identifier: it is empty or contains a NUL character")
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -56,7 +56,7 @@ class QualifiedName:
 def _parse_identifiers(text: str, separator: str, what: str) -> list[str]:
     """Split `text` at `separator` as psql does: unquoted names fold to lower case, `""` is a quote."""
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise InvalidInput(f"{what} {text!r} holds a character that PostgreSQL can't have in a name")
+        raise InvalidInput(f"{what} {text!r} contains a character that PostgreSQL can't have in a name")
     names: list[str] = []
     position, length = 0, len(text)
     while True:
@@ -97,7 +97,7 @@ def _quoted_identifier(text: str, start: int, what: str) -> tuple[str, int]:
             position += 2
         else:
             return part, position + 1
-    raise InvalidInput(f"{what} {text!r}: a quoted name doesn't end")
+    raise InvalidInput(f"{what} {text!r}: a quoted name has no closing quote")
 
 
 def parse_name(text: str, what: str = "name") -> QualifiedName:
@@ -148,7 +148,9 @@ class IndexDefinition:
         for kind, columns in (("key", self.key), ("included", self.include)):
             repeated = sorted({column for column in columns if columns.count(column) > 1})
             if repeated:
-                raise InvalidInput(f"index {self.name}: {kind} column {quote(repeated[0])} is repeated; name it once")
+                raise InvalidInput(
+                    f"index {self.name}: {kind} column {quote(repeated[0])} is repeated; name it only once"
+                )
         both = [column for column in self.include if column in self.key]
         if both:
             raise InvalidInput(
@@ -293,7 +295,7 @@ class VerifyOptions:
         if self.slices is not None:
             _in_range("slices", self.slices, 1, 10_000)
         if self.slices is not None and self.sample is not None:
-            raise InvalidInput("give either sample or slices: a walk in slices looks at everything")
+            raise InvalidInput("give either sample or slices: slices together compare all of the index")
 
     @property
     def is_partial(self) -> bool:

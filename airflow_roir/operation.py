@@ -104,7 +104,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "the view shows the generation",
     ),
     *(
-        Transition(Verb.FAIL, status, phase, Status.FAILED, phase, "going on would give a wrong result")
+        Transition(Verb.FAIL, status, phase, Status.FAILED, phase, "to continue would give a wrong result")
         for status in (Status.RUNNING, Status.PAUSED)
         for phase in _WORKING
     ),

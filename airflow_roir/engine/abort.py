@@ -30,7 +30,7 @@ def abort(
     try:
         finish_abort(database, row.id, actor, report, patience_s)
     except LockNotAcquired as error:
-        report(f"operation {row.id} stays aborting until the next clean-up: {error}")
+        report(f"operation {row.id} stays aborting until the next clean-up finishes it: {error}")
     with database.transaction() as connection:
         return operations.read_operation(connection, row.id)
 

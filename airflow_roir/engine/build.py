@@ -200,7 +200,7 @@ class BuildWorker:
             if committed.name != row.name:
                 # Its schema got another name meanwhile: who knows what was read.
                 raise LockNotAcquired(
-                    f"index {run.index}: {row.name} has another name since the batch began, which changed nothing"
+                    f"index {run.index}: {row.name} was renamed while a batch read it; the batch changed nothing"
                 )
             if committed.stamp != self._stamp:
                 # Most of what is written there matters to nobody.

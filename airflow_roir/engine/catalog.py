@@ -126,7 +126,7 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
     schemas = [name.schema] if name.schema is not None else default_schemas(connection)
     row = execute(connection, FIND_RELATION, {"name": name.name, "schemas": schemas}).first()
     if row is None:
-        listed = ", ".join(map(quote, schemas)) or "that search_path names: there is none"
+        listed = ", ".join(map(quote, schemas)) or "that search_path names (there is none)"
         where = f"schema {listed}" if name.schema else f"schemas {listed}"
         raise NotFound(f"table {name} doesn't exist in {where}; check the name, and quote it if it has capitals")
     return _checked(connection, row)
@@ -139,7 +139,7 @@ def read_source_by_oid(connection: Connection, oid: int, check: bool = True) -> 
     """
     row = execute(connection, f"{RELATION} WHERE c.oid = %(oid)s", {"oid": oid}).first()
     if row is None:
-        raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes too: roir drop INDEX")
+        raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes, too: roir drop INDEX")
     return _checked(connection, row) if check else _read(connection, row, _primary_key(connection, row))
 
 
@@ -149,14 +149,14 @@ def _checked(connection: Connection, row: Row[Any]) -> Source:
     key = _primary_key(connection, row)
     if not key:
         raise InvalidInput(
-            f"table {full} has no primary key; an index needs one to tell its rows apart. "
-            f"Add one: ALTER TABLE {full} ADD PRIMARY KEY (…)"
+            f"table {full} has no primary key; an index needs one to identify rows. Add one: ALTER TABLE {full} "
+            "ADD PRIMARY KEY (…)"
         )
     if key[0].amname != "btree":
-        raise InvalidInput(f"table {full} has a primary key that is no B-tree (temporal keys are not supported)")
+        raise InvalidInput(f"table {full} has a temporal primary key, which is no B-tree; roir doesn't support that")
     if not all(k.by_signs for k in key):
         raise InvalidInput(
-            f"table {full} has a primary key of a type whose order isn't that of < and > (hstore); scans go by these"
+            f"table {full} has a primary key of a type that < and > don't order (hstore), so roir can't scan it"
         )
     if not key[0].indisvalid:
         raise InvalidInput(
@@ -240,7 +240,7 @@ def name_of(connection: Connection, oid: int) -> QualifiedName:
         {"oid": oid},
     ).first()
     if row is None:
-        raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes too: roir drop INDEX")
+        raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes, too: roir drop INDEX")
     return QualifiedName(row.nspname, row.relname)
 
 
@@ -274,22 +274,24 @@ def _refuse_relation(name: QualifiedName, row: object) -> None:
         raise InvalidInput(f"table {name} is temporary: no other session sees its rows. Make it an ordinary table")
     if getattr(row, "persistence", "p") == "u":
         raise InvalidInput(
-            f"table {name} is unlogged; a crash would empty it behind the index's back. "
-            f"Use ALTER TABLE {name} SET LOGGED"
+            f"table {name} is unlogged; a crash would empty it, and the index wouldn't notice. Use ALTER TABLE "
+            f"{name} SET LOGGED"
         )
     if getattr(row, "unlogged", None):
         raise InvalidInput(
-            f"partition {getattr(row, 'unlogged', None)} of table {name} is unlogged; a crash would empty it behind "
-            "the index's back. Use ALTER TABLE … SET LOGGED"
+            f"partition {getattr(row, 'unlogged', None)} of table {name} is unlogged; a crash would empty it, and "
+            "the index wouldn't notice. Use ALTER TABLE … SET LOGGED"
         )
     if kind == "p" and getattr(row, "relispartition", False):
         raise InvalidInput(f"table {name} is a partition and has partitions of its own; index the whole table instead")
     if kind == "r" and getattr(row, "relhassubclass", False):
-        raise InvalidInput(f"table {name} has inheritance children, whose rows no trigger of it sees")
+        raise InvalidInput(
+            f"table {name} has inheritance children; its triggers don't see their rows, so it can't be indexed"
+        )
     if not getattr(row, "owned", False):
         raise InvalidInput(
-            f"table {name} belongs to {getattr(row, 'owner', '?')}; only its owner can have its writes captured. "
-            f"Connect as a member of that role"
+            f"table {name} belongs to {getattr(row, 'owner', '?')}; only a member of that role can capture its "
+            "writes. Connect as one"
         )
 
 

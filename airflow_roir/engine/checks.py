@@ -34,7 +34,7 @@ def untried(version: int) -> str | None:
     if version <= NEWEST_TRIED:
         return None
     return (
-        f"PostgreSQL {version} is untried: roir was tested with {OLDEST_SERVER // 10000} to {NEWEST_TRIED}. Its MERGE "
+        f"PostgreSQL {version} is untested: roir was tested with {OLDEST_SERVER // 10000} to {NEWEST_TRIED}. Its MERGE "
         "and SPLIT PARTITIONS should be detected as partitions that came and went, its REPACK as a rewritten table"
     )
 
@@ -49,8 +49,8 @@ def check_rights(connection: Connection) -> None:
     ).one()
     if row.may is False:
         raise InvalidInput(
-            f"role {quote(row.role)} has no right to the control schema; connect as the role that ran roir init, "
-            f"or as a member of it: GRANT … TO {quote(row.role)}"
+            f"role {quote(row.role)} has no rights on the control schema. Connect as the role that ran roir init, "
+            f"or make this role its member: GRANT … TO {quote(row.role)}"
         )
 
 
@@ -71,14 +71,14 @@ def check_row_security(connection: Connection, source: Source, ignore: bool) -> 
     row = execute(connection, ROW_SECURITY, {"oid": source.oid, "relations": list(source.relations)}).one()
     if row.enabled and not ignore:
         raise InvalidInput(
-            f"table {source.name} has row-level security; the index's view would show rows that the policies hide, "
-            "to all who may read it. If that is meant, say ignore_row_security (roir build --ignore-row-security), "
-            "and grant SELECT on the view to those only who may see all rows"
+            f"table {source.name} has row-level security; all who may read the index's view would see the rows "
+            "that the policies hide. If you want that, set ignore_row_security (roir build --ignore-row-security), "
+            "and grant SELECT on the view only to roles that may see all rows"
         )
     if row.hidden:
         raise InvalidInput(
-            f"row-level security of {row.hidden} applies to role {quote(row.role)} too, which would not see all rows. "
-            f"Use ALTER TABLE … NO FORCE ROW LEVEL SECURITY, or ALTER ROLE {quote(row.role)} BYPASSRLS"
+            f"row-level security of {row.hidden} applies to role {quote(row.role)}, too, so a build would miss "
+            f"rows. Use ALTER TABLE … NO FORCE ROW LEVEL SECURITY, or ALTER ROLE {quote(row.role)} BYPASSRLS"
         )
 
 
@@ -143,9 +143,9 @@ def check_collations(connection: Connection, source: Source) -> None:
     if row is not None:
         raise InvalidInput(
             f"table {source.name}: collation {row.sql} of primary key column {quote(row.name)} is of version "
-            f"{row.actual} and recorded as {row.recorded}: its library was exchanged, so the primary key's index may "
-            f"be in another order, and a scan of it incomplete. Run REINDEX TABLE {source.name}, for all other "
-            f"indexes of that collation too, then {row.refresh}"
+            f"{row.actual} and recorded as {row.recorded}: its library was exchanged, so the primary key's index "
+            f"may be in the wrong order, and a scan may miss rows. Run REINDEX TABLE {source.name}, REINDEX all "
+            f"other indexes of that collation, then {row.refresh}"
         )
 
 
@@ -180,7 +180,7 @@ def check_definition(connection: Connection, source: Source, definition: IndexDe
                 owner.rows(connection, source, query, "one int")
         except DBAPIError as error:
             if sqlstate(error) == "42501":
-                raise InvalidInput(f"index {index}: no right to read {source.sql}") from error
+                raise InvalidInput(f"index {index}: the role may not read {source.sql}; grant it SELECT") from error
             if sqlstate(error) != "42883":
                 raise
             raise InvalidInput(

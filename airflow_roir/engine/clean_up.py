@@ -33,7 +33,7 @@ CLEAN_UP = Waiter("clean-up")
 
 @dataclass
 class CleanUpReport:
-    """What one clean-up did. waiting: what it left for the next one, with the reason. warnings: what it found wrong."""
+    """What one clean-up did. waiting: what it left for the next one, with the reason. warnings: what is wrong."""
 
     ghosts: int = 0
     deltas_dropped: int = 0
@@ -78,9 +78,9 @@ DROPPING = "SELECT id AS index_id, schema_name, name FROM roir.index WHERE id = 
 def clean_up(
     database: Database, actor: str = "clean-up", report: Callable[[str], None] = lambda line: None
 ) -> CleanUpReport:
-    """Remove what nobody needs any more. Safe at any time, by several processes at once.
+    """Remove what finished operations leave. Safe at any time, by several processes at once.
 
-    Whatever can't be locked at once is left for the next time and named in the report.
+    What can't be locked soon is left for the next clean-up; the report names it.
     """
     result = CleanUpReport()
     with database.transaction() as connection:
@@ -142,8 +142,8 @@ def _problem(row: Any, said: str) -> str:
     if said.startswith(f"index {name}:"):
         return said
     return (
-        f"index {name} can't be cleaned up: {said}. Put right what was changed of its view or tables, or drop it and "
-        f"build it anew: roir drop '{name}'"
+        f"index {name} can't be cleaned up: {said}. Undo the change to its view or tables, or drop the index and "
+        f"build it again: roir drop '{name}'"
     )
 
 
@@ -165,7 +165,7 @@ def _finish_abort(
 
 
 def _follow_partitions(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    """Take in partitions that were created; name those that came or went with rows, which is for a person to settle."""
+    """Register partitions that were created; name those that came or went with rows, which is for a user to settle."""
     with database.transaction() as connection:
         source = catalog.source_if_there(connection, row.index_id, check=True)
         if source is None or _status(connection, row.id) == "dropped":
@@ -192,7 +192,7 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
 
 
 def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    """Make the capture function anew where it is one for another name or primary key of the table, or of older code."""
+    """Make the capture function again if it is one for another name or primary key of the table, or of older code."""
     with database.transaction() as connection:
         source = catalog.source_if_there(connection, index_id, check=True)
         if source is None or not _may_refresh(connection, source):
@@ -209,8 +209,8 @@ def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, r
 
     if Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S, CLEAN_UP).run(body, report):
         result.warnings.append(
-            f"table {source.sql}: its capture was made for another owner or primary key of it, or by another version "
-            "of roir, and is made anew; run roir verify for its indexes"
+            f"table {source.sql}: its capture was made for another owner or primary key, or by another version of "
+            "roir, and was made again. Run roir verify for its indexes"
         )
 
 
@@ -232,13 +232,15 @@ def _remove_entries(database: Database, row: Any, result: CleanUpReport, report:
 
 
 def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    """Once no snapshot is older than the publish, readers need not ask any more."""
+    """Once no snapshot is older than the publish, readers need no guard."""
     name = operations.index_name(row)
 
     def holders(connection: Connection) -> bool:
         found = view.old_snapshots(connection, row.id)
         if found:
-            result.waiting.append(f"index {name}: its view stays guarded for {found[0]}, older than its publish")
+            result.waiting.append(
+                f"index {name}: its view stays guarded until {found[0]} has ended, which is older than its publish"
+            )
         return bool(found)
 
     def body(connection: Connection) -> bool:
@@ -262,8 +264,8 @@ def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: C
         result.guards_removed += 1
         with database.transaction() as connection:
             result.warnings += [
-                f"index {name}: its view isn't guarded any more, {view.STANDBY_PATIENCE} after its publish; {one}, "
-                "doesn't say whether a transaction is still open there that is older"
+                f"index {name}: the guard of its view ended {view.STANDBY_PATIENCE} after its publish, but {one}, "
+                "doesn't say whether an older transaction is still open there"
                 for one in view.unknown(connection, row.id)
             ]
 

@@ -53,15 +53,15 @@ def drop_index(
         if not isinstance(error.orig, pg_errors.DependentObjectsStillExist):
             raise
         raise InvalidInput(
-            f"index {index} can't be dropped: {error.orig.diag.message_detail}. Nothing was changed. Drop "
-            "that first, or define it without the index; then drop the index again"
+            f"index {index} can't be dropped: {error.orig.diag.message_detail}. Nothing was changed. Drop these "
+            "objects first, or define them without the index; then drop the index again"
         ) from error
     try:
         finish_drop(database, found.id, report, patience_s)
     except LockNotAcquired as error:
         raise LockNotAcquired(
-            f"index {index}: its view and entries are gone. What is left is the capture of its table's writes, which "
-            f"maintains nothing any more; the next roir clean-up removes it, or roir drop {index} again: {error}"
+            f"index {index}: its view and entries are dropped, but the capture of its table's writes is still "
+            f"installed, and maintains nothing. The next roir clean-up removes it, or roir drop {index} again: {error}"
         ) from error
 
 

@@ -5,7 +5,7 @@ Physical columns are named by position (`c1`, `c2`, …): no name of the user's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -144,18 +144,38 @@ class Entry:
         """The source's columns in entry order, as `alias."name"`."""
         return [f"{alias}.{quote(column.source)}" for column in self.columns]
 
-    def equal(self, left: str, right: str, nulls: bool = True) -> str:
-        """SQL that two rows have the same identity, by the columns' own equality.
+    @property
+    def nullable_positions(self) -> list[int]:
+        """Positions of `(key, pk)` that may hold NULL: NOT NULL may be dropped from a key column at any time."""
+        return [i for i in self.identity_positions if not self.columns[i].primary_key]
 
-        left, right: `alias.` prefixes of two relations with physical columns. nulls: NULL keys equal each other.
+    def same(self, ours: Sequence[str], theirs: Sequence[str], nulls: Mapping[int, bool] | None = None) -> str:
+        """SQL that two things are one entry: the predicate (docs/architecture.md#equality); `roir.is_same` in SQL.
+
+        ours, theirs: SQL of their columns, of `(key, pk)` at least, as base types. nulls: as `same_column`.
         """
-        terms = []
-        for i in self.identity_positions:
-            a, b = f"{left}c{i + 1}", f"{right}c{i + 1}"
-            same = f"{a} {self.columns[i].equals} {b}"
-            may_be_null = nulls and not self.columns[i].primary_key
-            terms.append(f"({same} OR {is_null(a)} AND {is_null(b)})" if may_be_null else same)
-        return " AND ".join(terms)
+        known = nulls or {}
+        return " AND ".join(self.same_column(i, ours[i], theirs[i], known.get(i)) for i in self.identity_positions)
+
+    def same_column(self, i: int, ours: str, theirs: str, null: bool | None = None) -> str:
+        """As `same`, of one column of `(key, pk)`.
+
+        null: whether `theirs` is NULL, if that is known: only such a condition uses the index of entries.
+        """
+        if null:
+            return is_null(ours)
+        equal = f"{ours} {self.columns[i].equals} {theirs}"
+        if self.columns[i].primary_key or null is not None:
+            return equal
+        return f"({equal} OR {is_null(ours)} AND {is_null(theirs)})"
+
+    def equal(self, left: str, right: str, nulls: Mapping[int, bool] | None = None) -> str:
+        """As `same`, of rows of two relations with physical columns. left, right: `alias.` prefixes."""
+        return self.same(self.physical(prefix=left), self.physical(prefix=right), nulls)
+
+    def has_row(self, row: str, prefix: str) -> str:
+        """As `same`, of a row of the source and an entry. row: the source's alias; prefix: `alias.` of the entry."""
+        return self.same([column.of(row) for column in self.columns], self.physical(prefix=prefix))
 
     def on_conflict(self, state: bool = False) -> str:
         """SQL: an upsert's clause. It writes every column, the key's too: equal values may differ.

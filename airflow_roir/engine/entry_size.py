@@ -75,8 +75,9 @@ def cover(connection: Connection, index: QualifiedName, source: Source, entry: E
         if places == 0:
             if covering == "all":
                 raise InvalidInput(
-                    f"index {index}: covering is all, and a B-tree has {MAX_KEY_COLUMNS} columns at the most; included "
-                    f"column {quote(name)} has no place. Use covering auto, which covers the first ones, or none"
+                    f"index {index}: covering is all, but a B-tree has at most {MAX_KEY_COLUMNS} columns: there is "
+                    f"no room for included column {quote(name)}. Use covering auto, which covers the first ones, "
+                    "or none"
                 )
             columns[i] = replace(columns[i], covered=False)
         elif most is not None and most + ALIGNMENT_BYTES <= room:
@@ -85,7 +86,7 @@ def cover(connection: Connection, index: QualifiedName, source: Source, entry: E
         elif covering == "all":
             size = "of any size" if most is None else f"of {most} bytes"
             raise InvalidInput(
-                f"index {index}: covering is all, and included column {quote(name)} ({source.columns[name].type}) may "
+                f"index {index}: covering is all, but included column {quote(name)} ({source.columns[name].type}) may "
                 f"be {size}; an entry of a B-tree takes {limit} bytes with its key and primary key, so a write of "
                 "a long value would fail. Use covering auto, which covers what always fits, or none"
             )

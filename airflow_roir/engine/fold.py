@@ -212,10 +212,7 @@ class FoldWorker:
     def _annihilate(self, nulls: str, where: str, values: dict[str, str]) -> int:
         """Take antimatter away with the base's entry, where it has one; returns how often."""
         # A condition per pattern of NULLs, since only that can use the base's index.
-        same = " AND ".join(
-            is_null(f"b.c{i + 1}") if nulls[i] == "1" else f"b.c{i + 1} {self.entry.columns[i].equals} d.c{i + 1}"
-            for i in self.entry.identity_positions
-        )
+        same = self.entry.equal("b.", "d.", {i: nulls[i] == "1" for i in self.entry.identity_positions})
         return execute(
             self.connection,
             f"WITH matched AS (DELETE FROM {self.base} b USING (SELECT *, d.ctid AS tid FROM {self.delta} d "

@@ -74,7 +74,7 @@ def load_job(connection: Connection, run: Run) -> Job:
     if resorted:
         raise SourceChanged(
             f"index {run.index}: the library of collation {resorted[0]} was exchanged since the operation was "
-            "prepared, so ranges and entries may be in another order by now; abort the operation and begin anew"
+            "prepared, so ranges and entries may be in another order now. Abort the operation and start again"
         )
     check_partitions(connection, job)
     return job
@@ -88,9 +88,9 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
     label = execute(connection, RENAMED, {"generation": job.generation_id}).first()
     if label is not None:
         raise LabelsRenamed(
-            f"index {job.run.index}: label {label.was} of type {label.name}, which is in the primary key, is called "
-            f"{label.is_now} now, and bounds and watermarks say its old name: rename it back until the build is done, "
-            "or abort the operation"
+            f"index {job.run.index}: label {label.was} of type {label.name}, which is in the primary key, is "
+            f"called {label.is_now} now, but bounds and watermarks contain its old name. Rename it back until the "
+            "build is done, or abort the operation"
         )
     if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
         found = marks.changes(connection, job.generation_id, job.source.sql)
@@ -98,7 +98,7 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
         raise SourceChanged(
             f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "
             "their types or expressions, the primary key, row security, or the capture: its triggers, function or "
-            f"tables){unseen}; abort the operation and begin anew"
+            f"tables){unseen}. Abort the operation and start again"
         )
 
 

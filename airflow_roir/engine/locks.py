@@ -142,7 +142,7 @@ def check_name(connection: Connection, sql: str, oid: int) -> None:
 
 
 def _renamed(sql: str) -> LockNotAcquired:
-    return LockNotAcquired(f"the table that was {sql} has another name since it was looked at. Try again")
+    return LockNotAcquired(f"table {sql} was renamed meanwhile. Try again")
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def telling_of_names() -> Iterator[None]:
         if not has_vanished(error):
             raise
         said = str(error.orig).split("\n", 1)[0]
-        raise LockNotAcquired(f"{said}: a name was changed since it was looked at. Try again") from error
+        raise LockNotAcquired(f"{said}: something was renamed meanwhile. Try again") from error
 
 
 # How an attempt's report begins.
@@ -232,7 +232,7 @@ class Attempts:
                     raise
             with self.database.transaction() as connection:
                 blockers = find_blockers(connection, self.relations, exclusive, self.modes)
-                named = "; ".join(map(str, blockers)) or "a lock that is gone by now"
+                named = "; ".join(map(str, blockers)) or "a transaction that has ended since"
                 if shown is not None:
                     shown.show(connection, named)
             report(f"{WAITING} on {self.name}, blocked by {named}")

@@ -43,7 +43,7 @@ def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
         query = query.where(index.c.schema_name == name.schema)
     found = connection.execute(query).all()
     if not found:
-        raise NotFound(f"there is no index {name}; `roir status` lists those there are")
+        raise NotFound(f"there is no index {name}; `roir status` lists all indexes")
     if len(found) > 1:
         schemas = ", ".join(quote(row.schema_name) for row in found)
         raise InvalidInput(f"index {name} is ambiguous: it exists in {schemas}; name the schema too")
@@ -119,7 +119,7 @@ def move(
     # An arrow's target differs by phase only for ADVANCE, which starts from the phase that the caller worked in.
     arrows = [arrow for arrow in arrows if arrow.phase == row.phase]
     if not arrows:
-        raise IllegalTransition(f"operation {row.id} is in phase {row.phase}, where it can't {verb.value}")
+        raise IllegalTransition(f"operation {row.id} is in phase {row.phase}; it can't {verb.value} from there")
     arrow = arrows[0]
     statement = (
         update(operation)
@@ -137,7 +137,7 @@ def move(
     now = read_operation(connection, row.id)
     if epoch is not None and now.epoch != epoch:
         raise Fenced(
-            f"operation {row.id} is driven by a newer run now ({now.owner}); this one stops and changed nothing"
+            f"operation {row.id} is driven by a newer run now ({now.owner}); this run stops, and has changed nothing"
         )
     raise IllegalTransition(
         f"operation {row.id} is {now.status} in phase {now.phase}; it can't {verb.value} from there"

@@ -129,8 +129,8 @@ def install(connection: Connection, source: Source) -> None:
         return
     if standing.may_create:
         raise InvalidInput(
-            f"table {source.name}: its owner {quote(source.owner)} may create in schema {DATA_SCHEMA}, where he could "
-            f"take roir's place: REVOKE CREATE ON SCHEMA {DATA_SCHEMA} FROM {quote(source.owner)}"
+            f"table {source.name}: its owner {quote(source.owner)} has CREATE on schema {DATA_SCHEMA}, and could "
+            f"replace roir's functions there: REVOKE CREATE ON SCHEMA {DATA_SCHEMA} FROM {quote(source.owner)}"
         )
     name = function_name(source.oid)
     with connection.begin_nested():
@@ -211,8 +211,8 @@ def hand_over(connection: Connection, source: Source, function: str) -> None:
         if sqlstate(error) != "42501":
             raise
         raise InvalidInput(
-            f"table {source.name}: its capture must run as its owner, and role {quote(row.role)} can't arrange "
-            f"that: GRANT {owner} TO {quote(row.role)}, with the option SET where the server knows it"
+            f"table {source.name}: its capture must run as its owner, but role {quote(row.role)} can't become the "
+            f"owner: GRANT {owner} TO {quote(row.role)}, from PostgreSQL 16 on with the option SET"
         ) from error
 
 
@@ -232,12 +232,12 @@ def _standing(connection: Connection, source: Source, reads: Sequence[str] | Non
     }
     row = execute(connection, STANDING, values).one()
     if row.owner is not None and row.owner != source.owner and row.owners == 1:
-        raise SourceChanged(f"table {source.name} has another owner since it was looked at; begin again")
+        raise SourceChanged(f"table {source.name} has got another owner meanwhile; start again")
     if not row.trusted and row.owners > 1:
         raise InvalidInput(
-            f"table {source.name} belongs to {quote(source.owner)}, its partition {row.other}: what reads the one must "
-            "be allowed to read the other, as one role. Use ALTER TABLE … OWNER TO on the partition"
+            f"table {source.name} belongs to {quote(source.owner)}, its partition {row.other}, but one role must "
+            "read both. Use ALTER TABLE … OWNER TO on the partition"
         )
     if reads is None and not row.named:
-        raise SourceChanged(f"table {source.name} has another name since it was looked at; begin again")
+        raise SourceChanged(f"table {source.name} was renamed meanwhile; start again")
     return row

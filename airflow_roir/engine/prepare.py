@@ -199,7 +199,7 @@ def _check_other_builds(connection: Connection, source: Source) -> None:
     if other is not None:
         name = operations.index_name(other)
         raise SourceChanged(
-            f"{gaps[0]} while operation {other.id} builds index {name}, which may lack writes by that; abort it "
+            f"{gaps[0]} while operation {other.id} builds index {name}, which may therefore lack writes. Abort it "
             f"first: roir abort '{name}'"
         )
 
@@ -234,8 +234,8 @@ def _adopt(
     name = operations.index_name(existing)
     if row.kind == "verify":
         raise OperationRunning(
-            f"index {name}: operation {row.id} verifies it and is {row.status}; wait for it, finish it "
-            f"(roir resume '{name}'), or abort it"
+            f"index {name}: operation {row.id} verifies the index and is {row.status}; wait until it ends, resume "
+            f"it (roir resume '{name}'), or abort it"
         )
     if row.status == Status.FAILED:
         raise OperationFailed(

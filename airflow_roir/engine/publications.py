@@ -35,14 +35,14 @@ def found(connection: Connection) -> list[str]:
         if row.everything:
             # A publication of all tables can't be made one of some.
             lines.append(
-                f"publication {name} is of all tables, so of the index's own in {DATA_SCHEMA} and {SCHEMA} too. A "
-                "PostgreSQL subscriber stops at their first change: logical replication target relation does not "
-                f"exist. Publish what is meant instead: CREATE PUBLICATION … FOR TABLES IN SCHEMA public, then ALTER "
-                f"SUBSCRIPTION … SET PUBLICATION …, then DROP PUBLICATION {name}"
+                f"publication {name} is for all tables, so it contains the index's own tables in {DATA_SCHEMA} and "
+                f"{SCHEMA}, too. A PostgreSQL subscriber stops at their first change: logical replication target "
+                "relation does not exist. Publish only your own schemas instead: CREATE PUBLICATION … FOR TABLES IN "
+                f"SCHEMA public, then ALTER SUBSCRIPTION … SET PUBLICATION …, then DROP PUBLICATION {name}"
             )
         else:
             lines.append(
-                f"publication {name} is of schema {row.schemas}, which has the index's own tables. A PostgreSQL "
+                f"publication {name} is for schema {row.schemas}, which contains the index's own tables. A PostgreSQL "
                 "subscriber stops at their first change: logical replication target relation does not exist. "
                 f"Take it out: ALTER PUBLICATION {name} DROP TABLES IN SCHEMA {row.schemas}"
             )
@@ -57,8 +57,8 @@ def check(connection: Connection, ignore: bool) -> None:
     """
     if not ignore and (lines := found(connection)):
         raise InvalidInput(
-            f"{lines[0]}. Where its subscribers skip tables that they don't know (as Debezium does, by its list of "
-            "tables), say ignore_publications (roir build --ignore-publications)"
+            f"{lines[0]}. If its subscribers skip unknown tables (as Debezium does, by its list of tables), set "
+            "ignore_publications (roir build --ignore-publications)"
         )
 
 

@@ -122,7 +122,7 @@ def check_columns(connection: Connection, source: Source, definition: IndexDefin
     names = {*definition.key, *definition.include, *source.primary_key}
     now = catalog.read_source_by_oid(connection, source.oid)
     if now.primary_key != source.primary_key or any(now.columns.get(n) != source.columns.get(n) for n in names):
-        raise SourceChanged(f"table {source.name} was altered since it was looked at; nothing was changed, begin again")
+        raise SourceChanged(f"table {source.name} was altered meanwhile; nothing was changed. Start again")
 
 
 def _check_shape(connection: Connection, existing: Row[Any], source: Source) -> None:
@@ -153,7 +153,7 @@ def _check_name_is_free(connection: Connection, name: QualifiedName) -> None:
         raise NotFound(f"index {name}: there is no schema {quote(name.schema)}; create it first")
     if row.taken or row.taken_by_type:
         raise InvalidInput(
-            f"index {name}: the name is taken by another relation or type in {quote(name.schema)}; choose another"
+            f"index {name}: another relation or type has that name in {quote(name.schema)}; choose another"
         )
     if not row.may:
         raise InvalidInput(
@@ -166,6 +166,6 @@ def _check_lock_timeout(connection: Connection, options: BuildOptions) -> None:
     deadlock = int(execute(connection, "SELECT setting FROM pg_settings WHERE name = 'deadlock_timeout'").scalar_one())
     if options.lock_timeout_ms >= deadlock:
         raise InvalidInput(
-            f"lock_timeout_ms is {options.lock_timeout_ms}, the server's deadlock_timeout {deadlock} ms; "
-            "choose a smaller one, so that it is always the build that gives way to writers"
+            f"lock_timeout_ms is {options.lock_timeout_ms}, but the server's deadlock_timeout is {deadlock} ms. "
+            "Choose a smaller lock_timeout_ms, so that the build gives way to writers, not they to it"
         )

@@ -27,13 +27,13 @@ def problem(connection: Connection) -> str | None:
     restored = execute(connection, RESTORED).first()
     if restored is not None:
         return (
-            f"this database was restored from a dump: table {restored.name} has another oid now than its indexes know"
+            f"this database was restored from a dump: the oid of table {restored.name} isn't the one that its "
+            "indexes know"
         )
     upgraded = execute(connection, UPGRADED).scalar()
     if upgraded is not None:
         return (
-            f"this database was upgraded by pg_upgrade: the partitions of {upgraded} have other links now than its "
-            "indexes know"
+            f"this database was upgraded by pg_upgrade: the partitions of {upgraded} aren't linked as its indexes know"
         )
     return None
 
@@ -70,8 +70,8 @@ def replaced(connection: Connection, operation_id: int | None = None) -> list[st
     operation_id: of that operation's index only.
     """
     return [
-        f"index {row.index}: its table (oid {row.recorded}) was dropped, and {row.name} was put in its place, as a "
-        f"restore of that table alone does. Its rows came without their entries. Drop the index and build it anew: "
+        f"index {row.index}: its table (oid {row.recorded}) was dropped, and {row.name} has taken its place, as "
+        "after a restore of that table alone. Its rows have no entries. Drop the index and build it again: "
         f"roir drop '{row.index}'"
         for row in execute(connection, REPLACED, {"operation": operation_id})
     ]

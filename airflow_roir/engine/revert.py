@@ -56,8 +56,7 @@ def revert(
         shown, replaced = _active(connection, found.id), _replaced(connection, found.id)
         if shown is None or replaced is None:
             raise NotFound(
-                f"index {name} has no generation to go back to: a rebuild keeps the one that it replaces for its "
-                "revert window only"
+                f"index {name} has no replaced generation to show: a rebuild keeps that one for its revert window only"
             )
         view.show(connection, name, found.id, replaced.id, Entry.from_json(replaced.entry))
         _retire(connection, shown)

@@ -63,9 +63,9 @@ def start_run(
             select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()
         ).one()
         if row.status == Status.FAILED:
-            raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then begin anew")
+            raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then start again")
         if row.status == Status.ABORTING:
-            raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; wait for roir clean-up")
+            raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; roir clean-up finishes that")
         if row.status not in (Status.RUNNING, Status.PAUSED):
             raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
         # A pause that the run before this one took upon itself, because something failed, is nobody's wish.
@@ -73,8 +73,8 @@ def start_run(
             raise OperationPaused(f"index {index}: paused by {row.paused_by}: {row.pause_reason}")
         if row.format_version not in (FORMAT_VERSION, BLOCK_FORMAT_VERSION):
             raise SchemaVersionMismatch(
-                f"operation {row.id} was begun with checkpoint format {row.format_version}, this code writes "
-                f"{FORMAT_VERSION}; finish it with the version that began it, or abort it"
+                f"operation {row.id} began with checkpoint format {row.format_version}, but this code writes "
+                f"{FORMAT_VERSION}. Finish it with the version that began it, or abort it"
             )
         if operations.heart_beats(row, connection) and not take_over:
             raise operations.running_elsewhere(row, index)

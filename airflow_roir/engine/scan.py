@@ -137,8 +137,8 @@ class BlockReader:
         if file.filenode != scan.filenode:
             raise SourceChanged(
                 f"index {self.job.run.index}: {relation} was rewritten since the operation was prepared (VACUUM FULL, "
-                "CLUSTER, pg_repack, SET TABLESPACE), so that its blocks hold other rows; abort the operation and "
-                "begin anew, with --scan key where that may happen again"
+                "CLUSTER, pg_repack, SET TABLESPACE), so its blocks hold other rows now. Abort the operation and "
+                "start again, with --scan key if that may happen again"
             )
         first = self._first(scan)
         # The densest of what is known: behind an empty stretch rows may lie close again.

@@ -58,7 +58,7 @@ def pieces(
     Raises SourceChanged where the index that was to be read is another generation by now.
     """
     if choice.scan is Scan.INDEX and _segments(connection, source, index_id)[0] != choice.relations:
-        raise SourceChanged("the index was reverted while its rebuild was planned; nothing was changed, begin again")
+        raise SourceChanged("the index was reverted while its rebuild was planned; nothing was changed. Start again")
     relations = choice.relations if choice.scan is Scan.INDEX else leaves
     return _cut_evenly(files_of(connection, relations), wanted)
 

@@ -56,7 +56,7 @@ def revisions() -> tuple[str, ...]:
     """
     files = (migrations_folder() / "versions").glob("[0-9]*_*.py")
     found = tuple(sorted(file.name.split("_", 1)[0] for file in files))
-    assert found, f"the migrations are in {migrations_folder()}"
+    assert found, f"the migrations are missing from {migrations_folder()}"
     return found
 
 
@@ -95,7 +95,8 @@ def init(database: Database) -> str:
         if not may_create.may:
             raise InvalidInput(
                 f"role {may_create.role} has no right to create schemas in database {may_create.database}; "
-                f'have its owner run: GRANT CREATE ON DATABASE "{may_create.database}" TO "{may_create.role}"'
+                f'the owner of the database can run: GRANT CREATE ON DATABASE "{may_create.database}" TO '
+                f'"{may_create.role}"'
             )
         before = set(execute(connection, RELATIONS).scalars())
         command.upgrade(alembic_config(connection), "head")
@@ -132,7 +133,8 @@ def check_schema(connection: Connection) -> None:
     _check_known(connection, present)
     if present != head():
         raise SchemaVersionMismatch(
-            f"the control schema is at {present}, this code is at {head()}; upgrade it with: roir init"
+            f"the control schema is at version {present}, this code needs version {head()}; upgrade the schema "
+            "with: roir init"
         )
     moved = restore.problem(connection)
     if moved is not None:
@@ -144,12 +146,12 @@ def _check_known(connection: Connection, revision: str) -> None:
     known = revision in revisions()
     if (not known and revision in UNRELEASED) or not execute(connection, HAS_HOME).scalar_one():
         raise SchemaVersionMismatch(
-            f"the control schema is at {revision} of a version before 0.1.0, which was never released: this code can't "
-            "upgrade it. Stop its runs, and remove it and its indexes by DROP SCHEMA roir, roir_data CASCADE (tables "
-            "keep their rows); then: roir init"
+            f"the control schema is at version {revision} of before 0.1.0, the first release; this code can't "
+            "upgrade it. Stop its runs, then DROP SCHEMA roir, roir_data CASCADE, which removes its indexes "
+            "(tables keep their rows), then: roir init"
         )
     if not known:
         raise SchemaVersionMismatch(
-            f"the control schema is at {revision}, which this code ({airflow_roir.__version__}) doesn't know: "
-            "it is newer. Upgrade airflow-provider-roir"
+            f"the control schema is at version {revision}, which this code ({airflow_roir.__version__}) doesn't "
+            "know, so it is newer. Upgrade airflow-provider-roir"
         )

@@ -90,8 +90,8 @@ def pin(connection: Any) -> None:
     connection.autocommit = True
     if connection.get_parameter_status("standard_conforming_strings") == "off":
         raise InvalidInput(
-            "standard_conforming_strings is off, and what stands between roir and the database keeps it so; "
-            "ALTER ROLE … SET standard_conforming_strings = on for the role that roir connects as"
+            "standard_conforming_strings is off, and a pooler or proxy before the database keeps it off: ALTER "
+            "ROLE … SET standard_conforming_strings = on for the role that roir connects as"
         )
     with connection.cursor() as cursor:
         cursor.execute(FIRST)

@@ -34,6 +34,7 @@ def stored_definition(connection: Connection, existing: Row[Any], given: IndexDe
             keys, included = (", ".join(map(quote, c)) or "none" for c in (stored.key, stored.include))
             raise InvalidInput(
                 f"index {name} exists with another definition: on {source_name}, key {keys}, included {included}. "
-                "A rebuild keeps it: leave out table and columns. To change it, drop the index first"
+                "A rebuild keeps its definition: leave out table and columns. For another definition, drop the "
+                "index first"
             )
     return stored

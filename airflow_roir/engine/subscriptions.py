@@ -33,8 +33,8 @@ def found(connection: Connection, source: Source) -> list[str]:
         return []
     return [
         f"subscription {quote(row.name)} replicates into the partitioned table {row.relation} by parallel workers, "
-        "which stop for good at a large transaction where the table has row triggers, as an index needs them. Let one "
-        f"worker do it: ALTER SUBSCRIPTION {quote(row.name)} SET (streaming = on)"
+        "which hang for good at a large transaction if the table has row triggers, and an index needs them. Use "
+        f"one worker: ALTER SUBSCRIPTION {quote(row.name)} SET (streaming = on)"
         for row in execute(connection, FIND, {"relations": [source.oid, *source.relations]})
     ]
 

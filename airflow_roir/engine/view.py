@@ -100,8 +100,8 @@ def show(
 
 def _taken(name: QualifiedName) -> str:
     return (
-        f"index {name}: its name was taken by another relation meanwhile; not published, and that is as it was. "
-        "Give the index its name again, then resume"
+        f"index {name}: another relation has taken its name meanwhile; nothing was published. Rename that "
+        "relation, then resume"
     )
 
 
@@ -115,9 +115,9 @@ def drop(connection: Connection, name: QualifiedName, index_id: int) -> None:
     except DBAPIError as error:
         if sqlstate(error) not in NO_VIEW:
             raise
-        raise LockNotAcquired(f"index {name}: its view has another name since it was looked at. Try again") from error
+        raise LockNotAcquired(f"index {name}: its view was renamed meanwhile. Try again") from error
     if execute(connection, "SELECT FROM pg_class WHERE oid = %(oid)s::oid", {"oid": row.oid}).first() is not None:
-        raise LockNotAcquired(f"index {name}: its view has another name since it was looked at. Try again")
+        raise LockNotAcquired(f"index {name}: its view was renamed meanwhile. Try again")
 
 
 def is_ours(connection: Connection, name: QualifiedName, index_id: int) -> bool:
@@ -137,12 +137,10 @@ SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') FROM pg_depend d
 def lost(connection: Connection, name: QualifiedName, generation_id: int) -> str:
     """What to say where the view of an active generation isn't there under its name, with the remedy."""
     shows = execute(connection, SHOWING, {"base": physical.base(generation_id)}).scalar()
-    renamed = (
-        f"its entries are shown by {shows} now; give that its name again" if shows else "no view shows its entries"
-    )
+    renamed = f"view {shows} shows its entries now; rename that view back" if shows else "no view shows its entries"
     return (
-        f"index {name}: there is no view of that name, or one that isn't roir's: {renamed}. Or drop the index and "
-        f"build it anew: roir drop '{name}'"
+        f"index {name}: there is no view of that name, or it isn't roir's: {renamed}. Or drop the index and "
+        f"build it again: roir drop '{name}'"
     )
 
 

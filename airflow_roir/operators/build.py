@@ -20,9 +20,9 @@ class BuildIndexOperator(SparkDrivingOperator):
     spark: see `SparkDrivingOperator`. Parallelism and rows per batch are the operation's, as prepare wrote them. Both
     can be changed in the task's Task State Store, and take effect at the next batch.
 
-    Pausing the DAG stops the build at its batch boundary and reschedules the task, which costs no retry; every retry
-    goes on from the watermarks. An operation that was paused elsewhere, or that another run drives, is waited for in
-    the same way.
+    If the DAG is paused, the build stops after its open batches, and the task is rescheduled, which costs no retry.
+    Every retry continues from the watermarks. The task waits in the same way for an operation that was paused
+    elsewhere, or that another run drives.
     """
 
     done_phases = frozenset({Phase.FOLD, Phase.PUBLISH, Phase.DONE})

@@ -144,7 +144,7 @@ class _PhaseOnSpark:
                 what += "" if self._phase == Phase.SEAL else f": {row.rows} rows"
                 self._report(f"{phase}: worker {row.worker}, {what} in {row.seconds:.2f} s")
             elif row.error.startswith("fenced: "):
-                self._report(f"{phase}: worker {row.worker} was fenced by a newer one")
+                self._report(f"{phase}: worker {row.worker} stopped: a newer worker has taken its place")
             else:
                 return WorkerFailed(row.error)
         if ended.error is None:

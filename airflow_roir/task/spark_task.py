@@ -1,4 +1,4 @@
-"""The part that build and verify share: Spark's driver as a process beside the task, followed to its end."""
+"""The part that build and verify share: Spark's driver as a process beside the task."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SparkDrivingOperator(DrivingOperator):
     def drive_on_spark(self, context: Context, database: Database, row: OperationRow) -> None:
         """Drive the operation, as `take_turn` gave it, until the driver's phases are done, or leave.
 
-        Raises AirflowRescheduleException, AirflowFailException, AirflowException (the next try goes on).
+        Raises AirflowRescheduleException, AirflowFailException, AirflowException (the next try continues).
         """
         ti, store = context["ti"], context["task_state_store"]
         with failing_clearly():
@@ -158,4 +158,7 @@ class SparkDrivingOperator(DrivingOperator):
 
     def _ending(self) -> str:
         assert self._driver is not None
-        return f"Spark's driver ended with {self._driver.wait(0)}: {self._driver.last_line or 'it logged nothing'}"
+        return (
+            f"Spark's driver ended with exit code {self._driver.wait(0)}: "
+            f"{self._driver.last_line or 'it logged nothing'}"
+        )

@@ -112,7 +112,7 @@ def test_a_rebuild_is_reverted_by_a_task(context: dict[str, Any], shop: Any) -> 
         prepared = prepare_index(shop.database, definition, BuildOptions(ranges=2, segments=2), "test")
         steps.finish_all(shop.database, start_run(shop.database, INDEX, "test"))
         if prepared.kind == "create":
-            with pytest.raises(AirflowFailException, match="no generation to go back to"):
+            with pytest.raises(AirflowFailException, match="no replaced generation to show"):
                 task.execute(context)  # type: ignore[arg-type]
     shop.run("UPDATE public.item SET kind = 'other' WHERE id % 10 = 0")
     assert task.execute(context) == 1  # type: ignore[arg-type]

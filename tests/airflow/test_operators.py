@@ -324,7 +324,7 @@ def test_an_operation_that_has_taken_the_place_of_ours_is_left_alone(context: di
         build(context, operation)
     other = prepare(context)
     assert other != operation
-    with pytest.raises(AirflowFailException, match=f"operation {other} has taken its place"):
+    with pytest.raises(AirflowFailException, match=f"operation {other} has begun since"):
         build(context, operation)
     assert asked == []
 

@@ -186,7 +186,10 @@ def test_an_unfinished_verification_is_adopted_when_nobody_drives_it(
     assert asked == []
     end_run(shop.database, run)
     verified(context)
-    assert f"Going on with unfinished verification {begun.operation_id} as it was begun" in capsys.readouterr().out
+    assert (
+        f"Continuing unfinished verification {begun.operation_id} with the options that it has"
+        in capsys.readouterr().out
+    )
     assert verifications(shop) == [(begun.operation_id, "completed")]
 
 
@@ -220,7 +223,7 @@ def test_before_a_build_there_may_be_nothing_to_verify(context: dict[str, Any], 
             verified(context, mode=mode)
     built(shop)
     # The build goes on with it; to wait for it would be to wait for the tasks that follow.
-    with pytest.raises(AirflowSkipException, match="goes on with another"):
+    with pytest.raises(AirflowSkipException, match="continues an unfinished one"):
         verified(context, mode="before")
     steps.finish_all(shop.database, start_run(shop.database, INDEX, "test"))
     assert asked == []

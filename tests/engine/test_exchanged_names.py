@@ -183,7 +183,7 @@ class Case:
                 self._clean_up()
                 if error := self._ours(self._begin):
                     self._ours(lambda: drop.drop_index(database, INDEX, "test"))
-                    assert "begin again" in str(error) or "exists with another" in str(error) or "roir" in str(error)
+                    assert "tart again" in str(error) or "exists with another" in str(error) or "roir" in str(error)
                 continue
             warned = [*self._clean_up(), *self._told()]
             if self._partition():

@@ -164,7 +164,7 @@ def test_an_attach_waits_for_an_older_snapshot_on_a_standby(primary: Server, dsn
         sql(old, "SELECT count(*) FROM pg_class")
         wait_until(lambda: walsenders(dsn, "backend_xmin IS NOT NULL"), "the standby's feedback")
         said: list[str] = []
-        with pytest.raises(LockNotAcquired, match=r"a standby, by its walsender .* holds a snapshot that is older"):
+        with pytest.raises(LockNotAcquired, match=r"a standby, by its walsender .* has a snapshot that is older"):
             attach.attach_partition(database, "t", "t1", BOUNDS, "test", said.append, patience_s=3)
         assert "waiting for a standby" in said[0]
         assert sql(old, "SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM ix)") == [(30, 30)]

@@ -162,7 +162,7 @@ def test_a_time_limit_ends_it_early_and_says_so(database: Database, dsn: str, ba
 
 def test_other_operations_and_a_verification_refuse_each_other(database: Database, dsn: str, base: str) -> None:
     run = begin(database)
-    with pytest.raises(OperationRunning, match="verifies it"):
+    with pytest.raises(OperationRunning, match="verifies the index"):
         steps.begin(database, table=None, keys=None)
     with pytest.raises(OperationRunning):
         drop.drop_index(database, "ix", "user")

@@ -59,5 +59,5 @@ def test_code_newer_than_the_control_schema_asks_for_the_upgrade(
     from airflow_roir.engine import schema
 
     monkeypatch.setattr(schema, "head", lambda: "0002")
-    with pytest.raises(SchemaVersionMismatch, match="upgrade it with: roir init"):
+    with pytest.raises(SchemaVersionMismatch, match="upgrade the schema with: roir init"):
         steps.begin(database)

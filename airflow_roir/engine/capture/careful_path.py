@@ -7,7 +7,6 @@ from collections.abc import Callable
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture.plpgsql import indent, literal
 from airflow_roir.engine.capture.target import Target
-from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.source import Source
 
 
@@ -52,7 +51,7 @@ def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
     entry = target.entry
     # The primary key holds the partition key, so the row is in the event's own leaf. A kept plan over the source would
     # lock all leaves, and wait for whoever holds another one.
-    where = _same(entry, [column.of("s") for column in entry.columns], [f"${i + 1}" for i in entry.identity_positions])
+    where = entry.same([column.of("s") for column in entry.columns], [f"${i + 1}" for i in entry.identity_positions])
     which = "AND roir.is_mine(s.xmin) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
     columns = ", ".join(f"{column.of('s')} AS c{i + 1}" for i, column in enumerate(entry.columns))
     of_the_leaf = [
@@ -63,7 +62,7 @@ def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
     ours = [f"s.c{i + 1}" for i in entry.identity_positions]
     if source.partitioned:
         # The server asks who writes to a table for no right on its leaves. Planned for these values, it locks one leaf.
-        where = _same(entry, ours, [f"${i + 1}" for i in entry.identity_positions])
+        where = entry.same(ours, [f"${i + 1}" for i in entry.identity_positions])
         which = "AND roir.is_mine(s.written) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
         columns = ", ".join(entry.physical(prefix="s."))
         view = physical.source_view(target.generation_id)
@@ -75,7 +74,7 @@ def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
             f"    USING {', '.join(entry.columns[i].of(record) for i in entry.identity_positions)};",
             "END IF;",
         ]
-    where = _same(entry, ours, [column.of(record) for column in entry.columns])
+    where = entry.same(ours, [column.of(record) for column in entry.columns])
     which = "AND roir.is_mine(s.written) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
     return [
         f"IF TG_RELID = {source.oid} THEN",
@@ -94,16 +93,6 @@ def _may_read(source: Source) -> str:
     return " AND ".join(
         ["has_schema_privilege(TG_TABLE_SCHEMA, 'USAGE')", *(f"has_table_privilege(TG_RELID, '{r}')" for r in rights)]
     )
-
-
-def _same(entry: Entry, ours: list[str], theirs: list[str]) -> str:
-    """SQL that two rows project to the same entry."""
-    terms = []
-    for i in entry.identity_positions:
-        same = f"{ours[i]} {entry.columns[i].equals} {theirs[i]}"
-        nulls = f"{is_null(ours[i])} AND {is_null(theirs[i])}"
-        terms.append(same if entry.columns[i].primary_key else f"({same} OR {nulls})")
-    return " AND ".join(terms)
 
 
 def for_both(settle: Callable[[str], list[str]]) -> list[str]:

@@ -197,18 +197,15 @@ def _refused(target: Target) -> list[str]:
 def _delete(entry: Entry, table: str, record: str) -> list[str]:
     """Delete the entry of a record by its own equality. Only an entry with a NULL in it pays for a dynamic plan."""
     values = [entry.columns[i].of(record) for i in entry.identity_positions]
-    plain = " AND ".join(f"c{i + 1} {entry.columns[i].equals} {values[i]}" for i in entry.identity_positions)
-    # NOT NULL may be dropped from a key column at any time; a primary key's column can never hold NULL.
-    nullable = [i for i in entry.identity_positions if not entry.columns[i].primary_key]
+    names, nullable = entry.physical(), entry.nullable_positions
+    plain = entry.same(names, values, dict.fromkeys(nullable, False))
     if not nullable:
         return [f"DELETE FROM {table} WHERE {plain};"]
     any_null = " OR ".join(is_null(values[i]) for i in nullable)
     terms = []
     for i in entry.identity_positions:
-        equal = literal(f"c{i + 1} {entry.columns[i].equals} ${i + 1}")
-        terms.append(
-            f"CASE WHEN {is_null(values[i])} THEN '{is_null(f'c{i + 1}')}' ELSE {equal} END" if i in nullable else equal
-        )
+        null, equal = (literal(entry.same_column(i, names[i], f"${i + 1}", null)) for null in (True, False))
+        terms.append(f"CASE WHEN {is_null(values[i])} THEN {null} ELSE {equal} END" if i in nullable else equal)
     using = ", ".join(values)
     joined = " || ' AND ' || ".join(terms)
     return [

@@ -87,7 +87,7 @@ def attach_partition(
         if sqlstate(error)[:2] in ("42", "23", "22") or sqlstate(error) in ("P0002", "55006", "0A000"):
             if _give_up(database, oid, name.sql):
                 reason = said(error).removesuffix(".")
-                raise InvalidInput(f"{reason}. The attach was given up: {name} takes writes again") from None
+                raise InvalidInput(f"{reason}. The attach was cancelled: {name} takes writes again") from None
             raise InvalidInput(said(error)) from None
         raise
 
@@ -108,8 +108,8 @@ def _give_up(database: Database, oid: int, name: str) -> bool:
             Attempts(database, name, [oid], LOCK_TIMEOUT_MS, GIVE_UP_PATIENCE_S).run(cancel, lambda _line: None, [name])
         except LockNotAcquired as error:
             raise LockNotAcquired(
-                f"{name} can't be attached like that, and is closed to writers still: {error}. Then repeat with what "
-                f"fits, or give it up: SELECT roir.cancel_attach('{name}')"
+                f"{name} can't be attached like that, but still refuses writes: {error}. Then attach it with the "
+                f"right bounds and columns, or cancel the attach: SELECT roir.cancel_attach('{name}')"
             ) from error
     return bool(closed)
 
@@ -128,11 +128,14 @@ def _wait_for_older_snapshots(database: Database, report: Callable[[str], None],
         older = [one for one in found if one.known]
         if not older:
             for one in found:
-                report(f"{one}, may hold a snapshot there that is older than the copied entries; not waited for")
+                report(
+                    f"{one}, may have a snapshot that is older than the copied entries; the attach doesn't wait for it"
+                )
             return
         report(f"waiting for {older[0]}, whose snapshot is older than the copied entries")
         if time.monotonic() > deadline:
             raise LockNotAcquired(
-                f"{older[0]} holds a snapshot that is older than the copied entries. End it, and repeat"
+                f"{older[0]} has a snapshot that is older than the copied entries. End that transaction, then run "
+                "the attach again"
             )
         time.sleep(0.5)

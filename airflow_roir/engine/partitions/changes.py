@@ -100,8 +100,8 @@ def brings_rows(connection: Connection, source: Source, generation_id: int, entr
         f"{quote(column.source)}{column.to_base_type} AS c{i + 1}" for i, column in enumerate(entry.columns)
     )
     row, kept = (f"ROW({', '.join(entry.physical(prefix=side))})::record" for side in ("s.", "e."))
-    nullable = [f"s.c{i + 1}" for i in entry.identity_positions if not entry.columns[i].primary_key]
-    any_null = " OR ".join(map(is_null, nullable)) or "false"
+    nullable = entry.nullable_positions
+    any_null = " OR ".join(is_null(f"s.c{i + 1}") for i in nullable) or "false"
     # A NULL in the key is looked for by a condition of its own, so that the others can use the index.
     plain, with_nulls = (
         " AND ".join(
@@ -109,7 +109,7 @@ def brings_rows(connection: Connection, source: Source, generation_id: int, entr
             f"WHERE {entry.equal('s.', 'e.', nulls)} AND {row} *= {kept})"
             for store in stores
         )
-        for nulls in (False, True)
+        for nulls in (dict.fromkeys(nullable, False), None)
     )
     rows = f"(SELECT {projected} FROM {name}) s"
     brings = owner.rows(

@@ -68,8 +68,8 @@ def detach_partition(
             raise InvalidInput(said(error)) from None
         if has_vanished(error):
             raise LockNotAcquired(
-                f"{said(error)}. A name was changed since it was looked at; nothing was changed. Run roir clean-up, "
-                "which follows it, and try again"
+                f"{said(error)}. Something was renamed meanwhile; nothing was changed. Run roir clean-up, which "
+                "adopts new names, and try again"
             ) from error
         raise
     with database.transaction() as connection:
@@ -86,6 +86,6 @@ def find_table(connection: Connection, table: str) -> tuple[int, QualifiedName]:
         raise NotFound(f"table {name} doesn't exist; check the name, and quote it if it has capitals")
     if row.is_foreign:
         raise InvalidInput(
-            f"{name} is a foreign table, which PostgreSQL lets be no partition of one with a primary key"
+            f"{name} is a foreign table; PostgreSQL doesn't allow it as a partition of a table with a primary key"
         )
     return row.oid, QualifiedName(row.nspname, row.relname)

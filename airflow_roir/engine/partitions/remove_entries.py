@@ -100,13 +100,13 @@ def _remove_from(database: Database, row: Row[Any], store: Row[Any], patience_s:
                     return removed
                 if has_vanished(error):
                     raise LockNotAcquired(
-                        f"entries of partition {row.name} can't be removed now: {str(error.orig).splitlines()[0]}. A "
-                        "name was changed since it was looked at; roir clean-up follows it, and goes on with them"
+                        f"entries of partition {row.name} can't be removed now: {str(error.orig).splitlines()[0]}. "
+                        "Something was renamed meanwhile; the next roir clean-up adopts the new name and continues"
                     ) from error
                 if not isinstance(error.orig, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected):
                     raise
                 raise LockNotAcquired(
-                    f"entries of partition {row.name} are locked by a writer; roir clean-up goes on with them"
+                    f"entries of partition {row.name} are locked by a writer; the next roir clean-up continues"
                 ) from error
             if taken is None:
                 break

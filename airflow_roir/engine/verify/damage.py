@@ -86,10 +86,10 @@ def mistaken(recorded: str, source: Source, base: str, entry: Entry, index: str)
     SELECT of the ids that are there after all, and what is said of them.
     """
     sides = (
-        ("missing", base, entry.equal("x.", "s."), "its entry is there, and the B-tree doesn't lead to it",
+        ("missing", base, entry.equal("x.", "s."), "its entry exists, but the B-tree doesn't lead to it",
          remedy_of_entries(index)),
-        ("extra", source.sql, comparison.row_of(entry, "x", "s."),
-         "its row is there, and the primary key's index doesn't lead to it", remedy_of_source(source)),
+        ("extra", source.sql, entry.has_row("x", "s."),
+         "its row exists, but the primary key's index doesn't lead to it", remedy_of_source(source)),
     )  # fmt: skip
     for kind, table, same, seen, remedy in sides:
         yield kind, f"SELECT s.id FROM {recorded} JOIN {table} x ON {same}", f"{table}: {seen}. {remedy}"

@@ -71,7 +71,7 @@ class Mender:
             types = list(execute(connection, TYPES, {"base": self.base}).scalars())
         recorded = comparison.recorded_identity(entry, "d", types)
         self.identity = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(recorded))
-        self.row = comparison.row_of(entry, "r", "s.")
+        self.row = entry.has_row("r", "s.")
 
     def _lock_source(self) -> None:
         """Each transaction begins with it: before the entries, as a TRUNCATE of the source does.
@@ -170,7 +170,7 @@ class Mender:
         # Statements of their own, so with later snapshots. An entry that was written meanwhile is another version.
         visible = f"SELECT coalesce(roir.is_shown({self.generation_id}, 'x'), 'true')"
         shown = execute(self.connection, visible).scalar_one()
-        row = f"SELECT FROM {self.source} r WHERE {comparison.row_of(self.entry, 'r', 'x.')}"
+        row = f"SELECT FROM {self.source} r WHERE {self.entry.has_row('r', 'x.')}"
         without = f"{these(locked)} AND NOT EXISTS ({row}) AND {shown}"
         if not self.trusted:
             query = f"SELECT x.ctid FROM {segment} x WHERE {without}"

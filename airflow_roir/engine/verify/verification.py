@@ -72,7 +72,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
                 ).scalar_one()
             )
         except IntegrityError:
-            raise OperationRunning(f"index {name}: another operation has begun in this moment; try again") from None
+            raise OperationRunning(f"index {name}: another operation has just begun; try again") from None
         verification_id, rows = units.plan(
             connection, found.id, operation_id, generation.id, source, options, mode, with_delta=False
         )
@@ -90,11 +90,13 @@ def _adopt(
 ) -> BegunVerification:
     if row.kind != "verify":
         raise OperationRunning(
-            f"index {name}: operation {row.id} ({row.kind}) is {row.status}, and compares what it publishes itself; "
-            "verify when it has ended"
+            f"index {name}: operation {row.id} ({row.kind}) is {row.status}, and compares its new generation "
+            "itself. Verify once it has ended"
         )
     if row.status in (Status.FAILED, Status.ABORTING):
-        raise OperationFailed(f"index {name}: verification {row.id} is {row.status}: {row.error}; roir abort '{name}'")
+        raise OperationFailed(
+            f"index {name}: verification {row.id} is {row.status}: {row.error}. Abort it: roir abort '{name}'"
+        )
     if operations.heart_beats(row, connection):
         raise operations.running_elsewhere(row, name)
     live_options.change_options(connection, row, actor, options.parallelism, None)
@@ -108,13 +110,13 @@ def _active(connection: Connection, index_id: int, name: str) -> Row[Any]:
         select(generation).where(generation.c.index_id == index_id, generation.c.status == "active")
     ).first()
     if row is None:
-        raise NotFound(f"index {name} has no active generation yet; finish its operation first: roir resume")
+        raise NotFound(f"index {name} isn't published yet; finish its operation first: roir resume")
     return row
 
 
 def _check_amcheck(connection: Connection) -> None:
     if not execute(connection, "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'amcheck')").scalar_one():
-        raise InvalidInput("the database has no extension amcheck; a superuser makes it: CREATE EXTENSION amcheck")
+        raise InvalidInput("the database has no extension amcheck; a superuser can create it: CREATE EXTENSION amcheck")
 
 
 def unfinished(connection: Connection, operation_id: int) -> Row[Any]:

@@ -172,7 +172,7 @@ class VerifyWorker:
             self.reading.hold(claim)
             self.rows.look_again("true", {})
             for row in rows:
-                seen = f"{row.rows} rows and {row.entries} entries of this primary key, by no index, differ"
+                seen = f"{row.rows} rows and {row.entries} entries of this primary key, read without an index, differ"
                 of_source = damage.remedy_of_source(self.job.source)
                 remedy = of_source if row.rows > 1 else damage.remedy_of_entries(self.job.run.index)
                 found = {
