@@ -68,6 +68,33 @@ BEGIN
     RETURN format('paused at %s %%', percent);
 END $$;
 
+-- The one place that changes the options which can change while an operation lives; NULL keeps what there is. An event
+-- for each that really changes.
+CREATE FUNCTION roir.change_options(operation bigint, parallelism integer, batch_rows integer, actor text)
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    o roir.operation;
+BEGIN
+    IF parallelism NOT BETWEEN 1 AND 256 OR batch_rows NOT BETWEEN 1 AND 10000000 THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('parallelism %s, batch_rows %s: they must be from 1 to 256 and from 1 to 10000000',
+                             coalesce(parallelism::text, 'unchanged'), coalesce(batch_rows::text, 'unchanged'));
+    END IF;
+    SELECT x.* INTO o FROM roir.operation x WHERE x.id = change_options.operation FOR UPDATE;
+    UPDATE roir.operation x
+       SET parallelism = coalesce(change_options.parallelism, x.parallelism),
+           batch_rows = coalesce(change_options.batch_rows, x.batch_rows), notice = NULL
+     WHERE x.id = o.id AND x.status IN ('running', 'paused')
+       AND (change_options.parallelism <> x.parallelism OR change_options.batch_rows <> x.batch_rows);
+    IF FOUND THEN
+        INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
+        SELECT o.index_id, o.id, change_options.actor, 'change ' || c.name, format('%s -> %s', c.old, c.new)
+          FROM (VALUES (1, 'parallelism', o.parallelism, change_options.parallelism),
+                       (2, 'batch_rows', o.batch_rows, change_options.batch_rows)) c (ordinal, name, old, new)
+         WHERE c.new <> c.old ORDER BY c.ordinal;
+    END IF;
+END $$;
+
 -- paused -> running, for a run that waits for it (a DAG run goes on by itself), with other options where given.
 CREATE FUNCTION roir.resume(index text, parallelism integer DEFAULT NULL, batch_rows integer DEFAULT NULL,
                             actor text DEFAULT session_user)
@@ -75,20 +102,14 @@ RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o roir.operation := roir.latest_operation(index);
 BEGIN
-    IF parallelism NOT BETWEEN 1 AND 256 OR batch_rows NOT BETWEEN 1 AND 10000000 THEN
-        RAISE invalid_parameter_value USING
-            MESSAGE = format('parallelism %s, batch_rows %s: they must be from 1 to 256 and from 1 to 10000000',
-                             coalesce(parallelism::text, 'unchanged'), coalesce(batch_rows::text, 'unchanged'));
-    END IF;
+    PERFORM roir.change_options(o.id, parallelism, batch_rows, actor);
     IF o.status <> 'paused' THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('index %s has no paused operation to resume: its last one is %s', index, o.status);
     END IF;
     -- Without a heartbeat: whoever takes it up starts a run of its own.
     UPDATE roir.operation
-       SET status = 'running', paused_by = NULL, pause_reason = NULL, heartbeat_at = NULL, ticked_at = NULL,
-           parallelism = coalesce(resume.parallelism, operation.parallelism),
-           batch_rows = coalesce(resume.batch_rows, operation.batch_rows)
+       SET status = 'running', paused_by = NULL, pause_reason = NULL, heartbeat_at = NULL, ticked_at = NULL
      WHERE id = o.id AND status = 'paused';
     INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
     VALUES (o.index_id, o.id, actor, 'resume',
