@@ -36,7 +36,7 @@ def quote(name: str) -> str:
 
 @dataclass(frozen=True)
 class QualifiedName:
-    """A table's or view's name as SQL knows it; `schema` is None where it was not given."""
+    """A table's or view's name as SQL knows it; `schema` is None if it was not given."""
 
     schema: str | None
     name: str
@@ -185,7 +185,7 @@ class Scan(str, Enum):
 
     @property
     def by_blocks(self) -> bool:
-        """True where ranges are pieces of files; else they are pieces of the primary key's order."""
+        """True if ranges are pieces of files; else they are pieces of the primary key's order."""
         return self is not Scan.KEY
 
 
@@ -203,25 +203,25 @@ class BuildOptions:
     parallelism: workers that build and seal at the same time.
     batch_rows: the most source rows per batch, the unit that commits (the paper's section 3.7 found 100,000 a good
         trade; fewer under a rate limit).
-    batch_ms: how long a batch should take, in milliseconds: batches are made smaller to keep to it.
+    batch_ms: target time per batch, in milliseconds; the size adapts.
     ranges, segments: pieces of the scan and of the base; None lets the plan choose.
     max_rows_per_second: a rate limit for the copy over all workers; None is none.
     scan: what the entries are copied from: the source in the order of its primary `key`; the source `block` by block;
-        the `index` that is rebuilt. `auto` takes blocks where the key's order isn't that of the rows, and the index
-        where it is narrower than the source and nothing casts doubt on it (docs/architecture.md#scan).
+        the `index` that is rebuilt. `auto` takes blocks if the key's order isn't that of the rows, and the index if it
+        is narrower than the source and nothing casts doubt on it (docs/architecture.md#scan).
     covering: which included columns the segments' unique indexes carry too, so that index-only scans work.
         `auto` takes those whose size is bounded by their type: a B-tree tuple holds about 2,700 bytes, and a
         user's INSERT must not fail because an included value is long. `all` and `none` say it outright.
     lock_timeout_ms: how long one attempt at a drain lock may keep writers waiting. Must stay below the server's
         deadlock_timeout, so that it is always the build that gives way (I6).
-    lock_patience_s: how long attempts go on, with back-off, before the phase gives up (and can be resumed).
+    lock_patience_s: how long to repeat attempts, with back-off, before the phase stops (and can be resumed).
     revert_window_s: how long a replaced generation is kept and maintained.
-    ignore_row_security: index a table with row-level security all the same. The view then shows every row to whoever
-        may read it, also those that the table's policies hide from him.
-    ignore_publications: build though a publication has the index's own tables too. A PostgreSQL subscriber that lacks
-        them stops; others may skip them.
-    verify: `after` compares the new generation with the source, and doesn't publish it where they differ. `before`
-        compares the index that a rebuild replaces, to know what it mended. `both`, or `none`.
+    ignore_row_security: index a table with row-level security all the same. The view then shows every row, also those
+        that the table's policies hide, to all who may read the view.
+    ignore_publications: build although a publication contains the index's own tables. A PostgreSQL subscriber that
+        lacks them stops; others may skip them.
+    verify: `after` compares the new generation with the source, and publishes it only if they match. `before` compares
+        the index that a rebuild replaces, to know what the rebuild repairs. `both`, or `none`.
     """
 
     parallelism: int = 2
@@ -273,9 +273,9 @@ class VerifyOptions:
 
     parallelism: workers that compare at the same time.
     sample: a share of the index in per cent, chosen at random; None is all of it.
-    max_seconds: stop after so many seconds of work; what is left is not looked at. None is no limit.
-    slices: walk the index in so many verifications: each one goes on where the last one stopped. None is one.
-    repair: mend what is found, one short transaction each.
+    max_seconds: stop after this many seconds of work; the rest is not compared. None is no limit.
+    slices: compare the index in this many verifications; each continues where the last one stopped. None is one.
+    repair: repair each discrepancy in a short transaction.
     amcheck: also check the structure of the index's B-trees; needs the extension of that name.
     """
 
@@ -299,12 +299,12 @@ class VerifyOptions:
 
     @property
     def is_partial(self) -> bool:
-        """True where not all is looked at, so that sums of both sides can't be compared."""
+        """True if only a part is compared, so that sums of both sides can't be."""
         return self.sample is not None or self.max_seconds is not None or self.slices is not None
 
     @property
     def in_parts(self) -> bool:
-        """True where units must be small, to be chosen among."""
+        """True if units must be small, to be chosen from."""
         return self.sample is not None or self.slices is not None
 
     def fixed(self) -> dict[str, Any]:

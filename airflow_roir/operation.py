@@ -12,7 +12,7 @@ BLOCK_FORMAT_VERSION = 3
 
 
 class Status(str, Enum):
-    """What an operation is doing. `failed` only where going on would be wrong; else a failure pauses."""
+    """What an operation is doing. `failed` only if to continue would be wrong; any other failure pauses."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -121,7 +121,7 @@ TRANSITIONS: tuple[Transition, ...] = (
 
 
 def find_transition(verb: Verb, status: str, phase: str) -> Transition | None:
-    """The arrow that `verb` takes from here, or None where that is forbidden."""
+    """The arrow that `verb` takes from here, or None if that is forbidden."""
     for transition in TRANSITIONS:
         if (transition.verb, transition.status, transition.phase) == (verb, status, phase):
             return transition

@@ -15,14 +15,14 @@ from benchmarks.scene import Result, Scene, timed
 BATCH_ROWS = 100_000
 
 
-def build(scene: Scene) -> Result:
+def build(scene: Scene, batch_rows: int = BATCH_ROWS) -> Result:
     """Fill peer.entries, which is there, empty and indexed."""
     scene.run("CREATE TABLE peer.watermark (worker int PRIMARY KEY, watermark text[])")
     cuts = scene.cuts(scene.parallelism)
 
     def fill() -> None:
         with ThreadPoolExecutor(max_workers=len(cuts)) as pool:
-            for done in [pool.submit(_work, scene, worker, cut) for worker, cut in enumerate(cuts)]:
+            for done in [pool.submit(_work, scene, worker, cut, batch_rows) for worker, cut in enumerate(cuts)]:
                 done.result()
 
     seconds = timed(fill)
@@ -31,7 +31,7 @@ def build(scene: Scene) -> Result:
     return seconds
 
 
-def _work(scene: Scene, worker: int, cut: str) -> None:
+def _work(scene: Scene, worker: int, cut: str, batch_rows: int) -> None:
     """One worker: batch after batch, each one transaction, after its watermark."""
     data = scene.data
     key = ", ".join(data.pk)
@@ -47,7 +47,7 @@ def _work(scene: Scene, worker: int, cut: str) -> None:
             if watermark is not None:
                 after, values = f"{cut} AND {row} > ({_marks(watermark)})", list(watermark)
             cursor.execute(
-                f"SELECT {texts} FROM {data.table} WHERE {after} ORDER BY {key} OFFSET {BATCH_ROWS - 1} LIMIT 1", values
+                f"SELECT {texts} FROM {data.table} WHERE {after} ORDER BY {key} OFFSET {batch_rows - 1} LIMIT 1", values
             )
             last = cursor.fetchone()
             done = last is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -58,16 +60,14 @@ def test_every_write_changes_a_row(scene: Scene) -> None:
             assert cursor.rowcount == 1 or scene.data.name == "uuid"
 
 
-def test_the_limit_the_literal_scheme_and_ours_make_the_same_entries(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(literal, "BATCH_ROWS", 100)
+def test_the_limit_the_literal_scheme_and_ours_make_the_same_entries(scene: Scene) -> None:
     wanted = entries(scene, scene.data.table)
     assert wanted[0] == scene.rows
     scene.clear()
     assert peers.limit(scene)["all"] > 0
     assert entries(scene, "peer.entries") == wanted
     every = {side.name: side for side in [*peers.sides(scene), *sides.sides(scene)]}
+    every["literal"] = replace(every["literal"], run=partial(literal.build, batch_rows=100))
     for name in ("literal", "ours, 2 workers, 3 pauses", "ours, rebuild", "ours, rebuild by key"):
         if every[name].lacking(scene) is not None:
             continue

@@ -1,4 +1,4 @@
-"""The command `roir`, for those without Airflow at hand and for scripts.
+"""The command `roir`, for users without Airflow and for scripts.
 
 A command imports what it calls of the engine when it runs: `roir --help` needs none of it, `roir status` little.
 """

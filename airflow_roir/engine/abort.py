@@ -1,4 +1,4 @@
-"""Abort an operation: source and other generations stay as they are, nothing of what it built is left."""
+"""Abort an operation: all that it built is removed; the source and its other generations stay as they are."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def abort(
 ) -> operations.OperationRow:
     """Abort the unfinished operation of an index: fence its workers, then remove the generation it was building.
 
-    patience_s: how long to try for the locks. Where they can't be had the operation stays `aborting`, which the
-    report says, and the next clean-up finishes it. Raises NotFound, IllegalTransition (nothing to abort).
+    patience_s: how long to try for the locks. Without them the operation stays `aborting`, `report` says so, and the
+    next clean-up finishes it. Raises NotFound, IllegalTransition (nothing to abort).
     """
     row = operations.request_abort(database, index, actor, reason)
     try:
@@ -75,7 +75,7 @@ def finish_abort(
 
 
 def _conclude(connection: Connection, row: operations.OperationRow, actor: str) -> bool:
-    """From aborting to aborted, once what the operation made is gone. False where somebody else was faster."""
+    """From aborting to aborted, once what the operation made is gone. False if another process was faster."""
     operation = tables.operation
     now = connection.execute(select(operation).where(operation.c.id == row.id).with_for_update()).one()
     if now.status != Status.ABORTING:

@@ -122,7 +122,7 @@ def default_schemas(connection: Connection) -> list[str]:
 
 
 def read_source(connection: Connection, name: QualifiedName) -> Source:
-    """Read a source by name. Raises NotFound, or InvalidInput where such a relation can't be indexed."""
+    """Read a source by name. Raises NotFound, or InvalidInput if such a relation can't be indexed."""
     schemas = [name.schema] if name.schema is not None else default_schemas(connection)
     row = execute(connection, FIND_RELATION, {"name": name.name, "schemas": schemas}).first()
     if row is None:
@@ -133,9 +133,9 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
 
 
 def read_source_by_oid(connection: Connection, oid: int, check: bool = True) -> Source:
-    """Read a source by its oid. Raises NotFound where it was dropped.
+    """Read a source by its oid. Raises NotFound if it was dropped.
 
-    check: raise InvalidInput where it is none any more that could be indexed.
+    check: raise InvalidInput if it can't be indexed any more.
     """
     row = execute(connection, f"{RELATION} WHERE c.oid = %(oid)s", {"oid": oid}).first()
     if row is None:
@@ -211,7 +211,7 @@ def columns_of(connection: Connection, oid: int) -> dict[str, Column]:
 
 @dataclass(frozen=True)
 class SourceSize:
-    """bytes: heap size of all leaves; rows: the planner's estimate, or None where there is none."""
+    """bytes: heap size of all leaves; rows: the planner's estimate, or None if there is none."""
 
     bytes: int
     rows: int | None
@@ -226,13 +226,13 @@ def size_of(connection: Connection, source: Source) -> SourceSize:
 def hold(connection: Connection, source: Source) -> None:
     """Lock a source with its partitions in ACCESS SHARE mode: by its name the caller's statements find that very table.
 
-    Raises LockNotAcquired where another table, or none, has the name by now.
+    Raises LockNotAcquired if another table, or none, has the name by now.
     """
     lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
 
 
 def name_of(connection: Connection, oid: int) -> QualifiedName:
-    """The present name of a relation. Raises NotFound where it was dropped."""
+    """The present name of a relation. Raises NotFound if it was dropped."""
     row = execute(
         connection,
         "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -251,9 +251,9 @@ def source_of_index(connection: Connection, index_id: int, check: bool = True) -
 
 
 def source_if_there(connection: Connection, index_id: int, check: bool = False) -> Source | None:
-    """The source of an index, None where it was dropped itself.
+    """The source of an index, None if it was dropped itself.
 
-    check: raise InvalidInput where it can't be indexed any more. To take an index away that doesn't matter.
+    check: raise InvalidInput if it can't be indexed any more; to drop an index that doesn't matter.
     """
     try:
         return source_of_index(connection, index_id, check)

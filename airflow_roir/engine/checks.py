@@ -17,14 +17,14 @@ NEWEST_TRIED = 18
 
 
 def check_server(connection: Connection) -> None:
-    """Raise InvalidInput where the server is older than PostgreSQL 15 (NULLS NOT DISTINCT, MERGE)."""
+    """Raise InvalidInput if the server is older than PostgreSQL 15 (NULLS NOT DISTINCT, MERGE)."""
     version = int(execute(connection, "SELECT current_setting('server_version_num')").scalar_one())
     if version < OLDEST_SERVER:
         raise InvalidInput(f"the server is PostgreSQL {version // 10000}; roir needs {OLDEST_SERVER // 10000} or newer")
 
 
 def untried_server(connection: Connection) -> str | None:
-    """What to say of a server that is newer than any that roir was tried with; None where it isn't."""
+    """What to say of a server that is newer than any that roir was tried with; None if it isn't."""
     version = int(execute(connection, "SELECT current_setting('server_version_num')").scalar_one()) // 10000
     return untried(version)
 
@@ -40,7 +40,7 @@ def untried(version: int) -> str | None:
 
 
 def check_rights(connection: Connection) -> None:
-    """Raise InvalidInput where the role may not use the control schema. Where that isn't there, nothing is said."""
+    """Raise InvalidInput if the role may not use the control schema. Without a control schema it says nothing."""
     row = execute(
         connection,
         "SELECT current_user::text AS role, bool_and(has_schema_privilege(oid, 'USAGE') "
@@ -63,7 +63,7 @@ SELECT c.relrowsecurity AS enabled, current_user AS role,
 
 
 def check_row_security(connection: Connection, source: Source, ignore: bool) -> None:
-    """Raise InvalidInput where row-level security would be undone by the index, or would hide rows from the build.
+    """Raise InvalidInput if row-level security would be undone by the index, or would hide rows from the build.
 
     ignore: the user knows that the index's view shows what the policies hide. Not checked again after prepare but by
     the fingerprint, which holds whether row-level security is enabled.
@@ -92,7 +92,7 @@ SELECT t.oid::regclass::text AS table, a.attname AS name, format_type(a.atttypid
 
 
 def check_partition_key(connection: Connection, source: Source) -> None:
-    """Raise InvalidInput where partitions go by the hash of a domain: no entry could be told to which one it belongs.
+    """Raise InvalidInput if partitions go by the hash of a domain: roir couldn't tell an entry's partition.
 
     The server hashes values of the very type of the key, and an entry has them as the domain's base type.
     """
@@ -124,7 +124,7 @@ SELECT a.attname AS name, x.sql, x.recorded, x.actual, x.refresh
 
 
 def check_bounds(connection: Connection, source: Source) -> None:
-    """Raise InvalidInput where to read the bounds of partitions would run somebody's code as us."""
+    """Raise InvalidInput if reading the bounds of partitions would run somebody's code as us."""
     try:
         execute(connection, "SELECT roir.check_source(%(source)s::oid)", {"source": source.oid})
     except DBAPIError as error:
@@ -134,7 +134,7 @@ def check_bounds(connection: Connection, source: Source) -> None:
 
 
 def check_collations(connection: Connection, source: Source) -> None:
-    """Raise InvalidInput where a collation's library was exchanged under the primary key, whose index scans go by.
+    """Raise InvalidInput if a collation's library was exchanged under the primary key, whose index scans go by.
 
     Its order may be another one now, and then the index doesn't find all rows. Types that have a collation inside
     (ranges, composites) aren't looked into.
@@ -150,7 +150,7 @@ def check_collations(connection: Connection, source: Source) -> None:
 
 
 def check_definition(connection: Connection, source: Source, definition: IndexDefinition) -> None:
-    """Raise NotFound or InvalidInput where the definition doesn't fit the source. Changes nothing."""
+    """Raise NotFound or InvalidInput if the definition doesn't fit the source. Changes nothing."""
     index = definition.name
     for column in (*definition.key, *definition.include):
         if column not in source.columns:

@@ -19,15 +19,13 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, MOST_VANISHED, Attempts, Drain
+from airflow_roir.engine.locks import MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, InvariantViolated, LockNotAcquired, PartitionsChanged, RoirError
 
-# A clean-up comes again by its schedule, so it doesn't insist.
-PATIENCE_S = 5.0
 CLEAN_UP = Waiter("clean-up")
 
 
@@ -92,7 +90,7 @@ def clean_up(
     for row in aborting:
         _attempt(result, row, partial(_finish_abort, database, row.operation_id, actor, result, report))
     for row in dropping:
-        _attempt(result, row, partial(drop.finish_drop, database, row.index_id, report, PATIENCE_S))
+        _attempt(result, row, partial(drop.finish_drop, database, row.index_id, report, database.limits.clean_up_s))
     for row in published:
         _attempt(result, row, partial(_follow_partitions, database, row, result, report))
     for row in maintained:
@@ -112,7 +110,7 @@ def clean_up(
 
 
 def _attempt(result: CleanUpReport, row: Any, work: Callable[[], object]) -> None:
-    """One step, for one index. What goes wrong with it is told, and the others go on."""
+    """One step, for one index. If it fails, the report says so, and the other indexes are still cleaned up."""
     for left in range(MOST_VANISHED, -1, -1):
         try:
             work()
@@ -133,6 +131,11 @@ def _attempt(result: CleanUpReport, row: Any, work: Callable[[], object]) -> Non
                 raise
             result.warnings.append(_problem(row, str(error.orig).strip().split("\n", 1)[0]))
             return
+
+
+def _patience(database: Database) -> tuple[int, float]:
+    """Of one attempt at a lock, in milliseconds, and of all of them, in seconds."""
+    return database.limits.attempt_ms, database.limits.clean_up_s
 
 
 def _problem(row: Any, said: str) -> str:
@@ -160,7 +163,7 @@ def _find_leaving(database: Database, leaving: list[Any]) -> None:
 def _finish_abort(
     database: Database, operation_id: int, actor: str, result: CleanUpReport, report: Callable[[str], None]
 ) -> None:
-    abort.finish_abort(database, operation_id, actor, report, PATIENCE_S)
+    abort.finish_abort(database, operation_id, actor, report, database.limits.clean_up_s)
     result.operations_aborted += 1
 
 
@@ -187,7 +190,7 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
     if came:
         name = operations.index_name(row)
         waiter = Waiter("clean-up", str(name))
-        attempts = Attempts(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S, waiter=waiter)
+        attempts = Attempts(database, source.sql, source.relations, *_patience(database), waiter=waiter)
         attempts.run(body, report, [name.sql])
 
 
@@ -207,7 +210,7 @@ def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, r
         installation.refresh(connection, source)
         return doubtful
 
-    if Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, PATIENCE_S, CLEAN_UP).run(body, report):
+    if Drain(database, source.sql, source.relations, *_patience(database), CLEAN_UP).run(body, report):
         result.warnings.append(
             f"table {source.sql}: its capture was made for another owner or primary key, or by another version of "
             "roir, and was made again. Run roir verify for its indexes"
@@ -222,13 +225,13 @@ def _may_refresh(connection: Connection, source: Source) -> bool:
 
 
 def _status(connection: Connection, generation_id: int) -> str:
-    """As it is by now: a drop, a publish or another clean-up may have been faster."""
+    """Its present status: a drop, a publish or another clean-up may have been faster."""
     found = execute(connection, "SELECT status FROM roir.generation WHERE id = %(id)s", {"id": generation_id})
     return str(found.scalar_one())
 
 
 def _remove_entries(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    result.partition_entries += remove_entries.remove(database, row, report, PATIENCE_S)
+    result.partition_entries += remove_entries.remove(database, row, report, database.limits.clean_up_s)
 
 
 def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
@@ -260,7 +263,7 @@ def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: C
             return
         if not view.is_guarded(connection, name) or holders(connection):
             return
-    if Attempts(database, name.sql, (), LOCK_TIMEOUT_MS, PATIENCE_S, waiter=CLEAN_UP).run(body, report, [name.sql]):
+    if Attempts(database, name.sql, (), *_patience(database), waiter=CLEAN_UP).run(body, report, [name.sql]):
         result.guards_removed += 1
         with database.transaction() as connection:
             result.warnings += [
@@ -292,9 +295,7 @@ def _drop_delta(database: Database, generation_id: int, result: CleanUpReport, r
         oid = execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": name}).scalar()
     if oid is None:
         return
-    ghosts = Attempts(database, name, [int(oid)], LOCK_TIMEOUT_MS, PATIENCE_S, waiter=CLEAN_UP).run(
-        body, report, [name]
-    )
+    ghosts = Attempts(database, name, [int(oid)], *_patience(database), waiter=CLEAN_UP).run(body, report, [name])
     if ghosts is not None:
         result.ghosts += ghosts
         result.deltas_dropped += 1
@@ -325,5 +326,5 @@ def _drop_generation(
 
     sql = source.sql if source is not None else physical.base(row.id)
     relations = source.relations if source is not None else ()
-    if Drain(database, sql, relations, LOCK_TIMEOUT_MS, PATIENCE_S, CLEAN_UP).run(body, report, physical.names(row.id)):
+    if Drain(database, sql, relations, *_patience(database), CLEAN_UP).run(body, report, physical.names(row.id)):
         result.generations_dropped += 1

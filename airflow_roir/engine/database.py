@@ -16,6 +16,7 @@ from sqlalchemy import Connection, CursorResult, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from airflow_roir.engine.limits import DEFAULT, Limits, execution_options
 from airflow_roir.engine.session import SESSION_SETTINGS as SESSION_SETTINGS
 from airflow_roir.engine.session import keep_to_encoding, pin
 from airflow_roir.engine.session import to_json as to_json
@@ -23,8 +24,6 @@ from airflow_roir.errors import InvalidInput
 
 T = TypeVar("T")
 
-# A server that restarts or fails over is back within this; a longer outage pauses the operation.
-OUTAGE_PATIENCE_S = 60.0
 LONGEST_WAIT_S = 5.0
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -35,25 +34,33 @@ class Database:
 
     Every connection is a session of its own with pinned settings; none is kept after use, so that a paused
     operation holds none. A pooler in front must be in session mode. The DSN never appears in `repr`.
+    limits: how long its sessions wait and how much they take at once. pool: for SQLAlchemy's `create_engine`, where
+    sessions are to be kept after all. engine: SQLAlchemy's, to listen to its events.
     """
 
-    def __init__(self, dsn: str, application_name: str = "roir") -> None:
+    def __init__(self, dsn: str, application_name: str = "roir", limits: Limits = DEFAULT, **pool: Any) -> None:
         self.dsn = dsn
         self.application_name = application_name
-        self._engine: Engine = create_engine(
+        self.limits = limits
+        self.engine: Engine = create_engine(
             "postgresql+psycopg2://",
             creator=self._open,
-            poolclass=NullPool,
             use_native_hstore=False,
             json_serializer=to_json,
+            execution_options=execution_options(limits),
+            **({"poolclass": NullPool} | pool),
         )
-        event.listen(self._engine, "before_cursor_execute", keep_to_encoding, retval=True)
+        event.listen(self.engine, "before_cursor_execute", keep_to_encoding, retval=True)
 
     def __repr__(self) -> str:
         return f"Database(application_name={self.application_name!r})"
 
-    def __reduce__(self) -> tuple[type[Database], tuple[str, str]]:
-        return (Database, (self.dsn, self.application_name))
+    def __reduce__(self) -> tuple[type[Database], tuple[str, str, Limits]]:
+        return (Database, (self.dsn, self.application_name, self.limits))
+
+    def named(self, application_name: str) -> Database:
+        """The same database and limits, under another name."""
+        return Database(self.dsn, application_name, self.limits)
 
     def _open(self) -> Any:
         try:
@@ -95,20 +102,24 @@ class Database:
     @contextmanager
     def connect(self) -> Iterator[Connection]:
         """A session; the caller begins and ends its transactions."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """A session for one transaction, committed at the end of the block, rolled back on an error."""
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             yield connection
 
     @contextmanager
     def autocommit(self) -> Iterator[Connection]:
         """A session outside any transaction block, for VACUUM."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    def retry(self, work: Callable[[], T]) -> T:
+        """As `retry`, for as long as the limits say that an outage is waited for."""
+        return retry(work, self.limits.outage_s)
 
 
 def execute(connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> CursorResult[Any]:
@@ -138,7 +149,7 @@ def bound(connection: Connection, sql: str, values: Mapping[str, Any] | None = N
 
 
 def sqlstate(error: DBAPIError) -> str:
-    """The SQLSTATE of a database error, '' where the connection failed before there was one."""
+    """The SQLSTATE of a database error, '' if the connection failed before there was one."""
     return getattr(error.orig, "pgcode", None) or ""
 
 
@@ -151,7 +162,7 @@ def said(error: DBAPIError) -> str:
 
 
 def is_transient(error: DBAPIError) -> bool:
-    """True where the same transaction may succeed when it is simply tried again.
+    """True if the same transaction may succeed when it is simply tried again.
 
     Lost connections, a server that starts or stops, serialization failures, deadlocks and lock time-outs.
     """
@@ -164,10 +175,10 @@ def is_transient(error: DBAPIError) -> bool:
     return state == "" and isinstance(error.orig, psycopg2.OperationalError | psycopg2.InterfaceError)
 
 
-def retry(work: Callable[[], T], patience_s: float = OUTAGE_PATIENCE_S, first_wait_s: float = 0.2) -> T:
+def retry(work: Callable[[], T], patience_s: float = DEFAULT.outage_s, first_wait_s: float = 0.2) -> T:
     """Run `work`, one whole transaction, again after a transient error, with jittered exponential back-off.
 
-    patience_s: how long to go on after the first failure; then its last error is raised. Safe only for work that
+    patience_s: how long to try again after the first failure; then its last error is raised. Safe only for work that
     is idempotent or compare-and-set, since a commit's answer can be lost.
     """
     deadline: float | None = None
@@ -191,5 +202,5 @@ VANISHED = ("42P01", "42704", "42883", "42703", "3F000")
 
 
 def has_vanished(error: DBAPIError) -> bool:
-    """True where an object that was there a moment ago is gone, or somebody else has changed it at the same time."""
+    """True if an object that was there a moment ago is gone, or somebody else has changed it at the same time."""
     return sqlstate(error) in VANISHED or (sqlstate(error) == "XX000" and "concurrently" in str(error.orig))

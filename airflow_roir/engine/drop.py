@@ -24,7 +24,7 @@ def drop_index(
 ) -> None:
     """Drop an index: its view, generations and, with the source's last index, the capture triggers.
 
-    Safe to kill and to repeat: the index can be found by its name until all is gone, and clean-up goes on with it.
+    Safe to kill and to repeat: the index can be found by its name until all is gone, and a clean-up finishes the drop.
     Raises NotFound, OperationRunning (abort that first), LockNotAcquired (nothing was changed, or what it says), and
     InvalidInput if other objects depend on the view: nothing was changed.
     """
@@ -68,7 +68,7 @@ def drop_index(
 def finish_drop(
     database: Database, index_id: int, report: Callable[[str], None] = lambda line: None, patience_s: float = 5.0
 ) -> None:
-    """The second half of a drop, also where the first one was made by a process that died. Safe to repeat."""
+    """The second half of a drop, also if a process that died made the first half. Safe to repeat."""
 
     def conclude(connection: Connection) -> None:
         # A build of the same name may have begun since, where the definition was still there.
@@ -92,5 +92,5 @@ SELECT i.id FROM roir.index i
 
 
 def half_dropped(connection: Connection) -> list[int]:
-    """Indexes, by id, whose drop has begun and not come to its end."""
+    """Indexes, by id, whose drop has begun but not ended."""
     return list(execute(connection, HALF_DROPPED).scalars())

@@ -1,6 +1,6 @@
 """What an entry looks like: which columns of the source it holds, under which physical names, and how it compares.
 
-Physical columns are named by position (`c1`, `c2`, …): no name of the user's ever meets a name of ours.
+Physical columns are named by position (`c1`, `c2`, …): no name of a user's ever meets a name of ours.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ COVERED_BYTES = 1024
 
 @dataclass(frozen=True)
 class EntryColumn:
-    """One column of an entry. equals: the operator of its own B-tree operator class, '' where it is only included.
+    """One column of an entry. equals: the operator of its own B-tree operator class, '' if it is only included.
 
-    collation_version: that of the library which the entries were sorted by; None where it tells none. attnum: the
+    collation_version: that of the library which the entries were sorted by; None if it tells none. attnum: the
     column's number in the source, which a rename doesn't change.
     """
 

@@ -42,7 +42,7 @@ TOO_BIG = "54000"
 
 @dataclass(frozen=True)
 class EntrySize:
-    """Bytes. limit: what a B-tree takes; bound: what the types allow, None where they don't say; biggest: sampled."""
+    """Bytes. limit: what a B-tree takes; bound: what the types allow, None if they don't say; biggest: sampled."""
 
     limit: int
     bound: int | None
@@ -59,7 +59,7 @@ def cover(connection: Connection, index: QualifiedName, source: Source, entry: E
     """The entry with those columns covered that leave room for every bounded key: no included value fails a write.
 
     A key that is bounded has its room kept for it. Of one that isn't, or is too big by itself, the covered columns take
-    1,024 bytes at the most. A B-tree has 32 columns at the most. Raises InvalidInput where `all` were to be covered and
+    1,024 bytes at the most. A B-tree has 32 columns at the most. Raises InvalidInput if `all` were to be covered and
     one doesn't fit.
     """
     limit = int(execute(connection, LIMIT).scalar_one())
@@ -98,7 +98,7 @@ def cover(connection: Connection, index: QualifiedName, source: Source, entry: E
 def measure(connection: Connection, index: QualifiedName, source: Source, entry: Entry) -> EntrySize:
     """The size of the indexed part of entries: key, primary key, covered columns.
 
-    Raises InvalidInput where an entry that is there already, and was looked at, doesn't fit: rows of small leaves all
+    Raises InvalidInput if an entry that is there already, and was looked at, doesn't fit: rows of small leaves all
     are, of big ones those in some blocks, other ones each time.
     """
     limit = int(execute(connection, LIMIT).scalar_one())
@@ -186,7 +186,7 @@ def _stretches(file: File, total: int) -> Iterator[str]:
 
 
 def _refused(connection: Connection, source: Source, entry: Entry, leaf: str, tids: Sequence[str]) -> int | None:
-    """The size of one of these rows' entries, as the server refuses it; None where it takes them all. Leaves nothing.
+    """The size of one of these rows' entries, as the server refuses it; None if it takes them all. Leaves nothing.
 
     They are stored as a segment stores them, and indexed both ways: as the seal does, and as a write does.
     """

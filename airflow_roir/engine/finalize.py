@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from airflow_roir.engine import fold, publish
-from airflow_roir.engine.database import Database, retry
+from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
@@ -30,22 +30,22 @@ def finalize(
     """
     run = start_run(database, index, owner, take_over=take_over)
     with driving(database, run), heartbeat(database, run):
-        retry(lambda: start_clock(database, run))
+        database.retry(lambda: start_clock(database, run))
         finalize_run(database, run, report)
-    return retry(lambda: operation_status(database, run.operation_id))
+    return database.retry(lambda: operation_status(database, run.operation_id))
 
 
 def finalize_run(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
     """As `finalize`, inside a run that the caller has started."""
-    phase = retry(lambda: _read(database, run)).phase
+    phase = database.retry(lambda: _read(database, run)).phase
     if phase in (Phase.BUILD, Phase.SEAL):
         raise IllegalTransition(f"index {run.index} is still in {phase}; finish that first: roir resume")
-    retry(lambda: fold.switch(database, run, report))
+    database.retry(lambda: fold.switch(database, run, report))
     if phase == Phase.FOLD:
-        folded = retry(lambda: fold.work(database, run))
-        retry(lambda: fold.finish(database, run, folded))
-    if retry(lambda: _read(database, run)).options.get("verify", "after") in ("after", "both"):
-        retry(lambda: fold.follow_partitions(database, run, report))
+        folded = database.retry(lambda: fold.work(database, run))
+        database.retry(lambda: fold.finish(database, run, folded))
+    if database.retry(lambda: _read(database, run)).options.get("verify", "after") in ("after", "both"):
+        database.retry(lambda: fold.follow_partitions(database, run, report))
         found = compare.verify_build(database, run)
         report(f"compared with the table: {found}")
         if not found.is_exact:
@@ -53,7 +53,7 @@ def finalize_run(database: Database, run: Run, report: Callable[[str], None] = l
                 f"index {run.index}: the new generation differs from its table ({found}); not published. See the "
                 f"table roir.discrepancy, verification {found.verification_id}. Resume to compare again, or abort"
             )
-    retry(lambda: publish.publish(database, run, report))
+    database.retry(lambda: publish.publish(database, run, report))
 
 
 def _read(database: Database, run: Run) -> Any:

@@ -1,6 +1,6 @@
 """What is wrong with published indexes while no operation runs: changes of a source that its capture can't follow.
 
-While an operation runs the fingerprint stops it. Afterwards nothing does: clean-up and status tell.
+While an operation runs the fingerprint stops it. Afterwards nothing does, so clean-up and status warn.
 """
 
 from __future__ import annotations

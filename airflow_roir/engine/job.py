@@ -12,13 +12,11 @@ from airflow_roir.engine import catalog, marks, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import LabelsRenamed, SourceChanged
-
-# Whoever works gives up on a lock that somebody holds on a whole table (a TRUNCATE, an ALTER) to look for a pause.
-TABLE_LOCK_WAIT = "2s"
 
 # Asked of primary keys with an enum only: the question takes milliseconds.
 RENAMED = """
@@ -29,7 +27,7 @@ SELECT s.name, s.was, s.is_now FROM roir.generation g CROSS JOIN LATERAL roir.sh
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker must know of an operation; read once, since none of it changes while it is prepared for."""
+    """What a worker must know of an operation; read once, since it doesn't change during a run."""
 
     run: Run
     index_id: int
@@ -47,10 +45,10 @@ class Job:
 
 
 def load_job(connection: Connection, run: Run) -> Job:
-    """Read what the workers of a run need. Raises Fenced, SourceChanged where the source isn't as it was."""
+    """Read what the workers of a run need. Raises Fenced, SourceChanged if the source isn't as it was."""
     row = read_control(connection, run)
     # A leaf that is new is read.
-    execute(connection, f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'")
+    execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).table_lock_ms}")
     generation = connection.execute(
         select(tables.generation, tables.index.c.source_oid)
         .join(tables.index, tables.index.c.id == tables.generation.c.index_id)
@@ -81,9 +79,9 @@ def load_job(connection: Connection, run: Run) -> Job:
 
 
 def check_fingerprint(connection: Connection, job: Job) -> None:
-    """Raise SourceChanged where the source's shape isn't the one that the operation was prepared for.
+    """Raise SourceChanged if the source's shape isn't the one that the operation was prepared for.
 
-    Raises LabelsRenamed where only labels of an enum are others, which can be undone: nothing was copied meanwhile.
+    Raises LabelsRenamed if only labels of an enum are others, which can be undone: nothing was copied meanwhile.
     """
     label = execute(connection, RENAMED, {"generation": job.generation_id}).first()
     if label is not None:
@@ -103,9 +101,9 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
 
 
 def check_partitions(connection: Connection, job: Job, known: set[int] | None = None, adopt: bool = False) -> None:
-    """Raise PartitionsChanged where partitions brought or took rows that no capture saw (`partitions.check`).
+    """Raise PartitionsChanged if partitions brought or took rows that no capture saw (`partitions.check`).
 
-    adopt: also write the new ones down, under the drain lock that the caller holds.
+    adopt: also register the new ones, under the drain lock that the caller holds.
     """
     known = set() if known is None else known
     found = changes.check(connection, job.run.index, job.source, job.generation_id, job.entry, known)

@@ -21,7 +21,7 @@ def set_options(
 ) -> operations.OperationRow:
     """Change a live operation's parallelism or batch rows; workers follow at their next batch boundary.
 
-    Raises InvalidInput for a bad value (the old one stays), NotFound, IllegalTransition where nothing is live.
+    Raises InvalidInput for a bad value (the old one stays), NotFound, IllegalTransition (nothing is live).
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -53,7 +53,7 @@ def change_options(
 
 
 def refuse_option(database: Database, index: str, actor: str, refusal: str) -> None:
-    """Show in the status, and keep as an event, that somebody's wish couldn't be followed. Raises NotFound."""
+    """Show in the status, and keep as an event, that an option was refused. Raises NotFound."""
     with database.transaction() as connection:
         check_schema(connection)
         row = operations.live_or_last(connection, parse_name(index, "index"))

@@ -19,16 +19,12 @@ from airflow_roir.errors import LockNotAcquired
 
 T = TypeVar("T")
 
-# For an attempt at a lock outside an operation, which has its own `lock_timeout_ms`. Below the default
-# deadlock_timeout of a second, so that it is always we who give way.
-LOCK_TIMEOUT_MS = 500
-
 
 @dataclass(frozen=True)
 class Blocker:
     """A session or prepared transaction that holds a lock that a drain must wait for.
 
-    autovacuum: it is an autovacuum worker, which gives way when it is cancelled and comes again later.
+    autovacuum: it is an autovacuum worker, which gives way when it is cancelled, and runs again later.
     """
 
     pid: int | None
@@ -118,11 +114,11 @@ NO_TABLE = ("42P01", "3F000", "42809")
 
 
 def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool = False) -> None:
-    """Lock a table (oid) by its name, which it then keeps: the one way to whatever is read, or altered, by name.
+    """Lock a table (oid) by its name, which it then keeps. Whatever is read or altered by name is locked by this.
 
-    A lock that was waited for is had on whatever has the name by then, and who waits for none may be late, too. Its
-    schema can be renamed still: `check_name` once more at the end tells. Raises LockNotAcquired where another relation,
-    or none, has the name.
+    After a wait the lock is on whatever has the name by then, and without a wait the name may be stale, too. The schema
+    can still be renamed: call `check_name` once more at the end. Raises LockNotAcquired if another relation, or none,
+    has the name.
     """
     lock = f"LOCK TABLE {'ONLY ' if only else ''}{sql} IN {mode} MODE"
     try:
@@ -136,7 +132,7 @@ def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool
 
 
 def check_name(connection: Connection, sql: str, oid: int) -> None:
-    """Raise LockNotAcquired where a name isn't that table's any more."""
+    """Raise LockNotAcquired if a name isn't that table's any more."""
     if execute(connection, WHOSE, {"name": sql}).scalar() != oid:
         raise _renamed(sql)
 
@@ -250,7 +246,7 @@ class Attempts:
             rest_s = min(rest_s * 2, LONGEST_REST_S)
 
     def _cancel(self, workers: Sequence[Blocker]) -> bool:
-        """Cancel autovacuum workers, which come again by themselves. False where the role may not."""
+        """Cancel autovacuum workers, which run again later. False if the role may not."""
         try:
             with self.database.transaction() as connection:
                 execute(connection, CANCEL, {"pids": [worker.pid for worker in workers]})
@@ -301,7 +297,7 @@ class Drain:
 
         def attempt(connection: Connection) -> T:
             self._locked = False
-            done = body(connection, lambda: self._lock(connection))
+            done = body(connection, lambda: self.lock(connection))
             if self._locked:
                 # A lock keeps a table's name; its schema's can be another one since.
                 check_name(connection, self.sql, self.relations[0])
@@ -309,7 +305,7 @@ class Drain:
 
         return self.attempts.run(attempt, report, exclusive)
 
-    def _lock(self, connection: Connection) -> None:
+    def lock(self, connection: Connection) -> None:
         """Writers queue behind us from the first relation's lock on: one limit for all that is waited for since."""
         begun, limit = time.monotonic(), self.attempts.limit_ms
         # lock_timeout begins anew with each lock, and a partitioned source has one per leaf.

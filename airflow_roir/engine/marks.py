@@ -1,6 +1,6 @@
-"""What must have been there all the while for entries to be right, and was gone or altered for a while.
+"""What entries depend on, and was gone or altered for a while.
 
-`roir.marks` tells by oids and rows of the catalogs what has the looks of before and isn't the same.
+`roir.marks` finds by oids and rows of the catalogs what looks as before but isn't the same.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def untouched_captures(connection: Connection, source_oid: int) -> list[int]:
 
 
 def keep_captures(connection: Connection, generations: list[int]) -> None:
-    """Keep the marks of capture functions that we have just made anew, for generations that knew the last ones."""
+    """Keep the marks of capture functions that we have just made again, for generations that knew the last ones."""
     for generation_id in generations:
         execute(connection, KEEP_FUNCTIONS, {"generation": generation_id})
 
@@ -91,5 +91,5 @@ def look(connection: Connection, generation_id: int) -> None:
 
 
 def forgive(connection: Connection, generation_id: int) -> None:
-    """Keep the marks that were the same from the verification's begin to its end, which has left nothing wrong."""
+    """Keep the marks that were the same from the verification's begin to its end, which found or left nothing wrong."""
     execute(connection, FORGIVE, {"generation": generation_id})

@@ -1,4 +1,4 @@
-"""Does something again and again in a thread while a block runs: a run's heartbeat, a command's progress bar."""
+"""Repeats something in a thread while a block runs: a run's heartbeat, a command's progress bar."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def meanwhile(work: Callable[[], object], every_s: float, name: str) -> Iterator[None]:
-    """Call `work` every so many seconds until the block ends, which waits for a call that is under way.
+    """Call `work` every `seconds` seconds until the block ends, which waits for a call that is under way.
 
     name: the thread's. An error of `work` ends the thread, not the block.
     """

@@ -13,14 +13,11 @@ from airflow_roir.definition import BuildOptions, IndexDefinition, quote
 from airflow_roir.engine import owner
 from airflow_roir.engine.catalog import SourceSize, identity_columns, size_of
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.source import Source
 
 Bound = tuple[str, ...]
 
-# ANALYZE's own sample size at its default target: bounds from 30,000 rows are within a few per cent.
-SAMPLE_ROWS = 30_000
-# Fewer blocks than this would make a block sample of clustered rows too uneven.
-SAMPLE_BLOCKS = 300
 # Small enough that a slow worker at the end leaves the others idle only briefly, big enough that the odd short
 # batch at a range's end doesn't matter.
 ROWS_PER_RANGE = 200_000
@@ -84,7 +81,7 @@ def make_plan(connection: Connection, source: Source, definition: IndexDefinitio
 
 
 def cut_source(connection: Connection, source: Source, rows_per_piece: Callable[[int], int]) -> tuple[int, list[Piece]]:
-    """The source's estimated rows, and pieces of about so many, at least one for each leaf. As `make_plan`.
+    """The source's estimated rows, and pieces of about `rows_per_piece`, at least one for each leaf. As `make_plan`.
 
     rows_per_piece: of the estimate, which is counted from the sample where the table was never analyzed.
     """
@@ -97,7 +94,7 @@ def cut_source(connection: Connection, source: Source, rows_per_piece: Callable[
 
 
 def sample_of(connection: Connection, source: Source) -> str:
-    """SQL: the clause that takes the plan's sample of a source, '' where that is all of it."""
+    """SQL: the clause that takes the plan's sample of a source, '' if that is all of it."""
     return _sample_clause(connection, source, size_of(connection, source))[0]
 
 
@@ -117,9 +114,10 @@ def _pieces(connection: Connection, source: Source, sample: str, ranges: int) ->
 def _sample_clause(connection: Connection, source: Source, size: SourceSize) -> tuple[str, float]:
     block = int(execute(connection, "SELECT current_setting('block_size')").scalar_one())
     blocks = size.bytes / block
+    wanted = limits_of(connection)
     share = max(
-        SAMPLE_BLOCKS / blocks if blocks else 1.0,
-        SAMPLE_ROWS / size.rows if size.rows else SAMPLE_BLOCKS * 4 / blocks if blocks else 1.0,
+        wanted.sample_blocks / blocks if blocks else 1.0,
+        wanted.sample_rows / size.rows if size.rows else wanted.sample_blocks * 4 / blocks if blocks else 1.0,
     )
     if share >= 0.5:
         return "", 1.0

@@ -25,7 +25,7 @@ from airflow_roir.engine import (
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
-from airflow_roir.engine.database import Database, execute, retry
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
@@ -63,16 +63,16 @@ def prepare(
 ) -> PreparedOperation:
     """Begin an operation: a create, or a rebuild where the index exists. Idempotent.
 
-    An unfinished operation of the index is adopted as it is: `options` then change nothing but parallelism and
-    batch rows. Raises InvalidInput, NotFound, LockNotAcquired (nothing stays behind), OperationFailed where an
-    operation of the index failed and must be aborted first, SourceChanged where one of another index should be.
+    An unfinished operation of the index is adopted with its own options; only parallelism and batch rows change. Raises
+    InvalidInput, NotFound, LockNotAcquired (nothing stays behind), OperationFailed (an operation of the index failed
+    and must be aborted first), SourceChanged (one of another index on the source must be).
     """
     who = actor or operations.default_actor()
     # Not tried again, as all that follows is: a DSN that leads nowhere is to be said at once.
     with database.transaction() as connection:
         checks.check_rights(connection)
         check_schema(connection)
-    return retry(lambda: _begin(database, definition, options, who, report))
+    return database.retry(lambda: _begin(database, definition, options, who, report))
 
 
 def _begin(
@@ -82,7 +82,7 @@ def _begin(
     actor: str,
     report: Callable[[str], None],
 ) -> PreparedOperation:
-    """One attempt. An operation whose commit was not answered for is adopted by the next one."""
+    """One attempt. If the answer to its commit was lost, the next attempt adopts the operation."""
     with database.transaction() as connection:
         adopted = _adopt(connection, definition, options, actor)
     if adopted is not None:
@@ -107,7 +107,7 @@ def _begin(
 
 
 def is_rebuild(database: Database, definition: IndexDefinition) -> bool:
-    """True where the index has a published generation, and no unfinished operation."""
+    """True if the index has a published generation, and no unfinished operation."""
     with database.transaction() as connection:
         check_schema(connection)
         existing = existing_index(connection, definition)
@@ -207,7 +207,7 @@ def _check_other_builds(connection: Connection, source: Source) -> None:
 def _pieces(connection: Connection, rehearsal: Rehearsal, index_id: int) -> list[Piece]:
     """The plan's pieces, for the leaves that there are under the drain lock: one that came since is a piece itself.
 
-    Blocks are cut anew: what was written until now must be within them, what is written from now on is captured.
+    Blocks are cut again: what was written until now must be within them, what is written from now on is captured.
     """
     source, plan, choice = rehearsal.source, rehearsal.plan, rehearsal.choice
     leaves = list(source.leaves)

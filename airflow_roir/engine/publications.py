@@ -1,7 +1,7 @@
 """Publications that have the index's own tables too: of all tables, or of our schemas.
 
-Writes go on, since our tables have a replica identity. But a PostgreSQL subscriber to them stops at the first change of
-a table that it hasn't got, and with it whatever it should replicate.
+Writes still work, since our tables have a replica identity. But a PostgreSQL subscriber to them stops at the first
+change of a table that it doesn't have, and replicates nothing more.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def found(connection: Connection) -> list[str]:
 
 
 def check(connection: Connection, ignore: bool) -> None:
-    """Raise InvalidInput where the tables of a new generation would be published.
+    """Raise InvalidInput if the tables of a new generation would be published.
 
-    ignore: the user knows that the subscribers can take it. Looked at by prepare alone: one that is made later is
-    warned of.
+    ignore: the user knows that the subscribers can take it. Only prepare checks this; `roir status` warns of a later
+    one.
     """
     if not ignore and (lines := found(connection)):
         raise InvalidInput(
@@ -63,5 +63,5 @@ def check(connection: Connection, ignore: bool) -> None:
 
 
 def warnings(connection: Connection, index: str, ignored: bool) -> list[str]:
-    """What is to be said of an index that is published already. ignored: the last build was told to ignore them."""
+    """The warnings of a published index. ignored: the last build was told to ignore publications."""
     return [] if ignored else [f"index {index}: {line}" for line in found(connection)]

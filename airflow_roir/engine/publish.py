@@ -47,7 +47,7 @@ def _name(connection: Connection, job: Job) -> QualifiedName:
 
 
 def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool:
-    """One attempt; False where so much is left in the delta that it is better folded without the lock."""
+    """One attempt; False if so much is left in the delta that it is better folded without the lock."""
     run = job.run
     row = read_running(connection, run)
     _check_complete(connection, job)
@@ -113,7 +113,7 @@ def _check_complete(connection: Connection, job: Job) -> None:
 
 
 def _only_ghosts(connection: Connection, job: Job) -> int:
-    """The drain lock is held, so no writer holds a row: all that is left are ghosts. Returns their number."""
+    """The drain lock is held, so no writer holds a row, and only ghosts may remain. Returns their number."""
     tally = f"SELECT state, count(*) AS rows FROM {physical.delta(job.generation_id)} GROUP BY state"
     counts = {row.state: row.rows for row in execute(connection, tally)}
     ghosts = int(counts.pop(EntryState.GHOST.value, 0))

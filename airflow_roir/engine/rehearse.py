@@ -1,4 +1,4 @@
-"""Everything that prepare finds out before it asks for a lock; `roir plan` shows it."""
+"""What prepare finds out before it asks for a lock; `roir plan` shows it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def rehearse(
 
 
 def check_columns(connection: Connection, source: Source, definition: IndexDefinition) -> None:
-    """Raise SourceChanged where columns were renamed or retyped since they were looked at. Under a lock they stay.
+    """Raise SourceChanged if columns were renamed or retyped since they were looked at. Under a lock they stay.
 
     Names that were exchanged would make entries of other columns, a type that was widened would be cut to what it was.
     """

@@ -11,7 +11,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Drain, telling_of_names
+from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.source import Source
 
 
@@ -101,5 +101,5 @@ def _drain(database: Database, source: Source | None, index_id: int, patience_s:
         row = connection.execute(select(tables.index).where(tables.index.c.id == index_id)).one()
     waiter = Waiter("removal", str(operations.index_name(row)))
     if source is None:
-        return Drain(database, f"index {index_id}", (), LOCK_TIMEOUT_MS, patience_s, waiter)
-    return Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s, waiter)
+        return Drain(database, f"index {index_id}", (), database.limits.attempt_ms, patience_s, waiter)
+    return Drain(database, source.sql, source.relations, database.limits.attempt_ms, patience_s, waiter)

@@ -1,7 +1,7 @@
-"""Takes a database up that was restored from a dump or upgraded by pg_upgrade: its catalogs were made anew.
+"""Adopts a database that was restored from a dump or upgraded by pg_upgrade: its catalogs are new.
 
-A dump gives every table another oid than the control schema says. pg_upgrade keeps the oids of tables, and links their
-partitions anew. A single table that was dropped and restored is neither: what rows it brought no capture has seen.
+A dump gives every table another oid than the control schema says. pg_upgrade keeps the oids of tables, but links their
+partitions again. A single table that was dropped and restored is neither: no capture has seen its rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from airflow_roir.engine import catalog
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS
+from airflow_roir.engine.limits import limits_of
 
 RESTORED = "SELECT recorded, present, present::regclass::text AS name FROM roir.restored_sources() ORDER BY 1"
 UPGRADED = "SELECT source::regclass::text FROM roir.upgraded_sources() ORDER BY 1 LIMIT 1"
@@ -23,7 +23,7 @@ SELECT quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index, r.reco
 
 
 def problem(connection: Connection) -> str | None:
-    """What happened to the database that its indexes don't know yet, None where nothing did."""
+    """What happened to the database that its indexes don't know yet; None if nothing did."""
     restored = execute(connection, RESTORED).first()
     if restored is not None:
         return (
@@ -46,14 +46,14 @@ SELECT roir.keep_shape(g.id) FROM roir.generation g JOIN roir.index i ON i.id = 
 
 
 def adopt(connection: Connection) -> None:
-    """Make indexes, partitions and capture functions name the tables that there are. No-op where nothing has moved.
+    """Make indexes, partitions and capture functions name the tables that there are. No-op if nothing has moved.
 
     In the caller's transaction; after a restore it locks the sources against writers. Operations that were unfinished
-    in a dump become `failed`; after a pg_upgrade they go on. A source that was replaced alone is left as it is.
+    in a dump become `failed`; after a pg_upgrade they can continue. A single source that was replaced isn't adopted.
     """
     restored = execute(connection, RESTORED).all()
     if restored:
-        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).attempt_ms}")
         for row in restored:
             execute(connection, f"LOCK TABLE {row.name} IN SHARE ROW EXCLUSIVE MODE")
         execute(connection, "SELECT roir.adopt_restored()")

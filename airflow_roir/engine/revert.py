@@ -1,4 +1,4 @@
-"""Revert: readers see the generation that was replaced again, within its revert window."""
+"""Revert: readers see the replaced generation again, within its revert window."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_roir.engine import catalog, operations, tables, view
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Drain, telling_of_names
+from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvariantViolated, NotFound
 
@@ -38,10 +38,10 @@ def revert(
 
     Both are maintained by every write, so nothing is lost and it takes one short lock, like a publish. The generation
     that is taken out of view is kept for the revert window that it was built with. An operation that is under way
-    goes on, and its publish replaces what is shown then.
+    continues, and its publish replaces what is shown then.
     reason: what the `event` table keeps. patience_s: how long to try for the lock.
-    Raises NotFound (no such index, or nothing to go back to), LockNotAcquired. Does not look whether the generation
-    that is shown again is right: `roir verify` does.
+    Raises NotFound (no such index, or nothing to go back to), LockNotAcquired. Doesn't check whether that generation is
+    right: `roir verify` does.
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -66,7 +66,9 @@ def revert(
         operations.record_event(connection, found.id, None, actor, "revert", said)
         return Reverted(str(name), replaced.id, shown.id)
 
-    drain = Drain(database, source.sql, source.relations, LOCK_TIMEOUT_MS, patience_s, Waiter("revert", str(name)))
+    drain = Drain(
+        database, source.sql, source.relations, database.limits.attempt_ms, patience_s, Waiter("revert", str(name))
+    )
     with telling_of_names():
         return drain.run(body, report, [name.sql])
 

@@ -26,9 +26,6 @@ from airflow_roir.errors import (
 )
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, FORMAT_VERSION, Status, Verb
 
-# Often enough that a run isn't taken for dead (30 s) after a few lost beats.
-HEARTBEAT_EVERY_S = 2.0
-
 
 @dataclass(frozen=True)
 class Run:
@@ -47,9 +44,9 @@ def start_run(
     take_over: bool = False,
     lift_pause: bool = True,
 ) -> Run:
-    """Take an operation up, paused or left behind by a run that died, and fence everything older, at once.
+    """Take over an operation that is paused, or whose run has died, and fence everything older at once.
 
-    owner: names this run to others. take_over: also from a run that is alive. lift_pause: False where whoever wanted
+    owner: names this run to others. take_over: also from a run that is alive. lift_pause: False if whoever wanted
     this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept.
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
     drive), SchemaVersionMismatch (begun by other code),
@@ -104,7 +101,7 @@ def start_run(
 
 
 def end_run(database: Database, run: Run) -> None:
-    """Say that this run drives the operation no more, so that the next one need not wait for its heartbeat."""
+    """Record that this run no longer drives the operation, so that the next one needn't wait for its heartbeat."""
     with database.transaction() as connection:
         operations.tick(connection, run.operation_id, run.epoch)
         connection.execute(
@@ -115,14 +112,14 @@ def end_run(database: Database, run: Run) -> None:
 
 
 def read_control(connection: Connection, run: Run) -> Row[Any]:
-    """The operation's row as workers look at it in every batch. Raises Fenced where a newer run holds it."""
+    """The operation's row as workers look at it in every batch. Raises Fenced if a newer run holds it."""
     row = operations.read_operation(connection, run.operation_id)
     check_epoch(row, run)
     return row
 
 
 def check_epoch(row: Row[Any], run: Run) -> None:
-    """Raise Fenced where a newer run holds the operation. row: with its epoch and owner."""
+    """Raise Fenced if a newer run holds the operation. row: with its epoch and owner."""
     if row.epoch != run.epoch:
         raise Fenced(f"index {run.index}: {row.owner} drives operation {run.operation_id} now; {run.owner} stops")
 
@@ -139,7 +136,7 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
         with suppress(DBAPIError), database.transaction() as connection:
             operations.tick(connection, run.operation_id, run.epoch)
 
-    with meanwhile(beat, HEARTBEAT_EVERY_S, "roir-heartbeat"):
+    with meanwhile(beat, database.limits.heartbeat_every_s, "roir-heartbeat"):
         yield
 
 
@@ -153,7 +150,7 @@ def start_clock(database: Database, run: Run) -> None:
 def driving(database: Database, run: Run) -> Iterator[None]:
     """Around a run's work: whatever goes wrong leaves the operation resumable, with the reason.
 
-    A pause ends the block quietly. Where going on would be wrong the operation fails. Errors go on to the caller.
+    A pause ends the block quietly. If it would be wrong to continue, the operation fails. The caller gets the error.
     """
     try:
         yield
@@ -176,9 +173,9 @@ def driving(database: Database, run: Run) -> Iterator[None]:
 
 
 def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> None:
-    """Write down why a run or worker stops: paused with the reason, or failed where going on would be wrong.
+    """Record why a run or worker stops: paused with the reason, or failed if it would be wrong to continue.
 
-    Where the operation is paused already the reason becomes an event, so that no error is lost behind a pause.
+    If the operation is paused already, the reason becomes an event, so that a pause hides no error.
     """
     # What the server said; the statement and its values are nobody's business in a status.
     said = str(error.orig if isinstance(error, DBAPIError) else error)

@@ -22,11 +22,10 @@ from airflow_roir.engine import owner
 from airflow_roir.engine.batch_size import GROWTH, REMEMBERED
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.job import Job
+from airflow_roir.engine.limits import limits_of
 from airflow_roir.errors import SourceChanged
 from airflow_roir.scan_range import Key, ScanRange
 
-# A batch by blocks, or of wide rows, reads no more than this: 64 MB.
-BATCH_BYTES = 64 << 20
 # Of narrow rows, where nobody has analyzed the table and no batch was copied yet.
 ROWS_PER_BLOCK = 200.0
 # Nothing is known of the first blocks, and then only of those that were copied.
@@ -51,7 +50,7 @@ class Reader(Protocol):
     """Cuts the next batch off a range. The caller has locked the relation, which so keeps its name and its file."""
 
     def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
-        """The next stretch, of about so many rows. relation: its quoted name; usual: rows per block when it was
+        """The next stretch, of about `rows` rows. relation: its quoted name; usual: rows per block when it was
         analyzed. Raises SourceChanged.
         """
         ...
@@ -123,9 +122,9 @@ class BlockReader:
         self._blocks = FIRST_BLOCKS
 
     def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
-        """As many blocks as hold about so many rows.
+        """As many blocks as hold about `rows` rows.
 
-        Raises SourceChanged where the relation's file isn't the one of the plan (VACUUM FULL, CLUSTER, pg_repack):
+        Raises SourceChanged if the relation's file isn't the one of the plan (VACUUM FULL, CLUSTER, pg_repack):
         its rows are in other blocks then, and no capture told of that.
         """
         assert scan.lower is not None
@@ -143,7 +142,8 @@ class BlockReader:
         first = self._first(scan)
         # The densest of what is known: behind an empty stretch rows may lie close again.
         dense = max([*self._rows_per_block, usual or 0.0]) or ROWS_PER_BLOCK
-        blocks = max(1, min(int(rows / dense), self._blocks * GROWTH, BATCH_BYTES // file.block_bytes))
+        most = limits_of(self.connection).batch_bytes // file.block_bytes
+        blocks = max(1, min(int(rows / dense), self._blocks * GROWTH, most))
         end = min(first + blocks, int(scan.upper[0]))
         where = f"ctid >= '({first},0)'::tid AND ctid < '({end},0)'::tid"
         return Stretch([str(end - 1)] if end > first else scan.watermark, end >= int(scan.upper[0]), where, {})
@@ -156,7 +156,7 @@ class BlockReader:
             self._blocks = max(blocks, FIRST_BLOCKS)
 
     def _first(self, scan: ScanRange) -> int:
-        """Go on after what was done."""
+        """Continue after what was done."""
         assert scan.lower is not None
         return int(scan.lower[0]) if scan.watermark is None else int(scan.watermark[0]) + 1
 

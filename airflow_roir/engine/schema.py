@@ -68,11 +68,11 @@ def head() -> str:
 def init(database: Database) -> str:
     """Create or upgrade the control schema to this code's version; returns it. Safe to call again.
 
-    Where the database was restored from a dump, or upgraded by pg_upgrade, its indexes are made to know their tables
-    again (`restore`).
+    If the database was restored from a dump, or upgraded by pg_upgrade, its indexes find their tables again
+    (`restore`).
 
-    Raises InvalidInput where the role may not create schemas in the database, or the server is too old,
-    SchemaVersionMismatch where the schema is newer than the code, or of before the first release.
+    Raises InvalidInput if the role may not create schemas in the database, or the server is too old,
+    SchemaVersionMismatch if the schema is newer than the code, or older than the first release.
     """
     from alembic import command
 
@@ -109,12 +109,12 @@ def init(database: Database) -> str:
 
 
 def is_guarded(connection: Connection) -> bool:
-    """True where event triggers refuse DDL that no capture sees; without them it is detected."""
+    """True if event triggers refuse DDL that no capture sees; without them it is detected."""
     return bool(execute(connection, IS_GUARDED).scalar_one())
 
 
 def current(connection: Connection) -> str | None:
-    """The database's revision of the control schema, None where there is none."""
+    """The database's revision of the control schema, None if there is none."""
     if execute(connection, f"SELECT to_regclass('roir.{VERSION_TABLE}')").scalar() is None:
         return None
     revision = execute(connection, f"SELECT version_num FROM roir.{VERSION_TABLE}").scalar()
@@ -122,8 +122,9 @@ def current(connection: Connection) -> str | None:
 
 
 def check_schema(connection: Connection) -> None:
-    """Raise SchemaVersionMismatch where the control schema is missing, older or newer than this code, or where the
-    database was restored or upgraded and nobody has told its indexes.
+    """Raise SchemaVersionMismatch if the control schema is missing, older or newer than this code.
+
+    Also if the database was restored or upgraded, and `roir init` hasn't adopted it.
     """
     from airflow_roir.engine import restore
 
@@ -142,7 +143,7 @@ def check_schema(connection: Connection) -> None:
 
 
 def _check_known(connection: Connection, revision: str) -> None:
-    """Raise SchemaVersionMismatch where this code can't upgrade a schema of that revision."""
+    """Raise SchemaVersionMismatch if this code can't upgrade a schema of that revision."""
     known = revision in revisions()
     if (not known and revision in UNRELEASED) or not execute(connection, HAS_HOME).scalar_one():
         raise SchemaVersionMismatch(

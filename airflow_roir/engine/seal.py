@@ -19,16 +19,13 @@ from airflow_roir.engine import operations
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.giving_way import GaveWay, giving_way
-from airflow_roir.engine.job import TABLE_LOCK_WAIT, Job, load_job
+from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.errors import InvariantViolated
 from airflow_roir.operation import Phase, Verb
 
 # A sort in memory is what makes a bulk B-tree build fast; half a million entries fit into this.
 SORT_MEMORY_KB = 262_144
-# So often a segment is begun anew for those who wait for it. Then it is finished first: somebody who truncates leaves
-# all day long would else keep it from its end.
-MOST_RETREATS = 8
 
 SEGMENTS = Pieces(
     "segment",
@@ -103,7 +100,7 @@ class SealWorker:
         """Make index-only scans work at once, and give the planner its statistics. Raises Fenced, GaveWay."""
         with self.database.autocommit() as connection:
             name = physical.segment(self.job.generation_id, claim.ordinal)
-            execute(connection, f"SET lock_timeout = '{TABLE_LOCK_WAIT}'")
+            execute(connection, f"SET lock_timeout = {self.database.limits.table_lock_ms}")
             with self._giving_way(connection, claim, gives_way):
                 execute(connection, f"VACUUM (ANALYZE) {name}")
         with self.connection.begin():
@@ -125,7 +122,7 @@ class SealWorker:
             "set_config('lock_timeout', %(wait)s, true), "
             "set_config('maintenance_work_mem', greatest(setting::int, %(kb)s)::text || 'kB', true) "
             "FROM pg_settings WHERE name = 'maintenance_work_mem'",
-            {"kb": SORT_MEMORY_KB, "wait": TABLE_LOCK_WAIT},
+            {"kb": SORT_MEMORY_KB, "wait": str(self.database.limits.table_lock_ms)},
         )
 
     def _commit(self, claim: SegmentClaim, from_status: str, to_status: str) -> None:
@@ -148,7 +145,7 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
         retreats: Counter[int] = Counter()
         while isinstance(claim := sealer.claim(), SegmentClaim):
             begun = time.monotonic()
-            gives_way = retreats[claim.ordinal] < MOST_RETREATS
+            gives_way = retreats[claim.ordinal] < database.limits.seal_retreats
             try:
                 if claim.status == "loading":
                     claim = sealer.index(claim, gives_way)
@@ -166,7 +163,7 @@ def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLe
 
 
 def finish(database: Database, run: Run) -> None:
-    """Go on to fold, once every segment is sealed. Raises InvariantViolated where one isn't, Fenced."""
+    """Advance to fold, once every segment is sealed. Raises InvariantViolated if one isn't, Fenced."""
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.phase != Phase.SEAL:

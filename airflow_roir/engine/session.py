@@ -83,7 +83,7 @@ PLAIN = str.maketrans({"…": "...", "→": "->", "–": "-", "’": "'"})
 
 
 def pin(connection: Any) -> None:
-    """Pin the settings of a psycopg2 session that has just begun. Raises InvalidInput where that can't be.
+    """Pin the settings of a psycopg2 session that has just begun. Raises InvalidInput if that can't be.
 
     Each statement is its own transaction: it counts from the next one on, whatever becomes of that.
     """

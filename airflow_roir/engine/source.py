@@ -13,7 +13,7 @@ class Column:
 
     type: what the entry stores, in full: a domain's base type with its modifier. cast: the same without the
     modifier, to read a value back from text. collation_version: the library's, as it is now, if it tells one.
-    max_bytes: None where the type sets no bound.
+    max_bytes: None if the type sets no bound.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Column:
 class Source:
     """The table that is indexed.
 
-    Reading it waits for nobody's lock, not even an ACCESS EXCLUSIVE one: a worker that starts must not hang.
+    Reading it waits for no lock, not even an ACCESS EXCLUSIVE one: a worker that starts must not hang.
     """
 
     oid: int

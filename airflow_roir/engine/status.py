@@ -1,4 +1,4 @@
-"""How operations stand, for people and programs; every number is derived from committed rows (I9)."""
+"""The state of operations, for people and programs; every number is derived from committed rows (I9)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from airflow_roir.operation import Phase
 class OperationStatus:
     """One operation. Durations in seconds: total_execution_time counts neither pauses nor Spark's start-up.
 
-    seconds_left and rows_per_second are None where there is nothing yet to derive them from. notice: whom it
+    seconds_left and rows_per_second are None if there is nothing yet to derive them from. notice: whom it
     waits for, or the last option that was refused. warnings: of the published index (`health`), by `status` only.
     """
 

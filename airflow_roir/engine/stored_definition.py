@@ -24,7 +24,7 @@ def existing_index(connection: Connection, definition: IndexDefinition) -> Row[A
 
 
 def stored_definition(connection: Connection, existing: Row[Any], given: IndexDefinition) -> IndexDefinition:
-    """The definition of an index that exists; where one was given too, it must be the same."""
+    """The definition of an index that exists; if the user gave one, too, both must be the same."""
     name = operations.index_name(existing)
     source_name = catalog.name_of(connection, existing.source_oid)
     stored = IndexDefinition(name, source_name, tuple(existing.key_columns), tuple(existing.included_columns))

@@ -1,4 +1,4 @@
-"""Subscriptions that stop for good where their partitioned table has a row trigger, as an index's source does.
+"""Subscriptions that stop for good if their partitioned table has a row trigger, as an index's source does.
 
 PostgreSQL's workers leak a reference to the partition for each row that they apply through a partitioned table with a
 row trigger that fires for them, and warn of each at the commit. A parallel worker (`streaming = parallel`, the default
@@ -40,6 +40,6 @@ def found(connection: Connection, source: Source) -> list[str]:
 
 
 def check(connection: Connection, source: Source) -> None:
-    """Raise InvalidInput where a build would stop the replication. One that is made later is warned of."""
+    """Raise InvalidInput if a build would stop the replication. `roir status` warns of a later one."""
     if lines := found(connection, source):
         raise InvalidInput(lines[0])

@@ -75,7 +75,7 @@ def show(
     """Make the view show a generation, in the caller's transaction. Locks the view in ACCESS EXCLUSIVE mode.
 
     The view keeps its grants, owner and options, and the views that users built on it. Raises InvariantViolated
-    where another relation took the name.
+    if another relation took the name.
     """
     row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
     if row is not None and not row.ours:
@@ -106,7 +106,7 @@ def _taken(name: QualifiedName) -> str:
 
 
 def drop(connection: Connection, name: QualifiedName, index_id: int) -> None:
-    """Drop an index's view, if the relation of that name is it. Raises LockNotAcquired where names are exchanged."""
+    """Drop an index's view, if the relation of that name is it. Raises LockNotAcquired if names are exchanged."""
     row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
     if row is None or not row.ours:
         return
@@ -121,7 +121,7 @@ def drop(connection: Connection, name: QualifiedName, index_id: int) -> None:
 
 
 def is_ours(connection: Connection, name: QualifiedName, index_id: int) -> bool:
-    """True where the relation of that name is the view of that index, not one that took its name."""
+    """True if the relation of that name is the view of that index, not one that took its name."""
     row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
     return row is not None and bool(row.ours)
 
@@ -135,7 +135,7 @@ SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') FROM pg_depend d
 
 
 def lost(connection: Connection, name: QualifiedName, generation_id: int) -> str:
-    """What to say where the view of an active generation isn't there under its name, with the remedy."""
+    """What to say if the view of an active generation isn't there under its name, with the remedy."""
     shows = execute(connection, SHOWING, {"base": physical.base(generation_id)}).scalar()
     renamed = f"view {shows} shows its entries now; rename that view back" if shows else "no view shows its entries"
     return (
@@ -150,7 +150,7 @@ def hide(connection: Connection, generation_id: int) -> None:
 
 
 def is_guarded(connection: Connection, name: QualifiedName) -> bool:
-    """True where the view of that name asks for the caller's snapshot."""
+    """True if the view of that name asks for the caller's snapshot."""
     return bool(execute(connection, IS_GUARDED, {"schema": name.schema, "name": name.name}).scalar_one())
 
 

@@ -17,8 +17,8 @@ class BuildIndexOperator(SparkDrivingOperator):
     """Copies every range and seals every segment on Spark (docs/architecture.md#phases); returns the
     operation's id.
 
-    spark: see `SparkDrivingOperator`. Parallelism and rows per batch are the operation's, as prepare wrote them. Both
-    can be changed in the task's Task State Store, and take effect at the next batch.
+    spark: see `SparkDrivingOperator`. The operation's row holds the parallelism and the rows per batch, as prepare
+    wrote them. Both can be changed in the task's Task State Store; a change takes effect at the next batch.
 
     If the DAG is paused, the build stops after its open batches, and the task is rescheduled, which costs no retry.
     Every retry continues from the watermarks. The task waits in the same way for an operation that was paused

@@ -5,24 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from airflow_roir.engine.database import LONGEST_WAIT_S, OUTAGE_PATIENCE_S
+from airflow_roir.engine.database import LONGEST_WAIT_S
 
 FIRST_WAIT_S = 0.2
 
 
 class Patience:
-    """As `engine.database.retry`, for work that isn't one transaction but goes on from where it stood.
+    """As `engine.database.retry`, for work that isn't one transaction but continues from its last commit.
 
-    wait: how to sleep, in seconds; tests replace it. Waits double up to LONGEST_WAIT_S, OUTAGE_PATIENCE_S in all.
+    Waits double up to LONGEST_WAIT_S, `patience_s` in all. wait: how to sleep, in seconds.
     """
 
-    def __init__(self, wait: Callable[[float], object] = time.sleep) -> None:
+    def __init__(self, patience_s: float, wait: Callable[[float], object] = time.sleep) -> None:
+        self._patience_s = patience_s
         self._wait = wait
         self.renew()
 
     def renew(self) -> None:
         """Something has worked: the next outage has all of the patience again."""
-        self._left = OUTAGE_PATIENCE_S
+        self._left = self._patience_s
         self._next = FIRST_WAIT_S
 
     def wait(self) -> bool:

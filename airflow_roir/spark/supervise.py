@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_roir.engine import build, seal
 from airflow_roir.engine.claims import WorkLeft
-from airflow_roir.engine.database import OUTAGE_PATIENCE_S, Database, retry
+from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
@@ -42,7 +42,7 @@ def drive(
     report: Callable[[str], None] = lambda line: None,
     lift_pause: bool = True,
 ) -> OperationStatus:
-    """Build and seal the index's live operation on Spark, or verify it, in a run of its own, from wherever it stands.
+    """Build and seal the index's live operation on Spark, or verify it, in a run of its own, from its present phase.
 
     Returns its status: phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises,
     SparkFailed, and WorkerFailed for what workers reported; the operation then holds the reason.
@@ -68,10 +68,10 @@ class _PhaseOnSpark:
         self._run = run
         self._phase = phase
         self._report = report
-        self._workers = Workers(spark, database.dsn, run, phase)
+        self._workers = Workers(spark, database, run, phase)
         self._lost = 0
         self._lost_at = 0.0
-        self._patience = Patience(self._workers.wait)
+        self._patience = Patience(database.limits.outage_s, self._workers.wait)
         self._submitted_at: dict[int, float] = {}
         self._waiting: frozenset[int] = frozenset()
 
@@ -94,7 +94,7 @@ class _PhaseOnSpark:
             raise OperationPaused(f"index {self._run.index}: paused by {row.paused_by}: {row.pause_reason}")
         if row.status == Status.FAILED:
             raise OperationFailed(f"index {self._run.index}: {row.error}")
-        retry(lambda: ENGINE[self._phase].finish(self._database, self._run))
+        self._database.retry(lambda: ENGINE[self._phase].finish(self._database, self._run))
         self._report(f"{self._phase.value}: done in {time.monotonic() - begun:.1f} s")
 
     def _supervise(self) -> None:
@@ -114,7 +114,7 @@ class _PhaseOnSpark:
                     f"{self._run.index}: {self._phase.value}, worker {number} of {row.parallelism}, "
                     f"{left.free} {UNITS[self._phase]} unclaimed",
                 )
-            if not left.undone and not retry(self._at_work):
+            if not left.undone and not self._database.retry(self._at_work):
                 # Whom Spark has no slot for, or has lost, need not come any more.
                 break
             self._watch_slots()
@@ -123,7 +123,7 @@ class _PhaseOnSpark:
 
     def _leave(self, cause: BaseException | None) -> None:
         """Hear out those who are still at work; raises the first error among them unless there is a `cause` already."""
-        failures = self._hear(self._workers.leave(self._at_work, OUTAGE_PATIENCE_S), leaving=True)
+        failures = self._hear(self._workers.leave(self._at_work, self._database.limits.outage_s), leaving=True)
         if failures and cause is None:
             raise failures[0]
 
@@ -136,7 +136,7 @@ class _PhaseOnSpark:
         return failures
 
     def _failure(self, ended: Ended, leaving: bool) -> RoirError | None:
-        """What trying again won't help: a worker's own error, or a Spark that is of no more use."""
+        """The error, if trying again won't help: a worker's own error, or a Spark that is of no more use."""
         phase = self._phase.value
         for row in ended.rows:
             if row.error is None:
@@ -172,7 +172,7 @@ class _PhaseOnSpark:
         late = {number for number, since in self._submitted_at.items() if now - since >= SLOT_S}
         if not late:
             return
-        for number in retry(self._at_work) | (late - self._workers.busy):
+        for number in self._database.retry(self._at_work) | (late - self._workers.busy):
             self._submitted_at.pop(number, None)
         waiting = frozenset(late & self._submitted_at.keys())
         if waiting - self._waiting:
@@ -192,7 +192,7 @@ class _PhaseOnSpark:
                 left: WorkLeft = ENGINE[self._phase].work_left(connection, self._run, self._workers.busy)
                 return left
 
-        return retry(read)
+        return self._database.retry(read)
 
 
 def _control(database: Database, run: Run) -> Any:
@@ -200,4 +200,4 @@ def _control(database: Database, run: Run) -> Any:
         with database.transaction() as connection:
             return read_control(connection, run)
 
-    return retry(read)
+    return database.retry(read)

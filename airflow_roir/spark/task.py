@@ -43,14 +43,15 @@ def workers_at_work(connection: Connection, run: Run) -> set[int]:
     return {row.worker for row in execute(connection, AT_WORK, values)}
 
 
-def worker_function(dsn: str, run: Run, phase: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def worker_function(
+    database: Database, run: Run, phase: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for `DataFrame.mapInArrow` over `spark.range`: row `id` is the worker with that number."""
 
     def run_workers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                database = Database(dsn, session_name(run, number))
-                rows = list(work(database, run, phase, number))
+                rows = list(work(database.named(session_name(run, number)), run, phase, number))
                 yield pa.RecordBatch.from_pylist(rows, schema=_arrow_schema())
 
     return run_workers
@@ -68,7 +69,7 @@ def work(
     Lost connections and restarting servers are waited for. Whatever else goes wrong is written to the operation,
     so that its other workers stop at their next batch, and returned as a row: no error is ever dropped.
     """
-    patience = Patience(wait)
+    patience = Patience(database.limits.outage_s, wait)
     while True:
         try:
             for metrics in _steps(database, run, phase, number, wait):

@@ -1,4 +1,4 @@
-"""A phase's workers on Spark: each is one Spark job with one task, so that one can come, leave or fail alone."""
+"""A phase's workers on Spark: each is one Spark job with one task, so that workers come, leave and fail one by one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run
 from airflow_roir.operation import Phase
 from airflow_roir.spark.session import interrupt, is_alive, name_job
@@ -26,7 +27,7 @@ INTERRUPTED_S = 15.0
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker's job that has ended. rows: its metrics; error: what Spark raised, None where the worker returned."""
+    """A worker's job that has ended. rows: its metrics; error: what Spark raised, None if the worker returned."""
 
     worker: int
     rows: list[Any]
@@ -36,9 +37,9 @@ class Ended:
 class Workers:
     """The workers of one phase of a run that are on Spark now."""
 
-    def __init__(self, spark: Any, dsn: str, run: Run, phase: Phase) -> None:
+    def __init__(self, spark: Any, database: Database, run: Run, phase: Phase) -> None:
         self._spark = spark
-        self._dsn = dsn
+        self._database = database
         self._run = run
         self._phase = phase
         self._jobs: dict[int, Future[list[Any]]] = {}
@@ -63,7 +64,7 @@ class Workers:
         try:
             name_job(self._spark, self._tag(number), description)
             task = self._spark.range(number, number + 1, 1, 1)
-            work = worker_function(self._dsn, self._run, self._phase.value)
+            work = worker_function(self._database, self._run, self._phase.value)
             job.set_result(list(task.mapInArrow(work, METRICS_SCHEMA).collect()))
         except BaseException as error:  # handed on whole, in `Ended`
             job.set_exception(error)
@@ -73,7 +74,7 @@ class Workers:
         return f"roir {run.index} operation {run.operation_id}.{run.epoch} {self._phase.value} worker {number}"
 
     def wait(self, seconds: float) -> None:
-        """Wait until a worker ends, at most so long."""
+        """Wait until a worker ends, at most this many seconds."""
         self._woken.wait(seconds)
         self._woken.clear()
 
@@ -88,10 +89,10 @@ class Workers:
         return ended
 
     def leave(self, at_work: Callable[[], Collection[int]], patience_s: float) -> list[Ended]:
-        """Wait until everybody has left at their batch boundary, which they do once the operation isn't running.
+        """Wait until all workers have left at their batch boundary, which they do once the operation isn't running.
 
-        Whom Spark never gave a slot, or lost, would be waited for without end: such jobs are interrupted, and so is
-        everybody while nobody can be looked for, after patience_s seconds.
+        Whom Spark never gave a slot, or lost, would be waited for without end: such jobs are interrupted. After
+        patience_s seconds without an answer of the database all jobs are.
         at_work: the numbers of the workers that have a session in the server; raises whatever the database raises.
         """
         ended = self.collect()

@@ -39,8 +39,8 @@ class SparkDrivingOperator(DrivingOperator):
         driver (templated). See `hooks.spark`.
 
     The operation's row holds the options that can change while it runs. The task offers them in its Task State Store.
-    What a user makes of them there takes effect at once, or at the next start, where the store has the last word over
-    changes made elsewhere meanwhile.
+    A change there takes effect at once, or at the next start; at a start the store has the last word over changes made
+    elsewhere.
     """
 
     template_fields: Sequence[str] = (*DrivingOperator.template_fields, "spark")
@@ -55,7 +55,7 @@ class SparkDrivingOperator(DrivingOperator):
         self._left_early = False
 
     def offer_live_options(self, context: Context, database: Database) -> None:
-        """Write what may be changed, as the operation has it, to the Task State Store; show the button to it."""
+        """Write the options that may change, as the operation has them, to the Task State Store; show the button."""
         ti = context["ti"]
         # Now and not at the end, where Airflow would do it: the button is for while it runs.
         link = LiveOptionsLink()

@@ -6,8 +6,8 @@
 CREATE FUNCTION roir.refuse_write() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE object_in_use USING
-        MESSAGE = format('%s is being attached to a table with a roir index; nobody may write to it', TG_RELID::regclass),
-        HINT = format('Wait for roir attach-partition, or give it up: SELECT roir.cancel_attach(%L).',
+        MESSAGE = format('%s is being attached to a table with a roir index; until then it takes no writes', TG_RELID::regclass),
+        HINT = format('Wait for roir attach-partition, or cancel the attach: SELECT roir.cancel_attach(%L).',
                       TG_RELID::regclass);
 END $$;
 
@@ -39,9 +39,9 @@ BEGIN
         RAISE no_data_found USING MESSAGE = format('%s has no roir index', parent),
             HINT = 'Use ALTER TABLE … ATTACH PARTITION.';
     ELSIF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = partition AND c.relkind = 'r' AND NOT c.relispartition) THEN
-        RAISE object_in_use USING MESSAGE = format('%s is a partition, or no plain table', partition);
+        RAISE object_in_use USING MESSAGE = format('%s can''t be attached: it is a partition already, or no plain table', partition);
     ELSIF NOT EXISTS (SELECT FROM pg_index x WHERE x.indrelid = partition AND x.indisprimary) THEN
-        RAISE object_in_use USING MESSAGE = format('%s has no primary key; the attach would build it under its lock', partition),
+        RAISE object_in_use USING MESSAGE = format('%s has no primary key; the attach would build one under its lock', partition),
             HINT = 'Give it the primary key of the table that it is attached to.';
     END IF;
     PERFORM roir.check_code(parent, partition, true);

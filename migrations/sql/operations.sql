@@ -14,7 +14,7 @@ BEGIN
      WHERE i.dropped_at IS NULL AND i.name = parts[cardinality(parts)]
        AND (cardinality(parts) = 1 OR i.schema_name = parts[1]);
     IF ids IS NULL OR cardinality(parts) > 2 THEN
-        RAISE no_data_found USING MESSAGE = format('there is no index %s; `roir status` lists those there are', index);
+        RAISE no_data_found USING MESSAGE = format('there is no index %s; `roir status` lists all indexes', index);
     ELSIF cardinality(ids) > 1 THEN
         RAISE ambiguous_alias USING MESSAGE = format('index %s is ambiguous; name its schema too', index);
     END IF;
@@ -114,7 +114,7 @@ BEGIN
     INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
     VALUES (o.index_id, o.id, actor, 'resume',
             concat_ws(', ', 'parallelism ' || parallelism, 'batch_rows ' || batch_rows));
-    RETURN 'resumed; a waiting DAG run goes on by itself, without one: roir resume ' || index;
+    RETURN 'resumed; a waiting DAG run continues automatically; if none waits: roir resume ' || index;
 END $$;
 
 -- running, paused, failed -> aborting: every worker of every run is fenced from here on, at its next commit. Whoever

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +103,29 @@ def driver_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[st
     return replace
 
 
+@contextmanager
+def when_logged(line: str, act: Callable[[], None]) -> Iterator[None]:
+    """In the block: `act` whenever a task logs this line, such as one of its driver's. Fails where none does."""
+    came: list[str] = []
+
+    class Hearing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() == line:
+                came.append(line)
+                act()
+
+    hearing = Hearing()
+    root, level = logging.getLogger(), logging.getLogger().level
+    root.addHandler(hearing)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.removeHandler(hearing)
+    assert came, f"nothing logged {line}"
+
+
 # What a driver does that finds the operation paused in its first batch, and one that seals.
 TAKE_UP = """
 import os, sys
@@ -173,28 +198,15 @@ def test_a_build_that_starts_paused_leaves_before_spark(context: dict[str, Any],
     assert (found.status, found.paused_by) == ("paused", SWITCH)
 
 
-def test_the_switch_pauses_a_running_build_and_resumes_it(
-    context: dict[str, Any], shop: Any, driver_code: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from airflow_roir.spark import driver_process
-
+def test_the_switch_pauses_a_running_build_and_resumes_it(context: dict[str, Any], shop: Any, driver_code: Any) -> None:
     driver_code(UNTIL_PAUSED)
     operation = prepare(context)
-    lines: list[str] = []
-    read = driver_process.Driver._read
 
-    def off_when_driving(self: Any) -> None:
-        def forward(line: str) -> None:
-            lines.append(line)
-            context["ti"].paused = True
+    def switch_off() -> None:
+        context["ti"].paused = True
 
-        self._forward = forward
-        read(self)
-
-    monkeypatch.setattr(driver_process.Driver, "_read", off_when_driving)
-    with pytest.raises(AirflowRescheduleException):
+    with when_logged("driving", switch_off), pytest.raises(AirflowRescheduleException):
         build(context, operation)
-    assert lines == ["driving"]
     found = operations.find_operation(shop.database, INDEX)
     assert (found.status, found.paused_by, found.heartbeat_at) == ("paused", SWITCH, None)
 
@@ -223,26 +235,21 @@ def test_a_pause_while_spark_starts_ends_it_at_once_and_costs_no_try(
 
     driver_code(HANGS)
     operation = prepare(context)
-    read, kill = driver_process.Driver._read, driver_process.Driver.kill
+    kill = driver_process.Driver.kill
 
-    def pause_when_it_starts(self: Any) -> None:
-        def forward(_line: str) -> None:
-            if way == "switch":
-                context["ti"].paused = True
-            else:
-                operations.pause(shop.database, INDEX, "ann@desk", "backup")
-
-        self._forward = forward
-        read(self)
+    def pause() -> None:
+        if way == "switch":
+            context["ti"].paused = True
+        else:
+            operations.pause(shop.database, INDEX, "ann@desk", "backup")
 
     def resumed_meanwhile(self: Any) -> None:
         kill(self)
         if way.endswith("back") and operations.find_operation(shop.database, INDEX).status == "paused":
             operations.resume(shop.database, INDEX, "ann@desk")
 
-    monkeypatch.setattr(driver_process.Driver, "_read", pause_when_it_starts)
     monkeypatch.setattr(driver_process.Driver, "kill", resumed_meanwhile)
-    with pytest.raises(AirflowRescheduleException):
+    with when_logged("starting Spark", pause), pytest.raises(AirflowRescheduleException):
         build(context, operation)
     found = operations.find_operation(shop.database, INDEX)
     assert found.status == ("running" if way.endswith("back") else "paused")

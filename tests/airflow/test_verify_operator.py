@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import (
     AirflowRescheduleException,
     AirflowSkipException,
 )
-from test_operators import INDEX, SWITCH, UNTIL_PAUSED, WHAT, context, driver_code, prepare
+from test_operators import INDEX, SWITCH, UNTIL_PAUSED, WHAT, context, driver_code, prepare, when_logged
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
 from airflow_roir.engine import abort, operations
@@ -127,10 +127,8 @@ def test_a_try_that_died_is_gone_on_with_at_once(
 
 
 def test_the_switch_pauses_and_resumes_with_another_parallelism(
-    context: dict[str, Any], shop: Any, base: str, driver_code: Any, monkeypatch: pytest.MonkeyPatch
+    context: dict[str, Any], shop: Any, base: str, driver_code: Any
 ) -> None:
-    from airflow_roir.spark import driver_process
-
     context["ti"].paused = True
     with pytest.raises(AirflowRescheduleException):
         verified(context)
@@ -138,22 +136,15 @@ def test_the_switch_pauses_and_resumes_with_another_parallelism(
 
     context["ti"].paused = False
     driver_code(UNTIL_PAUSED)
-    read = driver_process.Driver._read
 
-    def off_when_driving(self: Any) -> None:
-        def forward(_line: str) -> None:
-            context["ti"].paused = True
+    def switch_off() -> None:
+        context["ti"].paused = True
 
-        self._forward = forward
-        read(self)
-
-    monkeypatch.setattr(driver_process.Driver, "_read", off_when_driving)
-    with pytest.raises(AirflowRescheduleException):
+    with when_logged("driving", switch_off), pytest.raises(AirflowRescheduleException):
         verified(context, parallelism=2)
     paused = operations.find_operation(shop.database, INDEX)
     assert (paused.status, paused.paused_by, paused.phase) == ("paused", SWITCH, "sum")
 
-    monkeypatch.setattr(driver_process.Driver, "_read", read)
     context["ti"].paused = False
     context["task_state_store"].values["parallelism"] = "5"
     driver_code(COMPARE)

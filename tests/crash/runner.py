@@ -120,8 +120,8 @@ def main(program: str, stop: str) -> None:
     """See the module."""
     database = Database(os.environ["ROIR_DSN"], "roir runner")
     stops = _Stop(stop)
-    event.listen(database._engine, "before_cursor_execute", lambda _c, _cur, sql, *_: stops.before(sql))
-    event.listen(database._engine, "commit", lambda _connection: stops.before("COMMIT"))
+    event.listen(database.engine, "before_cursor_execute", lambda _c, _cur, sql, *_: stops.before(sql))
+    event.listen(database.engine, "commit", lambda _connection: stops.before("COMMIT"))
     try:
         ended = PROGRAMS[program](database)
         print(f"ended: {Status(ended).value}")

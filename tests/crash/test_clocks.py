@@ -10,6 +10,7 @@ from airflow_roir.engine import operations, run, seal
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.engine.status import operation_status
@@ -84,10 +85,8 @@ def test_after_a_jump_who_lives_beats_again_and_who_died_is_replaced(database: D
     steps.assert_exact(database)
 
 
-def test_a_heartbeat_goes_on_through_a_long_batch_and_a_long_index_build(
-    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "HEARTBEAT_EVERY_S", 0.02)
+def test_a_heartbeat_goes_on_through_a_long_batch_and_a_long_index_build(dsn: str) -> None:
+    database = Database(dsn, limits=Limits(heartbeat_every_s=0.02))
     _, one = steps.begin(database, ranges=1, segments=1, batch_rows=2000)
 
     def beats_now() -> None:

@@ -10,6 +10,7 @@ from airflow_roir.engine import database as databases
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.database import Database, retry
 from airflow_roir.engine.job import load_job
+from airflow_roir.engine.limits import DEFAULT
 from airflow_roir.engine.run import driving
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.errors import Fenced
@@ -43,7 +44,7 @@ def test_an_outage_of_nearly_a_minute_is_waited_for_with_back_off(slept: list[fl
     gone = Database("host=127.0.0.1 port=1 dbname=none")
 
     def work() -> str:
-        if sum(slept) < databases.OUTAGE_PATIENCE_S - 2 * databases.LONGEST_WAIT_S:
+        if sum(slept) < DEFAULT.outage_s - 2 * databases.LONGEST_WAIT_S:
             with gone.transaction():
                 raise AssertionError("nobody listens there")
         return "done"
@@ -63,7 +64,7 @@ def test_a_longer_outage_ends_with_the_last_error(slept: list[float]) -> None:
 
     with pytest.raises(OperationalError):
         retry(work)
-    assert 0 < databases.OUTAGE_PATIENCE_S - sum(slept) <= 2 * databases.LONGEST_WAIT_S
+    assert 0 < DEFAULT.outage_s - sum(slept) <= 2 * databases.LONGEST_WAIT_S
 
 
 def test_what_will_fail_again_is_not_tried_again(database: Database, slept: list[float]) -> None:

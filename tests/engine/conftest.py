@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_roir.engine import build, prepare, remove_generations, revert
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.hostile import scene as scene
@@ -20,12 +19,3 @@ def stranger(dsn: str) -> Iterator[str]:
     run_sql(dsn, f"CREATE ROLE {name} LOGIN")
     yield dsn.replace("//postgres:@", f"//{name}:@")
     run_sql(dsn, f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
-
-
-@pytest.fixture
-def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever works for an operation gives up at once where it would wait for a lock."""
-    monkeypatch.setattr(build, "TABLE_LOCK_WAIT", "20ms")
-    monkeypatch.setattr(revert, "LOCK_TIMEOUT_MS", 20)
-    monkeypatch.setattr(remove_generations, "LOCK_TIMEOUT_MS", 20)
-    monkeypatch.setattr(prepare, "retry", lambda work: work())

@@ -34,17 +34,17 @@ class Disturber:
         self._lock = threading.Lock()  # the fold has threads
         self._killer = psycopg2.connect(database.dsn)
         self._killer.autocommit = True
-        self._engine = database._engine
-        event.listen(self._engine, "before_cursor_execute", self._before)
-        event.listen(self._engine, "commit", self._before)
+        self._watched = database.engine
+        event.listen(self._watched, "before_cursor_execute", self._before)
+        event.listen(self._watched, "commit", self._before)
 
     def arm(self, disturbances: Sequence[Disturbance]) -> None:
         """For the statements from here to the next call."""
         self._due, self._statements, self.died = list(disturbances), 0, False
 
     def close(self) -> None:
-        event.remove(self._engine, "before_cursor_execute", self._before)
-        event.remove(self._engine, "commit", self._before)
+        event.remove(self._watched, "before_cursor_execute", self._before)
+        event.remove(self._watched, "commit", self._before)
         self._killer.close()
 
     def _before(self, connection: Connection, *_: Any) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import psycopg2
 import psycopg2.errors
-from sqlalchemy import create_engine, event
+from sqlalchemy import event
+from sqlalchemy.pool import QueuePool
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
 from airflow_roir.engine import (
@@ -29,7 +30,6 @@ from airflow_roir.engine import (
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
 from airflow_roir.engine.run import Run, driving, start_run
-from airflow_roir.engine.session import keep_to_encoding, to_json
 from airflow_roir.engine.verify import compare
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -129,15 +129,7 @@ class Pooled(Database):
     """Keeps its sessions: to open them takes longer than what is done by them."""
 
     def __init__(self, dsn: str, application_name: str = "roir") -> None:
-        super().__init__(dsn, application_name)
-        self._engine = create_engine(
-            "postgresql+psycopg2://",
-            creator=self._open,
-            pool_size=10,
-            use_native_hstore=False,
-            json_serializer=to_json,
-        )
-        event.listen(self._engine, "before_cursor_execute", keep_to_encoding, retval=True)
+        super().__init__(dsn, application_name, poolclass=QueuePool, pool_size=10)
 
 
 class Exchange:
@@ -150,11 +142,11 @@ class Exchange:
         self.before = ""
 
     def __enter__(self) -> Exchange:
-        event.listen(self.database._engine, "before_cursor_execute", self._look)
+        event.listen(self.database.engine, "before_cursor_execute", self._look)
         return self
 
     def __exit__(self, *_: object) -> None:
-        event.remove(self.database._engine, "before_cursor_execute", self._look)
+        event.remove(self.database.engine, "before_cursor_execute", self._look)
 
     def _look(self, _connection: object, _cursor: object, statement: str, *_: object) -> None:
         self.seen += 1

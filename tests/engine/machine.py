@@ -12,8 +12,9 @@ from typing import Any
 import psycopg2.errors
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sqlalchemy import create_engine, event
+from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import abort, build, fold, operations, prepare, publish, revert, seal
@@ -22,6 +23,7 @@ from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
+from airflow_roir.engine.limits import Limits
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.operation import Phase, Status
 from tests.conftest import run_sql
@@ -46,11 +48,9 @@ class KeptSessions(Database):
     """A database whose sessions are used again, for twice as many steps in a second. None waits for a lock for long."""
 
     def __init__(self, dsn: str) -> None:
-        super().__init__(dsn, "roir tests")
-        self._engine = create_engine(
-            "postgresql+psycopg2://", creator=self._open, use_native_hstore=False, max_overflow=-1
-        )
-        event.listen(self._engine, "checkout", _wait_little)
+        impatient = Limits(table_lock_ms=20, attempt_ms=20, outage_s=0)
+        super().__init__(dsn, "roir tests", impatient, poolclass=QueuePool, max_overflow=-1)
+        event.listen(self.engine, "checkout", _wait_little)
 
 
 # Below the size from which values are stored elsewhere, and nothing that would compress.
@@ -89,7 +89,7 @@ class Machine(RuleBasedStateMachine):
         self.users = Users(dsn, self.table, self.index)
         self.disturber = Disturber(self.database, self.users)
         # What the machine itself looks at: never disturbed.
-        self.connection = Database(dsn, "roir machine")._engine.connect()
+        self.connection = Database(dsn, "roir machine").engine.connect()
         self.workers: dict[int, tuple[BuildWorker, Claim]] = {}
         self.zombies: list[tuple[BuildWorker, Claim]] = []
         self.aborts = 0

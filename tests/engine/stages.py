@@ -73,7 +73,7 @@ class Stage:
         _, self.run = steps.begin(database, **{**options, **definition})
         self._reach(phase.removeprefix("rebuild ") if phase != "rebuild" else "mid-build")
         # One session for all that this looks at: to connect takes longer than to compare.
-        self.connection = database._engine.connect()
+        self.connection = database.engine.connect()
         with self.connection.begin():
             self.job: Job = load_job(self.connection, self.run)
         self.base = physical.base(self.job.generation_id)

@@ -121,7 +121,7 @@ def publish_all(database: Database, run: Run) -> None:
 
 def worker(database: Database, run: Run, number: int = 0) -> build.BuildWorker:
     """A build worker on a session of its own, to be stepped. The session ends with the process."""
-    connection = database._engine.connect()
+    connection = database.engine.connect()
     with connection.begin():
         job = load_job(connection, run)
     return build.BuildWorker(connection, job, number)
@@ -143,8 +143,8 @@ def batches(database: Database, run: Run) -> list[int]:
 
 def half_a_batch(worker: build.BuildWorker, claim: build.Claim) -> int:
     """The copy of all that is left of a range, in the caller's transaction: what a worker that dies has done."""
-    relation = worker._standing(claim).name
-    return worker._copy(relation, worker._reader.next(relation, claim.scan, 1_000_000))
+    relation = worker.standing(claim).name
+    return worker.copy(relation, worker.reader.next(relation, claim.scan, 1_000_000))
 
 
 def assert_exact(database: Database, index: str = "ix") -> Comparison:

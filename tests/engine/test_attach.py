@@ -7,10 +7,12 @@ import pytest
 
 from airflow_roir.engine import clean_up, fold
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.partitions import attach, copy_rows
+from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.partitions import attach
 from airflow_roir.errors import InvalidInput, LockNotAcquired
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.interposed import before
 from tests.engine.test_detach import assert_shown, published
 from tests.engine.test_partitions import make, one
 
@@ -71,25 +73,18 @@ def test_shapes(database: Database, dsn: str, shape: str) -> None:
     steps.assert_exact(database)
 
 
-def test_nothing_is_shown_before_and_nobody_writes_meanwhile(
-    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_shown_before_and_nobody_writes_meanwhile(dsn: str) -> None:
     """It dies after two batches; goes on after them; a rebuild that began meanwhile gets the rows too."""
+    database = Database(dsn, limits=Limits(attach_rows=30))
     published(database, dsn)
     run_sql(dsn, *LOADED)
-    monkeypatch.setattr(copy_rows, "BATCH_ROWS", 30)
-    monkeypatch.setattr(copy_rows.bring_in, "__defaults__", (60.0, 30))
-    batch, left = copy_rows.batch, iter(range(2))
 
-    def dies(*arguments: object) -> int | None:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return batch(*arguments)  # type: ignore[arg-type]
+    def die() -> None:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(copy_rows, "batch", dies)
-    with pytest.raises(KeyboardInterrupt):
+    # Each batch asks where it stands.
+    with before(database, "SELECT watermark FROM roir.source_partition", die, at=3), pytest.raises(KeyboardInterrupt):
         attach.attach_partition(database, "t", "t3", BOUNDS, "test")
-    monkeypatch.setattr(copy_rows, "batch", batch)
     assert one(database, "SELECT count(*) FROM roir_data.g1") == 360
     assert_shown(database)
     steps.assert_exact(database)

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import clean_up, finalize, health, prepare
@@ -18,6 +17,7 @@ from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import LockNotAcquired, SourceChanged
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
+from tests.engine.interposed import before
 from tests.engine.steps import sql
 
 PARTITIONED = (
@@ -176,18 +176,9 @@ def test_names_are_swapped_in_the_middle_of_a_batch(database: Database, dsn: str
     worker = steps.worker(database, run)
     claim: Any = worker.claim()
     claim = worker.batch(claim).claim  # type: ignore[union-attr]
-    swapped: list[bool] = []
-
-    def swap(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        if "LOCK TABLE ONLY" in statement and not swapped:
-            swapped.append(True)
-            run_sql(dsn, SWAP)
-
-    event.listen(database._engine, "before_cursor_execute", swap)
-    with suppress(LockNotAcquired):
+    with before(database, "LOCK TABLE ONLY", lambda: run_sql(dsn, SWAP)), suppress(LockNotAcquired):
         worker.batch(claim)
     worker.connection.close()
-    assert swapped
     run = start_run(database, "ix", "test", take_over=True)
     steps.build_all(database, run)
     steps.seal_all(database, run)
@@ -316,9 +307,7 @@ def test_a_clean_up_hides_from_no_build_that_writes_were_missed(database: Databa
         "ALTER TABLE n RENAME v TO x; ALTER TABLE n RENAME w TO v; ALTER TABLE n RENAME x TO w",
     ],
 )
-def test_values_are_rewritten_while_a_table_is_being_attached(
-    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_values_are_rewritten_while_a_table_is_being_attached(database: Database, dsn: str, how: str) -> None:
     run_sql(
         dsn,
         *PARTITIONED,
@@ -327,11 +316,9 @@ def test_values_are_rewritten_while_a_table_is_being_attached(
         "INSERT INTO n SELECT i, (i % 5)::text, i, -i FROM generate_series(200, 250) i",
     )
     published(database)
-    alterations = [how]
-    monkeypatch.setattr(
-        attach, "_wait_for_older_snapshots", lambda *_: run_sql(dsn, alterations.pop()) if alterations else None
-    )
-    attach.attach_partition(database, "t", "n", "FOR VALUES FROM (200) TO (300)", "test")
+    # When its rows are copied, and older snapshots are waited for.
+    with before(database, "SELECT pg_current_xact_id()::text", lambda: run_sql(dsn, how)):
+        attach.attach_partition(database, "t", "n", "FOR VALUES FROM (200) TO (300)", "test")
     steps.assert_exact(database)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, clean_up, drop, remove_generations
+from airflow_roir.engine import abort, clean_up, drop
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.partitions import remove_entries
+from airflow_roir.engine.limits import Limits
 from airflow_roir.errors import LockNotAcquired, NotFound
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
@@ -116,11 +116,8 @@ def test_what_is_broken_of_one_index_is_told_and_the_other_is_cleaned_up(
     assert named or how in harmless, (report.warnings, report.waiting)
 
 
-def waiting_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for the one that stands still gives up."""
-    for module in (remove_generations, clean_up, remove_entries):
-        monkeypatch.setattr(module, "LOCK_TIMEOUT_MS", 20)
-    monkeypatch.setattr(clean_up, "PATIENCE_S", 0)
+# Whoever waits for the one that stands still gives up.
+IMPATIENT = Limits(attempt_ms=20, clean_up_s=0)
 
 
 def drop_broken(database: Database) -> None:
@@ -160,7 +157,7 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
     """One clean-up; before its so manieth statement the other one comes, whole. Returns how many statements it has."""
     if beside == "abort":
         steps.begin(database, "young", "u")
-    other = Database(dsn, "other")
+    other = Database(dsn, "other", IMPATIENT)
     seen = [0]
     watch = watching(dsn)
     others: list[tuple[threading.Thread, list[BaseException]]] = []
@@ -173,13 +170,13 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
             while others[0][0].is_alive() and not sql(watch, WAITS)[0][0]:
                 pass
 
-    event.listen(database._engine, "before_cursor_execute", look)
-    event.listen(database._engine, "commit", look)
+    event.listen(database.engine, "before_cursor_execute", look)
+    event.listen(database.engine, "commit", look)
     try:
         report = clean_up.clean_up(database)
     finally:
-        event.remove(database._engine, "before_cursor_execute", look)
-        event.remove(database._engine, "commit", look)
+        event.remove(database.engine, "before_cursor_execute", look)
+        event.remove(database.engine, "commit", look)
     for thread, failed in others:
         thread.join()
         assert not failed, failed
@@ -201,8 +198,5 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
 @pytest.mark.sample(2, 16)
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("at", range(1, 180, 3))
-def test_at_no_statement_sees_anybody_that_another_one_was_faster(
-    database: Database, dsn: str, beside: str, at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waiting_little(monkeypatch)
-    step_beside(database, dsn, beside, at)
+def test_at_no_statement_sees_anybody_that_another_one_was_faster(dsn: str, beside: str, at: int) -> None:
+    step_beside(Database(dsn, "roir tests", IMPATIENT), dsn, beside, at)

@@ -12,10 +12,12 @@ import pytest
 from airflow_roir.engine import clean_up, drop
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import detach, remove_entries
 from airflow_roir.errors import LockNotAcquired, NotFound
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.interposed import before
 from tests.engine.stages import through_modes
 from tests.engine.test_partitions import make, one, shapes
 
@@ -137,11 +139,9 @@ def test_a_row_that_is_committed_while_the_removal_waits_keeps_its_entry(databas
 
 
 @pytest.mark.parametrize("store", ["base", "delta"])
-def test_entries_that_are_rewritten_while_they_are_removed_are_all_found(
-    database: Database, dsn: str, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_that_are_rewritten_while_they_are_removed_are_all_found(dsn: str, store: str) -> None:
     """`VACUUM FULL` puts entries into blocks that the removal has passed."""
-    monkeypatch.setattr(remove_entries, "BLOCKS_PER_STEP", 1)
+    database = Database(dsn, limits=Limits(removal_blocks=1))
     make(dsn)
     run_sql(dsn, "INSERT INTO t SELECT i % 30, i, 'k', i FROM generate_series(301, 3000) i")
     _, run = steps.begin(database, include="v", segments=1)
@@ -151,21 +151,14 @@ def test_entries_that_are_rewritten_while_they_are_removed_are_all_found(
         run_sql(dsn, "UPDATE t SET v = v + 1")
     hidden(dsn, "t0")
     (row,) = leave_on(database)
-    step, calls = remove_entries.step, 0
 
-    def rewritten(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            tables = (
-                "SELECT oid::regclass FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace AND relkind = 'r'"
-            )
-            run_sql(dsn, *(f"VACUUM FULL {name}" for (name,) in steps.sql(steps.session(dsn), tables)))
-        return step(*arguments)
+    def rewrite() -> None:
+        tables = "SELECT oid::regclass FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace AND relkind = 'r'"
+        run_sql(dsn, *(f"VACUUM FULL {name}" for (name,) in steps.sql(steps.session(dsn), tables)))
 
-    monkeypatch.setattr(remove_entries, "step", rewritten)
-    assert remove_entries.remove(database, row, print, 5) == 1000
-    assert calls > 3
+    with before(database, "SET LOCAL lock_timeout", rewrite, at=3) as begun:
+        assert remove_entries.remove(database, row, print, 5) == 1000
+    assert len(begun) > 3
     if store == "delta":
         steps.finish_all(database, run)
     steps.assert_exact(database)

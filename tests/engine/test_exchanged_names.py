@@ -216,7 +216,7 @@ class Case:
                 with database.transaction() as connection:
                     found = compare.verification.unfinished(connection, run.operation_id)
                 with driving(database, run):
-                    compare._by_threads(database, run, found.id)
+                    compare.by_threads(database, run, found.id)
             else:
                 exchanges.to(database, steps.build_all, steps.seal_all, verify_and_publish)
 
@@ -298,7 +298,7 @@ class Templates:
         try:
             database = Pooled(database_dsn(self.server, name), "roir tests")
             yield database
-            database._engine.dispose()
+            database.engine.dispose()
         finally:
             run_sql(self.server, f"DROP DATABASE {name} WITH (FORCE)")
 
@@ -311,7 +311,7 @@ class Templates:
                 sent.append(" ".join(statement.split()))
 
             with self.clone(scene, command) as database:
-                event.listen(database._engine, "before_cursor_execute", note)
+                event.listen(database.engine, "before_cursor_execute", note)
                 COMMANDS[command][1](database)
             self._statements[scene, command] = sent
         return self._statements[scene, command]

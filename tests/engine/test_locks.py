@@ -208,7 +208,7 @@ def test_all_leaves_together_have_one_limit(database: Database, dsn: str) -> Non
 
     def attempt() -> None:
         with database.transaction() as connection:
-            drain._lock(connection)
+            drain.lock(connection)
 
     thread, errors = in_thread(attempt)
     wait_until(watch, waits, "p1")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import clean_up, prepare, rehearse
+from airflow_roir.engine import clean_up, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvariantViolated
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.interposed import before
 
 
 def make_table(dsn: str, rows: int = 1000) -> None:
@@ -82,23 +81,17 @@ def test_what_took_the_indexes_name_meanwhile_is_left_alone(database: Database, 
     steps.assert_exact(database)
 
 
-def test_a_prepare_that_comes_second_takes_the_firsts_operation_up(
-    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prepare_that_comes_second_takes_the_firsts_operation_up(dsn: str, database: Database) -> None:
     """Also where it has planned already when the first one commits."""
     run_sql(dsn, "CREATE TABLE u (id int PRIMARY KEY, k text)")
     definition = IndexDefinition.parse("of_u", "u", "k")
-    original, first = rehearse.rehearse, []
+    first: list[prepare.PreparedOperation] = []
 
-    def overtaken(*arguments: Any) -> rehearse.Rehearsal:
-        found = original(*arguments)
-        if not first:
-            first.append(None)
-            first[0] = prepare.prepare(database, definition, BuildOptions(), "somebody else")
-        return found
+    def overtake() -> None:
+        first.append(prepare.prepare(database, definition, BuildOptions(), "somebody else"))
 
-    monkeypatch.setattr(rehearse, "rehearse", overtaken)
-    second = prepare.prepare(database, definition, BuildOptions(), "test")
+    with before(database, "INSERT INTO roir.index", overtake):
+        second = prepare.prepare(database, definition, BuildOptions(), "test")
     assert second.adopted
     assert second.operation_id == first[0].operation_id
 

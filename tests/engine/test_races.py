@@ -8,8 +8,9 @@ import psycopg2.extensions
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from airflow_roir.engine import build, fold
+from airflow_roir.engine import fold
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import Run
 from airflow_roir.errors import LockNotAcquired
 from tests.comparison import compare
@@ -137,11 +138,9 @@ def test_fold_leaves_rows_that_a_writer_holds(database: Database, dsn: str) -> N
     steps.assert_exact(database)
 
 
-def test_seal_and_fold_give_up_soon_behind_an_open_truncate(
-    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seal_and_fold_give_up_soon_behind_an_open_truncate(dsn: str) -> None:
     """It holds base and delta; whoever waited for it without end would see no pause."""
-    monkeypatch.setattr(build, "TABLE_LOCK_WAIT", "20ms")
+    database = Database(dsn, limits=Limits(table_lock_ms=20))
     _, run = steps.begin(database)
     user = steps.session(dsn)
     steps.build_all(database, run)

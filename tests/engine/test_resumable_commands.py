@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, clean_up, drop, remove_generations, revert
+from airflow_roir.engine import abort, clean_up, drop, revert
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
 from airflow_roir.errors import IllegalTransition, InvalidInput, LockNotAcquired, NotFound
 from tests.conftest import database_dsn, run_sql
@@ -90,11 +91,11 @@ def killed_at(database: Database, commit: int) -> Iterator[list[int]]:
         if seen[0] >= commit:
             raise Killed
 
-    event.listen(database._engine, "commit", look)
+    event.listen(database.engine, "commit", look)
     try:
         yield seen
     finally:
-        event.remove(database._engine, "commit", look)
+        event.remove(database.engine, "commit", look)
 
 
 _numbers = itertools.count(1)
@@ -189,11 +190,9 @@ def test_every_command_that_dies_is_finished(server: str, templates: Any, name: 
     walk(server, templates(COMMANDS[name][0]), name, every=1)
 
 
-def test_a_drop_without_the_lock_for_its_triggers_says_what_is_left(
-    server: str, templates: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remove_generations, "LOCK_TIMEOUT_MS", 50)
-    with cloned(server, templates(published)) as database:
+def test_a_drop_without_the_lock_for_its_triggers_says_what_is_left(server: str, templates: Any) -> None:
+    with cloned(server, templates(published)) as cloned_database:
+        database = Database(cloned_database.dsn, limits=Limits(attempt_ms=50))
         reader = steps.session(database.dsn)
         sql(reader, "SELECT count(*) FROM t")
         with pytest.raises(LockNotAcquired, match="roir clean-up removes it, or roir drop ix again"):

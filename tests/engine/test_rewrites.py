@@ -71,7 +71,7 @@ def test_a_delta_that_is_rewritten_between_two_steps_of_the_fold(database: Datab
     steps.build_all(database, run)
     steps.seal_all(database, run)
     fold.switch(database, run)
-    connection = database._engine.connect()
+    connection = database.engine.connect()
     with connection.begin():
         job = load_job(connection, run)
     one = fold.FoldWorker(connection, job.generation_id, job.entry)

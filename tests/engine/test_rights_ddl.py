@@ -9,11 +9,12 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import clean_up, health
-from airflow_roir.engine.partitions import attach, copy_rows, detach, remove_entries, sync
+from airflow_roir.engine.partitions import attach, detach, sync
 from airflow_roir.errors import InvalidInput, RoirError
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.hostile import Scene
+from tests.engine.interposed import before
 from tests.engine.steps import sql
 
 PARTED = (
@@ -108,19 +109,15 @@ def test_what_runs_nothing_of_his_is_attached_and_detached(scene: Scene) -> None
     assert not scene.gains()
 
 
-def test_a_constraint_that_took_the_name_of_ours_is_not_validated(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def die() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_constraint_that_took_the_name_of_ours_is_not_validated(scene: Scene) -> None:
     """Between two steps of an attach, he makes a constraint of that name: it would be run for each of the rows."""
     published(scene, *LOADED)
-
-    def dies(*_arguments: object) -> int:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(copy_rows, "bring_in", dies)
-        with suppress(KeyboardInterrupt):
-            attach_t3(scene)
+    with before(scene.database, "SELECT watermark FROM roir.source_partition", die), suppress(KeyboardInterrupt):
+        attach_t3(scene)
     scene.as_owner(
         "ALTER TABLE evil.t3 DROP CONSTRAINT roir_bounds",
         "ALTER TABLE evil.t3 ADD CONSTRAINT roir_bounds CHECK (evil.any(k)) NOT VALID",
@@ -155,8 +152,8 @@ def test_a_table_that_can_no_longer_be_indexed_is_still_its_owners(scene: Scene)
         "CREATE INDEX ON evil.t2 (k) WHERE evil.constant(2)",
         "ALTER TABLE evil.t ADD CHECK (evil.constant(1))",
     )
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(remove_entries, "remove", lambda *_arguments: 0)
+    # When it begins to remove entries.
+    with before(scene.database, "SELECT to_regclass(%(delta)s)", die), suppress(KeyboardInterrupt):
         sync.sync_partitions(scene.database, "evil.t", "test")
     scene.as_owner("ALTER TABLE evil.t DROP CONSTRAINT t_pkey")
     scene.tried()

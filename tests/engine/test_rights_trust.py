@@ -117,7 +117,7 @@ def test_a_table_that_becomes_his_between_two_steps_is_not_read_as_us(scene: Sce
     name = "evil.t"
     if step in ("mend", "verify"):
         steps.finish_all(scene.database, run)
-        connection = scene.database._engine.connect()
+        connection = scene.database.engine.connect()
         with connection.begin():
             mender = Mender(connection, load_job(connection, run))
     taken = given.format(owner=scene.owner, table=PLAIN)

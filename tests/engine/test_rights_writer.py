@@ -16,13 +16,13 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import abort, clean_up, drop, finalize, fold, operations, revert
-from airflow_roir.engine.capture import plpgsql
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.hostile import Scene
+from tests.engine.interposed import changed
 from tests.engine.steps import sql
 
 SHAPES = {
@@ -236,10 +236,10 @@ def test_a_writer_gains_nothing_by_any_setting(scene: Scene, shape: str, owner: 
 
 
 @pytest.mark.sweep
-def test_a_writer_would_gain_by_a_capture_that_pins_no_path(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_would_gain_by_a_capture_that_pins_no_path(scene: Scene) -> None:
     """That the tests above can fail."""
-    monkeypatch.setattr(plpgsql, "_PINNED", "")
-    with pytest.raises(AssertionError, match="capture"):
+    pinned = "SET search_path = pg_catalog, pg_temp SET row_security = off"
+    with changed(scene.database, pinned, ""), pytest.raises(AssertionError, match="capture"):
         life(scene, "plain", "another", SETTINGS[:1])
 
 

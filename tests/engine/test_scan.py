@@ -8,14 +8,13 @@ import psycopg2
 import pytest
 
 from airflow_roir.engine import abort, clean_up, revert
-from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
-from airflow_roir.engine.capture import row_function
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import SourceChanged
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.interposed import changed
 
 # Three rows in a block, all blocks full, and nothing is stored elsewhere.
 TABLE = (
@@ -92,11 +91,9 @@ def test_a_row_that_moves_is_neither_lost_nor_doubled(table: str, database: Data
 
 
 @pytest.mark.parametrize("move", [moved_back, moved_on])
-def test_that_needs_the_capture_of_moves(
-    table: str, database: Database, move: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(row_function, "_block_of", lambda record: "0::float8")
-    run, worker, _ = begun(database, "block", 1)
+def test_that_needs_the_capture_of_moves(table: str, database: Database, move: object) -> None:
+    with changed(database, r"\((OLD|NEW)\.ctid::text::point\)\[0\]", "0::float8"):
+        run, worker, _ = begun(database, "block", 1)
     worker.connection.close()
     move(table)  # type: ignore[operator]
     with pytest.raises((AssertionError, Exception), match=r"missing=1|unique index|differ"):
@@ -114,13 +111,13 @@ def test_an_entry_that_was_copied_twice_is_there_once(table: str, database: Data
     finish(database, run)
 
 
-def test_without_that_removal_the_seal_fails(table: str, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_that_removal_the_seal_fails(table: str, database: Database) -> None:
     run, worker, _ = begun(database, "block", 1)
     worker.connection.close()
     # From the first block, which was copied, to the room in the last one, which will be.
     moved_on(table)
-    monkeypatch.setattr(physical, "remove_touched", lambda *arguments: 0)
-    with pytest.raises(Exception, match="could not create unique index"):
+    removal = changed(database, r"^DELETE FROM roir_data\.\w+ s USING .*", "SELECT 0")
+    with removal, pytest.raises(Exception, match="could not create unique index"):
         finish(database, run)
 
 
@@ -271,8 +268,8 @@ def test_a_batch_of_a_composite_key_reads_no_more_than_its_rows(dsn: str, databa
     with worker.connection.begin():
         # As it is where the table is big.
         execute(worker.connection, "SET LOCAL enable_bitmapscan = off")
-        worker._standing(claim)
-        stretch = worker._reader.next("public.t", middle, 100)
+        worker.standing(claim)
+        stretch = worker.reader.next("public.t", middle, 100)
         explain = f"{stretch.settings} EXPLAIN (ANALYZE, TIMING OFF) SELECT * FROM public.t WHERE {stretch.where}"
         shown = "\n".join(execute(worker.connection, explain, stretch.values).scalars())
     worker.connection.close()

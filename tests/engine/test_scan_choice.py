@@ -8,8 +8,9 @@ import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, Scan, VerifyOptions
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import plan, rehearse, scan_choice
+from airflow_roir.engine import rehearse
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
@@ -18,10 +19,13 @@ from tests.engine import steps
 REBUILD = {"index": "ix", "table": None, "keys": None}
 
 
-def test_many_small_partitions_are_sampled(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+# A small table is scanned as a big one is.
+SMALL = Limits(small_source_bytes=1 << 20)
+
+
+def test_many_small_partitions_are_sampled(dsn: str) -> None:
     """With one seed for all a sample took the blocks of the same numbers: none of those that each of them has."""
-    monkeypatch.setattr(plan, "SAMPLE_ROWS", 1000)
-    monkeypatch.setattr(plan, "SAMPLE_BLOCKS", 5)
+    database = Database(dsn, limits=Limits(sample_rows=1000, sample_blocks=5))
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k int) PARTITION BY RANGE (id)",
@@ -50,10 +54,8 @@ def chosen(database: Database, **options: object) -> tuple[str, str]:
     return found.scan.value, found.why
 
 
-def test_auto_takes_blocks_where_the_keys_order_is_not_the_rows(
-    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scan_choice, "FEWEST_BYTES", 1 << 20)
+def test_auto_takes_blocks_where_the_keys_order_is_not_the_rows(dsn: str) -> None:
+    database = Database(dsn, limits=SMALL)
     filled(dsn, 10_000, "md5(i::text)")
     assert chosen(database)[0] == "block"
     assert re.search(r"correlation 0\.0", chosen(database)[1])
@@ -67,10 +69,8 @@ def test_auto_takes_the_key_for_a_small_table(dsn: str, database: Database) -> N
     assert chosen(database) == ("key", "the table is small")
 
 
-def test_auto_takes_an_index_that_is_narrower_and_trusted(
-    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scan_choice, "FEWEST_BYTES", 1 << 20)
+def test_auto_takes_an_index_that_is_narrower_and_trusted(dsn: str) -> None:
+    database = Database(dsn, limits=SMALL)
     filled(dsn, 10_000, "md5(i::text)")
     steps.finish_all(database, steps.begin(database)[1])
     assert chosen(database)[0] == "index"
@@ -83,10 +83,8 @@ def test_auto_takes_an_index_that_is_narrower_and_trusted(
     assert chosen(database)[0] == "block", "not every write was captured"
 
 
-def test_an_index_with_known_differences_is_not_copied(
-    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scan_choice, "FEWEST_BYTES", 1 << 20)
+def test_an_index_with_known_differences_is_not_copied(dsn: str) -> None:
+    database = Database(dsn, limits=SMALL)
     filled(dsn, 10_000, "md5(i::text)")
     prepared, run = steps.begin(database)
     steps.finish_all(database, run)

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import psycopg2.errors
 import pytest
-from sqlalchemy import event
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import abort, build, operations, rehearse, scan_choice, seal
-from airflow_roir.engine import scan as scan_module
+from airflow_roir.engine import abort, build, operations, rehearse, seal
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database, execute, is_transient
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import Run
 from airflow_roir.errors import VerificationFailed
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.interposed import before
 from tests.engine.test_locks import in_thread, pid_of, watching
 
 WAITS = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)"
-
-
-@contextmanager
-def before(database: Database, statement: str, act: Callable[[], None]) -> Iterator[None]:
-    """`act` once, before the first statement of the engine that begins so."""
-    due = [act]
-
-    def came(_connection: Any, _cursor: Any, sql: str, *_: Any) -> None:
-        if sql.startswith(statement) and due:
-            due.pop()()
-
-    event.listen(database._engine, "before_cursor_execute", came)
-    try:
-        yield
-    finally:
-        event.remove(database._engine, "before_cursor_execute", came)
 
 
 def seal_beside(database: Database, dsn: str, run: Run, statement: str, truncate: str) -> list[BaseException]:
@@ -164,10 +145,10 @@ def test_nobody_waits_for_an_open_truncate_of_a_leaf_to_let_go_of_a_range(
 
 
 def test_a_rebuild_of_a_wrong_index_mends_it_at_the_second_attempt_at_least(
-    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
+    dsn: str,
 ) -> None:
     """The verification of the copy has told that the index is wrong: not to be read again."""
-    monkeypatch.setattr(scan_choice, "FEWEST_BYTES", 1 << 20)
+    database = Database(dsn, limits=Limits(small_source_bytes=1 << 20))
     run_sql(
         dsn,
         "CREATE TABLE t (id text PRIMARY KEY, k int, pad text)",
@@ -226,11 +207,8 @@ def test_the_rate_limit_is_kept_by_blocks(dsn: str, database: Database) -> None:
 
 
 @pytest.mark.parametrize("scan", ["key", "block"])
-def test_a_batch_of_toasted_rows_keeps_to_its_bytes(
-    dsn: str, database: Database, scan: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "BATCH_BYTES", 1 << 20)
-    monkeypatch.setattr(scan_module, "BATCH_BYTES", 1 << 20)
+def test_a_batch_of_toasted_rows_keeps_to_its_bytes(dsn: str, scan: str) -> None:
+    database = Database(dsn, limits=Limits(batch_bytes=1 << 20))
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k int, v text)",

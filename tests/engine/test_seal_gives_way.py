@@ -10,6 +10,7 @@ import pytest
 from airflow_roir.engine import abort, finalize, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
+from airflow_roir.engine.limits import DEFAULT, Limits
 from airflow_roir.engine.run import Run
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -85,8 +86,8 @@ def user(dsn: str) -> psycopg2.extensions.connection:
     return session
 
 
-def start(dsn: str, run: Run) -> tuple[threading.Thread, list[BaseException]]:
-    return in_thread(lambda: steps.seal_all(Database(dsn, "sealer"), run))
+def start(dsn: str, run: Run, limits: Limits = DEFAULT) -> tuple[threading.Thread, list[BaseException]]:
+    return in_thread(lambda: steps.seal_all(Database(dsn, "sealer", limits), run))
 
 
 @pytest.mark.parametrize("statement", ["TRUNCATE t", "TRUNCATE t1", "TRUNCATE t1, t2"])
@@ -141,12 +142,9 @@ def test_an_abort_gets_by(database: Database, dsn: str, built: Run) -> None:
     assert failed, "the worker was fenced"
 
 
-def test_who_comes_again_and_again_waits_in_the_end(
-    database: Database, dsn: str, built: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(seal, "MOST_RETREATS", 2)
+def test_who_comes_again_and_again_waits_in_the_end(database: Database, dsn: str, built: Run) -> None:
     gate = Gate(dsn)
-    thread, failed = start(dsn, built)
+    thread, failed = start(dsn, built, Limits(seal_retreats=2))
     somebody = user(dsn)
     for _ in range(2):
         gate.wait_for(thread, failed)

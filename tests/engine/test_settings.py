@@ -7,14 +7,12 @@ the database's. Settings go through one life cycle together where they can; wher
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import psycopg2
 import psycopg2.extensions
 import pytest
-from sqlalchemy import event
 
 from airflow_roir.engine import clean_up, finalize, fold
 from airflow_roir.engine.build import Batch, Claim
@@ -26,6 +24,7 @@ from airflow_roir.engine.verify.report import report_of
 from airflow_roir.operation import Status
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps, verifying
+from tests.engine.interposed import before
 from tests.engine.steps import sql
 
 # Types whose text depends on settings, each as a bound of partitions. One more has a backslash and quotes in it.
@@ -480,7 +479,7 @@ def test_two_prepares_of_one_source_both_are_captured(dsn: str, server: str, iso
     run_sql(
         dsn, "CREATE TABLE u (id int PRIMARY KEY, k text)", "INSERT INTO u SELECT i, i FROM generate_series(1, 50) i"
     )
-    with interleaved(databases[0], "LOCK TABLE", lambda: steps.begin(databases[1], "ix2", "u")):
+    with before(databases[0], "LOCK TABLE", lambda: steps.begin(databases[1], "ix2", "u")):
         steps.begin(databases[0], "ix1", "u")
     user = steps.session(dsn)
     user.set_session(isolation_level="READ COMMITTED")
@@ -505,7 +504,7 @@ def test_two_switches_of_one_source_agree_with_its_capture(dsn: str, server: str
         steps.build_all(databases[0], run)
         steps.seal_all(databases[0], run)
         runs.append(run)
-    with interleaved(databases[0], "LOCK TABLE", lambda: fold.switch(databases[1], runs[1])):
+    with before(databases[0], "LOCK TABLE", lambda: fold.switch(databases[1], runs[1])):
         fold.switch(databases[0], runs[0])
     user = steps.session(dsn)
     user.set_session(isolation_level="READ COMMITTED")
@@ -523,20 +522,3 @@ def hostile(dsn: str, server: str, isolation: str) -> tuple[Database, Database]:
     name = dsn.split("?")[0].rsplit("/", 1)[1]
     run_sql(server, f"ALTER DATABASE {name} SET default_transaction_isolation TO '{isolation}'")
     return Database(dsn, "one"), Database(dsn, "other")
-
-
-@contextmanager
-def interleaved(database: Database, before: str, work: Callable[[], object]) -> Iterator[None]:
-    """In the block, once: `work` is done just before the first statement that begins so."""
-    due = [work]
-
-    def look(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if due and statement.startswith(before):
-            due.pop()()
-
-    event.listen(database._engine, "before_cursor_execute", look)
-    try:
-        yield
-    finally:
-        event.remove(database._engine, "before_cursor_execute", look)
-    assert not due

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine.capture import careful_path
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.interposed import changed
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
@@ -60,23 +59,18 @@ def test_a_row_that_an_old_snapshot_does_not_see_keeps_its_entry(database: Datab
 
 @pytest.mark.parametrize("mode", ["direct", "active"])
 def test_an_entry_whose_row_is_committed_between_look_and_removal_stays(
-    database: Database, dsn: str, mode: str, monkeypatch: pytest.MonkeyPatch
+    database: Database, dsn: str, mode: str
 ) -> None:
     """The gate stands before the removal of the last event: it makes the moment as long as it takes."""
-    settle = careful_path.as_it_stands
-
-    def gated(source: Any, target: Any, record: str, belongs: list[str], gone: list[str]) -> list[str]:
-        wait = f"IF TG_OP = 'INSERT' AND {record}.v = 9 THEN PERFORM pg_advisory_xact_lock({GATE}); END IF;"
-        return settle(source, target, record, belongs, [wait, *gone])
-
-    monkeypatch.setattr(careful_path, "as_it_stands", gated)
     run_sql(
         dsn,
         "CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN DELETE FROM t WHERE id = NEW.id AND v = NEW.v; RETURN NULL; END $$",
         "CREATE TRIGGER a_lose AFTER INSERT ON t FOR EACH ROW WHEN (NEW.v = 9) EXECUTE FUNCTION lose()",
     )
-    stage = Stage(database, mode, include="v")
+    wait = f"IF TG_OP = 'INSERT' AND NEW.v = 9 THEN PERFORM pg_advisory_xact_lock({GATE}); END IF;"
+    with changed(database, r'(?<=IF here\.belongs IS NULL THEN\n)(?=\s*IF NEW\."k" IS NOT DISTINCT)', wait):
+        stage = Stage(database, mode, include="v")
     gate, keeper, loser = (steps.session(dsn) for _ in range(3))
     sql(gate, f"SELECT pg_advisory_lock({GATE})")
     sql(keeper, "INSERT INTO t VALUES (1, 'a', 1)")

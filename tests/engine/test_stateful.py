@@ -47,8 +47,6 @@ AT_RANDOM = (
     variants.forgets_the_retired_generation,
 )
 
-pytestmark = pytest.mark.usefixtures("impatience")
-
 
 def run_machine(
     dsn: str, examples: int, number: int = SEED, shrink: bool = True, machine: type[Machine] = Machine
@@ -73,7 +71,7 @@ def run_machine(
     try:
         run_state_machine_as_test(seed(number)(Examples), settings=limits)
     finally:
-        Examples.database._engine.dispose()
+        Examples.database.engine.dispose()
         print(f"seed {number}: {dict(sorted(Examples.reached.items()))}")
     return Examples.reached
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.verify import compare, units, verification
 from tests.conftest import run_sql
 from tests.crash import gate
@@ -34,9 +35,8 @@ def test_a_part_of_a_table_that_was_never_analyzed_has_units_of_many_rows(dsn: s
     assert ROWS / 10 < made <= units.UNITS_OF_PARTS
 
 
-def test_where_one_worker_fails_the_others_leave_after_their_open_unit(
-    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_one_worker_fails_the_others_leave_after_their_open_unit(dsn: str) -> None:
+    database = Database(dsn, limits=Limits(unit_blocks=2))
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text)",
@@ -44,7 +44,6 @@ def test_where_one_worker_fails_the_others_leave_after_their_open_unit(
     )
     _, run = steps.begin(database)
     steps.finish_all(database, run)
-    monkeypatch.setattr(units, "BLOCKS_PER_UNIT", 2)
     # The first unit fails, the others wait at the gate.
     run_sql(
         dsn,

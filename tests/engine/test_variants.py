@@ -16,8 +16,6 @@ from tests.engine.machine import KeptSessions, Machine
 from tests.engine.users import TOUCH, Write
 from tests.engine.variants import FOUND, VARIANTS, Variant
 
-pytestmark = pytest.mark.usefixtures("impatience")
-
 Schedule = Callable[[Machine], None]
 
 UPDATE = "UPDATE {t} SET v = v + 1 WHERE id = {i}"
@@ -34,7 +32,7 @@ def begin(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(Machine, "database", KeptSessions(dsn), raising=False)
     state = Machine()
     yield state
-    state.database._engine.dispose()
+    state.database.engine.dispose()
 
 
 def write(state: Machine, sql: str, i: int, session: int = 0, commit: bool = True, k: str = "0") -> None:

@@ -10,7 +10,7 @@ import pytest
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import units
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.verify.compare import verify
 from tests.comparison import compare
 from tests.conftest import run_sql
@@ -119,24 +119,20 @@ def is_beyond(case: str, by_key: bool, part: bool) -> bool:
     return (by_key and "key lost" in DAMAGES[case]) or (part and "key twice" in DAMAGES[case])
 
 
-def every_way(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def every_way(dsn: str, database: Database, case: str) -> None:
     base = damaged(dsn, database, case)
     exact = is_right(dsn, database, base)
     assert exact == (case in RIGHT)
     for options in (VerifyOptions(), VerifyOptions(sample=100), VerifyOptions(repair=True)):
-        for rows in (units.ROWS_IN_A_SNAPSHOT, 0):
+        # By blocks; and by ranges of the primary key, each of which is read by its index.
+        for by_key, limits in ((False, Limits()), (True, Limits(snapshot_rows=0, unit_rows=50))):
             before = is_right(dsn, database, base)
-            with monkeypatch.context() as patch:
-                patch.setattr(units, "ROWS_IN_A_SNAPSHOT", rows)
-                if rows == 0:
-                    # Ranges of the primary key, each of which is read by its index.
-                    patch.setattr(units, "ROWS_PER_UNIT", 50)
-                report = verify(database, "ix", options)
-            told = (case, options, rows, report, before)
+            report = verify(Database(dsn, "roir tests", limits), "ix", options)
+            told = (case, options, limits, report, before)
             # A repair may end what is wrong. Nothing else is called right that isn't.
             right = is_right(dsn, database, base)
             assert before <= right, told
-            if not right and not is_beyond(case, by_key=rows == 0 or options.is_partial, part=options.is_partial):
+            if not right and not is_beyond(case, by_key=by_key or options.is_partial, part=options.is_partial):
                 assert not report.is_exact, told
             if before and case not in RIGHT:
                 assert report.found == 0, told
@@ -149,10 +145,8 @@ def every_way(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch, cas
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.sweep] * (c not in SOME)) for c in DAMAGES])
-def test_what_lookups_can_not_tell_is_found_and_never_called_mended(
-    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    every_way(dsn, database, monkeypatch, case)
+def test_what_lookups_can_not_tell_is_found_and_never_called_mended(dsn: str, database: Database, case: str) -> None:
+    every_way(dsn, database, case)
 
 
 def test_a_rebuild_ends_what_is_damaged_in_the_entries(dsn: str, database: Database) -> None:

@@ -15,10 +15,10 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.report import report_of
-from airflow_roir.engine.verify.snapshot import SharedSnapshot
 from airflow_roir.errors import Fenced, OperationRunning, SourceChanged, VerificationFailed
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
+from tests.engine.interposed import changed
 from tests.engine.steps import sql
 from tests.engine.verifying import begin, build_index, claim, found, go_through
 
@@ -239,12 +239,10 @@ def test_amcheck_looks_at_every_segment_wherever_it_is_installed(database: Datab
     assert not report.is_exact
 
 
-def test_where_no_snapshot_can_be_shared_each_unit_has_its_own(
-    database: Database, base: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_snapshot_can_be_shared_each_unit_has_its_own(database: Database, base: str) -> None:
     """Whoever holds one may have left each time; then totals say nothing, and buckets are compared."""
-    monkeypatch.setattr(SharedSnapshot, "share", lambda *_, **__: "00000043-0000019C-1")
-    report = compare.verify(database, "ix")
+    with changed(database, "SET TRANSACTION SNAPSHOT '.*'", "SET TRANSACTION SNAPSHOT '00000043-0000019C-1'"):
+        report = compare.verify(database, "ix")
     assert (report.found, report.complete) == (1, True)
     run = begin(database)
     go_through(database, run)

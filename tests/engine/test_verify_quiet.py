@@ -16,6 +16,7 @@ from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import OperationPaused
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
+from tests.engine.interposed import before
 from tests.engine.steps import sql
 from tests.engine.verifying import begin, build_index, claim, found
 from tests.engine.writers import Writer, at_work
@@ -162,17 +163,11 @@ def test_a_truncate_meets_a_verification_without_a_deadlock(database: Database, 
         assert ("t",) in sql(steps.session(dsn), locks, pid)
 
 
-def test_a_pause_is_no_report(database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_is_no_report(database: Database, dsn: str) -> None:
     """Of nothing looked at nothing is wrong: that isn't said."""
     build_index(dsn, database, *PARTITIONED)
-    unit = VerifyWorker.unit
-
-    def paused(self: VerifyWorker, held: UnitClaim) -> Any:
-        run_sql(dsn, "SELECT roir.pause('ix')")
-        return unit(self, held)
-
-    monkeypatch.setattr(VerifyWorker, "unit", paused)
-    with pytest.raises(OperationPaused):
+    # A unit has been claimed, its snapshot is taken.
+    pause = before(database, "SET TRANSACTION SNAPSHOT", lambda: run_sql(dsn, "SELECT roir.pause('ix')"))
+    with pause, pytest.raises(OperationPaused):
         compare.verify(database, "ix")
-    monkeypatch.undo()
     assert compare.verify(database, "ix", VerifyOptions(parallelism=3)).complete

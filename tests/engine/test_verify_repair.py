@@ -9,6 +9,7 @@ import pytest
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.verify import compare, repair
 from airflow_roir.errors import Fenced
 from tests.conftest import run_sql
@@ -60,9 +61,9 @@ def _found_by_another(database: Database) -> repair.Mender:
 
 def _mend(one: repair.Mender, dsn: str) -> None:
     absent, extra = ids(dsn, ("missing", "different")), ids(dsn, ("extra",))
-    if left := repair._tried(one.put, absent):
-        repair._tried(one.take_out, left)
-    repair._tried(one.take_out, extra)
+    if left := repair.tried(one.put, absent):
+        repair.tried(one.take_out, left)
+    repair.tried(one.take_out, extra)
 
 
 @pytest.mark.sample(4)
@@ -110,10 +111,8 @@ def test_a_writer_that_began_before_the_repair_writes_after_it(
     steps.assert_exact(database)
 
 
-def test_what_a_writer_holds_is_left_and_the_rest_is_mended(
-    database: Database, dsn: str, base: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(repair, "REST_S", 0.01)
+def test_what_a_writer_holds_is_left_and_the_rest_is_mended(dsn: str, base: str) -> None:
+    database = Database(dsn, limits=Limits(repair_rest_s=0.01))
     user = steps.session(dsn)
     sql(user, "UPDATE t SET v = 0 WHERE id = 2")
     sql(user, "INSERT INTO t VALUES (101, '1', 5)")

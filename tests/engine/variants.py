@@ -89,15 +89,15 @@ def publishes_without_a_drain(patch: pytest.MonkeyPatch) -> None:
 @variant
 def commits_the_watermark_first(patch: pytest.MonkeyPatch) -> None:
     """A batch commits its watermark, and then its rows."""
-    batch, copy = BuildWorker._batch, BuildWorker._copy
+    batch, copy = BuildWorker._batch, BuildWorker.copy
 
     def broken(self: BuildWorker, claim: build.Claim) -> build.Batch | Stop:
         late: list[Any] = []
         with patch.context() as inner:
-            inner.setattr(BuildWorker, "_copy", lambda self, *arguments: late.append(arguments) or 0)
+            inner.setattr(BuildWorker, "copy", lambda self, *arguments: late.append(arguments) or 0)
             outcome = batch(self, claim)
         with self.connection.begin():
-            self._standing(claim)
+            self.standing(claim)
             for arguments in late:
                 copy(self, *arguments)
         return outcome

@@ -32,7 +32,7 @@ def begin(database: Database, **options: Any) -> Run:
 
 def worker(database: Database, run: Run, number: int = 0, kind: type[VerifyWorker] = VerifyWorker) -> VerifyWorker:
     """A worker on a session of its own, to be stepped. The session ends with the process."""
-    connection = database._engine.connect()
+    connection = database.engine.connect()
     with connection.begin():
         verify_job = load(connection, run)
     return kind(connection, verify_job, number)

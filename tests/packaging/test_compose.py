@@ -244,13 +244,6 @@ def test_published_ports_and_health_checks_hit_a_port_that_listens(name: str) ->
         assert int(argument(test, "--port")) in listens(name)
 
 
-def test_no_two_services_publish_the_same_port() -> None:
-    published = [
-        filled_in(port).rsplit(":", 1)[0] for service in SERVICES.values() for port in service.get("ports", [])
-    ]
-    assert len(set(published)) == len(published)
-
-
 @pytest.mark.parametrize("name", SERVICES)
 def test_dependencies_exist_and_can_be_waited_for(name: str) -> None:
     for needed, how in SERVICES[name].get("depends_on", {}).items():

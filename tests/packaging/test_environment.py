@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from importlib.metadata import Distribution, distribution, distributions, requires
 from pathlib import Path
 
@@ -58,15 +57,6 @@ def test_pyspark_is_as_it_was_installed() -> None:
     root = Path(str(pyspark.locate_file(".")))
     present = {path.relative_to(root).as_posix() for path in (root / "pyspark").rglob("*.py")}
     assert present - {path.as_posix() for path in recorded} == set()
-
-
-def test_constraints_are_names_and_versions_alone() -> None:
-    lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
-    comment = re.compile(r"#[\w .,]*:?")
-    pin = re.compile(r"[a-z0-9][a-z0-9-]*==[0-9][0-9a-z.]*( ; [\w .<>=!'()*-]+)?")
-    comments = [line for line in lines if line.startswith("#")]
-    assert [line for line in comments if not comment.fullmatch(line)] == []
-    assert [line for line in lines if line not in comments and not pin.fullmatch(line)] == []
 
 
 @pytest.mark.parametrize("python", PYTHONS)

@@ -9,8 +9,9 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import build, live_options, operations
+from airflow_roir.engine import live_options, operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.schema import init
 from airflow_roir.engine.status import operation_status
@@ -177,10 +178,8 @@ def test_a_worker_writes_down_what_trying_again_would_not_help(
 
 
 @pytest.mark.slow
-def test_a_lock_that_is_never_given_back_pauses_after_a_minute(
-    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "TABLE_LOCK_WAIT", "20ms")
+def test_a_lock_that_is_never_given_back_pauses_after_a_minute(dsn: str) -> None:
+    database = Database(dsn, limits=Limits(table_lock_ms=20))
     _, run = steps.begin(database)
     with psycopg2.connect(dsn) as holder, holder.cursor() as cursor:
         cursor.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")

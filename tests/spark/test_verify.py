@@ -12,9 +12,10 @@ from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import live_options, operations
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
-from airflow_roir.engine.verify import compare, units, verification
+from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.report import report_of
 from tests.conftest import run_sql
 from tests.crash import gate
@@ -25,12 +26,16 @@ pytestmark = pytest.mark.usefixtures("source")
 
 
 @pytest.fixture
-def base(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The base of a published index; its verifications have many units, and write down who compared which."""
+def database(dsn: str) -> Database:
+    """Its verifications have many units."""
+    return Database(dsn, "roir tests", Limits(unit_rows=ROWS // 10, unit_blocks=32))
+
+
+@pytest.fixture
+def base(dsn: str, database: Database) -> str:
+    """The base of a published index; its verifications write down who compared which unit."""
     prepared, run = steps.begin(database, include="v", ranges=4, segments=3)
     steps.finish_all(database, run)
-    monkeypatch.setattr(units, "ROWS_PER_UNIT", ROWS // 10)
-    monkeypatch.setattr(units, "BLOCKS_PER_UNIT", 32)
     run_sql(
         dsn,
         "CREATE TABLE compared (stage text, ordinal int, worker int, epoch bigint)",

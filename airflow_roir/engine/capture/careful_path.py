@@ -14,10 +14,10 @@ def as_it_stands(source: Source, target: Target, record: str, belongs: list[str]
     """`belongs` where a row projects to the record's entry now, which is then in `here`, else `gone`.
 
     A snapshot can show two versions of a row: one whose deletion it is too old for, and our own. Where the primary key
-    is checked at once, whoever visits an entry has inserted or deleted a row of that key, so that nobody else has one:
-    only our own version answers. A `DEFERRABLE` key can be shared with others for a while: there somebody else's
-    version answers too, under a lock, which waits for who deletes it and raises 40001 in a snapshot that is too old.
-    Between that look and the removal of an entry its writer may commit, so we look once more.
+    is checked at once, whoever visits an entry has inserted or deleted a row of that key, so that no other transaction
+    has one: only our own version answers. A `DEFERRABLE` key can be shared with others for a while: there somebody
+    else's version answers too, under a lock, which waits for who deletes it and raises 40001 in a snapshot that is too
+    old. Between that look and the removal of an entry its writer may commit, so we look once more.
     """
     if not source.pk_deferrable:
         return [

@@ -77,7 +77,7 @@ def _of_another() -> list[str]:
     return [
         f"IF careful AND NOT pg_has_role((SELECT c.relowner {of}), current_user, 'USAGE') THEN",
         "  RAISE insufficient_privilege USING",
-        "    MESSAGE = format('partition %s belongs to %s, its table, which has a roir index, to %s',",
+        "    MESSAGE = format('partition %s belongs to %s, but its table, which has a roir index, to %s',",
         f"      TG_RELID::regclass, (SELECT pg_get_userbyid(c.relowner) {of}), current_user),",
         "    HINT = format('ALTER TABLE %s OWNER TO %I', TG_RELID::regclass, current_user);",
         "END IF;",

@@ -1,4 +1,4 @@
-"""Brings a loaded table in as a partition of an indexed source: shown in the moment of its attach."""
+"""Attaches a loaded table to an indexed source; table and indexes show its rows from the same moment on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts
+from airflow_roir.engine.locks import Attempts
 from airflow_roir.engine.old_snapshots import holders
 from airflow_roir.engine.partitions import copy_rows
 from airflow_roir.engine.partitions.detach import find_table
@@ -42,11 +42,11 @@ def attach_partition(
 ) -> int:
     """Make a loaded table a partition of `table`, or of a level below it; returns how many entries were copied.
 
-    bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. From the first step on nobody can write to
-    `partition`; its rows' entries are copied in batches, and stay hidden until the last step attaches it. Call it
-    again after a crash: it goes on. `roir.cancel_attach` gives it up. Works in every phase of an operation.
-    Raises NotFound; InvalidInput, where the table can't become that partition, and takes writes again; LockNotAcquired
-    (the table stays closed to writers; repeated, the attach goes on where it stood).
+    bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. From the first step on `partition` refuses writes;
+    its rows' entries are copied in batches, and stay hidden until the last step attaches it. Call the function again
+    after a crash: it continues. `roir.cancel_attach` cancels the attach. Works in every phase of an operation. Raises
+    NotFound; InvalidInput (the table can't become that partition, and takes writes again); LockNotAcquired (the table
+    still refuses writes; call again to continue).
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -67,7 +67,7 @@ def attach_partition(
         return bool(execute(connection, call, values).scalar_one())
 
     attempts = Attempts(
-        database, parent.sql, [*source.relations, oid], LOCK_TIMEOUT_MS, patience_s, waiter=Waiter("attach")
+        database, parent.sql, [*source.relations, oid], database.limits.attempt_ms, patience_s, waiter=Waiter("attach")
     )
     copied = 0
     try:
@@ -93,9 +93,9 @@ def attach_partition(
 
 
 def _give_up(database: Database, oid: int, name: str) -> bool:
-    """Open the table again that can't become a partition. True where it was closed.
+    """Let a table that can't become a partition take writes again. True if it refused them.
 
-    Raises LockNotAcquired, which says what stands and what is to be done.
+    Raises LockNotAcquired, which says what to do.
     """
     with database.transaction() as connection:
         closed = execute(connection, CLOSED, {"partition": oid}).scalar_one()
@@ -105,7 +105,8 @@ def _give_up(database: Database, oid: int, name: str) -> bool:
 
     if closed:
         try:
-            Attempts(database, name, [oid], LOCK_TIMEOUT_MS, GIVE_UP_PATIENCE_S).run(cancel, lambda _line: None, [name])
+            attempts = Attempts(database, name, [oid], database.limits.attempt_ms, GIVE_UP_PATIENCE_S)
+            attempts.run(cancel, lambda _line: None, [name])
         except LockNotAcquired as error:
             raise LockNotAcquired(
                 f"{name} can't be attached like that, but still refuses writes: {error}. Then attach it with the "
@@ -117,7 +118,7 @@ def _give_up(database: Database, oid: int, name: str) -> bool:
 def _wait_for_older_snapshots(database: Database, report: Callable[[str], None], patience_s: float) -> None:
     """A snapshot that is older than the copies would see the attached rows and not their entries.
 
-    What a standby without feedback sees nobody knows: it is named, and not waited for.
+    A standby without feedback doesn't tell its snapshots: `report` names it, and the attach doesn't wait for it.
     """
     with database.transaction() as connection:
         xid = execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()

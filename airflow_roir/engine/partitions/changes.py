@@ -37,13 +37,13 @@ class Change:
 
 
 def register(connection: Connection, source: Source, generation_id: int) -> None:
-    """Write down that a generation holds all partitions of its source. No-op for those it knows."""
+    """Record that a generation holds all partitions of its source. No-op for those that it knows."""
     values = {"generation": generation_id, "source": source.oid}
     execute(connection, "SELECT roir.register_partitions(%(generation)s, %(source)s)", values)
 
 
 def changes(connection: Connection, source: Source, generation_id: int) -> list[Change]:
-    """What came or went since the generation's partitions were written down. Waits for no lock."""
+    """What came or went since the generation's partitions were recorded. Waits for no lock."""
     if not source.partitioned:
         return []
     rows = execute(connection, CHANGES, {"source": source.oid, "generation": generation_id})
@@ -53,7 +53,7 @@ def changes(connection: Connection, source: Source, generation_id: int) -> list[
 def check(
     connection: Connection, index: str, source: Source, generation_id: int, entry: Entry, known: set[int]
 ) -> list[Change]:
-    """Raise PartitionsChanged where rows came or went that no capture saw. Returns the new leaves, which are harmless.
+    """Raise PartitionsChanged if rows came or went that no capture saw. Returns the new leaves, which are harmless.
 
     known: leaves that were found harmless before; adds to it. Once a leaf is, it stays so: all writes are captured.
     """
@@ -74,7 +74,7 @@ def check(
 
 
 def adopt(connection: Connection, source: Source, generation_id: int, leaves: Collection[Change]) -> None:
-    """Write down leaves that `check` found harmless, and follow their TRUNCATE. Locks them against writers.
+    """Record leaves that `check` found harmless, and follow their TRUNCATE. Locks them against writers.
 
     What one of them was truncated of before can't be known: its bounds are asked for rows, as of one that leaves.
     """
@@ -85,9 +85,9 @@ def adopt(connection: Connection, source: Source, generation_id: int, leaves: Co
 
 
 def brings_rows(connection: Connection, source: Source, generation_id: int, entry: Entry, leaf: int) -> bool:
-    """True where a leaf has rows that no capture saw, in this snapshot: a captured row and its entry commit together.
+    """True if a leaf has rows that no capture saw, in this snapshot: a captured row and its entry commit together.
 
-    An entry with another included value is one that nobody has kept: the row was changed while its leaf was out.
+    An entry with another included value was not maintained: the row was changed while its leaf was detached.
     Before the switch only the delta counts, since the build doesn't copy from a leaf that it doesn't know.
     """
     mode, base = installation.mode(connection, generation_id), physical.base(generation_id)

@@ -1,4 +1,4 @@
-"""Brings the rows of one table into a generation, in batches: a partition that was, or will be, attached with rows.
+"""Copies the rows of one table into a generation, in batches: a partition that was, or will be, attached with rows.
 
 Each row gets what the capture would have written for its insert, under a lock on the row: so it is right in every
 capture mode, for the reason that the capture is, and whatever copy of it there is already.
@@ -17,12 +17,10 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE
 from airflow_roir.engine.database import Database, execute, retry, to_json
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, check_name, lock_table, telling_of_names
+from airflow_roir.engine.locks import check_name, lock_table, telling_of_names
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.scan_range import ScanRange
-
-BATCH_ROWS = 10_000
 
 POSITION = "SELECT watermark FROM roir.source_partition WHERE id = %(id)s AND status = 'joining'"
 ADVANCE = """
@@ -39,17 +37,14 @@ def bring_in(
     relation: int,
     joining_id: int,
     patience_s: float = 60.0,
-    batch_rows: int = BATCH_ROWS,
 ) -> int:
-    """Bring in the rows of `relation` (oid) from where its row in `source_partition` stands; returns how many.
+    """Copy the rows of `relation` (oid) after its watermark in `source_partition`; returns how many.
 
     Safe to kill and to repeat. patience_s: how long to try for locks that writers hold on its rows.
     """
     rows = 0
     while True:
-        brought = retry(
-            lambda: batch(database, source, generation_id, entry, relation, joining_id, batch_rows), patience_s
-        )
+        brought = retry(lambda: batch(database, source, generation_id, entry, relation, joining_id), patience_s)
         if brought is None:
             return rows
         rows += brought
@@ -62,12 +57,12 @@ def batch(
     entry: Entry,
     relation: int,
     joining_id: int,
-    batch_rows: int = BATCH_ROWS,
 ) -> int | None:
-    """One batch, one transaction: entries and watermark together. None where there was nothing left."""
+    """One batch, one transaction: entries and watermark together. None if no row remained."""
     with telling_of_names(), database.transaction() as connection:
+        limits = database.limits
         path = ", ".join(["pg_catalog", *map(quote, source.operator_schemas), "pg_temp"])
-        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}; SET LOCAL search_path = {path}")
+        execute(connection, f"SET LOCAL lock_timeout = {limits.attempt_ms}; SET LOCAL search_path = {path}")
         # As a writer does: a switch or a publish waits for this, so the capture mode stays what it is.
         lock_table(connection, source.sql, source.oid, "ROW EXCLUSIVE", only=True)
         mode = installation.mode(connection, generation_id)
@@ -82,7 +77,7 @@ def batch(
         last = owner.rows(
             connection,
             source,
-            f"SELECT {texts} FROM (SELECT * FROM {name} s WHERE {where} ORDER BY {key} LIMIT {batch_rows}) s "
+            f"SELECT {texts} FROM (SELECT * FROM {name} s WHERE {where} ORDER BY {key} LIMIT {limits.attach_rows}) s "
             f"ORDER BY {', '.join(f's.{quote(column)} DESC' for column in source.primary_key)} LIMIT 1",
             ", ".join(f"k{i} text" for i in range(len(source.primary_key))),
             values,

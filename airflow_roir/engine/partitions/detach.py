@@ -1,4 +1,4 @@
-"""Takes a partition out of an indexed source, the supported way: retention by dropping old partitions."""
+"""Detaches a partition from an indexed source, the supported way: retention by dropping old partitions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine.catalog import default_schemas
 from airflow_roir.engine.database import Database, execute, has_vanished, said, sqlstate
 from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts
+from airflow_roir.engine.locks import Attempts
 from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
@@ -41,11 +41,12 @@ def detach_partition(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 60.0,
 ) -> int:
-    """Take a partition out of its table, with its entries in all indexes; returns how many entries were removed.
+    """Detach a partition from its table, with its entries in all indexes; returns how many entries were removed.
 
     First one short transaction, `roir.detach_partition`: afterwards neither table nor indexes show the rows. Then the
-    entries are removed in batches, which a later `clean_up` does too where this ends before. drop: also drop it.
-    Raises NotFound, InvalidInput, LockNotAcquired (nothing was changed, or only the entries are left to remove).
+    entries are removed in batches, which a later `clean_up` finishes if this ends before. drop: also drop the
+    partition. Raises NotFound, InvalidInput, LockNotAcquired (nothing was changed, or only the entries are left to
+    remove).
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -58,7 +59,7 @@ def detach_partition(
         execute(connection, call, values)
 
     try:
-        Attempts(database, name.sql, [oid], LOCK_TIMEOUT_MS, patience_s, waiter=Waiter("detach")).run(
+        Attempts(database, name.sql, [oid], database.limits.attempt_ms, patience_s, waiter=Waiter("detach")).run(
             body, report, locked
         )
     except DBAPIError as error:

@@ -1,8 +1,8 @@
 """Removes the entries of partitions that left the source: they are hidden at once, this deletes them in batches.
 
-An entry is removed where no row of the source projects to it. It is locked first and asked again under the lock, with
-a later snapshot: a writer that brought such a row has either committed, and is seen, or waits for the lock and writes
-the entry anew. So this needs no order with anybody, and what comes into the same bounds again is left alone.
+An entry is removed if no row of the source projects to it. The entry is locked first, and the source asked again under
+the lock, with a later snapshot: a writer that brought such a row has either committed, and is seen, or waits for the
+lock and writes the entry again. So no order with writers is needed, and new rows in the same bounds keep their entries.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute, has_vanished, retry
 from airflow_roir.engine.files import File, files_of
 from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts, check_name
+from airflow_roir.engine.locks import Attempts, check_name
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired, NotFound
-
-# Some ten thousand entries: a writer of one of them waits for that long (some 100 ms) at the most.
-BLOCKS_PER_STEP = 128
 
 LEAVING = """
 SELECT p.id, p.generation_id, p.relation, p.name, i.source_oid, format('%I.%I', i.schema_name, i.name) AS view,
@@ -65,7 +62,7 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
     """Remove the entries of one partition that left, in batches; then show the view without its condition.
 
     Safe to repeat, to kill, and for several at once. Returns the number of entries. patience_s: how long to try for
-    each lock. Raises LockNotAcquired where that isn't enough: what is left stays hidden.
+    each lock. Raises LockNotAcquired if that isn't enough: the other entries stay hidden.
     """
     values = {"delta": physical.delta(row.generation_id), "base": physical.base(row.generation_id)}
     with database.transaction() as connection:
@@ -76,7 +73,7 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
         execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
 
-    Attempts(database, row.view, (), LOCK_TIMEOUT_MS, patience_s, waiter=Waiter("removal of entries")).run(
+    Attempts(database, row.view, (), database.limits.attempt_ms, patience_s, waiter=Waiter("removal of entries")).run(
         conclude, report, [row.view]
     )
     return removed
@@ -91,7 +88,7 @@ def _remove_from(database: Database, row: Row[Any], store: Row[Any], patience_s:
         if file is None:
             return removed
         # NULL where it is dropped just now.
-        for first in range(0, file.blocks or 0, BLOCKS_PER_STEP):
+        for first in range(0, file.blocks or 0, database.limits.removal_blocks):
             try:
                 taken = retry(partial(step, database, row, store, first, file), patience_s)
             except DBAPIError as error:
@@ -118,13 +115,13 @@ def _remove_from(database: Database, row: Row[Any], store: Row[Any], patience_s:
 def step(database: Database, row: Row[Any], store: Row[Any], first: int, file: File) -> int | None:
     """One batch, one transaction: the blocks from `first` on of one segment or delta. Returns how many entries went.
 
-    file: what the blocks are of. None where the store has another one by now: VACUUM FULL puts entries anywhere.
+    file: what the blocks are of. None if the store has another one by now: VACUUM FULL puts entries anywhere.
     """
     # An antimatter must stay: it may be for a copy that a batch is about to commit.
     only = f"AND x.state = '{EntryState.REGULAR.value}'" if store.delta else ""
-    end = first + BLOCKS_PER_STEP
+    end = first + database.limits.removal_blocks
     with database.transaction() as connection:
-        execute(connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
         if execute(connection, "SELECT to_regclass(%(name)s)", {"name": store.name}).scalar() is None:
             return 0
         # Nothing is bound here: the conditions may hold literals with a per cent sign.
@@ -196,6 +193,6 @@ def _exists(database: Database, name: str) -> bool:
 
 
 def _file(connection: Connection, name: str) -> File | None:
-    """What a store is kept in; None where it is gone."""
+    """What a store is kept in; None if it is gone."""
     oid = execute(connection, "SELECT to_regclass(%(name)s)::oid::bigint", {"name": name}).scalar()
     return next(iter(files_of(connection, [oid])), None) if oid is not None else None

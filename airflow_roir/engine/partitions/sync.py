@@ -1,4 +1,4 @@
-"""Puts indexes right after partitions came or went without roir: what a raw DROP, DETACH or ATTACH has done."""
+"""Repairs indexes after partitions came or went without roir, by a plain DROP, DETACH or ATTACH."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_roir.engine import catalog, operations, view
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, Attempts, telling_of_names
+from airflow_roir.engine.locks import Attempts, telling_of_names
 from airflow_roir.engine.partitions import changes, copy_rows, remove_entries
 from airflow_roir.engine.partitions.changes import Change
 from airflow_roir.engine.partitions.detach import find_table
@@ -39,7 +39,7 @@ SELECT id FROM roir.source_partition
 
 @dataclass
 class SyncReport:
-    """What was put right. gone, came: names of partitions; entries are summed over the generations of all indexes."""
+    """What was repaired. gone, came: names of partitions; entries are summed over the generations of all indexes."""
 
     gone: list[str]
     came: list[str]
@@ -65,7 +65,14 @@ class _Sync:
     def attempts(self, wanted: str, generation: Row[Any]) -> Attempts:
         """At what needs a lock on the source's partitions or on a view of a generation."""
         waiter = Waiter("sync-partitions", str(operations.index_name(generation)))
-        return Attempts(self.database, wanted, self.source.relations, LOCK_TIMEOUT_MS, self.patience_s, waiter=waiter)
+        return Attempts(
+            self.database,
+            wanted,
+            self.source.relations,
+            self.database.limits.attempt_ms,
+            self.patience_s,
+            waiter=waiter,
+        )
 
 
 def sync_partitions(
@@ -75,7 +82,7 @@ def sync_partitions(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 60.0,
 ) -> SyncReport:
-    """Remove the entries of partitions that are gone, bring in the rows of those that came with rows.
+    """Remove the entries of partitions that are gone, copy the rows of those that came with rows.
 
     For every index of the table and in every phase of an operation, which can then be resumed. Safe to kill and to
     repeat. Raises NotFound, LockNotAcquired.

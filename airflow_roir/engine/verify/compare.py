@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, update
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog, marks, operations, tables
 from airflow_roir.engine.claims import WorkLeft
-from airflow_roir.engine.database import Database, execute, retry
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.running import read_running
 from airflow_roir.engine.verify import comparison, report, units, verification
@@ -128,7 +128,7 @@ def verify(
     actor: str | None = None,
     mode: str = "only",
 ) -> VerifyReport:
-    """Compare an index with its source, from begin to end, by threads of this process, under writers too.
+    """Compare an index with its source, from begin to end, by threads of this process, while users write.
 
     The comparing is done by PostgreSQL, so this is as fast as Spark as long as one machine has the connections.
     Raises what `verification.begin` and `start_run` raise, OperationPaused where somebody paused it.
@@ -138,7 +138,7 @@ def verify(
     begun = verification.begin(database, index, options, owner, mode)
     run = start_run(database, index, owner)
     with driving(database, run), heartbeat(database, run):
-        _by_threads(database, run, begun.verification_id)
+        by_threads(database, run, begun.verification_id)
     # `driving` ends quietly where it is paused.
     with database.transaction() as connection:
         row = operations.read_operation(connection, run.operation_id)
@@ -166,12 +166,12 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
             )
             return verification_id
 
-    verification_id = retry(begin)
-    _by_threads(database, run, verification_id)
+    verification_id = database.retry(begin)
+    by_threads(database, run, verification_id)
     return report.report(database, verification_id)
 
 
-def _by_threads(database: Database, run: Run, verification_id: int) -> None:
+def by_threads(database: Database, run: Run, verification_id: int) -> None:
     """Go through all stages by threads, as many as the operation's parallelism. Raises OperationPaused."""
 
     def is_open() -> bool:
@@ -188,14 +188,14 @@ def _by_threads(database: Database, run: Run, verification_id: int) -> None:
             return work_left(connection, run, ())
 
     def share(worker: int) -> None:
-        retry(lambda: list(work(database, run, worker)))
+        database.retry(lambda: list(work(database, run, worker)))
 
     # Paused: what is left stays. A parallelism that was lowered leaves units, too.
-    while retry(is_open):
-        if not retry(left).undone:
-            retry(lambda: finish(database, run))
+    while database.retry(is_open):
+        if not database.retry(left).undone:
+            database.retry(lambda: finish(database, run))
             continue
-        number = retry(workers)
+        number = database.retry(workers)
         with ThreadPoolExecutor(max_workers=number, thread_name_prefix="roir-verify") as pool:
             try:
                 for done in as_completed([pool.submit(share, worker) for worker in range(number)]):

@@ -218,7 +218,7 @@ def extra(
 
     One with the key of another version of the row is extra too; the version itself is looked for from the source's
     side. An entry that the delta overrides is judged there. itself: SELECT whether a lookup leads to the entry `s`;
-    where it doesn't that is damage, with that remedy, and more than a repair by lookups can mend.
+    if it doesn't, that is damage, which a repair by lookups can't repair; `remedy` says what to do.
     """
     overridden = ""
     kinds = f"WHEN e.present IS NULL {'AND o.present IS NULL' if with_delta else ''} THEN 'extra'"

@@ -28,7 +28,7 @@ WITHOUT_INDEX = (
 
 
 def remedy_of_source(source: Source) -> str:
-    """What a person must do about the source."""
+    """What a user must do about the source."""
     return (
         f"Leave one row of each primary key in {source.name}, found without its index (SET enable_indexscan = off; SET "
         f"enable_bitmapscan = off; SET enable_indexonlyscan = off), then REINDEX TABLE {source.name}, then verify again"
@@ -36,12 +36,12 @@ def remedy_of_source(source: Source) -> str:
 
 
 def remedy_of_entries(index: str) -> str:
-    """What a person must do about the entries."""
+    """What a user must do about the entries."""
     return f"Rebuild the index from its table: roir build '{index}'"
 
 
 def itself(entry: Entry, table: str) -> str:
-    """SELECT whether the lookup of the identity of the entry `s` in these entries leads to that very one."""
+    """SELECT whether the lookup of the identity of the entry `s` in these entries leads to that very entry."""
     found = comparison.lookup(entry, table, "b.tableoid AS place, b.ctid AS tid")
     return f"SELECT e.place = s.place AND e.tid = s.tid AS itself FROM ({found}) e"
 

@@ -44,7 +44,7 @@ class UnitClaim:
 
     @property
     def of_source(self) -> bool:
-        """True where it reads the source, False where the index."""
+        """True if it reads the source, False if the index."""
         return self.side in ("source", "heap")
 
 

@@ -11,7 +11,8 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import quote
 from airflow_roir.engine import owner
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.job import TABLE_LOCK_WAIT, check_fingerprint
+from airflow_roir.engine.job import check_fingerprint
+from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import check_name, lock_table
 from airflow_roir.engine.verify.job import UnitClaim, VerifyJob
 from airflow_roir.scan_range import ScanRange
@@ -34,7 +35,7 @@ class UnitReading:
         self.job = verify_job.job
 
     def hold(self, claim: UnitClaim) -> str | None:
-        """Keep partitions from being taken out while the unit is read; the relation's name, None where it is gone.
+        """Keep partitions from being taken out while the unit is read; the relation's name, None if it is gone.
 
         The source is locked before the entries, as a TRUNCATE of the source does.
         """
@@ -42,7 +43,7 @@ class UnitReading:
         path = ", ".join(["pg_catalog", *map(quote, job.source.operator_schemas), "pg_temp"])
         execute(
             self.connection,
-            f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'; SET LOCAL search_path = {path}; "
+            f"SET LOCAL lock_timeout = {limits_of(self.connection).table_lock_ms}; SET LOCAL search_path = {path}; "
             # Workers are the parallelism that was asked for.
             "SET LOCAL max_parallel_workers_per_gather = 0",
         )
@@ -75,7 +76,7 @@ class UnitReading:
             check_name(self.connection, name, claim.relation)
 
     def lock(self, name: str) -> bool:
-        """Lock a relation by its name; False where none has that name any more."""
+        """Lock a relation by its name; False if none has that name any more."""
         try:
             with self.connection.begin_nested():
                 execute(self.connection, f"LOCK TABLE {name} IN ACCESS SHARE MODE")

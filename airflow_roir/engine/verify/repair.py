@@ -2,7 +2,7 @@
 
 A row that lacks its entry, or has another one, is locked first and looked at again: whoever writes to it next comes
 after the right entry. An entry without a row is locked first, then its row is looked for again with a later snapshot: a
-writer that brought such a row has either committed, and is seen, or waits for the lock and writes the entry anew.
+writer that brought such a row has either committed, and is seen, or waits for the lock and writes the entry again.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute, is_transient
 from airflow_roir.engine.job import Job
-from airflow_roir.engine.locks import LOCK_TIMEOUT_MS, check_name
+from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.locks import check_name
 from airflow_roir.engine.verify import comparison, damage
 
 # A range with more than that is rebuilt: so many at once, each transaction some ten milliseconds.
 MANY = 100
 CHUNK = 1_000
-# How often one that a writer holds is tried again, and how long to leave that writer alone.
+# How often one that a writer holds is tried again.
 TRIES = 20
-REST_S = 0.1
 
 UNMENDED = """
 SELECT id, kind FROM roir.discrepancy
@@ -76,7 +76,7 @@ class Mender:
     def _lock_source(self) -> None:
         """Each transaction begins with it: before the entries, as a TRUNCATE of the source does.
 
-        No partition begins to join meanwhile, and the source's owner stays who he is. Raises LockNotAcquired where
+        No partition begins to join meanwhile, and the source's owner stays who he is. Raises LockNotAcquired if
         another table has its name by now.
         """
         catalog.hold(self.connection, self.read)
@@ -198,7 +198,7 @@ class Mender:
         return owner.relation(self.connection, self.read, query, columns, values)
 
     def _wait_little(self) -> None:
-        execute(self.connection, f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        execute(self.connection, f"SET LOCAL lock_timeout = {limits_of(self.connection).attempt_ms}")
 
     def _settle(self, outcome: str, ids: set[int]) -> None:
         if ids:
@@ -220,17 +220,17 @@ def mend_unit(connection: Connection, job: Job, verification_id: int, unit_id: i
         if not rows:
             return
         if attempt:
-            time.sleep(REST_S)
+            time.sleep(limits_of(connection).repair_rest_s)
         # At once where there are many; the next time one by one, if a lock on a table was in the way.
         size = CHUNK if len(rows) > MANY and attempt % 2 == 0 else 1
         absent = [row.id for row in rows if row.kind != "extra"]
         for ids in _chunks(absent, size):
             # Without its row an entry that was different is one too many, and one that was missing is not missed.
-            if left := _tried(mender.put, ids):
-                _tried(mender.take_out, left)
+            if left := tried(mender.put, ids):
+                tried(mender.take_out, left)
             yield
         for ids in _chunks([row.id for row in rows if row.kind == "extra"], size):
-            _tried(mender.take_out, ids)
+            tried(mender.take_out, ids)
             yield
 
 
@@ -243,7 +243,7 @@ def _chunks(ids: list[int], size: int) -> Iterator[list[int]]:
         yield ids[first : first + size]
 
 
-def _tried(work: Callable[[list[int]], list[int]], ids: list[int]) -> list[int]:
+def tried(work: Callable[[list[int]], list[int]], ids: list[int]) -> list[int]:
     """What `work` left; nothing where a writer held what it needed."""
     try:
         return work(ids)

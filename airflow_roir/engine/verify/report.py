@@ -23,7 +23,7 @@ class VerifyReport:
 
     different: the entry is there, but its included or equal-yet-distinct values differ. corrupt: B-trees that amcheck
     or a lookup refused. damaged: heap and index of the table, or of the entries, disagree, so that a lookup can't tell.
-    mended: those of all these that a repair put right, or that were right when it looked again. complete: False where a
+    mended: those of all these that a repair has repaired, or that were right when it looked again. complete: False if a
     sample, a slice or a time limit left something out.
     """
 
@@ -48,7 +48,7 @@ class VerifyReport:
 
     @property
     def is_exact(self) -> bool:
-        """True where nothing that was looked at is wrong now."""
+        """True if nothing that was looked at is wrong now."""
         return self.found == self.mended
 
     def as_dict(self) -> dict[str, Any]:

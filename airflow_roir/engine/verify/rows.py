@@ -91,7 +91,7 @@ class UnitRows:
             execute(self.connection, check)
 
     def noting_corruption(self, claim: UnitClaim, name: str, look: Callable[[UnitClaim, str], Found]) -> Found | None:
-        """What a look returns, or None where the server finds an index corrupt: that is written down."""
+        """What a look returns, or None if the server finds an index corrupt: that is written down."""
         try:
             with self.connection.begin_nested():
                 return look(claim, name)

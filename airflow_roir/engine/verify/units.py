@@ -14,18 +14,14 @@ from airflow_roir.engine import catalog, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import File, cut, files_of, segments_of
+from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.plan import cut_source
 from airflow_roir.engine.source import Source
 
-# A unit is one transaction; so many rows are read and summed in a tenth of a second.
-ROWS_PER_UNIT = 200_000
-BLOCKS_PER_UNIT = 4_096
 # A segment in one piece is read by a plain scan.
 BLOCKS_PER_SEGMENT_UNIT = 8_192
 # Of each side: every unit has its sums of every bucket.
 MOST_UNITS = 256
-# What a worker reads well within the time that a snapshot is shared.
-ROWS_IN_A_SNAPSHOT = 10_000_000
 # Of a verification in parts, so that a part can be chosen finely.
 UNITS_OF_PARTS = 1_000
 # Few enough rows to compare one by one where a single one differs, and few enough buckets to keep.
@@ -45,11 +41,11 @@ def plan(
 ) -> tuple[int, int]:
     """Write a verification and its units down; returns its id and the source's estimated rows.
 
-    with_delta: the generation isn't published yet. A walk in slices takes over what the last one left.
+    with_delta: the generation isn't published yet. Each of several slices takes over the units that the last one left.
     """
     size = catalog.size_of(connection, source)
     rows = size.rows or 0
-    if not options.is_partial and 0 < rows <= ROWS_IN_A_SNAPSHOT * options.parallelism:
+    if not options.is_partial and 0 < rows <= limits_of(connection).snapshot_rows * options.parallelism:
         units = _heap_units(connection, source)
     else:
         rows, units = _source_units(connection, source, fine=options.in_parts)
@@ -127,7 +123,7 @@ def _source_units(connection: Connection, source: Source, fine: bool = False) ->
     """The source's estimated rows, and its leaves cut by primary key."""
 
     def rows_per_unit(rows: int) -> int:
-        per_unit = max(ROWS_PER_UNIT, rows // MOST_UNITS)
+        per_unit = max(limits_of(connection).unit_rows, rows // MOST_UNITS)
         return max(1, min(per_unit, rows // UNITS_OF_PARTS)) if fine else per_unit
 
     # By its owner of now, which it then keeps.
@@ -141,7 +137,8 @@ def _source_units(connection: Connection, source: Source, fine: bool = False) ->
 
 def _heap_units(connection: Connection, source: Source) -> list[dict[str, Any]]:
     """The leaves, cut by blocks: read in one snapshot, in which no row moves."""
-    return [{"side": "heap", **piece} for piece in _blocks(files_of(connection, source.leaves), BLOCKS_PER_UNIT)]
+    blocks = limits_of(connection).unit_blocks
+    return [{"side": "heap", **piece} for piece in _blocks(files_of(connection, source.leaves), blocks)]
 
 
 # The same units, but for those that are about themselves alone.
@@ -171,7 +168,7 @@ def _whole(side: str, relation: int) -> dict[str, Any]:
 
 
 def _blocks(files: Iterable[File], step: int) -> Iterator[dict[str, Any]]:
-    """Pieces of so many blocks; the last one of each relation is open, as it may grow."""
+    """Pieces of equal blocks; the last one of each relation is open, as the relation may grow."""
     for file, first, end in cut(files, step):
         yield {"relation": file.relation, "lower": [first], "upper": [end] if end < file.blocks else None}
 
@@ -198,7 +195,7 @@ UPDATE roir.verification_unit u SET verification_id = %(to)s, claim_epoch = NULL
 
 
 def _walk_on(connection: Connection, verification_id: int, index_id: int, generation_id: int) -> int:
-    """Take over the units that the walk has left; returns of how many it is, 0 where none are left: begin anew."""
+    """Take over the units that earlier slices left; returns of how many slices, 0 if none are left: start again."""
     values = {"to": verification_id, "index": index_id, "generation": generation_id}
     execute(connection, LEFT_OVER, values)
     # Ordinals are the whole walk's, and the last unit is done last.

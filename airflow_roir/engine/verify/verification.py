@@ -23,7 +23,7 @@ from airflow_roir.operation import FORMAT_VERSION, Phase, Status
 
 @dataclass(frozen=True)
 class BegunVerification:
-    """adopted: an unfinished verification of the index was found, and is gone on with as it was begun."""
+    """adopted: an unfinished verification of the index was found, and continues with its own options."""
 
     operation_id: int
     verification_id: int
@@ -34,8 +34,8 @@ class BegunVerification:
 def begin(database: Database, index: str, options: VerifyOptions, actor: str, mode: str = "only") -> BegunVerification:
     """Begin to verify the active generation of an index; start a run of the operation to do it.
 
-    An unfinished verification of the index is adopted with the options that it has, but for the parallelism.
-    mode: `only`, or `before` where a rebuild follows. Raises NotFound, InvalidInput, OperationRunning (a build of the
+    An unfinished verification of the index is adopted with its own options; only the parallelism changes.
+    mode: `only`, or `before` if a rebuild follows. Raises NotFound, InvalidInput, OperationRunning (a build of the
     index is unfinished), OperationFailed (an earlier verification must be aborted first).
     """
     with database.transaction() as connection:
@@ -61,7 +61,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
                         status=Status.RUNNING.value,
                         phase=(Phase.CHECK if options.is_partial else Phase.SUM).value,
                         parallelism=options.parallelism,
-                        batch_rows=units.ROWS_PER_UNIT,
+                        batch_rows=database.limits.unit_rows,
                         options=options.fixed(),
                         rows_estimate=0,
                         fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
@@ -182,7 +182,7 @@ SELECT coalesce(sum(rows) FILTER (WHERE side IN ('source', 'heap')), 0) AS rows,
 
 
 def close(connection: Connection, row: Row[Any]) -> None:
-    """End a verification: keep its counts, forget its units but those that a walk in slices goes on with."""
+    """End a verification: keep its counts, forget its units but those for the next slice."""
     options = VerifyOptions(**row.options)
     counts = execute(connection, COUNTS, {"id": row.id}).one()
     looked_at = execute(connection, LOOKED_AT, {"id": row.id, "parts": options.is_partial}).one()
@@ -209,7 +209,7 @@ def forget_units(connection: Connection, verification_id: int, left: bool = Fals
 
 
 def give_up(connection: Connection, operation_id: int) -> None:
-    """What is left of the verifications of an operation that was aborted: their counts so far."""
+    """End the verifications of an operation that was aborted, with their counts so far."""
     verification = tables.verification
     rows = connection.execute(
         select(verification).where(verification.c.operation_id == operation_id, verification.c.finished_at.is_(None))

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row
 from airflow_roir.engine import owner
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.job import TABLE_LOCK_WAIT
+from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import check_name, telling_of_names
 from airflow_roir.engine.run import read_control
 from airflow_roir.engine.verify import damage, repair
@@ -136,7 +136,7 @@ class VerifyWorker:
         return UnitMetrics(self.worker, claim.ordinal, checked, time.monotonic() - begun, found)
 
     def mend(self, claim: UnitClaim) -> bool:
-        """Mend what was found in a unit that is compared, then give its claim up; False where a pause came between.
+        """Repair what was found in a compared unit, then give its claim back; False if a pause came between.
 
         Raises Fenced.
         """
@@ -156,14 +156,14 @@ class VerifyWorker:
         self.sums.snapshot.close()
 
     def _whole(self, claim: UnitClaim, begun: float) -> None:
-        """What is left to explain, without any index: lookups that failed, and sums of one snapshot that differed."""
+        """Explain what remains, without any index: lookups that failed, and sums of one snapshot that differed."""
         rows: list[Row[Any]] = []
         values = {"verification": self.verify_job.verification_id, "unit": claim.id}
         with self.connection.begin():
             execute(self.connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             # Before the snapshot, which LOCK doesn't take: an older one sees the rows of a COPY with FREEZE that was
             # waited for, and not their entries.
-            execute(self.connection, f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'")
+            execute(self.connection, f"SET LOCAL lock_timeout = {limits_of(self.connection).table_lock_ms}")
             self.reading.lock(self.job.source.sql)
             if self.reading.hold(claim) is not None and execute(self.connection, ONE_SNAPSHOT, values).scalar_one():
                 rows = self._differing()

@@ -1,0 +1,85 @@
+CREATE OR REPLACE FUNCTION roir_data.capture_{oid}() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off
+AS $roir$
+DECLARE
+  careful boolean := true;
+  here record;
+BEGIN
+  IF TG_OP = 'UPDATE' THEN
+    careful := NEW.xmax <> '0'::xid
+      OR ROW(OLD."id")::record *<> ROW(NEW."id")::record;
+  ELSIF TG_OP = 'INSERT' THEN
+    careful := NEW.xmax <> '0'::xid;
+  END IF;
+  -- generation 1, capture mode
+  IF careful THEN
+    IF TG_OP <> 'INSERT' THEN
+      IF TG_RELID = {oid} THEN
+        SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
+          FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) OLD."k" OR s.c1 IS NOT DISTINCT FROM NULL AND OLD."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) OLD."id" AND roir.is_mine(s.written) LIMIT 1;
+      ELSE
+        EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
+          || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
+          USING OLD."k", OLD."id";
+      END IF;
+      IF here.belongs THEN
+        INSERT INTO roir_data.g1_delta (c1, c2, c3, state)
+        VALUES (here.c1, here.c2, here.c3, 'regular')
+        ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
+      ELSE
+        INSERT INTO roir_data.g1_delta (c1, c2, c3, state)
+        VALUES (OLD."k", OLD."id", NULL, 'antimatter')
+        ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
+      END IF;
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+      IF TG_RELID = {oid} THEN
+        SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
+          FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) NEW."k" OR s.c1 IS NOT DISTINCT FROM NULL AND NEW."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) NEW."id" AND roir.is_mine(s.written) LIMIT 1;
+      ELSE
+        EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
+          || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
+          USING NEW."k", NEW."id";
+      END IF;
+      IF here.belongs THEN
+        INSERT INTO roir_data.g1_delta (c1, c2, c3, state)
+        VALUES (here.c1, here.c2, here.c3, 'regular')
+        ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
+      ELSE
+        INSERT INTO roir_data.g1_delta (c1, c2, c3, state)
+        VALUES (NEW."k", NEW."id", NULL, 'antimatter')
+        ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
+      END IF;
+    END IF;
+  ELSIF TG_OP = 'INSERT' THEN
+    INSERT INTO roir_data.g1_delta (c1, c2, c3, state)
+    VALUES (NEW."k", NEW."id", NEW."v", 'regular')
+    ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
+  ELSIF ROW(OLD."k", OLD."id", OLD."v")::record *<> ROW(NEW."k", NEW."id", NEW."v")::record THEN
+    IF ROW(OLD."k", OLD."id")::record *<> ROW(NEW."k", NEW."id")::record THEN
+      INSERT INTO roir_data.g1_delta (c1, c2, c3, state)
+      VALUES (OLD."k", OLD."id", NULL, 'antimatter')
+      ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
+    END IF;
+    INSERT INTO roir_data.g1_delta (c1, c2, c3, state)
+    VALUES (NEW."k", NEW."id", NEW."v", 'regular')
+    ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
+  END IF;
+  RETURN NULL;
+END
+$roir$;
+
+CREATE OR REPLACE FUNCTION roir_data.truncate_{oid}() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off
+AS $roir$
+BEGIN
+  IF pg_relation_size(TG_RELID) > 0 THEN
+    RAISE feature_not_supported USING
+      MESSAGE = format('a trigger has written to %s since it was truncated', TG_RELID::regclass),
+      DETAIL = 'Its table has a roir index, whose entries of these rows would be lost.',
+      HINT = 'Write the rows in a statement after the TRUNCATE.';
+  END IF;
+  TRUNCATE roir_data.g1, roir_data.g1_delta;
+  RETURN NULL;
+END
+$roir$;

@@ -1,0 +1,53 @@
+"""Comes between the engine's statements, or changes one on its way to the server, by SQLAlchemy's events."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import event
+
+from airflow_roir.engine.database import Database
+
+
+@contextmanager
+def before(database: Database, beginning: str, act: Callable[[], object], at: int = 1) -> Iterator[list[str]]:
+    """In the block, once: `act` before the statement, of those that begin so, with the number `at`.
+
+    Yields those that there were, the next one too. Fails where the block ends before it came to `act`.
+    """
+    seen: list[str] = []
+
+    def look(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.lstrip().startswith(beginning):
+            seen.append(statement)
+            if len(seen) == at:
+                act()
+
+    event.listen(database.engine, "before_cursor_execute", look)
+    try:
+        yield seen
+    finally:
+        event.remove(database.engine, "before_cursor_execute", look)
+    assert len(seen) >= at, f"{len(seen)} statements began with {beginning}"
+
+
+@contextmanager
+def changed(database: Database, old: str, new: str) -> Iterator[None]:
+    """In the block `new` is sent wherever `old`, a regular expression, stands in a statement; somewhere it does."""
+    found = 0
+
+    def change(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
+        nonlocal found
+        sent, times = re.subn(old, lambda _: new, statement)
+        found += times
+        return sent, parameters
+
+    event.listen(database.engine, "before_cursor_execute", change, retval=True)
+    try:
+        yield
+    finally:
+        event.remove(database.engine, "before_cursor_execute", change)
+        assert found, f"nothing like {old} was sent"
