@@ -15,6 +15,7 @@ MAX_IDENTIFIER_BYTES = 63  # PostgreSQL's NAMEDATALEN - 1
 MAX_KEY_COLUMNS = 32  # PostgreSQL's INDEX_MAX_KEYS, which counts key and primary key columns together
 MAX_PARALLELISM = 256  # beyond it a server's connections, not our workers, are the limit
 MAX_BATCH_ROWS = 10_000_000  # a batch is one transaction, which a crash undoes whole
+MAX_ROWS_PER_SECOND = 1_000_000_000  # more than any server reads
 MAX_RANGES = 100_000  # one row each in the control schema, which workers look through for the next one
 
 
@@ -251,7 +252,7 @@ class BuildOptions:
         if self.segments is not None:
             _in_range("segments", self.segments, 1, 1_000)
         if self.max_rows_per_second is not None:
-            _in_range("max_rows_per_second", self.max_rows_per_second, 1, 1_000_000_000)
+            _in_range("max_rows_per_second", self.max_rows_per_second, 1, MAX_ROWS_PER_SECOND)
         for name in ("ignore_row_security", "ignore_publications"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidInput(f"{name} is {value!r}; it must be true or false")

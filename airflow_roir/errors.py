@@ -59,6 +59,10 @@ class LockNotAcquired(RoirError):
     """A lock couldn't be had in time; the message names the blockers. Try again once they have ended."""
 
 
+class AttachDisturbed(RoirError):
+    """Rows came into the bounds of a table that is being attached, or entries of these bounds went: copy again."""
+
+
 class SourceChanged(RoirError):
     """The source's shape is no longer the one that the operation was prepared for (fingerprint)."""
 

@@ -10,6 +10,7 @@ from airflow_roir.engine import operations, remove_generations, tables
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import LockNotAcquired
+from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import Status, Verb
 
 
@@ -65,7 +66,8 @@ def finish_abort(
         generation = tables.generation
         others = connection.execute(
             select(generation.c.id).where(
-                generation.c.index_id == row.index_id, generation.c.status.in_(("active", "retired"))
+                generation.c.index_id == row.index_id,
+                generation.c.status.in_((GenerationStatus.ACTIVE.value, GenerationStatus.RETIRED.value)),
             )
         ).first()
         if others is None:

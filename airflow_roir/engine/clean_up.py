@@ -25,6 +25,7 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, InvariantViolated, LockNotAcquired, PartitionsChanged, RoirError
+from airflow_roir.generation_state import GenerationStatus
 
 CLEAN_UP = Waiter("clean-up")
 
@@ -171,7 +172,7 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
     """Register partitions that were created; name those that came or went with rows, which is for a user to settle."""
     with database.transaction() as connection:
         source = catalog.source_if_there(connection, row.index_id, check=True)
-        if source is None or _status(connection, row.id) == "dropped":
+        if source is None or _status(connection, row.id) == GenerationStatus.DROPPED:
             return
         # Of those that the guard has taken in.
         marks.follow(connection, row.id)
@@ -251,14 +252,14 @@ def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: C
             view.show(connection, name, row.index_id, row.id, Entry.from_json(row.entry), guarded=False)
             view.hide(connection, row.id)
             # The view is locked: from here on no publish comes between.
-            if _status(connection, row.id) != "active" or holders(connection):
+            if _status(connection, row.id) != GenerationStatus.ACTIVE or holders(connection):
                 attempt.rollback()
                 return False
         return True
 
     with database.transaction() as connection:
         if not view.is_ours(connection, name, row.index_id):
-            if _status(connection, row.id) == "active":
+            if _status(connection, row.id) == GenerationStatus.ACTIVE:
                 raise InvariantViolated(view.lost(connection, name, row.id))
             return
         if not view.is_guarded(connection, name) or holders(connection):

@@ -63,6 +63,7 @@ class Database:
         return Database(self.dsn, application_name, self.limits)
 
     def _open(self) -> Any:
+        _check(self.dsn)
         try:
             connection = self._connect()
         except psycopg2.OperationalError as error:
@@ -120,6 +121,21 @@ class Database:
     def retry(self, work: Callable[[], T]) -> T:
         """As `retry`, for as long as the limits say that an outage is waited for."""
         return retry(work, self.limits.outage_s)
+
+
+def _check(dsn: str) -> None:
+    """Raise InvalidInput where libpq would quote what it can't read: that may be a part of the password."""
+    try:
+        given = psycopg2.extensions.parse_dsn(dsn)
+    except psycopg2.ProgrammingError:
+        given = None
+    # An @, a / or a : in a password, as it is, ends up in host or port. A host that begins with @ is a socket.
+    hosts, ports = (str((given or {}).get(name, "")).split(",") for name in ("host", "port"))
+    if given is None or any("@" in host[1:] for host in hosts) or any(port and not port.isdigit() for port in ports):
+        raise InvalidInput(
+            "the DSN can't be read. Write postgresql://user:password@host/database, with %40 for @ in the password and "
+            "the like, or host=… dbname=… with values in quotes"
+        ) from None
 
 
 def execute(connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> CursorResult[Any]:

@@ -28,6 +28,7 @@ from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.running import read_running
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import IllegalTransition, LockNotAcquired
+from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import Phase, Verb
 
 T = TypeVar("T")
@@ -137,18 +138,28 @@ def follow_partitions(database: Database, run: Run, report: Callable[[str], None
         drain(database, job, body, report)
 
 
-def set_mode(connection: Connection, generation_id: int, old: str, new: str) -> None:
-    """Record a generation's capture mode, which `capture.refresh` then renders. Raises if it isn't `old`."""
+def set_mode(connection: Connection, generation_id: int, old: str, new: str, **values: object) -> None:
+    """Record the capture mode of a generation that is being built, which `capture.refresh` then renders, and `values`.
+
+    Raises IllegalTransition if it isn't `old`.
+    """
     changed = connection.execute(
         update(tables.generation)
-        .where(tables.generation.c.id == generation_id, tables.generation.c.capture_mode == old)
+        .where(
+            tables.generation.c.id == generation_id,
+            tables.generation.c.status == GenerationStatus.BUILDING.value,
+            tables.generation.c.capture_mode == old,
+        )
         .values(
+            **values,
             capture_mode=new,
             mode_xid=str(execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()),
         )
     )
     if changed.rowcount != 1:
-        raise IllegalTransition(f"generation {generation_id} is not in {old} mode; it can't go to {new} mode")
+        raise IllegalTransition(
+            f"generation {generation_id} is not being built in {old} mode; it can't go to {new} mode"
+        )
 
 
 class FoldWorker:

@@ -21,7 +21,7 @@ from airflow_roir.operation import TRANSITIONS, Status, Verb
 
 OperationRow = Row[Any]
 
-# A run writes its heartbeat every few seconds; after this long without one it is taken for dead.
+# A run writes its heartbeat every few seconds; after this long without one it is taken for dead, as `roir.tick` has it.
 HEARTBEAT_FRESH_S = 30
 LIVE = (Status.RUNNING, Status.PAUSED, Status.FAILED, Status.ABORTING)
 
@@ -163,8 +163,8 @@ def tick(connection: Connection, operation_id: int, epoch: int) -> bool:
 
     A gap longer than a fresh heartbeat (a machine that slept, a clock that jumped) counts as that at most.
     """
-    values = {"operation": operation_id, "epoch": epoch, "longest": HEARTBEAT_FRESH_S}
-    return bool(execute(connection, "SELECT roir.tick(%(operation)s, %(epoch)s, %(longest)s)", values).scalar_one())
+    values = {"operation": operation_id, "epoch": epoch}
+    return bool(execute(connection, "SELECT roir.tick(%(operation)s, %(epoch)s)", values).scalar_one())
 
 
 def start_clock(connection: Connection, operation_id: int, epoch: int) -> None:

@@ -35,6 +35,7 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition
 from airflow_roir.errors import OperationFailed, OperationRunning, SourceChanged
+from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, FORMAT_VERSION, Phase, Status
 
 OTHER_BUILD = """
@@ -132,7 +133,7 @@ def _prepare(
             insert(tables.generation)
             .values(
                 index_id=index_id,
-                status="building",
+                status=GenerationStatus.BUILDING.value,
                 capture_mode=CAPTURE,
                 mode_xid=_xid(connection),
                 entry=rehearsal.entry.as_json(),

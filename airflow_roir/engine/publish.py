@@ -17,6 +17,7 @@ from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated
+from airflow_roir.generation_state import GenerationStatus
 
 # What is folded while writers wait for the drain lock: rows that were held during the fold, so few.
 MOST_ROWS_UNDER_LOCK = 2_000
@@ -67,21 +68,15 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     window = int(job.options["revert_window_s"])
     connection.execute(
         update(generation)
-        .where(generation.c.index_id == job.index_id, generation.c.status == "active")
+        .where(generation.c.index_id == job.index_id, generation.c.status == GenerationStatus.ACTIVE.value)
         .values(
-            status="retired",
+            status=GenerationStatus.RETIRED.value,
             retired_at=func.clock_timestamp(),
             drop_after=func.clock_timestamp() + text(f"interval '{window} seconds'"),
         )
     )
-    fold.set_mode(connection, job.generation_id, DIRECT, ACTIVE)
-    activated = connection.execute(
-        update(generation)
-        .where(generation.c.id == job.generation_id, generation.c.status == "building")
-        .values(status="active", published_at=func.clock_timestamp(), ghosts=ghosts)
-    )
-    if activated.rowcount != 1:
-        raise InvariantViolated(f"index {run.index}: generation {job.generation_id} is not being built any more")
+    shown = {"status": GenerationStatus.ACTIVE.value, "published_at": func.clock_timestamp(), "ghosts": ghosts}
+    fold.set_mode(connection, job.generation_id, DIRECT, ACTIVE, **shown)
     view.hide(connection, job.generation_id)
     installation.refresh(connection, job.source)
     operations.complete(connection, row, run.epoch)

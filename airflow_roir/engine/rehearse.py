@@ -32,6 +32,7 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition
 from airflow_roir.errors import InvalidInput, NotFound, SourceChanged
+from airflow_roir.generation_state import GenerationStatus
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,9 @@ def _check_shape(connection: Connection, existing: Row[Any], source: Source) -> 
     """What readers see keeps its columns and their types: PostgreSQL replaces no view by another kind of one."""
     generation = tables.generation
     active = connection.execute(
-        select(generation).where(generation.c.index_id == existing.id, generation.c.status == "active")
+        select(generation).where(
+            generation.c.index_id == existing.id, generation.c.status == GenerationStatus.ACTIVE.value
+        )
     ).first()
     if active is not None:
         name = str(operations.index_name(existing))

@@ -13,12 +13,15 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.source import Source
+from airflow_roir.generation_state import CaptureMode, GenerationStatus
 
 
 def generations_of(connection: Connection, index_id: int) -> list[int]:
     """The generations of an index, by id, that have tables."""
     generation = tables.generation
-    query = select(generation.c.id).where(generation.c.index_id == index_id, generation.c.status != "dropped")
+    query = select(generation.c.id).where(
+        generation.c.index_id == index_id, generation.c.status != GenerationStatus.DROPPED.value
+    )
     return list(connection.execute(query.order_by(generation.c.id)).scalars())
 
 
@@ -84,8 +87,8 @@ def retire_for_good(connection: Connection, generation_ids: list[int]) -> None:
     """Mark generations as dropped; the capture maintains them no more as soon as it is rendered again."""
     connection.execute(
         update(tables.generation)
-        .where(tables.generation.c.id.in_(generation_ids))
-        .values(status="dropped", capture_mode="none")
+        .where(tables.generation.c.id.in_(generation_ids), tables.generation.c.status != GenerationStatus.DROPPED.value)
+        .values(status=GenerationStatus.DROPPED.value, capture_mode=CaptureMode.NONE.value)
     )
 
 

@@ -15,6 +15,7 @@ from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvariantViolated, NotFound
+from airflow_roir.generation_state import GenerationStatus
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,11 @@ def _active(connection: Connection, index_id: int) -> Row[tuple[object, ...]] | 
     return connection.execute(
         select(generation.c.id, operation.c.options["revert_window_s"].as_integer().label("window"))
         .join(operation, operation.c.generation_id == generation.c.id)
-        .where(generation.c.index_id == index_id, generation.c.status == "active", operation.c.kind != "verify")
+        .where(
+            generation.c.index_id == index_id,
+            generation.c.status == GenerationStatus.ACTIVE.value,
+            operation.c.kind != "verify",
+        )
     ).first()
 
 
@@ -86,7 +91,7 @@ def _replaced(connection: Connection, index_id: int) -> Row[tuple[object, ...]] 
     generation = tables.generation
     return connection.execute(
         select(generation)
-        .where(generation.c.index_id == index_id, generation.c.status == "retired")
+        .where(generation.c.index_id == index_id, generation.c.status == GenerationStatus.RETIRED.value)
         .order_by(generation.c.retired_at.desc())
         .limit(1)
     ).first()
@@ -96,8 +101,8 @@ def _retire(connection: Connection, shown: Row[tuple[object, ...]]) -> None:
     _change(
         connection,
         shown.id,
-        "active",
-        status="retired",
+        GenerationStatus.ACTIVE,
+        status=GenerationStatus.RETIRED.value,
         retired_at=func.clock_timestamp(),
         drop_after=func.clock_timestamp() + text(f"interval '{int(shown.window)} seconds'"),
     )
@@ -105,13 +110,16 @@ def _retire(connection: Connection, shown: Row[tuple[object, ...]]) -> None:
 
 def _activate(connection: Connection, replaced: Row[tuple[object, ...]]) -> None:
     # Its publish stays what it was: every younger snapshot has seen each of its entries ever since.
-    _change(connection, replaced.id, "retired", status="active", retired_at=None, drop_after=None)
+    values = {"status": GenerationStatus.ACTIVE.value, "retired_at": None, "drop_after": None}
+    _change(connection, replaced.id, GenerationStatus.RETIRED, **values)
 
 
-def _change(connection: Connection, generation_id: int, expected: str, **values: object) -> None:
+def _change(connection: Connection, generation_id: int, expected: GenerationStatus, **values: object) -> None:
     generation = tables.generation
     changed = connection.execute(
-        update(generation).where(generation.c.id == generation_id, generation.c.status == expected).values(**values)
+        update(generation)
+        .where(generation.c.id == generation_id, generation.c.status == expected.value)
+        .values(**values)
     )
     if changed.rowcount != 1:
-        raise InvariantViolated(f"generation {generation_id} is not {expected} any more; nothing was reverted")
+        raise InvariantViolated(f"generation {generation_id} is not {expected.value} any more; nothing was reverted")

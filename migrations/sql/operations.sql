@@ -26,8 +26,9 @@ BEGIN
 END $$;
 
 -- Counts the time since the last tick to the phase, and beats the run's heart; false where the run is over. A gap
--- longer than `longest` seconds (a machine that slept, a clock that jumped) counts as that at the most.
-CREATE FUNCTION roir.tick(operation bigint, epoch bigint, longest numeric) RETURNS boolean
+-- longer than `longest` seconds (a machine that slept, a clock that jumped) counts as that at the most: by default after
+-- so long a run is taken for dead.
+CREATE FUNCTION roir.tick(operation bigint, epoch bigint, longest numeric DEFAULT 30) RETURNS boolean
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH ticked AS (
         UPDATE roir.operation o
@@ -59,7 +60,7 @@ BEGIN
             MESSAGE = format('index %s has no running operation to pause: its last one is %s', index, o.status);
     END IF;
     -- The time up to the request is work too; the batch that workers still finish then counts for nothing.
-    PERFORM roir.tick(o.id, o.epoch, 30);
+    PERFORM roir.tick(o.id, o.epoch);
     UPDATE roir.operation
        SET status = 'paused', paused_at = clock_timestamp(), paused_by = actor, pause_reason = reason, ticked_at = NULL
      WHERE id = o.id AND status = 'running';
@@ -74,19 +75,27 @@ CREATE FUNCTION roir.change_options(operation bigint, parallelism integer, batch
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o roir.operation;
+    broken text;
+    changed boolean;
 BEGIN
-    IF parallelism NOT BETWEEN 1 AND 256 OR batch_rows NOT BETWEEN 1 AND 10000000 THEN
-        RAISE invalid_parameter_value USING
-            MESSAGE = format('parallelism %s, batch_rows %s: they must be from 1 to 256 and from 1 to 10000000',
-                             coalesce(parallelism::text, 'unchanged'), coalesce(batch_rows::text, 'unchanged'));
-    END IF;
     SELECT x.* INTO o FROM roir.operation x WHERE x.id = change_options.operation FOR UPDATE;
-    UPDATE roir.operation x
-       SET parallelism = coalesce(change_options.parallelism, x.parallelism),
-           batch_rows = coalesce(change_options.batch_rows, x.batch_rows), notice = NULL
-     WHERE x.id = o.id AND x.status IN ('running', 'paused')
-       AND (change_options.parallelism <> x.parallelism OR change_options.batch_rows <> x.batch_rows);
-    IF FOUND THEN
+    -- The limits are those of the table.
+    BEGIN
+        UPDATE roir.operation x
+           SET parallelism = coalesce(change_options.parallelism, x.parallelism),
+               batch_rows = coalesce(change_options.batch_rows, x.batch_rows), notice = NULL
+         WHERE x.id = o.id AND x.status IN ('running', 'paused')
+           AND (change_options.parallelism <> x.parallelism OR change_options.batch_rows <> x.batch_rows);
+        changed := FOUND;
+    EXCEPTION WHEN check_violation THEN
+        GET STACKED DIAGNOSTICS broken = CONSTRAINT_NAME;
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('%s must be from 1 to %s', replace(broken, 'operation_', ''),
+                             (SELECT substring(pg_get_constraintdef(k.oid) FROM '<= (\d+)') FROM pg_constraint k
+                               WHERE k.conrelid = 'roir.operation'::regclass AND k.conname = broken)),
+            DETAIL = concat_ws(', ', 'parallelism ' || parallelism, 'batch_rows ' || batch_rows);
+    END;
+    IF changed THEN
         INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
         SELECT o.index_id, o.id, change_options.actor, 'change ' || c.name, format('%s -> %s', c.old, c.new)
           FROM (VALUES (1, 'parallelism', o.parallelism, change_options.parallelism),
@@ -131,7 +140,7 @@ BEGIN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('index %s has no operation to abort: its last one is %s', index, o.status);
     END IF;
-    PERFORM roir.tick(o.id, o.epoch, 30);
+    PERFORM roir.tick(o.id, o.epoch);
     UPDATE roir.operation
        SET status = 'aborting', epoch = epoch + 1, owner = actor, heartbeat_at = NULL, ticked_at = NULL
      WHERE id = o.id AND status IN ('running', 'paused', 'failed');

@@ -15,11 +15,12 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import marks, rights, tables
 from airflow_roir.engine import owner as owners
 from airflow_roir.engine.capture.row_function import body, function_name, render
-from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, DIRECT, Target
+from airflow_roir.engine.capture.target import ACTIVE, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_body, truncate_function_name
 from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.source import Source
+from airflow_roir.generation_state import GenerationStatus
 
 ROWS, TRUNCATE = "rows", "truncate"
 
@@ -82,8 +83,7 @@ def targets(connection: Connection, source_oid: int, names_of_now: bool = True) 
         .join(index, index.c.id == generation.c.index_id)
         .where(
             index.c.source_oid == source_oid,
-            generation.c.status.in_(("building", "active", "retired")),
-            generation.c.capture_mode.in_((CAPTURE, DIRECT, ACTIVE)),
+            generation.c.status != GenerationStatus.DROPPED.value,
         )
         .order_by(generation.c.id)
     )

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from airflow_roir.definition import Scan
 from airflow_roir.engine.entry import Entry
+from airflow_roir.generation_state import CaptureMode
 
-CAPTURE, DIRECT, ACTIVE = "capture", "direct", "active"
+CAPTURE, DIRECT, ACTIVE = (mode.value for mode in (CaptureMode.CAPTURE, CaptureMode.DIRECT, CaptureMode.ACTIVE))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -17,11 +17,14 @@ from airflow_roir.engine.old_snapshots import holders
 from airflow_roir.engine.partitions import copy_rows
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import InvalidInput, LockNotAcquired
+from airflow_roir.errors import AttachDisturbed, InvalidInput, LockNotAcquired
 
 # How long to try to open a table again that can't be attached.
 GIVE_UP_PATIENCE_S = 10.0
-CLOSED = "SELECT EXISTS (SELECT FROM roir.source_partition WHERE relation = %(partition)s AND status = 'joining')"
+CLOSED = """
+SELECT EXISTS (SELECT FROM roir.source_partition WHERE relation = %(partition)s AND status = 'joining')
+    OR EXISTS (SELECT FROM pg_trigger WHERE tgrelid = %(partition)s AND tgname = 'roir_joining')
+"""
 TARGETS = """
 SELECT p.id, p.generation_id, g.entry FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
  WHERE p.relation = %(partition)s AND p.status = 'joining' AND g.status <> 'dropped' ORDER BY p.generation_id
@@ -76,27 +79,33 @@ def attach_partition(
             with database.transaction() as connection:
                 execute(connection, "SELECT roir.validate_attach(%(parent)s::oid, %(partition)s::oid)", values)
                 targets = execute(connection, TARGETS, {"partition": oid}).all()
-            for target in targets:
-                entry = Entry.from_json(target.entry)
-                copied += copy_rows.bring_in(database, source, target.generation_id, entry, oid, target.id, patience_s)
-            _wait_for_older_snapshots(database, report, patience_s)
+            try:
+                for target in targets:
+                    entry, generation = Entry.from_json(target.entry), target.generation_id
+                    copied += copy_rows.bring_in(database, source, generation, entry, oid, target.id, patience_s)
+                _wait_for_older_snapshots(database, report, patience_s)
+            except AttachDisturbed as disturbed:
+                # The last step sees that, too.
+                report(f"{disturbed}; they are copied again")
             if attempts.run(finish, report, [parent.sql, name.sql, *views]):
                 return copied
     except DBAPIError as error:
         # What PostgreSQL says of bounds, columns and rows that don't fit, and what roir.begin_attach does.
         if sqlstate(error)[:2] in ("42", "23", "22") or sqlstate(error) in ("P0002", "55006", "0A000"):
-            if _give_up(database, oid, name.sql):
+            if _give_up(database, [*source.relations, oid], name.sql):
                 reason = said(error).removesuffix(".")
                 raise InvalidInput(f"{reason}. The attach was cancelled: {name} takes writes again") from None
             raise InvalidInput(said(error)) from None
         raise
 
 
-def _give_up(database: Database, oid: int, name: str) -> bool:
+def _give_up(database: Database, relations: Sequence[int], name: str) -> bool:
     """Let a table that can't become a partition take writes again. True if it refused them.
 
+    relations: the source, its partitions, the table last. Its triggers go, and the one on the default partition.
     Raises LockNotAcquired, which says what to do.
     """
+    oid = relations[-1]
     with database.transaction() as connection:
         closed = execute(connection, CLOSED, {"partition": oid}).scalar_one()
 
@@ -105,7 +114,7 @@ def _give_up(database: Database, oid: int, name: str) -> bool:
 
     if closed:
         try:
-            attempts = Attempts(database, name, [oid], database.limits.attempt_ms, GIVE_UP_PATIENCE_S)
+            attempts = Attempts(database, name, relations, database.limits.attempt_ms, GIVE_UP_PATIENCE_S)
             attempts.run(cancel, lambda _line: None, [name])
         except LockNotAcquired as error:
             raise LockNotAcquired(

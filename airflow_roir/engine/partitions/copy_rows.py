@@ -20,6 +20,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import check_name, lock_table, telling_of_names
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
+from airflow_roir.errors import AttachDisturbed
 from airflow_roir.scan_range import ScanRange
 
 POSITION = "SELECT watermark FROM roir.source_partition WHERE id = %(id)s AND status = 'joining'"
@@ -27,6 +28,8 @@ ADVANCE = """
 UPDATE roir.source_partition SET watermark = %(watermark)s::jsonb
  WHERE id = %(id)s AND status = 'joining' AND watermark IS NOT DISTINCT FROM %(before)s::jsonb
 """
+
+DISTURBED = "SELECT roir.is_disturbed(%(id)s)"
 
 
 def bring_in(
@@ -41,6 +44,7 @@ def bring_in(
     """Copy the rows of `relation` (oid) after its watermark in `source_partition`; returns how many.
 
     Safe to kill and to repeat. patience_s: how long to try for locks that writers hold on its rows.
+    Raises AttachDisturbed where rows came into the bounds of a table that is being attached.
     """
     rows = 0
     while True:
@@ -100,6 +104,11 @@ def batch(
             rest, bindings = owner.relation(connection, source, query, types, values, [name])
             columns = "r.*"
         rows = _write(connection, generation_id, entry, mode, columns, rest, bindings)
+        # Who wrote such an entry before us has committed, since we waited, and whoever comes later writes it anew.
+        if execute(connection, DISTURBED, {"id": joining_id}).scalar_one():
+            raise AttachDisturbed(
+                f"rows came into the bounds of {name}, or entries went, while its entries were copied"
+            )
         moved = {
             "id": joining_id,
             "watermark": to_json(list(last)),

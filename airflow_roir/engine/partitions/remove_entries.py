@@ -44,6 +44,19 @@ UPDATE roir.source_partition p SET status = 'leaving'
  WHERE p.status = 'joining' AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation::oid)
 """
 
+# Of a table that was dropped while it was being attached.
+STOP_NOTING = """
+SELECT roir.stop_noting(%(relation)s::oid)
+ WHERE NOT EXISTS (SELECT FROM roir.source_partition p WHERE p.relation = %(relation)s AND p.status = 'joining')
+"""
+# Whose rows are no rows of the source yet, and have entries.
+JOINING = """
+SELECT p.name, roir.entry_condition(g.entry, p.condition, 'x') AS within
+  FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
+ WHERE p.generation_id = %(generation)s AND p.status = 'joining'
+   AND NOT EXISTS (SELECT FROM pg_inherits h WHERE h.inhrelid = p.relation::oid)
+"""
+
 STORES = """
 SELECT to_regclass(%(delta)s)::text AS name, true AS delta WHERE to_regclass(%(delta)s) IS NOT NULL
 UNION ALL
@@ -71,6 +84,7 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
 
     def conclude(connection: Connection) -> None:
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
+        execute(connection, STOP_NOTING, {"relation": row.relation})
         execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
 
     Attempts(database, row.view, (), database.limits.attempt_ms, patience_s, waiter=Waiter("removal of entries")).run(
@@ -139,21 +153,30 @@ def step(database: Database, row: Row[Any], store: Row[Any], first: int, file: F
             return None
         found = f"x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {row.within} AND NOT {has_row} {only}"
         if source is not None and not owner.is_trusted(connection, source):
-            removed = _step_as_owner(connection, source, store, found, f"NOT {has_row} {only}")
+            removed = _step_as_owner(connection, row, source, store, found, f"NOT {has_row} {only}")
         else:
-            removed = _step(connection, store, found, f"NOT {has_row} {only}")
+            removed = _step(connection, row, store, found, f"NOT {has_row} {only}")
         if source is not None and removed:
             check_name(connection, source.sql, source.oid)
         return removed
 
 
-def _step(connection: Connection, store: Row[Any], found: str, still: str) -> int:
+def _step(connection: Connection, row: Row[Any], store: Row[Any], found: str, still: str) -> int:
     locked = f"SELECT x.ctid::text FROM {store.name} x WHERE {found} FOR UPDATE"
     tids = ", ".join(f"'{tid}'" for tid in execute(connection, locked).scalars())
-    return _take_away(connection, store, f"x.ctid = ANY (ARRAY[{tids}]::tid[]) AND {still}") if tids else 0
+    return _take_away(connection, row, store, f"x.ctid = ANY (ARRAY[{tids}]::tid[]) AND {still}") if tids else 0
 
 
-def _take_away(connection: Connection, store: Row[Any], where: str) -> int:
+def _take_away(connection: Connection, row: Row[Any], store: Row[Any], where: str) -> int:
+    """Remove entries that are locked. What is copied from now on waits for that, and is written anew."""
+    for joining in execute(connection, JOINING, {"generation": row.generation_id}).all():
+        query = f"SELECT EXISTS (SELECT FROM {store.name} x WHERE {where} AND {joining.within})"
+        if execute(connection, query).scalar_one():
+            raise LockNotAcquired(
+                f"entries of partition {row.name} can't be removed yet: {joining.name} is being attached with the same "
+                "bounds. End that: repeat roir attach-partition, or give it up by SELECT roir.cancel_attach("
+                f"'{joining.name}'). roir clean-up goes on with them"
+            )
     # In a delta it becomes antimatter, whatever the base holds.
     change = (
         f"UPDATE {store.name} x SET state = '{EntryState.ANTIMATTER.value}' WHERE {where}"
@@ -163,7 +186,9 @@ def _take_away(connection: Connection, store: Row[Any], where: str) -> int:
     return execute(connection, change).rowcount
 
 
-def _step_as_owner(connection: Connection, source: Source, store: Row[Any], found: str, still: str) -> int:
+def _step_as_owner(
+    connection: Connection, row: Row[Any], source: Source, store: Row[Any], found: str, still: str
+) -> int:
     """The same, where only the owner may be asked for rows: we lock and remove by the entries' places."""
 
     def these(tids: Sequence[str]) -> str:
@@ -176,7 +201,7 @@ def _step_as_owner(connection: Connection, source: Source, store: Row[Any], foun
 
     taken = execute(connection, f"SELECT x.ctid::text FROM {store.name} x WHERE {these(asked(found))} FOR UPDATE")
     held = taken.scalars().all()
-    return _take_away(connection, store, these(asked(f"{these(held)} AND {still}"))) if held else 0
+    return _take_away(connection, row, store, these(asked(f"{these(held)} AND {still}"))) if held else 0
 
 
 def _source(connection: Connection, row: Row[Any]) -> Source | None:

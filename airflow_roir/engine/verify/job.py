@@ -14,6 +14,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.job import Job, check_fingerprint
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.verify import verification
+from airflow_roir.generation_state import GenerationStatus
 
 
 @dataclass(frozen=True)
@@ -82,5 +83,10 @@ def load(connection: Connection, run: Run) -> VerifyJob:
     check_fingerprint(connection, job)
     suspicious = None if found.suspicious is None else tuple(found.suspicious)
     return VerifyJob(
-        job, found.id, found.buckets, suspicious, generation.status == "building", VerifyOptions(**found.options)
+        job,
+        found.id,
+        found.buckets,
+        suspicious,
+        generation.status == GenerationStatus.BUILDING,
+        VerifyOptions(**found.options),
     )

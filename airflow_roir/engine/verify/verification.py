@@ -18,6 +18,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.verify import units
 from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning
+from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import FORMAT_VERSION, Phase, Status
 
 
@@ -107,7 +108,9 @@ def _adopt(
 def _active(connection: Connection, index_id: int, name: str) -> Row[Any]:
     generation = tables.generation
     row = connection.execute(
-        select(generation).where(generation.c.index_id == index_id, generation.c.status == "active")
+        select(generation).where(
+            generation.c.index_id == index_id, generation.c.status == GenerationStatus.ACTIVE.value
+        )
     ).first()
     if row is None:
         raise NotFound(f"index {name} isn't published yet; finish its operation first: roir resume")
