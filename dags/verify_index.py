@@ -16,7 +16,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from airflow_roir.definition import MAX_PARALLELISM
+from airflow_roir.definition import MAX_PARALLELISM, MAX_SLICES
 from airflow_roir.operators.verify import VerifyIndexOperator
 
 WHAT = "What to verify"
@@ -45,7 +45,7 @@ PARAMS = {
         None,
         type=["null", "integer"],
         minimum=1,
-        maximum=10_000,
+        maximum=MAX_SLICES,
         title="Slices",
         description="Walk the index in so many verifications; each goes on where the last one stopped. Empty: in one.",
         section=WHAT,
