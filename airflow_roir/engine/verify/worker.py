@@ -21,7 +21,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import owner
 from airflow_roir.engine.claims import Pieces, Stop, why_stop
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.locks import check_name, lock_table, telling_of_names
+from airflow_roir.engine.locks import check_name, is_renamed, lock_table, telling_of_names
 from airflow_roir.engine.run import TABLE_LOCK_WAIT, check_fingerprint, read_control
 from airflow_roir.engine.verify import comparison, damage, repair
 from airflow_roir.engine.verify.comparison import of_source
@@ -249,7 +249,7 @@ class VerifyWorker:
         values = {"relation": claim.relation, "ours": not claim.of_source, "source": job.source.oid}
         name = execute(self.connection, STILL_THERE, values).scalar()
         while name is not None:
-            locked = self._lock(name)
+            locked = self._lock(name, claim.relation)
             before, name = name, execute(self.connection, STILL_THERE, values).scalar()
             # Under its lock it can't be renamed any more; an old snapshot knows its old name only.
             if name == before:
@@ -262,15 +262,18 @@ class VerifyWorker:
         if claim.of_source:
             check_name(self.connection, name, claim.relation)
 
-    def _lock(self, name: str) -> bool:
+    def _lock(self, name: str, relation: int) -> bool:
         try:
             with self.connection.begin_nested():
                 execute(self.connection, f"LOCK TABLE {name} IN ACCESS SHARE MODE")
             return True
         except DBAPIError as error:
-            if not isinstance(error.orig, pg_errors.UndefinedTable):
-                raise
-            return False
+            if isinstance(error.orig, pg_errors.UndefinedTable | pg_errors.InvalidSchemaName):
+                return False
+            # Another role's table has the name.
+            if isinstance(error.orig, pg_errors.InsufficientPrivilege) and is_renamed(self.connection, name, relation):
+                return False
+            raise
 
     def _where(self, claim: UnitClaim, values: dict[str, Any], alias: str) -> str:
         job = self.job
@@ -376,7 +379,7 @@ class VerifyWorker:
             # Before the snapshot, which LOCK doesn't take: an older one sees the rows of a COPY with FREEZE that was
             # waited for, and not their entries.
             execute(self.connection, f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT}'")
-            self._lock(self.job.source.sql)
+            self._lock(self.job.source.sql, self.job.source.oid)
             if self._hold(claim) is not None and execute(self.connection, ONE_SNAPSHOT, values).scalar_one():
                 rows = self._differing()
                 check_name(self.connection, self.job.source.sql, self.job.source.oid)
