@@ -111,6 +111,13 @@ SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity a
 WHOSE = "SELECT to_regclass(%(name)s)::oid::bigint"
 # The name belongs to no relation, its schema is gone, or it belongs to something that can't be locked.
 NO_TABLE = ("42P01", "3F000", "42809")
+# The name belongs to a table of another role, or its schema does.
+DENIED = "42501"
+NAMED = """
+SELECT concat('"', replace(n.nspname, '"', '""'), '"."', replace(c.relname, '"', '""'), '"') = %(name)s
+       OR c.oid::regclass::text = %(name)s
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s
+"""
 
 
 def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool = False) -> None:
@@ -124,7 +131,7 @@ def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool
     try:
         found = execute(connection, f"{lock}; {WHOSE}", {"name": sql}).scalar()
     except DBAPIError as error:
-        if sqlstate(error) not in NO_TABLE:
+        if sqlstate(error) not in NO_TABLE and not (sqlstate(error) == DENIED and is_renamed(connection, sql, oid)):
             raise
         raise _renamed(sql) from error
     if found != oid:
@@ -135,6 +142,12 @@ def check_name(connection: Connection, sql: str, oid: int) -> None:
     """Raise LockNotAcquired if a name isn't that table's any more."""
     if execute(connection, WHOSE, {"name": sql}).scalar() != oid:
         raise _renamed(sql)
+
+
+def is_renamed(connection: Connection, sql: str, oid: int) -> bool:
+    """True where a table has another name by now. Asked in another session: an error has ended the transaction."""
+    with connection.engine.connect() as other:
+        return not execute(other, NAMED, {"name": sql, "oid": oid}).scalar()
 
 
 def _renamed(sql: str) -> LockNotAcquired:

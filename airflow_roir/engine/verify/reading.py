@@ -13,7 +13,7 @@ from airflow_roir.engine import owner
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.job import check_fingerprint
 from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.locks import check_name, lock_table
+from airflow_roir.engine.locks import check_name, is_renamed, lock_table
 from airflow_roir.engine.verify.job import UnitClaim, VerifyJob
 from airflow_roir.scan_range import ScanRange
 
@@ -62,7 +62,7 @@ class UnitReading:
         values = {"relation": claim.relation, "ours": not claim.of_source, "source": job.source.oid}
         name = execute(self.connection, STILL_THERE, values).scalar()
         while name is not None:
-            locked = self.lock(name)
+            locked = self.lock(name, claim.relation)
             before, name = name, execute(self.connection, STILL_THERE, values).scalar()
             # Under its lock it can't be renamed any more; an old snapshot knows its old name only.
             if name == before:
@@ -75,16 +75,19 @@ class UnitReading:
         if claim.of_source:
             check_name(self.connection, name, claim.relation)
 
-    def lock(self, name: str) -> bool:
-        """Lock a relation by its name; False if none has that name any more."""
+    def lock(self, name: str, relation: int) -> bool:
+        """Lock a relation by its name; False if it doesn't have that name any more."""
         try:
             with self.connection.begin_nested():
                 execute(self.connection, f"LOCK TABLE {name} IN ACCESS SHARE MODE")
             return True
         except DBAPIError as error:
-            if not isinstance(error.orig, pg_errors.UndefinedTable):
-                raise
-            return False
+            if isinstance(error.orig, pg_errors.UndefinedTable | pg_errors.InvalidSchemaName):
+                return False
+            # Another role's table has the name.
+            if isinstance(error.orig, pg_errors.InsufficientPrivilege) and is_renamed(self.connection, name, relation):
+                return False
+            raise
 
     def where(self, claim: UnitClaim, values: dict[str, Any], alias: str) -> str:
         """SQL that a row is the unit's; what it binds is put into `values`."""

@@ -127,7 +127,7 @@ def _source_units(connection: Connection, source: Source, fine: bool = False) ->
         return max(1, min(per_unit, rows // UNITS_OF_PARTS)) if fine else per_unit
 
     # By its owner of now, which it then keeps.
-    execute(connection, f"LOCK TABLE {source.sql} IN ACCESS SHARE MODE")
+    catalog.hold(connection, source)
     rows, pieces = cut_source(connection, source, rows_per_unit)
     units = [
         {"side": "source", "relation": piece.relation, "lower": piece.lower, "upper": piece.upper} for piece in pieces

@@ -164,7 +164,7 @@ class VerifyWorker:
             # Before the snapshot, which LOCK doesn't take: an older one sees the rows of a COPY with FREEZE that was
             # waited for, and not their entries.
             execute(self.connection, f"SET LOCAL lock_timeout = {limits_of(self.connection).table_lock_ms}")
-            self.reading.lock(self.job.source.sql)
+            self.reading.lock(self.job.source.sql, self.job.source.oid)
             if self.reading.hold(claim) is not None and execute(self.connection, ONE_SNAPSHOT, values).scalar_one():
                 rows = self._differing()
                 check_name(self.connection, self.job.source.sql, self.job.source.oid)
