@@ -14,6 +14,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
@@ -71,7 +73,7 @@ def begin(database: Database, stage: str) -> operations.OperationRow:
 STAGES = ["building", "paused", "sealing", "folding", "switched", "publishing"]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stage", [*STAGES, *(f"rebuild {stage}" for stage in STAGES)])
 def test_from_any_phase_source_and_active_generation_are_as_they_were(database: Database, dsn: str, stage: str) -> None:
     if stage.startswith("rebuild"):

@@ -16,6 +16,8 @@ from tests.engine.interposed import before
 from tests.engine.test_detach import assert_shown, published
 from tests.engine.test_partitions import make, one
 
+pytestmark = pytest.mark.sample(3)
+
 LOADED = [
     "CREATE TABLE t3 (v int, id int, k text, d int, PRIMARY KEY (d, id))",
     "INSERT INTO t3 SELECT i, i, nullif(i % 7, 3), 30 + i % 10 FROM generate_series(1, 100) i",

@@ -16,6 +16,8 @@ from tests.engine import steps
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(6)
+
 ROWS = "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 30) i"
 PLAIN = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 PARTITIONED = (
@@ -29,7 +31,7 @@ SEED = (
 )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["a", "z"])
 @pytest.mark.parametrize("on", ["t", "other", "t partitioned", "leaf"])
@@ -193,7 +195,7 @@ READS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", READS)
 def test_a_write_to_a_leaf_needs_no_right_that_it_does_not_need_without_the_index(

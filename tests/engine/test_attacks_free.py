@@ -20,6 +20,8 @@ from tests.engine import steps, verifying
 from tests.engine.interposed import before
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(6)
+
 PARTITIONED = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",
     "CREATE TABLE p1 PARTITION OF t FOR VALUES FROM (0) TO (100)",

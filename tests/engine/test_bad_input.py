@@ -16,6 +16,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(4)
+
 CATALOG = """
 SELECT relnamespace::regnamespace || '.' || relname || ' ' || relkind::text FROM pg_class WHERE relpersistence <> 't'
  UNION ALL SELECT tgname::text FROM pg_trigger UNION ALL SELECT proname::text FROM pg_proc
@@ -70,7 +72,7 @@ def refuse(dsn: str, error: type[RoirError], *words: str, **definition: Any) -> 
     user.close()
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("error", "words", "definition"),
     [

@@ -16,6 +16,8 @@ from tests.engine import steps
 from tests.engine.stages import through_modes
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(4)
+
 # The libraries that tell a version: ICU, where the server has it, or PostgreSQL's own since 17. libc's C tells none.
 VERSIONED = """
 SELECT quote_ident(collname) FROM pg_collation

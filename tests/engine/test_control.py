@@ -22,6 +22,8 @@ from airflow_roir.errors import (
 from tests.conftest import run_sql
 from tests.engine import steps
 
+pytestmark = pytest.mark.sample(4)
+
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:

@@ -65,7 +65,7 @@ SECOND = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(FIRST, SECOND)))
 def test_a_writer_that_begins_later_with_an_older_snapshot_is_exact_or_refused(

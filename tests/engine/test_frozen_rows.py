@@ -46,7 +46,7 @@ def refill(dsn: str) -> None:
     user.close()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_writer_that_sees_frozen_rows_and_not_their_entries_is_exact_or_refused(

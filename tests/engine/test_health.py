@@ -16,6 +16,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_partitions import make
 
+pytestmark = pytest.mark.sample(5)
+
 PLAIN = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
     "INSERT INTO t SELECT i, i % 7, i FROM generate_series(1, 40) i",

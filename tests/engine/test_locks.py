@@ -26,6 +26,8 @@ from tests.conftest import deadlocks, run_sql
 from tests.engine import steps
 from tests.engine.steps import session, sql
 
+pytestmark = pytest.mark.sample(3)
+
 # For what ends within a second.
 PATIENCE_S = 60.0
 

@@ -12,6 +12,8 @@ from tests.engine import steps
 from tests.engine.stages import through_modes
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(5)
+
 COLUMNS = [
     *("line%no", "%s", "%(x)s", "%(w0)s", "%%", "a:b", ":name", "$roir$", "$1", "roir", "roir_", "$", "?"),
     *("OLD", "NEW", "old", "new", "tg_op", "TG_OP", "found", "careful", "found_entries", "one_snapshot", "state"),

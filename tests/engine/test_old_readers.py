@@ -19,6 +19,8 @@ from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 OLD = ["REPEATABLE READ", "SERIALIZABLE"]
 IX = QualifiedName("public", "ix")
 
@@ -51,7 +53,7 @@ def is_guarded(database: Database) -> bool:
         return view.is_guarded(connection, IX)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize("kind", ["create", "rebuild"])
 @pytest.mark.parametrize("taken", ["before prepare", "after prepare", "after build", "after switch", "after fold"])

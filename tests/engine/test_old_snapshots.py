@@ -14,6 +14,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 OLD = ["REPEATABLE READ", "SERIALIZABLE"]
 WRITES = {
     "delete": "DELETE FROM t WHERE id = 42",
@@ -86,7 +88,7 @@ def test_an_insert_must_not_miss_antimatter_that_is_younger_than_its_snapshot(
     steps.assert_exact(database)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize("before", ["nothing", "touched", "touched there and back"])
 @pytest.mark.parametrize("taken", ["before prepare", "after prepare", "after build", "after switch", "after fold"])

@@ -15,6 +15,8 @@ from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.test_partitions import make
 
+pytestmark = pytest.mark.sample(1)
+
 WRITES = (
     "INSERT INTO t VALUES (1, 9000, 'x', 1)",
     "UPDATE t SET k = 'y' WHERE id % 3 = 0",
@@ -75,7 +77,7 @@ def index(database: Database, dsn: str, request: pytest.FixtureRequest) -> None:
         steps.publish_all(database, run)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("options", FREE, ids=lambda options: " ".join(options))
 def test_what_is_restored_without_the_index_takes_every_write(restore: Restore, options: list[str]) -> None:
     assert failures(restore(*options)) == []

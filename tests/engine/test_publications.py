@@ -19,6 +19,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(3)
+
 # `twin` is as `t`, but without an index: what it tells is what PostgreSQL itself says.
 TABLES = ("t", "twin")
 PLAIN = "CREATE TABLE {0} (id int PRIMARY KEY, k text, v int, u serial UNIQUE)"
@@ -118,7 +120,7 @@ def _lives(database: Database, dsn: str, case: Case) -> None:
         assert bool(refused) == (kind != "all tables, inserts")
 
 
-@pytest.mark.sample(6, 30)
+@pytest.mark.sample(2, 30)
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: ", ".join(map(str, case)))
 def test_a_users_write_fails_only_where_it_would_without_an_index(database: Database, dsn: str, case: Case) -> None:
     _lives(database, dsn, case)

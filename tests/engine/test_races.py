@@ -18,6 +18,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(7)
+
 READERS = ["REPEATABLE READ", "SERIALIZABLE"]
 
 

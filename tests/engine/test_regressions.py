@@ -14,6 +14,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(5)
+
 ROWS = 100
 
 

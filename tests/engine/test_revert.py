@@ -11,6 +11,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 WRITES = (
     "UPDATE t SET k = k || 'x' WHERE id % 7 = 0",
     "DELETE FROM t WHERE id % 11 = 0",

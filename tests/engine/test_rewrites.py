@@ -18,6 +18,8 @@ from tests.engine import steps, verifying
 from tests.engine.stages import PHASES, Stage
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(3)
+
 # Three rows in a block; they lie in another order than that of their keys.
 ROWS = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int, pad text DEFAULT repeat('x', 2000))",
@@ -46,7 +48,7 @@ def refused(stage: Stage) -> str | None:
     return None
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scan", ["key", "block"])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("rewrite", REWRITES)

@@ -17,6 +17,8 @@ from tests.engine.hostile import Scene
 from tests.engine.interposed import before
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 PARTED = (
     "CREATE TABLE evil.t (id int PRIMARY KEY, k text, v text) PARTITION BY RANGE (id)",
     "CREATE TABLE evil.t1 PARTITION OF evil.t FOR VALUES FROM (1) TO (50)",

@@ -24,6 +24,8 @@ from tests.engine import steps
 from tests.engine.hostile import PLAIN, ROWS, Scene
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 UNLOCKED = """
 SELECT r.oid::regclass::text
   FROM (SELECT unnest(%(oids)s::oid[]) AS oid UNION SELECT to_regclass(n) FROM unnest(%(names)s::text[]) n) r

@@ -25,6 +25,8 @@ from tests.engine.hostile import Scene
 from tests.engine.interposed import changed
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(1)
+
 SHAPES = {
     "plain": "CREATE TABLE app.t (id int PRIMARY KEY, k text, v numeric)",
     "deferrable": "CREATE TABLE app.t (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, k text, v numeric)",

@@ -15,6 +15,8 @@ from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(4)
+
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:

@@ -27,6 +27,8 @@ from tests.engine import steps, verifying
 from tests.engine.interposed import before
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 # Types whose text depends on settings, each as a bound of partitions. One more has a backslash and quotes in it.
 BOUNDS = {
     "at": ("timestamptz", "2020-02-03 04:05:06.789+00"),

@@ -15,6 +15,8 @@ from tests.engine.interposed import changed
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 GATE = 77
 
 

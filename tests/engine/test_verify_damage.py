@@ -18,6 +18,8 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.verifying import build_index
 
+pytestmark = pytest.mark.sample(2)
+
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 FILL = "INSERT INTO t SELECT i, nullif(i % 5, 2)::text, i FROM generate_series(1, 400) i"
 TRIGGER = "DO $$ BEGIN EXECUTE format('ALTER TABLE t %s TRIGGER roir_capture_%s', '{0}', 't'::regclass::oid); END $$"

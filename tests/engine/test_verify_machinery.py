@@ -22,6 +22,8 @@ from tests.engine.interposed import changed
 from tests.engine.steps import sql
 from tests.engine.verifying import begin, build_index, claim, found, go_through
 
+pytestmark = pytest.mark.sample(4)
+
 SETUP = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
     "INSERT INTO t SELECT i, nullif(i % 5, 2)::text, i FROM generate_series(1, 200) i",

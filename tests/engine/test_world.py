@@ -19,6 +19,8 @@ from tests.engine import steps
 from tests.engine.stages import Stage, through_modes
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(3)
+
 ROWS = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
     "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1, 60) i",
