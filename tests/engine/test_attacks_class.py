@@ -63,8 +63,7 @@ def test_a_partitioned_table_is_truncated_in_an_old_snapshot(
     """All entries go with their files; only a leaf's TRUNCATE would have to see them."""
     run_sql(dsn, *PARTITIONED, ROWS)
     stage = Stage(database, mode)
-    user = steps.session(dsn, isolation)
-    sql(user, "SELECT 1")
+    user = steps.old_session(dsn, isolation)
     run_sql(dsn, "INSERT INTO t VALUES (77, 'later', 1)")
     sql(user, "TRUNCATE t")
     user.commit()
@@ -225,8 +224,7 @@ def test_rows_that_shared_a_primary_key_while_there_was_none_are_told(database: 
     with database.transaction() as connection:
         (warned,) = health.warnings(connection)
     assert "was dropped and added again" in warned
-    _, run = steps.begin(database, table=None, keys=None)
-    steps.finish_all(database, run)
+    steps.make_index(database, table=None, keys=None)
     with database.transaction() as connection:
         assert health.warnings(connection) == []
 

@@ -71,8 +71,7 @@ def test_an_exchanged_library_under_the_primary_key_is_refused(database: Databas
 def test_an_exchanged_library_under_the_key_is_none_of_the_builds(database: Database, dsn: str, collation: str) -> None:
     make(dsn, '"C"', collation)
     exchange(dsn, collation)
-    _, operation = steps.begin(database)
-    steps.finish_all(database, operation)
+    steps.make_index(database)
     steps.assert_exact(database)
     assert clean_up.clean_up(database).warnings == []
 
@@ -99,13 +98,11 @@ def test_a_resume_under_another_library_fails(
 
 def test_an_exchanged_library_under_a_published_index_is_told(database: Database, dsn: str, collation: str) -> None:
     make(dsn, '"C"', collation)
-    _, operation = steps.begin(database)
-    steps.finish_all(database, operation)
+    steps.make_index(database)
     exchange_for_entries(dsn, "k")
     (warning,) = clean_up.clean_up(database).warnings
     assert "lookups may miss entries" in warning
-    _, operation = steps.begin(database, table=None, keys=None)
-    steps.finish_all(database, operation)
+    steps.make_index(database, table=None, keys=None)
     assert clean_up.clean_up(database).warnings == []
 
 

@@ -87,8 +87,7 @@ def test_schema_table_and_index_may_be_called_anything(database: Database, dsn: 
         run_sql(dsn, f"UPDATE {table} SET k = '%s' WHERE id < 5", f"DELETE FROM {table} WHERE id = 6")
 
     through_modes(database, write, index, table)
-    _, run = steps.begin(database, index, None, None)
-    steps.finish_all(database, run)
+    steps.make_index(database, index, None, None)
     steps.assert_exact(database, index)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import psycopg2
 import pytest
 
-from airflow_roir.engine import fold, schema
+from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database
 from servers.postgres import programs
 from tests.conftest import database_dsn, run_sql
@@ -70,11 +70,8 @@ def index(database: Database, dsn: str, request: pytest.FixtureRequest) -> None:
     make(dsn)
     _, run = steps.begin(database, include="v")
     if request.param == "active":
-        steps.build_all(database, run)
-        steps.seal_all(database, run)
-        fold.switch(database, run)
-        fold.finish(database, run, fold.work(database, run))
-        steps.publish_all(database, run)
+        steps.switch_all(database, run)
+        steps.fold_and_publish(database, run)
 
 
 @pytest.mark.sample(2)

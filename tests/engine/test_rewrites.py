@@ -70,9 +70,7 @@ def test_a_delta_that_is_rewritten_between_two_steps_of_the_fold(database: Datab
     run_sql(dsn, "INSERT INTO t SELECT i, 'k' || i % 5, i FROM generate_series(1, 9000) i")
     _, run = steps.begin(database, include="v")
     run_sql(dsn, "UPDATE t SET v = v + 1", "UPDATE t SET k = k || 'x' WHERE id % 2 = 0")
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    fold.switch(database, run)
+    steps.switch_all(database, run)
     connection = database.engine.connect()
     with connection.begin():
         job = load_job(connection, run)
@@ -81,8 +79,7 @@ def test_a_delta_that_is_rewritten_between_two_steps_of_the_fold(database: Datab
     run_sql(dsn, f"VACUUM FULL {one.delta}")
     one.step(16, 32)
     connection.close()
-    fold.finish(database, run, fold.work(database, run))
-    steps.publish_all(database, run)
+    steps.fold_and_publish(database, run)
     steps.assert_exact(database)
 
 

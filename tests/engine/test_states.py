@@ -73,9 +73,7 @@ def test_capture_and_fold_do_to_an_entry_what_the_table_says(
     sql(user, f"UPDATE t SET k = {key} WHERE id = 1; TRUNCATE roir_data.g1_delta")
     user.commit()
     if direct:
-        steps.build_all(database, run)
-        steps.seal_all(database, run)
-        fold.switch(database, run)
+        steps.switch_all(database, run)
     with database.connect() as connection, connection.begin():
         job = load_job(connection, run)
     write = happening in (Happening.WRITE, Happening.WRITE_DIRECT)

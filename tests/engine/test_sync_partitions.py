@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import clean_up, finalize, fold, run
+from airflow_roir.engine import clean_up, finalize, run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.status import status
@@ -61,12 +61,9 @@ def test_it_is_detected_and_put_right(database: Database, dsn: str, case: str, m
     steps.sql(user, "UPDATE t SET k = 'touched' WHERE id % 4 = 0; DELETE FROM t WHERE id % 9 = 0")
     user.commit()
     if mode != "capture":
-        steps.build_all(database, drive)
-        steps.seal_all(database, drive)
-        fold.switch(database, drive)
+        steps.switch_all(database, drive)
     if mode == "active":
-        fold.finish(database, drive, fold.work(database, drive))
-        steps.publish_all(database, drive)
+        steps.fold_and_publish(database, drive)
     else:
         steps.worker(database, drive).connection.close()
     run_sql(dsn, *RAW[case])
