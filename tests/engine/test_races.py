@@ -72,24 +72,6 @@ def test_without_the_checks_that_delete_leaves_a_stale_entry(database: Database,
 
 
 @pytest.mark.parametrize("isolation", READERS)
-@pytest.mark.parametrize("stage", ["switch", "publish"])
-@pytest.mark.parametrize("change", ["k = 'new'", "v = -1", "id = 4200"])
-def test_update_by_an_old_snapshot_never_leaves_a_stale_entry(
-    database: Database, dsn: str, isolation: str, stage: str, change: str
-) -> None:
-    _, run = steps.begin(database, include="v")
-    user = steps.old_session(dsn, isolation)
-    reach(database, run, stage)
-    try:
-        sql(user, f"UPDATE t SET {change} WHERE id = 42")
-        user.commit()
-    except psycopg2.errors.SerializationFailure:
-        user.rollback()
-    finish_from(database, run, stage)
-    steps.assert_exact(database)
-
-
-@pytest.mark.parametrize("isolation", READERS)
 @pytest.mark.parametrize("write", ["DELETE FROM t", "UPDATE t SET k = 'new'", "UPDATE t SET id = 4200"])
 def test_a_removal_that_misses_an_entry_younger_than_its_snapshot_gets_40001(
     database: Database, dsn: str, isolation: str, write: str

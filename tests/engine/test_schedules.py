@@ -30,6 +30,8 @@ class Schedule:
 
     def __init__(self, database: Database, seed: int) -> None:
         self.database = database
+        # One session for all that this looks at: to connect takes longer than to look.
+        self.look = database.engine.connect()
         self.chance = random.Random(seed)
         _, self.run = steps.begin(
             database, include="v", batch_rows=25, ranges=9, segments=4, scan=("key", "block")[seed % 2]
@@ -40,7 +42,8 @@ class Schedule:
         self.neighbour = False
 
     def row(self) -> operations.OperationRow:
-        return operations.find_operation(self.database, "ix")
+        with self.look.begin():
+            return operations.read_operation(self.look, self.run.operation_id)
 
     def build(self) -> None:
         """Random steps until every range is done."""
@@ -167,13 +170,13 @@ class Schedule:
         return self.run
 
     def _built(self) -> bool:
-        with self.database.transaction() as connection:
+        with self.look.begin():
             left = execute(
-                connection, "SELECT count(*) FROM roir.scan_range WHERE operation_id = %(id)s AND NOT done",
+                self.look, "SELECT count(*) FROM roir.scan_range WHERE operation_id = %(id)s AND NOT done",
                 {"id": self.run.operation_id},
             ).scalar_one()  # fmt: skip
             if left and not any(claim for _, claim in self.workers.values()):
-                build.work_left(connection, self.run, busy=[])
+                build.work_left(self.look, self.run, busy=[])
         return not left
 
     def _forget(self, number: int) -> None:
