@@ -15,6 +15,7 @@ MAX_IDENTIFIER_BYTES = 63  # PostgreSQL's NAMEDATALEN - 1
 MAX_KEY_COLUMNS = 32  # PostgreSQL's INDEX_MAX_KEYS, which counts key and primary key columns together
 MAX_PARALLELISM = 256  # beyond it a server's connections, not our workers, are the limit
 MAX_BATCH_ROWS = 10_000_000  # a batch is one transaction, which a crash undoes whole
+MAX_ROWS_PER_SECOND = 1_000_000_000  # more than any server reads
 MAX_RANGES = 100_000  # one row each in the control schema, which workers look through for the next one
 
 
@@ -30,13 +31,13 @@ def quote(name: str) -> str:
     Raises InvalidInput for a name that PostgreSQL can't have.
     """
     if not name or "\0" in name:
-        raise InvalidInput(f"{name!r} is not an SQL identifier: it is empty or holds a NUL character")
+        raise InvalidInput(f"{name!r} is not an SQL identifier: it is empty or contains a NUL character")
     return '"' + name.replace('"', '""') + '"'
 
 
 @dataclass(frozen=True)
 class QualifiedName:
-    """A table's or view's name as SQL knows it; `schema` is None where it was not given."""
+    """A table's or view's name as SQL knows it; `schema` is None if it was not given."""
 
     schema: str | None
     name: str
@@ -56,7 +57,7 @@ class QualifiedName:
 def _parse_identifiers(text: str, separator: str, what: str) -> list[str]:
     """Split `text` at `separator` as psql does: unquoted names fold to lower case, `""` is a quote."""
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise InvalidInput(f"{what} {text!r} holds a character that PostgreSQL can't have in a name")
+        raise InvalidInput(f"{what} {text!r} contains a character that PostgreSQL can't have in a name")
     names: list[str] = []
     position, length = 0, len(text)
     while True:
@@ -97,7 +98,7 @@ def _quoted_identifier(text: str, start: int, what: str) -> tuple[str, int]:
             position += 2
         else:
             return part, position + 1
-    raise InvalidInput(f"{what} {text!r}: a quoted name doesn't end")
+    raise InvalidInput(f"{what} {text!r}: a quoted name has no closing quote")
 
 
 def parse_name(text: str, what: str = "name") -> QualifiedName:
@@ -148,7 +149,9 @@ class IndexDefinition:
         for kind, columns in (("key", self.key), ("included", self.include)):
             repeated = sorted({column for column in columns if columns.count(column) > 1})
             if repeated:
-                raise InvalidInput(f"index {self.name}: {kind} column {quote(repeated[0])} is repeated; name it once")
+                raise InvalidInput(
+                    f"index {self.name}: {kind} column {quote(repeated[0])} is repeated; name it only once"
+                )
         both = [column for column in self.include if column in self.key]
         if both:
             raise InvalidInput(
@@ -183,10 +186,12 @@ class Scan(str, Enum):
 
     @property
     def by_blocks(self) -> bool:
-        """True where ranges are pieces of files; else they are pieces of the primary key's order."""
+        """True if ranges are pieces of files; else they are pieces of the primary key's order."""
         return self is not Scan.KEY
 
 
+# What can change while an operation lives: columns of its row, which nothing else repeats.
+LIVE_OPTIONS = ("parallelism", "batch_rows")
 COVERING = ("auto", "all", "none")
 VERIFY = ("after", "before", "both", "none")
 SCAN = ("auto", *(scan.value for scan in Scan))
@@ -199,25 +204,25 @@ class BuildOptions:
     parallelism: workers that build and seal at the same time.
     batch_rows: the most source rows per batch, the unit that commits (the paper's section 3.7 found 100,000 a good
         trade; fewer under a rate limit).
-    batch_ms: how long a batch should take, in milliseconds: batches are made smaller to keep to it.
+    batch_ms: target time per batch, in milliseconds; the size adapts.
     ranges, segments: pieces of the scan and of the base; None lets the plan choose.
     max_rows_per_second: a rate limit for the copy over all workers; None is none.
     scan: what the entries are copied from: the source in the order of its primary `key`; the source `block` by block;
-        the `index` that is rebuilt. `auto` takes blocks where the key's order isn't that of the rows, and the index
-        where it is narrower than the source and nothing casts doubt on it (docs/architecture.md#scan).
+        the `index` that is rebuilt. `auto` takes blocks if the key's order isn't that of the rows, and the index if it
+        is narrower than the source and nothing casts doubt on it (docs/architecture.md#scan).
     covering: which included columns the segments' unique indexes carry too, so that index-only scans work.
         `auto` takes those whose size is bounded by their type: a B-tree tuple holds about 2,700 bytes, and a
         user's INSERT must not fail because an included value is long. `all` and `none` say it outright.
     lock_timeout_ms: how long one attempt at a drain lock may keep writers waiting. Must stay below the server's
         deadlock_timeout, so that it is always the build that gives way (I6).
-    lock_patience_s: how long attempts go on, with back-off, before the phase gives up (and can be resumed).
+    lock_patience_s: how long to repeat attempts, with back-off, before the phase stops (and can be resumed).
     revert_window_s: how long a replaced generation is kept and maintained.
-    ignore_row_security: index a table with row-level security all the same. The view then shows every row to whoever
-        may read it, also those that the table's policies hide from him.
-    ignore_publications: build though a publication has the index's own tables too. A PostgreSQL subscriber that lacks
-        them stops; others may skip them.
-    verify: `after` compares the new generation with the source, and doesn't publish it where they differ. `before`
-        compares the index that a rebuild replaces, to know what it mended. `both`, or `none`.
+    ignore_row_security: index a table with row-level security all the same. The view then shows every row, also those
+        that the table's policies hide, to all who may read the view.
+    ignore_publications: build although a publication contains the index's own tables. A PostgreSQL subscriber that
+        lacks them stops; others may skip them.
+    verify: `after` compares the new generation with the source, and publishes it only if they match. `before` compares
+        the index that a rebuild replaces, to know what the rebuild repairs. `both`, or `none`.
     """
 
     parallelism: int = 2
@@ -247,7 +252,7 @@ class BuildOptions:
         if self.segments is not None:
             _in_range("segments", self.segments, 1, 1_000)
         if self.max_rows_per_second is not None:
-            _in_range("max_rows_per_second", self.max_rows_per_second, 1, 1_000_000_000)
+            _in_range("max_rows_per_second", self.max_rows_per_second, 1, MAX_ROWS_PER_SECOND)
         for name in ("ignore_row_security", "ignore_publications"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidInput(f"{name} is {value!r}; it must be true or false")
@@ -258,9 +263,9 @@ class BuildOptions:
         if self.covering not in COVERING:
             raise InvalidInput(f"covering is {self.covering!r}; it must be one of {', '.join(COVERING)}")
 
-    def as_dict(self) -> dict[str, Any]:
-        """All options, for JSON."""
-        return asdict(self)
+    def fixed(self) -> dict[str, Any]:
+        """The options that stay as they are while the operation lives, for JSON."""
+        return {name: value for name, value in asdict(self).items() if name not in LIVE_OPTIONS}
 
 
 @dataclass(frozen=True)
@@ -269,9 +274,9 @@ class VerifyOptions:
 
     parallelism: workers that compare at the same time.
     sample: a share of the index in per cent, chosen at random; None is all of it.
-    max_seconds: stop after so many seconds of work; what is left is not looked at. None is no limit.
-    slices: walk the index in so many verifications: each one goes on where the last one stopped. None is one.
-    repair: mend what is found, one short transaction each.
+    max_seconds: stop after this many seconds of work; the rest is not compared. None is no limit.
+    slices: compare the index in this many verifications; each continues where the last one stopped. None is one.
+    repair: repair each discrepancy in a short transaction.
     amcheck: also check the structure of the index's B-trees; needs the extension of that name.
     """
 
@@ -291,21 +296,21 @@ class VerifyOptions:
         if self.slices is not None:
             _in_range("slices", self.slices, 1, 10_000)
         if self.slices is not None and self.sample is not None:
-            raise InvalidInput("give either sample or slices: a walk in slices looks at everything")
+            raise InvalidInput("give either sample or slices: slices together compare all of the index")
 
     @property
     def is_partial(self) -> bool:
-        """True where not all is looked at, so that sums of both sides can't be compared."""
+        """True if only a part is compared, so that sums of both sides can't be."""
         return self.sample is not None or self.max_seconds is not None or self.slices is not None
 
     @property
     def in_parts(self) -> bool:
-        """True where units must be small, to be chosen among."""
+        """True if units must be small, to be chosen from."""
         return self.sample is not None or self.slices is not None
 
-    def as_dict(self) -> dict[str, Any]:
-        """All options, for JSON."""
-        return asdict(self)
+    def fixed(self) -> dict[str, Any]:
+        """The options that stay as they are while the operation lives, for JSON."""
+        return {name: value for name, value in asdict(self).items() if name not in LIVE_OPTIONS}
 
 
 def _in_range(name: str, value: int, low: int, high: int) -> None:

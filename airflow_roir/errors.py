@@ -56,7 +56,11 @@ class Fenced(RoirError):
 
 
 class LockNotAcquired(RoirError):
-    """A drain lock couldn't be had in time; the message names the blockers. It may be tried again."""
+    """A lock couldn't be had in time; the message names the blockers. Try again once they have ended."""
+
+
+class AttachDisturbed(RoirError):
+    """Rows came into the bounds of a table that is being attached, or entries of these bounds went: copy again."""
 
 
 class SourceChanged(RoirError):
@@ -64,11 +68,11 @@ class SourceChanged(RoirError):
 
 
 class PartitionsChanged(RoirError):
-    """A partition came with rows, or went, without a capture. `roir sync-partitions` puts the index right."""
+    """A partition came with rows, or went, without a capture. `roir sync-partitions` repairs the index."""
 
 
 class LabelsRenamed(RoirError):
-    """Labels of an enum in the primary key are others than bounds and watermarks say. Renamed back, it can go on."""
+    """Labels of an enum in the primary key aren't those of bounds and watermarks. Rename them back, then resume."""
 
 
 class SparkFailed(RoirError):
@@ -80,7 +84,7 @@ class WorkerFailed(RoirError):
 
 
 class OperationFailed(RoirError):
-    """Going on would be wrong; the operation is `failed` and can only be aborted."""
+    """To continue would be wrong; the operation is `failed` and can only be aborted."""
 
 
 class InvariantViolated(RoirError):

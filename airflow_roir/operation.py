@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+# The format of watermarks and bounds in the control tables; another version of the code must know it to go on.
+FORMAT_VERSION = 2
+# Where ranges are blocks.
+BLOCK_FORMAT_VERSION = 3
+
 
 class Status(str, Enum):
-    """What an operation is doing. `failed` only where going on would be wrong; else a failure pauses."""
+    """What an operation is doing. `failed` only if to continue would be wrong; any other failure pauses."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -99,7 +104,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "the view shows the generation",
     ),
     *(
-        Transition(Verb.FAIL, status, phase, Status.FAILED, phase, "going on would give a wrong result")
+        Transition(Verb.FAIL, status, phase, Status.FAILED, phase, "to continue would give a wrong result")
         for status in (Status.RUNNING, Status.PAUSED)
         for phase in _WORKING
     ),
@@ -116,7 +121,7 @@ TRANSITIONS: tuple[Transition, ...] = (
 
 
 def find_transition(verb: Verb, status: str, phase: str) -> Transition | None:
-    """The arrow that `verb` takes from here, or None where that is forbidden."""
+    """The arrow that `verb` takes from here, or None if that is forbidden."""
     for transition in TRANSITIONS:
         if (transition.verb, transition.status, transition.phase) == (verb, status, phase):
             return transition

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import abort, build, finalize, prepare, schema, seal
+from airflow_roir.engine import build, drop, finalize, prepare, schema, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 
@@ -72,7 +72,7 @@ class Bulk:
             phase.finish(self.database, run)
         finalize.finalize_run(self.database, run)
         self.measure("active")
-        abort.drop_index(self.database, "ours", "bench")
+        drop.drop_index(self.database, "ours", "bench")
         self.cursor.execute("SELECT 1")
         self.connection.commit()
 

@@ -10,7 +10,8 @@ from typing import Any
 from airflow_roir.definition import BuildOptions
 from airflow_roir.engine import abort, operations, prepare
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
-from airflow_roir.engine.run import load_job, start_run
+from airflow_roir.engine.job import load_job
+from airflow_roir.engine.run import start_run
 from benchmarks.scene import INDEX, Scene
 
 Key = tuple[str, ...]

@@ -33,7 +33,8 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.fold import Folded, FoldWorker
-from airflow_roir.engine.run import load_job, start_run
+from airflow_roir.engine.job import load_job
+from airflow_roir.engine.run import start_run
 from benchmarks.quantile import quantile
 from benchmarks.writers import SETTINGS, table
 from servers.postgres import start_postgres

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import prepare, schema
+from airflow_roir.engine import rehearse, schema
 from airflow_roir.engine.database import Database
 from benchmarks.partitions import DAYS, ROWS_PER_CUSTOMER, TABLE
 from benchmarks.server import bench_server, facts
@@ -34,7 +34,7 @@ def measure(
             taken = []
             for _ in range(rounds):
                 begun = time.perf_counter()
-                rehearsal = prepare.rehearse(
+                rehearsal = rehearse.rehearse(
                     database, IndexDefinition.parse("ix", "orders", "customer"), BuildOptions(ranges=RANGES)
                 )
                 taken.append(time.perf_counter() - begun)

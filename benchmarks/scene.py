@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import abort, schema
+from airflow_roir.engine import drop, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import NotFound
 from benchmarks.data import Dataset
@@ -83,7 +83,7 @@ class Scene:
         """Drop what a side has made, and write everything else out, so that the next one starts as all others did."""
         self.run("DROP SCHEMA IF EXISTS peer CASCADE", "CREATE SCHEMA peer", f"DROP INDEX IF EXISTS {NATIVE}")
         with suppress(NotFound):
-            abort.drop_index(self.database, INDEX, "bench")
+            drop.drop_index(self.database, INDEX, "bench")
         self.run("CHECKPOINT")
 
     def cuts(self, pieces: int) -> list[str]:

@@ -38,10 +38,11 @@ from typing import Any
 import psycopg2
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import abort, build, finalize, fold, prepare, schema, seal
+from airflow_roir.engine import build, drop, finalize, fold, prepare, schema, seal
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import Run, load_job, start_run
+from airflow_roir.engine.job import load_job
+from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify.compare import verify
 from benchmarks import bulk
 from benchmarks.quantile import quantile
@@ -212,7 +213,7 @@ class Bench:
         report = verify(database, "ours")
         if not report.is_exact:
             raise SystemExit(f"not exact: {report}")
-        abort.drop_index(database, "ours", "bench")
+        drop.drop_index(database, "ours", "bench")
 
     def fold(self, run: Run, lasts: float, halt: threading.Event) -> None:
         """Fold the delta, evenly over so many seconds."""

@@ -1,6 +1,7 @@
-"""Removes ghosts, empty deltas and retired generations after their revert window. Copy this file into your DAGs folder.
+"""Removes what finished index builds leave: deltas, and replaced generations after their revert window.
 
-One DAG per database: copy it once more, with another dag_id and connection, for each further one.
+Copy this file into your DAGs folder. It cleans up one database. For another database copy it again, with another
+`dag_id` and connection.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from airflow_roir.operators.clean_up import CleanUpIndexesOperator
 
 with DAG(
     dag_id="clean_up_indexes",
-    description="Remove what finished index builds left",
+    description="Remove what finished index builds leave",
     doc_md=__doc__,
     # A revert window is an hour by default; what is left over costs disk and, for a retired generation, writes.
     schedule=timedelta(hours=1),

@@ -1,8 +1,8 @@
-"""Pauses, resumes or aborts the build or verification of one index, whoever runs it, or reverts its last rebuild.
+"""Pauses, resumes or aborts the build or verification of one index, or reverts its last rebuild.
 
-Copy this file into your DAGs folder. Trigger it and fill in the form. Unlike the switch of `rebuild_index`, which
-pauses every build of that DAG, this acts on a single operation. A DAG run whose operation was paused here waits, and
-goes on once it is resumed.
+Copy this file into your DAGs folder. Trigger it and fill in the form. The switch of `rebuild_index`
+pauses every build of that DAG; this DAG acts on a single operation, also one that was started from a command line. If a
+DAG run drives an operation that you pause here, the run waits, and continues once you resume the operation.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ with DAG(
             type="string",
             enum=["pause", "resume", "abort", "revert"],
             title="Action",
-            description="Abort removes what was built so far; the source and the published index stay as they are. "
-            "Revert shows readers the generation again that the last rebuild replaced.",
+            description="Abort removes what was built so far; the table and the published index stay as they are. "
+            "Revert shows readers the generation that the last rebuild replaced.",
         ),
         "reason": Param(
             None,
             type=["null", "string"],
             title="Reason",
-            description="Kept with the operation, for the others. For all but a resume.",
+            description="Kept with the operation, for other users. Not used by resume.",
         ),
         "parallelism": Param(
             None,
@@ -49,7 +49,7 @@ with DAG(
             minimum=1,
             maximum=MAX_PARALLELISM,
             title="Parallelism",
-            description="For a resume: how many workers go on. Empty: as many as before.",
+            description="For resume: workers at the same time. Empty: as many as before.",
         ),
         "postgres_conn_id": Param(
             "postgres_default",

@@ -1,7 +1,7 @@
 """Builds or rebuilds one global index of a PostgreSQL table, online. Copy this file into your DAGs folder.
 
-Trigger it and fill in the form. Pause the DAG to pause the build at its next batch, unpause it to go on; change
-`parallelism` in the build task's Task State Store at any time.
+Trigger the DAG and fill in the form. Pause the DAG to pause its builds after their open batches; unpause it to resume
+them. Change `parallelism` at any time, in the build task's Task State Store.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PARAMS = {
         minimum=1,
         maximum=MAX_PARALLELISM,
         title="Parallelism",
-        description="Workers at the same time. Can be changed while it runs: build task, Task State Store.",
+        description="Workers at the same time. You can change the number at any time: build task, Task State Store.",
         section=HOW,
     ),
     "batch_rows": Param(
@@ -65,8 +65,8 @@ PARAMS = {
         minimum=1,
         maximum=MAX_BATCH_ROWS,
         title="Most rows per batch",
-        description="A batch is one transaction, and fewer rows where they take longer than a second. A pause takes "
-        "effect within one batch.",
+        description="A batch is one transaction, and a pause takes effect at its end. The size adapts so that a batch "
+        "takes about a second.",
         section=HOW,
     ),
     "ranges": Param(
@@ -75,7 +75,7 @@ PARAMS = {
         minimum=1,
         maximum=MAX_RANGES,
         title="Ranges",
-        description="Pieces of the scan, many more than workers. Empty: chosen by the plan.",
+        description="Pieces of the scan. Empty: the plan chooses.",
         section=HOW,
     ),
     "max_rows_per_second": Param(
@@ -83,7 +83,7 @@ PARAMS = {
         type=["null", "integer"],
         minimum=1,
         title="Rate limit, rows per second",
-        description="For the copy, over all workers. Empty: none.",
+        description="For the copy, over all workers. Empty: no limit.",
         section=HOW,
     ),
     "scan": Param(
@@ -91,23 +91,23 @@ PARAMS = {
         type="string",
         enum=["auto", "key", "block", "index"],
         title="Scan",
-        description="What is copied: the table in the order of its primary key, or as it lies in its blocks; or the "
-        "index itself that is rebuilt. Auto takes what is fastest.",
+        description="Copy the table by primary key (key) or by block (block), or copy the index that is rebuilt "
+        "(index). Auto takes the fastest.",
         section=HOW,
     ),
     "ignore_row_security": Param(
         False,
         type="boolean",
         title="Ignore row-level security",
-        description="The view may show rows that the table's policies hide, to all who may read the view.",
+        description="All who may read the view may see rows that the table's policies hide.",
         section=HOW,
     ),
     "ignore_publications": Param(
         False,
         type="boolean",
         title="Ignore publications",
-        description="Build though a publication of all tables has the index's own too: subscribers skip what they "
-        "don't know.",
+        description="Build although a publication of all tables contains the index's own tables. Its subscribers must "
+        "skip unknown tables.",
         section=HOW,
     ),
     "verify": Param(
@@ -115,8 +115,8 @@ PARAMS = {
         type="string",
         enum=["after", "before", "both", "none"],
         title="Verify",
-        description="After: compare the new index with the table, and don't publish it where they differ. Before: "
-        "count what is wrong in the index that a rebuild replaces.",
+        description="After: compare the new index with the table, and publish only if they match. Before: count what "
+        "is wrong in the index that a rebuild replaces.",
         section=HOW,
     ),
     "spark": Param(
@@ -189,8 +189,6 @@ with DAG(
     build = BuildIndexOperator(
         task_id="build",
         operation_id="{{ ti.xcom_pull(task_ids='prepare') }}",
-        parallelism="{{ params.parallelism }}",
-        batch_rows="{{ params.batch_rows }}",
         spark="{{ params.spark }}",
     )
     finalize = FinalizeIndexBuildOperator(

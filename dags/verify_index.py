@@ -1,12 +1,13 @@
-"""Verifies one global index against its table, under writers, and mends it on request. Copy this file into your DAGs
-folder.
+"""Compares one global index with its table while users write, and repairs it on request.
 
-Trigger it and fill in the form. Pause the DAG to pause the verification, unpause it to go on; change `parallelism` in
-the task's Task State Store at any time. A run fails where something is wrong still; its log says what, and the table
-`roir.discrepancy` has it all.
+Copy this file into your DAGs folder. Trigger the DAG and fill in the form. Pause the DAG to pause its verifications;
+unpause it to resume them. Change `parallelism` at any time, in the verify task's Task State Store.
 
-To walk all of an index once a month, copy the file once more, with another `dag_id`, `schedule="@daily"`,
-`max_active_runs=1`, and these defaults of its parameters: `index` the name, `slices` 30. Each run goes on where the
+If something is still wrong at the end, the run fails. Its log names the first discrepancies; the table
+`roir.discrepancy` has all of them.
+
+To compare all of an index once a month, copy the file again, with another `dag_id`, `schedule="@daily"`,
+`max_active_runs=1`, and these defaults of its parameters: `index` the name, `slices` 30. Each run continues where the
 last one stopped.
 """
 
@@ -28,8 +29,8 @@ PARAMS = {
         type="string",
         minLength=1,
         title="Index",
-        description="Name of the index, with its schema: public.flights_by_tail. An unfinished verification of it is "
-        "gone on with, as it was begun.",
+        description="Name of the index, with its schema: public.flights_by_tail. If it has an unfinished verification, "
+        "the run continues that one, with its options.",
         section=WHAT,
     ),
     "sample": Param(
@@ -38,7 +39,7 @@ PARAMS = {
         exclusiveMinimum=0,
         maximum=100,
         title="Sample, per cent",
-        description="Look at so much of it only, chosen at random. Empty: all of it.",
+        description="Compare only this percentage of the index, chosen at random. Empty: all of it.",
         section=WHAT,
     ),
     "slices": Param(
@@ -47,14 +48,15 @@ PARAMS = {
         minimum=1,
         maximum=10_000,
         title="Slices",
-        description="Walk the index in so many verifications; each goes on where the last one stopped. Empty: in one.",
+        description="Compare the index in this many runs; each continues where the last one stopped. Empty: in one "
+        "run.",
         section=WHAT,
     ),
     "repair": Param(
         False,
         type="boolean",
         title="Repair",
-        description="Mend what is found, one short transaction each.",
+        description="Repair each discrepancy in a short transaction.",
         section=HOW,
     ),
     "amcheck": Param(
@@ -70,7 +72,7 @@ PARAMS = {
         minimum=1,
         maximum=MAX_PARALLELISM,
         title="Parallelism",
-        description="Workers at the same time. Can be changed while it runs: verify task, Task State Store.",
+        description="Workers at the same time. You can change the number at any time: verify task, Task State Store.",
         section=HOW,
     ),
     "max_duration": Param(
@@ -78,7 +80,7 @@ PARAMS = {
         type=["null", "integer"],
         minimum=1,
         title="Longest duration, seconds",
-        description="Stop after so many seconds of work; what is left is not looked at. Empty: no limit.",
+        description="Stop after this many seconds of work; the rest is not compared. Empty: no limit.",
         section=HOW,
     ),
     "spark": Param(
@@ -102,7 +104,7 @@ PARAMS = {
 
 with DAG(
     dag_id="verify_index",
-    description="Verify a global index against its table, online, and mend it",
+    description="Compare a global index with its table, online, and repair it",
     doc_md=__doc__,
     schedule=None,
     catchup=False,
@@ -115,7 +117,7 @@ with DAG(
     default_args={
         "index": "{{ params.index }}",
         "postgres_conn_id": "{{ params.postgres_conn_id }}",
-        # Every try goes on with the units that are left; a pause uses none up. Together about half an hour of waiting,
+        # Every try continues with the units that are left; a pause uses none up. Together they wait about half an hour,
         # enough for a database that restarts or fails over.
         "retries": 6,
         "retry_delay": timedelta(seconds=30),

@@ -45,7 +45,7 @@ def compare(database: Database, index: str) -> Comparison:
                 )
             ).first()
             if row is None:
-                raise NotFound(f"index {index} has no active generation yet; finish its operation first: roir resume")
+                raise NotFound(f"index {index} isn't published yet; finish its operation first: roir resume")
             name = catalog.name_of(connection, found.source_oid)
             # What readers see: without the entries of partitions that are leaving or joining.
             shown = execute(
@@ -62,6 +62,11 @@ def _comparison(source: str, generation_id: int, entry: Entry, shown: str) -> st
     columns = entry.columns
     key = [i for i in entry.identity_positions if columns[i].primary_key]
     join = " AND ".join(f"s.c{i + 1} {columns[i].equals} b.c{i + 1}" for i in key)
+    # In words of its own: where both are there the operator says it, where neither is they are the same.
+    same = " AND ".join(
+        f"coalesce(s.c{i + 1} {columns[i].equals} b.c{i + 1}, num_nonnulls(s.c{i + 1}, b.c{i + 1}) = 0)"
+        for i in entry.identity_positions
+    )
     group = ", ".join(f"coalesce(s.c{i + 1}, b.c{i + 1})" for i in key)
     projected = ", ".join(f"{quote(c.source)}{c.to_base_type} AS c{i + 1}" for i, c in enumerate(columns))
     entries = ", ".join(f"c{i + 1}{c.to_base_type} AS c{i + 1}" for i, c in enumerate(columns))
@@ -74,7 +79,7 @@ SELECT count(*) FILTER (WHERE present) AS rows,
   FROM (SELECT coalesce(bool_or(s.present), false) AS present,
                count(b.present) AS entries,
                coalesce(bool_or({ours} *= {theirs}), false) AS matched,
-               coalesce(bool_or({entry.equal("s.", "b.")}), false) AS same
+               coalesce(bool_or({same}), false) AS same
           FROM (SELECT {projected}, true AS present FROM {source}) s
           FULL JOIN (SELECT {entries}, true AS present FROM {physical.base(generation_id)} x WHERE {shown}) b ON {join}
          GROUP BY {group}) compared"""

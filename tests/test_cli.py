@@ -79,7 +79,7 @@ def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:
     assert {one["primary_key"]["id"] for one in wrong["first"]} == {"7", "8"}
     assert "mended 2" in roir(dsn, "verify", "ix", "--repair", "--without-spark").stdout
     assert as_json(dsn, "verify", "ix", "--without-spark", "--sample", "10%")["complete"] is False
-    assert "number of per cent" in roir(dsn, "verify", "ix", "--sample", "some", code=2).stderr
+    assert "takes a percentage" in roir(dsn, "verify", "ix", "--sample", "some", code=2).stderr
     assert as_json(dsn, "clean-up")["generations_dropped"] == 1
     assert [event["action"] for event in as_json(dsn, "status", "ix", "--history")].count("publish") == 2
     roir(dsn, "drop", "ix")
@@ -167,7 +167,7 @@ def imported_by(dsn: str, *arguments: str) -> set[str]:
 
 
 # Half a second of processor time is what `roir status` may take, and most of these take more by themselves.
-HEAVY = {"airflow", "alembic", "hypothesis", "numpy", "pandas", "pyarrow", "pyspark"}
+HEAVY = {"airflow", "alembic", "hypothesis", "numpy", "pandas", "pyarrow", "pyspark", "rich"}
 
 
 def test_the_help_imports_nothing_of_the_engine_and_the_status_nothing_that_builds(dsn: str) -> None:
@@ -214,6 +214,6 @@ def test_a_pause_while_spark_starts_ends_the_command_at_once(database: Database,
     finally:
         building.kill()
     assert building.returncode == 3, said
-    assert ": tea; go on with" in said
+    assert ": tea; resume with" in said
     [(status, heart)] = steps.sql(watch, "SELECT status, heartbeat_at FROM roir.operation")
     assert (status, heart) == ("paused", None)

@@ -1,10 +1,11 @@
-"""The command `roir`, for those without Airflow at hand and for scripts.
+"""The command `roir`, for users without Airflow and for scripts.
 
 A command imports what it calls of the engine when it runs: `roir --help` needs none of it, `roir status` little.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 
 # Each module adds its commands to the application, in the order of the help text.
@@ -17,6 +18,8 @@ __all__ = ["EXIT_CODES", "app", "main"]
 
 def main() -> None:
     """The entry point: turns the errors of this package and of the database into a line and an exit code."""
+    # What an import makes stays: the collector would look through all of it again and again.
+    gc.set_threshold(50_000)
     try:
         app()
     except RoirError as error:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
-from rich.console import Console
+
+from airflow_roir.definition import MAX_PARALLELISM
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from airflow_roir.engine.database import Database
     from airflow_roir.engine.status import OperationStatus
 
@@ -30,30 +29,34 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
 
-Index = Annotated[str, typer.Argument(help="The index, as SQL writes it: name, schema.name, quoted or not.")]
+Index = Annotated[str, typer.Argument(help="The index: name or schema.name, quoted as in SQL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Parallelism = Annotated[int | None, typer.Option(help="Workers.")]
-BatchRows = Annotated[int | None, typer.Option(help="The most source rows per batch, the unit that commits.")]
+Parallelism = Annotated[int | None, typer.Option(help=f"Workers at the same time, 1 to {MAX_PARALLELISM}.")]
+BatchRows = Annotated[int | None, typer.Option(help="The most source rows per batch; each batch commits.")]
 Master = Annotated[str | None, typer.Option(help="Spark master: local[n], spark://…, sc://…")]
-Conf = Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value. May be repeated.")]
-TakeOver = Annotated[bool, typer.Option("--take-over", help="Take over from a run that is alive.")]
-Reason = Annotated[str, typer.Option(help="Why; it is kept with the operation.")]
-TableName = Annotated[str | None, typer.Option("--table", help="The source, for an index that is new.")]
+Conf = Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value; may be repeated.")]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="Take over even from a run that is alive.")]
+Reason = Annotated[str, typer.Option(help="Why; kept with the operation.")]
+TableName = Annotated[str | None, typer.Option("--table", help="The source, for a new index.")]
 Keys = Annotated[str | None, typer.Option("--keys", help="Key columns, comma-separated, in order.")]
 Include = Annotated[str | None, typer.Option("--include", help="Included columns, comma-separated.")]
-Ranges = Annotated[int | None, typer.Option(help="Pieces of the scan; by default as many as fit the table.")]
-Segments = Annotated[int | None, typer.Option(help="Pieces of the index, each sealed as one unit.")]
-MaxRows = Annotated[int | None, typer.Option("--max-rows-per-second", help="A rate limit over all workers.")]
-BatchMs = Annotated[int, typer.Option("--batch-ms", help="How long a batch should take, in ms: they are cut to fit.")]
+Ranges = Annotated[int | None, typer.Option(help="Pieces of the scan; by default the plan chooses.")]
+Segments = Annotated[
+    int | None, typer.Option(help="Pieces of the index, each sealed as one unit; by default the plan chooses.")
+]
+MaxRows = Annotated[
+    int | None, typer.Option("--max-rows-per-second", help="A rate limit for the copy, over all workers.")
+]
+BatchMs = Annotated[int, typer.Option("--batch-ms", help="Target time per batch, in ms; the size adapts.")]
 Scan = Annotated[
     str,
-    typer.Option(help="What to copy: the table by primary key, or by block; the index that is rebuilt; auto."),
+    typer.Option(
+        help="What to copy: the table by primary key or by block, or the index that is rebuilt; auto takes the fastest."
+    ),
 ]
 Covering = Annotated[
-    str, typer.Option(help="Included columns that index-only scans see: auto (bounded ones), all, none.")
+    str, typer.Option(help="Included columns that index-only scans see: auto (those of bounded size), all, none.")
 ]
 IgnoreRowSecurity = Annotated[
     bool,
@@ -61,7 +64,10 @@ IgnoreRowSecurity = Annotated[
 ]
 IgnorePublications = Annotated[
     bool,
-    typer.Option("--ignore-publications", help="Subscribers skip tables that they don't know, the index's own."),
+    typer.Option(
+        "--ignore-publications",
+        help="A publication may contain the index's own tables: its subscribers skip unknown tables.",
+    ),
 ]
 Verify = Annotated[
     str, typer.Option(help="Compare index and table: after the build, before a rebuild, both, none.", show_default=True)
@@ -78,7 +84,7 @@ def common(
         str | None,
         typer.Option(
             envvar="ROIR_DSN",
-            help="The database: postgresql://… or libpq's key=value. Prefer ROIR_DSN: arguments can be seen by all.",
+            help="The database: postgresql://… or libpq's key=value. Prefer ROIR_DSN: all users can see arguments.",
             show_default=False,
         ),
     ] = None,
@@ -88,36 +94,59 @@ def common(
 
 def database_of(context: typer.Context) -> Database:
     if not context.obj:
-        raise typer.BadParameter("name the database by --dsn or the environment variable ROIR_DSN")
+        raise typer.BadParameter("no database given: set the environment variable ROIR_DSN, or use --dsn")
     from airflow_roir.engine.database import Database
 
     return Database(context.obj, "roir cli")
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    show(json.dumps(value, indent=2))
+
+
+def show(line: str) -> None:
+    """To standard output: what the command was called for."""
+    _write(sys.stdout, line)
 
 
 def say(line: str) -> None:
-    err.print(f"roir: {line}", markup=False)
+    """To standard error: what happens on the way."""
+    _write(sys.stderr, f"roir: {line}")
 
 
-def status_table(found: list[OperationStatus]) -> Table:
-    from rich.table import Table
+def _write(stream: TextIO, line: str) -> None:
+    stream.write(line + "\n")
+    # At once, for a program that reads along; and a reader that has gone is noticed here, where typer ends the command.
+    stream.flush()
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("index", "status", "phase", "%", "rows", "rows/s", "left", "time", "workers"):
-        table.add_column(column, justify="left" if column in ("index", "status", "phase") else "right")
-    for one in found:
-        table.add_row(
-            one.index,
-            one.status,
-            one.phase,
-            f"{one.percent_complete:g}",
-            f"{one.rows:,}",
-            f"{one.rows_per_second:,.0f}" if one.rows_per_second is not None else "",
-            f"{one.seconds_left:g} s" if one.seconds_left is not None else "",
-            f"{one.total_execution_time:.1f} s",
-            str(one.parallelism),
+
+# Texts to the left, numbers to the right.
+COLUMNS = ("index", "status", "phase", "%", "rows", "rows/s", "left", "time", "workers")
+TEXTS = 3
+
+
+def status_table(found: list[OperationStatus]) -> str:
+    """One line per operation below the names of the columns. Not by rich, which is slow to import."""
+    rows = [COLUMNS, *map(_cells, found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if number < TEXTS else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-    return table
+        for row in rows
+    )
+
+
+def _cells(one: OperationStatus) -> tuple[str, ...]:
+    return (
+        one.index,
+        one.status,
+        one.phase,
+        f"{one.percent_complete:g}",
+        f"{one.rows:,}",
+        f"{one.rows_per_second:,.0f}" if one.rows_per_second is not None else "",
+        f"{one.seconds_left:g} s" if one.seconds_left is not None else "",
+        f"{one.total_execution_time:.1f} s",
+        str(one.parallelism),
+    )

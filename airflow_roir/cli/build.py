@@ -29,9 +29,9 @@ from airflow_roir.cli.app import (
     Verify,
     app,
     database_of,
-    out,
     print_json,
     say,
+    show,
 )
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
 
@@ -46,12 +46,15 @@ def init(context: typer.Context, ignore_publications: IgnorePublications = False
         if schema.current(connection) is None:
             # A subscriber to all tables would stop at the control schema's first row.
             publications.check(connection, ignore_publications)
-    out.print(f"control schema roir is at {schema.init(database)}")
+    show(f"the control schema roir is at version {schema.init(database)}")
     with database.transaction() as connection:
         if untried := checks.untried_server(connection):
             say(untried)
         if not schema.is_guarded(connection):
-            say("no superuser: DDL that takes rows from an index is detected, not prevented (SELECT roir.guard())")
+            say(
+                "DDL that would make an index wrong is detected afterwards; a superuser can have it refused: "
+                "SELECT roir.guard()"
+            )
 
 
 @app.command()
@@ -71,7 +74,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Validate a build and show what it would do. Changes nothing."""
-    from airflow_roir.engine import checks, prepare, schema, view
+    from airflow_roir.engine import checks, rehearse, schema, view
 
     options = _options(
         parallelism=parallelism,
@@ -83,7 +86,7 @@ def plan(
         ignore_publications=ignore_publications,
     )
     database = database_of(context)
-    rehearsal = prepare.rehearse(database, IndexDefinition.parse(index, table, keys, include), options)
+    rehearsal = rehearse.rehearse(database, IndexDefinition.parse(index, table, keys, include), options)
     with database.transaction() as connection:
         guarded = schema.is_guarded(connection)
         untried = checks.untried_server(connection)
@@ -104,7 +107,7 @@ def plan(
         "segments": rehearsal.plan.segments,
         "scan": f"{rehearsal.choice.scan.value}: {rehearsal.choice.why}",
         "parallelism": options.parallelism,
-        # Of DDL that takes rows from an index, or brings rows that it hasn't got, past every trigger.
+        # DDL that removes or brings rows, past every trigger.
         "uncaptured_ddl": "refused" if guarded else "detected; a superuser can have it refused: SELECT roir.guard()",
         "view": view.statement(rehearsal.index, 0, entry, rehearsal.kind == "rebuild").replace("g0", "g<id>"),
     }
@@ -115,7 +118,7 @@ def plan(
         return
     for name, value in facts.items():
         shown = ", ".join(value) or "none" if isinstance(value, list) else value
-        out.print(f"{name.replace('_', ' '):16} {shown}", markup=False)
+        show(f"{name.replace('_', ' '):16} {shown}")
 
 
 @app.command()
@@ -141,7 +144,7 @@ def build(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create an index, or rebuild one that exists (then without --table and --keys), through all phases."""
+    """Create an index, or rebuild one that exists: then leave out --table and --keys."""
     from airflow_roir.cli.execute import carry_on, carry_on_verification
     from airflow_roir.engine import operations, prepare
     from airflow_roir.engine.verify import verification
@@ -165,10 +168,10 @@ def build(
     if verify in ("before", "both") and prepare.is_rebuild(database, definition):
         compare = VerifyOptions(parallelism=options.parallelism)
         begun = verification.begin(database, index, compare, operations.default_actor(), "before")
-        say(f"the index as it is: {carry_on_verification(database, begun.index, master, conf)}")
+        say(f"the index before its rebuild: {carry_on_verification(database, begun.index, master, conf)}")
     prepared = prepare.prepare(database, definition, options, report=say)
     if prepared.adopted:
-        say(f"going on with unfinished operation {prepared.operation_id}")
+        say(f"continuing unfinished operation {prepared.operation_id}")
     carry_on(database, prepared.index, master, conf, False, as_json)
 
 
@@ -183,15 +186,15 @@ def resume(
     take_over: TakeOver = False,
     as_json: AsJson = False,
 ) -> None:
-    """Carry a paused or interrupted operation on to its end, from its last committed batch."""
+    """Run a paused or interrupted operation to its end, from its last committed batch."""
     from airflow_roir.cli.execute import carry_on
-    from airflow_roir.engine import operations
+    from airflow_roir.engine import live_options, operations
 
     database = database_of(context)
     row = operations.find_operation(database, index)
     if parallelism is not None or batch_rows is not None:
-        operations.set_options(database, index, operations.default_actor(), parallelism, batch_rows)
-    say(f"operation {row.id} goes on in phase {row.phase}")
+        live_options.set_options(database, index, operations.default_actor(), parallelism, batch_rows)
+    say(f"operation {row.id} continues in phase {row.phase}")
     carry_on(database, index, master, conf, take_over, as_json)
 
 

@@ -1,35 +1,35 @@
-"""How a command carries an operation on to its end: Spark's driver as a process, the rest in this one."""
+"""How a command runs an operation to its end: Spark's driver as a process, the rest in this one."""
 
 from __future__ import annotations
 
 import os
-import threading
+import shlex
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_roir.cli.app import err, out, print_json, say, status_table
+from airflow_roir.cli.app import print_json, say, show, status_table
 from airflow_roir.engine import finalize, operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.operations import OperationRow
 from airflow_roir.engine.status import OperationStatus, operation_status
-from airflow_roir.engine.verify import verification
-from airflow_roir.engine.verify.verification import VerifyReport
+from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import OperationPaused, RoirError
 from airflow_roir.operation import Phase, Status
 
-# How soon a pause is seen while Spark starts.
+# How soon a pause is seen while Spark starts, and how often the progress bar moves.
 LOOK_EVERY_S = 0.5
 
 
 def carry_on(
     database: Database, index: str, master: str | None, conf: list[str] | None, take_over: bool, as_json: bool
 ) -> None:
-    """From whatever phase the operation is in to the end; exits with 3 where it was paused on the way."""
+    """Run the operation to its end, from its present phase; exits with 3 if somebody paused it."""
     row = operations.find_operation(database, index)
     if row.kind == "verify":
         print_report(carry_on_verification(database, index, master, conf, take_over, as_json), as_json)
@@ -46,7 +46,7 @@ def carry_on(
     if as_json:
         print_json(ended.as_dict())
     else:
-        out.print(status_table([ended]))
+        show(status_table([ended]))
     if ended.notice:
         say(ended.notice)
     _exit_if_paused(ended, index)
@@ -60,24 +60,24 @@ def carry_on_verification(
     take_over: bool = False,
     quiet: bool = False,
 ) -> VerifyReport:
-    """A verification from wherever it stands to its end, on Spark; exits with 3 where it was paused on the way."""
+    """Run a verification to its end, on Spark; exits with 3 if somebody paused it."""
     row = operations.find_operation(database, index)
     with _progress(database, row.id, quiet):
         _on_spark(database, index, row, _owner(), master, conf, take_over)
     _exit_if_paused(operation_status(database, row.id), index)
-    return verification.report_of(database, row.id)
+    return report_of(database, row.id)
 
 
 def print_report(report: VerifyReport, as_json: bool) -> None:
-    """Exits with 1 where something is wrong still."""
+    """Exits with 1 if something is still wrong."""
     if as_json:
         print_json(report.as_dict())
     else:
-        out.print(f"{report.index}: {report}", markup=False)
+        show(f"{report.index}: {report}")
         for one in report.first:
-            out.print(f"  {verification.described(one)}", markup=False)
+            show(f"  {described(one)}")
         if report.found > len(report.first):
-            out.print(f"  … see roir.discrepancy, verification {report.verification_id}", markup=False)
+            show(f"  … and more: see the table roir.discrepancy, verification {report.verification_id}")
     if not report.is_exact:
         raise typer.Exit(1)
 
@@ -117,7 +117,7 @@ def _on_spark(
 
 def _exit_if_paused(ended: OperationStatus, index: str) -> None:
     if ended.status == Status.PAUSED:
-        say(f"paused by {ended.paused_by}: {ended.pause_reason}; go on with: roir resume {index}")
+        say(f"paused by {ended.paused_by}: {ended.pause_reason}; resume with: roir resume {shlex.quote(index)}")
         raise typer.Exit(OperationPaused.exit_code)
 
 
@@ -130,7 +130,7 @@ def _follow(driver: Any, on_interrupt: Callable[[], None], has_paused: Callable[
         try:
             return _wait(driver, has_paused)
         except KeyboardInterrupt:
-            say("pausing; interrupt again to stop at once")
+            say("pausing: waiting for the open batches; interrupt again to stop at once")
             on_interrupt()
             return _wait(driver, has_paused)
     except KeyboardInterrupt:
@@ -173,29 +173,27 @@ def _pause_quietly(database: Database, index: str) -> None:
 @contextmanager
 def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[None]:
     """A progress bar from the committed state, where a person watches."""
-    if quiet or not err.is_terminal:
+    if quiet or not sys.stderr.isatty():
         yield
         return
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=err
-    )
-    stop = threading.Event()
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    def show() -> None:
-        task = bar.add_task("build", total=100)
-        while not stop.wait(0.5):
-            try:
-                now = operation_status(database, operation_id)
-            except SQLAlchemyError:
-                continue
+    # What is written to standard error meanwhile appears above it.
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True, highlight=False),
+    )
+    task = bar.add_task("build", total=100)
+
+    def look() -> None:
+        with suppress(SQLAlchemyError):
+            now = operation_status(database, operation_id)
             rate = f", {now.rows_per_second:,.0f} rows/s" if now.rows_per_second else ""
             bar.update(task, completed=now.percent_complete, description=f"{now.phase}: {now.rows:,} rows{rate}")
 
-    thread = threading.Thread(target=show, daemon=True)
-    with bar:
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
+    with bar, meanwhile(look, LOOK_EVERY_S, "roir-progress"):
+        yield

@@ -1,57 +1,62 @@
-"""Commands that change what there is: pause, abort, revert, drop, clean-up."""
+"""Commands that change an operation or an index: pause, abort, revert, drop, clean-up."""
 
 from __future__ import annotations
 
+import shlex
+
 import typer
 
-from airflow_roir.cli.app import AsJson, Index, Reason, app, database_of, out, print_json, say
+from airflow_roir.cli.app import AsJson, Index, Reason, app, database_of, print_json, say, show
 
 
 @app.command()
 def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
-    """Pause the running operation of an index; workers stop within one batch, which they commit."""
+    """Pause the running operation of an index. Workers commit their open batch, then stop."""
     from airflow_roir.engine import operations
     from airflow_roir.engine.status import operation_status
 
     database = database_of(context)
     row = operations.pause(database, index, operations.default_actor(), reason)
     status = operation_status(database, row.id)
-    out.print(f"paused at {status.percent_complete:g} %; resume with: roir resume {index}", markup=False)
+    show(f"paused at {status.percent_complete:g} %; resume with: roir resume {shlex.quote(index)}")
 
 
 @app.command()
 def abort(context: typer.Context, index: Index, reason: Reason = "") -> None:
-    """Abort an unfinished operation: source and active generation stay as they are."""
+    """Abort an unfinished operation. The source and the active generation stay as they are."""
     from airflow_roir.engine import abort as aborts
     from airflow_roir.engine import operations
 
     row = aborts.abort(database_of(context), index, operations.default_actor(), reason, say)
-    out.print(f"operation {row.id} is {row.status}", markup=False)
+    show(f"operation {row.id} is {row.status}")
 
 
 @app.command()
 def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
-    """Show the generation again that the last rebuild replaced, within its revert window."""
+    """Show the generation that the last rebuild replaced, within its revert window."""
     from airflow_roir.engine import operations
     from airflow_roir.engine import revert as reverts
 
     done = reverts.revert(database_of(context), index, operations.default_actor(), reason, say)
-    out.print(f"index {done.index} shows generation {done.shown}; {done.retired} is kept for a while", markup=False)
+    show(
+        f"index {done.index} shows generation {done.shown} again; generation {done.retired} is kept for its revert "
+        "window"
+    )
 
 
 @app.command()
 def drop(context: typer.Context, index: Index) -> None:
-    """Drop an index: its view, its generations, and the capture of its source's writes."""
-    from airflow_roir.engine import abort as aborts
+    """Drop an index: its view, its entries and, with the source's last index, the capture."""
+    from airflow_roir.engine import drop as drops
     from airflow_roir.engine import operations
 
-    aborts.drop_index(database_of(context), index, operations.default_actor(), say)
-    out.print(f"index {index} dropped", markup=False)
+    drops.drop_index(database_of(context), index, operations.default_actor(), say)
+    show(f"index {index} dropped")
 
 
 @app.command(name="clean-up")
 def clean_up(context: typer.Context, as_json: AsJson = False) -> None:
-    """Remove ghosts, empty deltas, and retired generations whose revert window is over."""
+    """Remove ghosts, deltas, retired generations after their revert window, and unfinished aborts."""
     from airflow_roir.engine import clean_up as cleaning
     from airflow_roir.engine import operations
 
@@ -59,12 +64,12 @@ def clean_up(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         print_json(report.as_dict())
         return
-    out.print(
-        f"{report.ghosts} ghosts, {report.deltas_dropped} deltas, {report.generations_dropped} generations removed; "
-        f"{report.operations_aborted} operations aborted, {report.guards_removed} guards removed from views, "
-        f"{report.partition_entries} entries of partitions that left"
+    show(
+        f"removed: {report.ghosts} ghosts, {report.deltas_dropped} deltas, {report.generations_dropped} generations, "
+        f"{report.guards_removed} view guards, {report.partition_entries} entries of detached partitions; "
+        f"finished: {report.operations_aborted} aborts"
     )
     for line in report.warnings:
-        out.print(f"warning: {line}", markup=False)
+        show(f"warning: {line}")
     for line in report.waiting:
-        out.print(f"left for the next time: {line}", markup=False)
+        show(f"left for the next clean-up: {line}")

@@ -6,48 +6,48 @@ from typing import Annotated
 
 import typer
 
-from airflow_roir.cli.app import AsJson, Reason, app, database_of, out, print_json, say
+from airflow_roir.cli.app import AsJson, Reason, app, database_of, print_json, say, show
 
 
 @app.command(name="detach-partition")
 def detach_partition(
     context: typer.Context,
-    partition: Annotated[str, typer.Argument(help="The partition, as SQL writes it.")],
+    partition: Annotated[str, typer.Argument(help="The partition: name or schema.name, quoted as in SQL.")],
     reason: Reason = "",
-    drop: Annotated[bool, typer.Option("--drop", help="Drop it, once it is detached.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Drop the partition once it is detached.")] = False,
 ) -> None:
-    """Take a partition out of its table and out of all indexes: hidden at once, then removed in batches."""
+    """Detach a partition from its table and from all indexes. Rows and entries disappear in the same moment."""
     from airflow_roir.engine import operations
     from airflow_roir.engine.partitions import detach as detaching
 
     removed = detaching.detach_partition(
         database_of(context), partition, operations.default_actor(), reason, drop, report=say
     )
-    out.print(f"partition {partition} {'dropped' if drop else 'detached'}; {removed:,} entries removed", markup=False)
+    show(f"partition {partition} {'dropped' if drop else 'detached'}; {removed:,} entries removed")
 
 
 @app.command(name="attach-partition")
 def attach_partition(
     context: typer.Context,
-    table: Annotated[str, typer.Argument(help="The source, or a level of its partitions.")],
+    table: Annotated[str, typer.Argument(help="The source, or a partition of it that has partitions itself.")],
     partition: Annotated[str, typer.Argument(help="The loaded table that becomes a partition.")],
     bounds: Annotated[str, typer.Argument(help="As in ATTACH PARTITION: FOR VALUES … or DEFAULT.")],
 ) -> None:
-    """Make a loaded table a partition, with its entries in all indexes; both are seen from the same moment on."""
+    """Attach a loaded table as a partition, with its entries in all indexes. Both appear in the same moment."""
     from airflow_roir.engine import operations
     from airflow_roir.engine.partitions import attach as attaching
 
     copied = attaching.attach_partition(database_of(context), table, partition, bounds, operations.default_actor(), say)
-    out.print(f"{partition} attached to {table}; {copied:,} entries added", markup=False)
+    show(f"{partition} attached to {table}; {copied:,} entries added")
 
 
 @app.command(name="sync-partitions")
 def sync_partitions(
     context: typer.Context,
-    table: Annotated[str, typer.Argument(help="The source, as SQL writes it.")],
+    table: Annotated[str, typer.Argument(help="The source: name or schema.name, quoted as in SQL.")],
     as_json: AsJson = False,
 ) -> None:
-    """Put all indexes of a table right after partitions were dropped, detached or attached without roir."""
+    """Repair a table's indexes after a plain DROP, DETACH or ATTACH of a partition."""
     from airflow_roir.engine import operations
     from airflow_roir.engine.partitions import sync
 
@@ -55,8 +55,7 @@ def sync_partitions(
     if as_json:
         print_json(report.as_dict())
         return
-    out.print(
+    show(
         f"gone: {', '.join(report.gone) or 'none'}, {report.entries_removed:,} entries removed; "
         f"came: {', '.join(report.came) or 'none'}, {report.entries_added:,} entries added",
-        markup=False,
     )

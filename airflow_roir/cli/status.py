@@ -3,50 +3,75 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_roir.cli.app import AsJson, app, database_of, out, print_json, say, status_table
+from airflow_roir.cli.app import AsJson, app, database_of, print_json, say, show, status_table
+from airflow_roir.errors import NotFound
 from airflow_roir.operation import Status
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
+    from airflow_roir.engine.lock_waits import LockWait
 
 
 @app.command()
 def status(
     context: typer.Context,
-    index: Annotated[str | None, typer.Argument(help="One index; all of them by default.")] = None,
+    index: Annotated[str | None, typer.Argument(help="One index; by default all.")] = None,
     as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until nothing runs.")] = False,
-    history: Annotated[bool, typer.Option("--history", help="Who did what, when and why, to one index.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until nothing runs.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Who did what to one index, when and why.")] = False,
 ) -> None:
-    """Show how operations stand."""
+    """Show the state of operations."""
     from airflow_roir.engine.status import status as read_status
+    from airflow_roir.engine.status import waiting
 
     database = database_of(context)
     if history:
         if index is None:
-            raise typer.BadParameter("--history needs an index")
+            raise typer.BadParameter("--history needs the name of an index")
         print_history(database, index, as_json)
         return
     while True:
-        found = read_status(database, index)
+        waits = waiting(database, index)
+        try:
+            found = read_status(database, index)
+        except NotFound:
+            # An index that is prepared for the first time exists when it has its locks.
+            if not waits:
+                raise
+            found = []
         if as_json:
-            print_json(found[0].as_dict() if index else [one.as_dict() for one in found])
+            facts = {one.index: one.as_dict() for one in found}
+            for wait in waits:
+                if wait.index is not None:
+                    facts.setdefault(wait.index, _not_begun(wait))
+            for name, fact in facts.items():
+                fact["waits"] = [wait.as_dict() for wait in waits if wait.index == name]
+            print_json(next(iter(facts.values())) if index else list(facts.values()))
         else:
-            out.print(status_table(found))
+            if found or not waits:
+                show(status_table(found))
+            for wait in waits:
+                say(str(wait))
             for one in found:
                 for line in one.warnings:
                     say(f"warning: {line}")
                 for name in one.partitions_gone:
                     say(
-                        f"index {one.index}: partition {name} was dropped or detached without roir; see sync-partitions"
+                        f"index {one.index}: partition {name} was dropped or detached without roir; "
+                        "run roir sync-partitions on the table"
                     )
-        if not watch or all(one.status != Status.RUNNING for one in found):
+        if not watch or (not waits and all(one.status != Status.RUNNING for one in found)):
             return
         time.sleep(1.0)
+
+
+def _not_begun(wait: LockWait) -> dict[str, Any]:
+    """What JSON says of an index without an operation."""
+    return {"index": wait.index, "operation_id": None, "status": "waiting", "phase": wait.command}
 
 
 def print_history(database: Database, index: str, as_json: bool) -> None:
@@ -68,4 +93,4 @@ def print_history(database: Database, index: str, as_json: bool) -> None:
         )
         return
     for e in events:
-        out.print(f"{e.at:%Y-%m-%d %H:%M:%S}  {e.action:20} {e.actor}  {e.detail or ''}", markup=False)
+        show(f"{e.at:%Y-%m-%d %H:%M:%S}  {e.action:20} {e.actor}  {e.detail or ''}")

@@ -16,20 +16,24 @@ def verify_command(
     index: Index,
     parallelism: Parallelism = None,
     sample: Annotated[
-        str | None, typer.Option(help="Look at so much of it only, chosen at random: 1% or 1.", metavar="PER CENT")
+        str | None,
+        typer.Option(
+            help="Compare only this percentage of the index, chosen at random: 1% or 1.", metavar="PERCENTAGE"
+        ),
     ] = None,
-    max_duration: Annotated[int | None, typer.Option(help="Stop after so many seconds of work.")] = None,
+    max_duration: Annotated[int | None, typer.Option(help="Stop after this many seconds of work.")] = None,
     slices: Annotated[
-        int | None, typer.Option(help="Walk the index in so many verifications; each goes on where the last stopped.")
+        int | None,
+        typer.Option(help="Compare the index in this many verifications; each continues where the last one stopped."),
     ] = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Mend what is found.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair what is found.")] = False,
     amcheck: Annotated[bool, typer.Option("--amcheck", help="Check the structure of the B-trees, too.")] = False,
-    without_spark: Annotated[bool, typer.Option("--without-spark", help="Compare by threads of this process.")] = False,
+    without_spark: Annotated[bool, typer.Option("--without-spark", help="Compare by threads of this command.")] = False,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare an index with its source, exactly, under writers. Exit code 1 where they differ, unless all is mended."""
+    """Compare an index with its source while users write. Exit code 1: they differ, and not all is repaired."""
     from airflow_roir.cli.execute import carry_on_verification, print_report
     from airflow_roir.engine import operations
     from airflow_roir.engine.verify import compare, verification
@@ -48,7 +52,7 @@ def verify_command(
     else:
         begun = verification.begin(database, index, options, operations.default_actor())
         if begun.adopted:
-            say(f"going on with unfinished verification {begun.operation_id}")
+            say(f"continuing unfinished verification {begun.operation_id}, with the options that it has")
         report = carry_on_verification(database, begun.index, master, conf, quiet=as_json)
     print_report(report, as_json)
 
@@ -57,4 +61,4 @@ def _per_cent(sample: str | None) -> float | None:
     try:
         return None if sample is None else float(sample.removesuffix("%"))
     except ValueError:
-        raise typer.BadParameter(f"--sample takes a number of per cent, not {sample!r}") from None
+        raise typer.BadParameter(f"--sample takes a percentage, such as 1% or 1, not {sample!r}") from None

@@ -23,7 +23,7 @@ class BatchSize:
         self._seconds_per_row: deque[float] = deque(maxlen=REMEMBERED)
 
     def rows(self, most: int) -> int:
-        """Rows of the next batch, at most so many (the operation's `batch_rows`)."""
+        """Rows of the next batch, at most `most` (the operation's `batch_rows`)."""
         return max(1, min(self._rows, most))
 
     def took(self, rows: int, seconds: float) -> None:

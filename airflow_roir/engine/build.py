@@ -20,17 +20,10 @@ from airflow_roir.engine import operations, owner
 from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
+from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
-from airflow_roir.engine.run import (
-    Job,
-    Run,
-    check_epoch,
-    check_fingerprint,
-    check_partitions,
-    load_job,
-    read_control,
-)
+from airflow_roir.engine.run import Run, check_epoch, read_control
 from airflow_roir.engine.scan import Stretch, columns_of, reader_of
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, SourceChanged
 from airflow_roir.operation import Phase, Verb
@@ -82,7 +75,7 @@ SELECT (least(c.relpages / nullif(greatest(c.reltuples, 0), 0), 1)
 class Claim:
     """A worker's hold on a range. token: proves that it still has it.
 
-    row_bytes, rows_per_block: of the relation that it is a piece of, when that was analyzed; None where it never was.
+    row_bytes, rows_per_block: of the relation that it is a piece of, when that was analyzed; None if it never was.
     """
 
     id: int
@@ -95,7 +88,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Batch:
-    """A committed batch. claim: the range as it stands now, None where it is done."""
+    """A committed batch. claim: the range as it stands now, None if it is done."""
 
     rows: int
     seconds: float
@@ -125,7 +118,7 @@ class BuildWorker:
         self._known: set[int] = set()
         # Of the source and its capture, when their fingerprint was last compared.
         self._stamp: str | None = None
-        self._reader = reader_of(connection, job)
+        self.reader = reader_of(connection, job)
         self._columns = columns_of(job)
         self._size = BatchSize(job.options.get("batch_ms", BuildOptions.batch_ms) / 1000)
 
@@ -146,7 +139,7 @@ class BuildWorker:
     def batch(self, claim: Claim) -> Batch | Stop:
         """Copy the next rows of a claimed range: entries and watermark in one transaction (I4).
 
-        Stops, and gives the range back, where the operation is paused or this worker is one too many.
+        Stops, and gives the range back, if the operation is paused or this worker is one too many.
         Raises Fenced (nothing was changed), SourceChanged, PartitionsChanged.
         """
         try:
@@ -164,7 +157,7 @@ class BuildWorker:
             if isinstance(error, DBAPIError) and is_transient(error):
                 raise
             with self.connection.begin():
-                standing = self._standing(claim).standing
+                standing = self.standing(claim).standing
                 if standing == "held" and not isinstance(error, SourceChanged):
                     # A table that was altered may not be read as before, a leaf that was dropped not at all.
                     check_fingerprint(self.connection, self.job)
@@ -180,7 +173,7 @@ class BuildWorker:
         begun = time.monotonic()
         run = self.job.run
         with self.connection.begin():
-            row = self._standing(claim)
+            row = self.standing(claim)
             check_epoch(row, run)
             if stop := why_stop(row, self.worker):
                 RANGES.release(self.connection, run, claim)
@@ -188,9 +181,9 @@ class BuildWorker:
             self.is_limited = row.max_rows_per_second is not None
             # Against ALTER, to the end of the transaction. Where its owner isn't trusted no read leaves a lock behind.
             lock_table(self.connection, row.name, row.relation, "ACCESS SHARE", only=True)
-            stretch = self._reader.next(row.name, claim.scan, self._limit(row, claim.row_bytes), claim.rows_per_block)
+            stretch = self.reader.next(row.name, claim.scan, self._limit(row, claim.row_bytes), claim.rows_per_block)
             check_partitions(self.connection, self.job, self._known)
-            rows = self._copy(row.name, stretch)
+            rows = self.copy(row.name, stretch)
             seconds = time.monotonic() - begun
             watermark, done = stretch.watermark, stretch.done
             values = {
@@ -207,14 +200,14 @@ class BuildWorker:
             if committed.name != row.name:
                 # Its schema got another name meanwhile: who knows what was read.
                 raise LockNotAcquired(
-                    f"index {run.index}: {row.name} has another name since the batch began, which changed nothing"
+                    f"index {run.index}: {row.name} was renamed while a batch read it; the batch changed nothing"
                 )
             if committed.stamp != self._stamp:
                 # Most of what is written there matters to nobody.
                 check_fingerprint(self.connection, self.job)
                 self._stamp = committed.stamp
         took = time.monotonic() - begun
-        self._reader.copied(claim.scan, stretch, rows)
+        self.reader.copied(claim.scan, stretch, rows)
         self._size.took(rows, took)
         rest = None if done else replace(claim, scan=replace(claim.scan, watermark=watermark))
         return Batch(rows, took, rest)
@@ -228,7 +221,7 @@ class BuildWorker:
             limit = min(limit, max(1, int(row.max_rows_per_second / row.parallelism * RATE_WINDOW_S)))
         return limit
 
-    def _standing(self, claim: Claim) -> Row[Any]:
+    def standing(self, claim: Claim) -> Row[Any]:
         """How the batch begins, and the settings that it is read with."""
         path = ", ".join(["pg_catalog", *map(quote, self.job.source.operator_schemas), "pg_temp"])
         return execute(
@@ -239,7 +232,8 @@ class BuildWorker:
             {"range": claim.id, "token": claim.token, "epoch": self.job.run.epoch},
         ).one()
 
-    def _copy(self, relation: str, stretch: Stretch) -> int:
+    def copy(self, relation: str, stretch: Stretch) -> int:
+        """Copy a stretch of a relation, by name, in the open transaction; returns its rows."""
         job = self.job
         base = physical.base(job.generation_id)
         if stretch.settings:
@@ -304,7 +298,7 @@ def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLe
 
 
 def finish(database: Database, run: Run) -> None:
-    """Go on to seal, once every range is done. Raises InvariantViolated where one isn't, Fenced."""
+    """Advance to seal, once every range is done. Raises InvariantViolated if one isn't, Fenced."""
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.phase != Phase.BUILD:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row
 from airflow_roir.definition import IndexDefinition, QualifiedName, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.locks import lock_table
+from airflow_roir.engine.source import Column, Source
 from airflow_roir.errors import InvalidInput, NotFound
 
 _RELATION_KINDS = {
@@ -23,73 +24,6 @@ _RELATION_KINDS = {
     "c": "a composite type",
     "t": "a TOAST table",
 }
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the source, as far as an entry needs it.
-
-    type: what the entry stores, in full: a domain's base type with its modifier. cast: the same without the
-    modifier, to read a value back from text. collation_version: the library's, as it is now, if it tells one.
-    max_bytes: None where the type sets no bound.
-    """
-
-    name: str
-    type: str
-    cast: str
-    collation: str | None
-    collation_version: str | None
-    attnum: int
-    not_null: bool
-    virtual: bool
-    max_bytes: int | None
-    oid_alias: bool
-    domain: bool
-
-    @property
-    def comparand(self) -> str:
-        """The type to compare it as. With its collation, since a literal of type `name` brings one of its own."""
-        return self.cast if self.collation is None else f"{self.cast} COLLATE {self.collation}"
-
-    def text(self, alias: str | None = None) -> str:
-        """SQL for this column's lossless text; the session's settings are pinned (docs/architecture.md#scan)."""
-        name = quote(self.name) if alias is None else f"{alias}.{quote(self.name)}"
-        # regclass and its kin print names, which a rename changes; their order is that of the oid anyway.
-        if self.oid_alias:
-            return f"{name}::oid::text"
-        # Somebody may have made a cast to text that loses something; this is what the type's input reads.
-        return f"concat({name})" if "." in self.cast else f"{name}::text"
-
-
-@dataclass(frozen=True)
-class Source:
-    """The table that is indexed.
-
-    Reading it waits for nobody's lock, not even an ACCESS EXCLUSIVE one: a worker that starts must not hang.
-    """
-
-    oid: int
-    name: QualifiedName
-    owner: str
-    partitioned: bool
-    columns: dict[str, Column]
-    primary_key: tuple[str, ...]
-    pk_deferrable: bool
-    # Schemas, besides pg_catalog, of the operators that order the primary key: a scan's search_path needs them.
-    operator_schemas: tuple[str, ...]
-    # The source itself and all its partitions, by oid; those of them that hold rows.
-    relations: tuple[int, ...]
-    leaves: tuple[int, ...]
-
-    @property
-    def sql(self) -> str:
-        """The quoted, schema-qualified name."""
-        return self.name.sql
-
-    @property
-    def comparands(self) -> list[str]:
-        """The types to compare the primary key's columns as."""
-        return [self.columns[name].comparand for name in self.primary_key]
 
 
 RELATION = """
@@ -188,24 +122,24 @@ def default_schemas(connection: Connection) -> list[str]:
 
 
 def read_source(connection: Connection, name: QualifiedName) -> Source:
-    """Read a source by name. Raises NotFound, or InvalidInput where such a relation can't be indexed."""
+    """Read a source by name. Raises NotFound, or InvalidInput if such a relation can't be indexed."""
     schemas = [name.schema] if name.schema is not None else default_schemas(connection)
     row = execute(connection, FIND_RELATION, {"name": name.name, "schemas": schemas}).first()
     if row is None:
-        listed = ", ".join(map(quote, schemas)) or "that search_path names: there is none"
+        listed = ", ".join(map(quote, schemas)) or "that search_path names (there is none)"
         where = f"schema {listed}" if name.schema else f"schemas {listed}"
         raise NotFound(f"table {name} doesn't exist in {where}; check the name, and quote it if it has capitals")
     return _checked(connection, row)
 
 
 def read_source_by_oid(connection: Connection, oid: int, check: bool = True) -> Source:
-    """Read a source by its oid. Raises NotFound where it was dropped.
+    """Read a source by its oid. Raises NotFound if it was dropped.
 
-    check: raise InvalidInput where it is none any more that could be indexed.
+    check: raise InvalidInput if it can't be indexed any more.
     """
     row = execute(connection, f"{RELATION} WHERE c.oid = %(oid)s", {"oid": oid}).first()
     if row is None:
-        raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes too: roir drop INDEX")
+        raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes, too: roir drop INDEX")
     return _checked(connection, row) if check else _read(connection, row, _primary_key(connection, row))
 
 
@@ -215,14 +149,14 @@ def _checked(connection: Connection, row: Row[Any]) -> Source:
     key = _primary_key(connection, row)
     if not key:
         raise InvalidInput(
-            f"table {full} has no primary key; an index needs one to tell its rows apart. "
-            f"Add one: ALTER TABLE {full} ADD PRIMARY KEY (…)"
+            f"table {full} has no primary key; an index needs one to identify rows. Add one: ALTER TABLE {full} "
+            "ADD PRIMARY KEY (…)"
         )
     if key[0].amname != "btree":
-        raise InvalidInput(f"table {full} has a primary key that is no B-tree (temporal keys are not supported)")
+        raise InvalidInput(f"table {full} has a temporal primary key, which is no B-tree; roir doesn't support that")
     if not all(k.by_signs for k in key):
         raise InvalidInput(
-            f"table {full} has a primary key of a type whose order isn't that of < and > (hstore); scans go by these"
+            f"table {full} has a primary key of a type that < and > don't order (hstore), so roir can't scan it"
         )
     if not key[0].indisvalid:
         raise InvalidInput(
@@ -277,7 +211,7 @@ def columns_of(connection: Connection, oid: int) -> dict[str, Column]:
 
 @dataclass(frozen=True)
 class SourceSize:
-    """bytes: heap size of all leaves; rows: the planner's estimate, or None where there is none."""
+    """bytes: heap size of all leaves; rows: the planner's estimate, or None if there is none."""
 
     bytes: int
     rows: int | None
@@ -292,13 +226,13 @@ def size_of(connection: Connection, source: Source) -> SourceSize:
 def hold(connection: Connection, source: Source) -> None:
     """Lock a source with its partitions in ACCESS SHARE mode: by its name the caller's statements find that very table.
 
-    Raises LockNotAcquired where another table, or none, has the name by now.
+    Raises LockNotAcquired if another table, or none, has the name by now.
     """
     lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
 
 
 def name_of(connection: Connection, oid: int) -> QualifiedName:
-    """The present name of a relation. Raises NotFound where it was dropped."""
+    """The present name of a relation. Raises NotFound if it was dropped."""
     row = execute(
         connection,
         "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -306,7 +240,7 @@ def name_of(connection: Connection, oid: int) -> QualifiedName:
         {"oid": oid},
     ).first()
     if row is None:
-        raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes too: roir drop INDEX")
+        raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes, too: roir drop INDEX")
     return QualifiedName(row.nspname, row.relname)
 
 
@@ -314,6 +248,17 @@ def source_of_index(connection: Connection, index_id: int, check: bool = True) -
     """The source of an index by the index's id. Raises NotFound, InvalidInput; check: as in `read_source_by_oid`."""
     oid = execute(connection, "SELECT source_oid FROM roir.index WHERE id = %(id)s", {"id": index_id}).scalar_one()
     return read_source_by_oid(connection, oid, check)
+
+
+def source_if_there(connection: Connection, index_id: int, check: bool = False) -> Source | None:
+    """The source of an index, None if it was dropped itself.
+
+    check: raise InvalidInput if it can't be indexed any more; to drop an index that doesn't matter.
+    """
+    try:
+        return source_of_index(connection, index_id, check)
+    except NotFound:
+        return None
 
 
 def _refuse_relation(name: QualifiedName, row: object) -> None:
@@ -329,22 +274,24 @@ def _refuse_relation(name: QualifiedName, row: object) -> None:
         raise InvalidInput(f"table {name} is temporary: no other session sees its rows. Make it an ordinary table")
     if getattr(row, "persistence", "p") == "u":
         raise InvalidInput(
-            f"table {name} is unlogged; a crash would empty it behind the index's back. "
-            f"Use ALTER TABLE {name} SET LOGGED"
+            f"table {name} is unlogged; a crash would empty it, and the index wouldn't notice. Use ALTER TABLE "
+            f"{name} SET LOGGED"
         )
     if getattr(row, "unlogged", None):
         raise InvalidInput(
-            f"partition {getattr(row, 'unlogged', None)} of table {name} is unlogged; a crash would empty it behind "
-            "the index's back. Use ALTER TABLE … SET LOGGED"
+            f"partition {getattr(row, 'unlogged', None)} of table {name} is unlogged; a crash would empty it, and "
+            "the index wouldn't notice. Use ALTER TABLE … SET LOGGED"
         )
     if kind == "p" and getattr(row, "relispartition", False):
         raise InvalidInput(f"table {name} is a partition and has partitions of its own; index the whole table instead")
     if kind == "r" and getattr(row, "relhassubclass", False):
-        raise InvalidInput(f"table {name} has inheritance children, whose rows no trigger of it sees")
+        raise InvalidInput(
+            f"table {name} has inheritance children; its triggers don't see their rows, so it can't be indexed"
+        )
     if not getattr(row, "owned", False):
         raise InvalidInput(
-            f"table {name} belongs to {getattr(row, 'owner', '?')}; only its owner can have its writes captured. "
-            f"Connect as a member of that role"
+            f"table {name} belongs to {getattr(row, 'owner', '?')}; only a member of that role can capture its "
+            "writes. Connect as one"
         )
 
 

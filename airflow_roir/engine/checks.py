@@ -7,8 +7,9 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import MAX_KEY_COLUMNS, IndexDefinition, quote
 from airflow_roir.engine import owner
-from airflow_roir.engine.catalog import Source, identity_columns
+from airflow_roir.engine.catalog import identity_columns
 from airflow_roir.engine.database import execute, said, sqlstate
+from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput, NotFound
 
 OLDEST_SERVER = 150000
@@ -16,14 +17,14 @@ NEWEST_TRIED = 18
 
 
 def check_server(connection: Connection) -> None:
-    """Raise InvalidInput where the server is older than PostgreSQL 15 (NULLS NOT DISTINCT, MERGE)."""
+    """Raise InvalidInput if the server is older than PostgreSQL 15 (NULLS NOT DISTINCT, MERGE)."""
     version = int(execute(connection, "SELECT current_setting('server_version_num')").scalar_one())
     if version < OLDEST_SERVER:
         raise InvalidInput(f"the server is PostgreSQL {version // 10000}; roir needs {OLDEST_SERVER // 10000} or newer")
 
 
 def untried_server(connection: Connection) -> str | None:
-    """What to say of a server that is newer than any that roir was tried with; None where it isn't."""
+    """What to say of a server that is newer than any that roir was tried with; None if it isn't."""
     version = int(execute(connection, "SELECT current_setting('server_version_num')").scalar_one()) // 10000
     return untried(version)
 
@@ -33,13 +34,13 @@ def untried(version: int) -> str | None:
     if version <= NEWEST_TRIED:
         return None
     return (
-        f"PostgreSQL {version} is untried: roir was tested with {OLDEST_SERVER // 10000} to {NEWEST_TRIED}. Its MERGE "
+        f"PostgreSQL {version} is untested: roir was tested with {OLDEST_SERVER // 10000} to {NEWEST_TRIED}. Its MERGE "
         "and SPLIT PARTITIONS should be detected as partitions that came and went, its REPACK as a rewritten table"
     )
 
 
 def check_rights(connection: Connection) -> None:
-    """Raise InvalidInput where the role may not use the control schema. Where that isn't there, nothing is said."""
+    """Raise InvalidInput if the role may not use the control schema. Without a control schema it says nothing."""
     row = execute(
         connection,
         "SELECT current_user::text AS role, bool_and(has_schema_privilege(oid, 'USAGE') "
@@ -48,8 +49,8 @@ def check_rights(connection: Connection) -> None:
     ).one()
     if row.may is False:
         raise InvalidInput(
-            f"role {quote(row.role)} has no right to the control schema; connect as the role that ran roir init, "
-            f"or as a member of it: GRANT … TO {quote(row.role)}"
+            f"role {quote(row.role)} has no rights on the control schema. Connect as the role that ran roir init, "
+            f"or make this role its member: GRANT … TO {quote(row.role)}"
         )
 
 
@@ -62,7 +63,7 @@ SELECT c.relrowsecurity AS enabled, current_user AS role,
 
 
 def check_row_security(connection: Connection, source: Source, ignore: bool) -> None:
-    """Raise InvalidInput where row-level security would be undone by the index, or would hide rows from the build.
+    """Raise InvalidInput if row-level security would be undone by the index, or would hide rows from the build.
 
     ignore: the user knows that the index's view shows what the policies hide. Not checked again after prepare but by
     the fingerprint, which holds whether row-level security is enabled.
@@ -70,14 +71,14 @@ def check_row_security(connection: Connection, source: Source, ignore: bool) -> 
     row = execute(connection, ROW_SECURITY, {"oid": source.oid, "relations": list(source.relations)}).one()
     if row.enabled and not ignore:
         raise InvalidInput(
-            f"table {source.name} has row-level security; the index's view would show rows that the policies hide, "
-            "to all who may read it. If that is meant, say ignore_row_security (roir build --ignore-row-security), "
-            "and grant SELECT on the view to those only who may see all rows"
+            f"table {source.name} has row-level security; all who may read the index's view would see the rows "
+            "that the policies hide. If you want that, set ignore_row_security (roir build --ignore-row-security), "
+            "and grant SELECT on the view only to roles that may see all rows"
         )
     if row.hidden:
         raise InvalidInput(
-            f"row-level security of {row.hidden} applies to role {quote(row.role)} too, which would not see all rows. "
-            f"Use ALTER TABLE … NO FORCE ROW LEVEL SECURITY, or ALTER ROLE {quote(row.role)} BYPASSRLS"
+            f"row-level security of {row.hidden} applies to role {quote(row.role)}, too, so a build would miss "
+            f"rows. Use ALTER TABLE … NO FORCE ROW LEVEL SECURITY, or ALTER ROLE {quote(row.role)} BYPASSRLS"
         )
 
 
@@ -91,7 +92,7 @@ SELECT t.oid::regclass::text AS table, a.attname AS name, format_type(a.atttypid
 
 
 def check_partition_key(connection: Connection, source: Source) -> None:
-    """Raise InvalidInput where partitions go by the hash of a domain: no entry could be told to which one it belongs.
+    """Raise InvalidInput if partitions go by the hash of a domain: roir couldn't tell an entry's partition.
 
     The server hashes values of the very type of the key, and an entry has them as the domain's base type.
     """
@@ -123,7 +124,7 @@ SELECT a.attname AS name, x.sql, x.recorded, x.actual, x.refresh
 
 
 def check_bounds(connection: Connection, source: Source) -> None:
-    """Raise InvalidInput where to read the bounds of partitions would run somebody's code as us."""
+    """Raise InvalidInput if reading the bounds of partitions would run somebody's code as us."""
     try:
         execute(connection, "SELECT roir.check_source(%(source)s::oid)", {"source": source.oid})
     except DBAPIError as error:
@@ -133,7 +134,7 @@ def check_bounds(connection: Connection, source: Source) -> None:
 
 
 def check_collations(connection: Connection, source: Source) -> None:
-    """Raise InvalidInput where a collation's library was exchanged under the primary key, whose index scans go by.
+    """Raise InvalidInput if a collation's library was exchanged under the primary key, whose index scans go by.
 
     Its order may be another one now, and then the index doesn't find all rows. Types that have a collation inside
     (ranges, composites) aren't looked into.
@@ -142,14 +143,14 @@ def check_collations(connection: Connection, source: Source) -> None:
     if row is not None:
         raise InvalidInput(
             f"table {source.name}: collation {row.sql} of primary key column {quote(row.name)} is of version "
-            f"{row.actual} and recorded as {row.recorded}: its library was exchanged, so the primary key's index may "
-            f"be in another order, and a scan of it incomplete. Run REINDEX TABLE {source.name}, for all other "
-            f"indexes of that collation too, then {row.refresh}"
+            f"{row.actual} and recorded as {row.recorded}: its library was exchanged, so the primary key's index "
+            f"may be in the wrong order, and a scan may miss rows. Run REINDEX TABLE {source.name}, REINDEX all "
+            f"other indexes of that collation, then {row.refresh}"
         )
 
 
 def check_definition(connection: Connection, source: Source, definition: IndexDefinition) -> None:
-    """Raise NotFound or InvalidInput where the definition doesn't fit the source. Changes nothing."""
+    """Raise NotFound or InvalidInput if the definition doesn't fit the source. Changes nothing."""
     index = definition.name
     for column in (*definition.key, *definition.include):
         if column not in source.columns:
@@ -179,7 +180,7 @@ def check_definition(connection: Connection, source: Source, definition: IndexDe
                 owner.rows(connection, source, query, "one int")
         except DBAPIError as error:
             if sqlstate(error) == "42501":
-                raise InvalidInput(f"index {index}: no right to read {source.sql}") from error
+                raise InvalidInput(f"index {index}: the role may not read {source.sql}; grant it SELECT") from error
             if sqlstate(error) != "42883":
                 raise
             raise InvalidInput(

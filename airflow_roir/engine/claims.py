@@ -1,4 +1,4 @@
-"""The one protocol of workers: claim a piece of work, commit it by compare-and-set, give it back, count what is left.
+"""The one protocol of workers: claim a piece of work, commit it by compare-and-set, give it back, count the rest.
 
 Ranges of a build, segments of a seal and units of a verification are claimed alike, by three columns of their tables:
 `claim_epoch`, the run that holds the piece; `claim_worker`, its worker; `claim_token`, which counts the claims and so
@@ -131,7 +131,7 @@ class Pieces:
         ends: str = "true",
         returning: str = "p.id",
     ) -> Row[Any]:
-        """Write down what was done, if the worker still holds the piece. Raises Fenced, with nothing changed.
+        """Record what was done, if the worker still holds the piece. Raises Fenced, with nothing changed.
 
         changes: SQL for SET. stands: how the piece must stand. ends: whether the claim ends.
         """
@@ -146,7 +146,7 @@ class Pieces:
         return bool(execute(connection, self._sql(IS_HELD, held=HELD), self._hold(run, hold)).scalar_one())
 
     def release(self, connection: Connection, run: Run, hold: Hold) -> bool:
-        """Give a piece up. False if another worker holds it."""
+        """Give a piece back. False if another worker holds it."""
         return execute(connection, self._sql(RELEASE), self._hold(run, hold)).rowcount == 1
 
     def left(

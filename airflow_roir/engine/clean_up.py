@@ -13,22 +13,26 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, health, marks, operations, view
+from airflow_roir.engine import abort, catalog, drop, health, marks, operations, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, InvariantViolated, LockNotAcquired, PartitionsChanged, RoirError
+from airflow_roir.generation_state import GenerationStatus
+
+CLEAN_UP = Waiter("clean-up")
 
 
 @dataclass
 class CleanUpReport:
-    """What one clean-up did. waiting: what it left for the next one, with the reason. warnings: what it found wrong."""
+    """What one clean-up did. waiting: what it left for the next one, with the reason. warnings: what is wrong."""
 
     ghosts: int = 0
     deltas_dropped: int = 0
@@ -73,9 +77,9 @@ DROPPING = "SELECT id AS index_id, schema_name, name FROM roir.index WHERE id = 
 def clean_up(
     database: Database, actor: str = "clean-up", report: Callable[[str], None] = lambda line: None
 ) -> CleanUpReport:
-    """Remove what nobody needs any more. Safe at any time, by several processes at once.
+    """Remove what finished operations leave. Safe at any time, by several processes at once.
 
-    Whatever can't be locked at once is left for the next time and named in the report.
+    What can't be locked soon is left for the next clean-up; the report names it.
     """
     result = CleanUpReport()
     with database.transaction() as connection:
@@ -83,11 +87,11 @@ def clean_up(
         published = execute(connection, PUBLISHED).all()
         aborting = execute(connection, ABORTING).all()
         maintained = execute(connection, MAINTAINED).all()
-        dropping = execute(connection, DROPPING, {"ids": abort.half_dropped(connection)}).all()
+        dropping = execute(connection, DROPPING, {"ids": drop.half_dropped(connection)}).all()
     for row in aborting:
         _attempt(result, row, partial(_finish_abort, database, row.operation_id, actor, result, report))
     for row in dropping:
-        _attempt(result, row, partial(abort.finish_drop, database, row.index_id, report, database.limits.clean_up_s))
+        _attempt(result, row, partial(drop.finish_drop, database, row.index_id, report, database.limits.clean_up_s))
     for row in published:
         _attempt(result, row, partial(_follow_partitions, database, row, result, report))
     for row in maintained:
@@ -107,7 +111,7 @@ def clean_up(
 
 
 def _attempt(result: CleanUpReport, row: Any, work: Callable[[], object]) -> None:
-    """One step, for one index. What goes wrong with it is told, and the others go on."""
+    """One step, for one index. If it fails, the report says so, and the other indexes are still cleaned up."""
     for left in range(MOST_VANISHED, -1, -1):
         try:
             work()
@@ -142,8 +146,8 @@ def _problem(row: Any, said: str) -> str:
     if said.startswith(f"index {name}:"):
         return said
     return (
-        f"index {name} can't be cleaned up: {said}. Put right what was changed of its view or tables, or drop it and "
-        f"build it anew: roir drop '{name}'"
+        f"index {name} can't be cleaned up: {said}. Undo the change to its view or tables, or drop the index and "
+        f"build it again: roir drop '{name}'"
     )
 
 
@@ -165,10 +169,10 @@ def _finish_abort(
 
 
 def _follow_partitions(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    """Take in partitions that were created; name those that came or went with rows, which is for a person to settle."""
+    """Register partitions that were created; name those that came or went with rows, which is for a user to settle."""
     with database.transaction() as connection:
-        source = abort.source_if_there(connection, row.index_id, check=True)
-        if source is None or _status(connection, row.id) == "dropped":
+        source = catalog.source_if_there(connection, row.index_id, check=True)
+        if source is None or _status(connection, row.id) == GenerationStatus.DROPPED:
             return
         # Of those that the guard has taken in.
         marks.follow(connection, row.id)
@@ -185,13 +189,16 @@ def _follow_partitions(database: Database, row: Any, result: CleanUpReport, repo
         view.hide(connection, row.id)
 
     if came:
-        Attempts(database, source.sql, source.relations, *_patience(database)).run(body, report)
+        name = operations.index_name(row)
+        waiter = Waiter("clean-up", str(name))
+        attempts = Attempts(database, source.sql, source.relations, *_patience(database), waiter=waiter)
+        attempts.run(body, report, [name.sql])
 
 
 def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    """Make the capture function anew where it is one for another name or primary key of the table, or of older code."""
+    """Make the capture function again if it is one for another name or primary key of the table, or of older code."""
     with database.transaction() as connection:
-        source = abort.source_if_there(connection, index_id, check=True)
+        source = catalog.source_if_there(connection, index_id, check=True)
         if source is None or not _may_refresh(connection, source):
             return
 
@@ -204,10 +211,10 @@ def _refresh_capture(database: Database, index_id: int, result: CleanUpReport, r
         installation.refresh(connection, source)
         return doubtful
 
-    if Drain(database, source.sql, source.relations, *_patience(database)).run(body, report):
+    if Drain(database, source.sql, source.relations, *_patience(database), CLEAN_UP).run(body, report):
         result.warnings.append(
-            f"table {source.sql}: its capture was made for another owner or primary key of it, or by another version "
-            "of roir, and is made anew; run roir verify for its indexes"
+            f"table {source.sql}: its capture was made for another owner or primary key, or by another version of "
+            "roir, and was made again. Run roir verify for its indexes"
         )
 
 
@@ -219,7 +226,7 @@ def _may_refresh(connection: Connection, source: Source) -> bool:
 
 
 def _status(connection: Connection, generation_id: int) -> str:
-    """As it is by now: a drop, a publish or another clean-up may have been faster."""
+    """Its present status: a drop, a publish or another clean-up may have been faster."""
     found = execute(connection, "SELECT status FROM roir.generation WHERE id = %(id)s", {"id": generation_id})
     return str(found.scalar_one())
 
@@ -229,13 +236,15 @@ def _remove_entries(database: Database, row: Any, result: CleanUpReport, report:
 
 
 def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    """Once no snapshot is older than the publish, readers need not ask any more."""
+    """Once no snapshot is older than the publish, readers need no guard."""
     name = operations.index_name(row)
 
     def holders(connection: Connection) -> bool:
         found = view.old_snapshots(connection, row.id)
         if found:
-            result.waiting.append(f"index {name}: its view stays guarded for {found[0]}, older than its publish")
+            result.waiting.append(
+                f"index {name}: its view stays guarded until {found[0]} has ended, which is older than its publish"
+            )
         return bool(found)
 
     def body(connection: Connection) -> bool:
@@ -243,24 +252,24 @@ def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: C
             view.show(connection, name, row.index_id, row.id, Entry.from_json(row.entry), guarded=False)
             view.hide(connection, row.id)
             # The view is locked: from here on no publish comes between.
-            if _status(connection, row.id) != "active" or holders(connection):
+            if _status(connection, row.id) != GenerationStatus.ACTIVE or holders(connection):
                 attempt.rollback()
                 return False
         return True
 
     with database.transaction() as connection:
         if not view.is_ours(connection, name, row.index_id):
-            if _status(connection, row.id) == "active":
+            if _status(connection, row.id) == GenerationStatus.ACTIVE:
                 raise InvariantViolated(view.lost(connection, name, row.id))
             return
         if not view.is_guarded(connection, name) or holders(connection):
             return
-    if Attempts(database, name.sql, (), *_patience(database)).run(body, report, [name.sql]):
+    if Attempts(database, name.sql, (), *_patience(database), waiter=CLEAN_UP).run(body, report, [name.sql]):
         result.guards_removed += 1
         with database.transaction() as connection:
             result.warnings += [
-                f"index {name}: its view isn't guarded any more, {view.STANDBY_PATIENCE} after its publish; {one}, "
-                "doesn't say whether a transaction is still open there that is older"
+                f"index {name}: the guard of its view ended {view.STANDBY_PATIENCE} after its publish, but {one}, "
+                "doesn't say whether an older transaction is still open there"
                 for one in view.unknown(connection, row.id)
             ]
 
@@ -287,7 +296,7 @@ def _drop_delta(database: Database, generation_id: int, result: CleanUpReport, r
         oid = execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": name}).scalar()
     if oid is None:
         return
-    ghosts = Attempts(database, name, [int(oid)], *_patience(database)).run(body, report, [name])
+    ghosts = Attempts(database, name, [int(oid)], *_patience(database), waiter=CLEAN_UP).run(body, report, [name])
     if ghosts is not None:
         result.ghosts += ghosts
         result.deltas_dropped += 1
@@ -297,7 +306,7 @@ def _drop_generation(
     database: Database, row: Any, actor: str, result: CleanUpReport, report: Callable[[str], None]
 ) -> None:
     with database.transaction() as connection:
-        source = abort.source_if_there(connection, row.index_id)
+        source = catalog.source_if_there(connection, row.index_id)
 
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         if source is not None:
@@ -318,5 +327,5 @@ def _drop_generation(
 
     sql = source.sql if source is not None else physical.base(row.id)
     relations = source.relations if source is not None else ()
-    if Drain(database, sql, relations, *_patience(database)).run(body, report, physical.names(row.id)):
+    if Drain(database, sql, relations, *_patience(database), CLEAN_UP).run(body, report, physical.names(row.id)):
         result.generations_dropped += 1

@@ -63,6 +63,7 @@ class Database:
         return Database(self.dsn, application_name, self.limits)
 
     def _open(self) -> Any:
+        _check(self.dsn)
         try:
             connection = self._connect()
         except psycopg2.OperationalError as error:
@@ -122,6 +123,21 @@ class Database:
         return retry(work, self.limits.outage_s)
 
 
+def _check(dsn: str) -> None:
+    """Raise InvalidInput where libpq would quote what it can't read: that may be a part of the password."""
+    try:
+        given = psycopg2.extensions.parse_dsn(dsn)
+    except psycopg2.ProgrammingError:
+        given = None
+    # An @, a / or a : in a password, as it is, ends up in host or port. A host that begins with @ is a socket.
+    hosts, ports = (str((given or {}).get(name, "")).split(",") for name in ("host", "port"))
+    if given is None or any("@" in host[1:] for host in hosts) or any(port and not port.isdigit() for port in ports):
+        raise InvalidInput(
+            "the DSN can't be read. Write postgresql://user:password@host/database, with %40 for @ in the password and "
+            "the like, or host=… dbname=… with values in quotes"
+        ) from None
+
+
 def execute(connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> CursorResult[Any]:
     """Send one statement; `values` are bound as `%(name)s`.
 
@@ -149,7 +165,7 @@ def bound(connection: Connection, sql: str, values: Mapping[str, Any] | None = N
 
 
 def sqlstate(error: DBAPIError) -> str:
-    """The SQLSTATE of a database error, '' where the connection failed before there was one."""
+    """The SQLSTATE of a database error, '' if the connection failed before there was one."""
     return getattr(error.orig, "pgcode", None) or ""
 
 
@@ -162,7 +178,7 @@ def said(error: DBAPIError) -> str:
 
 
 def is_transient(error: DBAPIError) -> bool:
-    """True where the same transaction may succeed when it is simply tried again.
+    """True if the same transaction may succeed when it is simply tried again.
 
     Lost connections, a server that starts or stops, serialization failures, deadlocks and lock time-outs.
     """
@@ -178,7 +194,7 @@ def is_transient(error: DBAPIError) -> bool:
 def retry(work: Callable[[], T], patience_s: float = DEFAULT.outage_s, first_wait_s: float = 0.2) -> T:
     """Run `work`, one whole transaction, again after a transient error, with jittered exponential back-off.
 
-    patience_s: how long to go on after the first failure; then its last error is raised. Safe only for work that
+    patience_s: how long to try again after the first failure; then its last error is raised. Safe only for work that
     is idempotent or compare-and-set, since a commit's answer can be lost.
     """
     deadline: float | None = None
@@ -202,5 +218,5 @@ VANISHED = ("42P01", "42704", "42883", "42703", "3F000")
 
 
 def has_vanished(error: DBAPIError) -> bool:
-    """True where an object that was there a moment ago is gone, or somebody else has changed it at the same time."""
+    """True if an object that was there a moment ago is gone, or somebody else has changed it at the same time."""
     return sqlstate(error) in VANISHED or (sqlstate(error) == "XX000" and "concurrently" in str(error.orig))

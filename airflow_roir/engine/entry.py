@@ -1,19 +1,20 @@
 """What an entry looks like: which columns of the source it holds, under which physical names, and how it compares.
 
-Physical columns are named by position (`c1`, `c2`, …): no name of the user's ever meets a name of ours.
+Physical columns are named by position (`c1`, `c2`, …): no name of a user's ever meets a name of ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition, quote
-from airflow_roir.engine.catalog import Source, identity_columns
+from airflow_roir.engine.catalog import identity_columns
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.source import Source
 
 # Room that covered columns may take in a B-tree tuple of about 2,700 bytes; the rest is the key's.
 COVERED_BYTES = 1024
@@ -21,9 +22,9 @@ COVERED_BYTES = 1024
 
 @dataclass(frozen=True)
 class EntryColumn:
-    """One column of an entry. equals: the operator of its own B-tree operator class, '' where it is only included.
+    """One column of an entry. equals: the operator of its own B-tree operator class, '' if it is only included.
 
-    collation_version: that of the library which the entries were sorted by; None where it tells none. attnum: the
+    collation_version: that of the library which the entries were sorted by; None if it tells none. attnum: the
     column's number in the source, which a rename doesn't change.
     """
 
@@ -143,18 +144,38 @@ class Entry:
         """The source's columns in entry order, as `alias."name"`."""
         return [f"{alias}.{quote(column.source)}" for column in self.columns]
 
-    def equal(self, left: str, right: str, nulls: bool = True) -> str:
-        """SQL that two rows have the same identity, by the columns' own equality.
+    @property
+    def nullable_positions(self) -> list[int]:
+        """Positions of `(key, pk)` that may hold NULL: NOT NULL may be dropped from a key column at any time."""
+        return [i for i in self.identity_positions if not self.columns[i].primary_key]
 
-        left, right: `alias.` prefixes of two relations with physical columns. nulls: NULL keys equal each other.
+    def same(self, ours: Sequence[str], theirs: Sequence[str], nulls: Mapping[int, bool] | None = None) -> str:
+        """SQL that two things are one entry: the predicate (docs/architecture.md#equality); `roir.is_same` in SQL.
+
+        ours, theirs: SQL of their columns, of `(key, pk)` at least, as base types. nulls: as `same_column`.
         """
-        terms = []
-        for i in self.identity_positions:
-            a, b = f"{left}c{i + 1}", f"{right}c{i + 1}"
-            same = f"{a} {self.columns[i].equals} {b}"
-            may_be_null = nulls and not self.columns[i].primary_key
-            terms.append(f"({same} OR {is_null(a)} AND {is_null(b)})" if may_be_null else same)
-        return " AND ".join(terms)
+        known = nulls or {}
+        return " AND ".join(self.same_column(i, ours[i], theirs[i], known.get(i)) for i in self.identity_positions)
+
+    def same_column(self, i: int, ours: str, theirs: str, null: bool | None = None) -> str:
+        """As `same`, of one column of `(key, pk)`.
+
+        null: whether `theirs` is NULL, if that is known: only such a condition uses the index of entries.
+        """
+        if null:
+            return is_null(ours)
+        equal = f"{ours} {self.columns[i].equals} {theirs}"
+        if self.columns[i].primary_key or null is not None:
+            return equal
+        return f"({equal} OR {is_null(ours)} AND {is_null(theirs)})"
+
+    def equal(self, left: str, right: str, nulls: Mapping[int, bool] | None = None) -> str:
+        """As `same`, of rows of two relations with physical columns. left, right: `alias.` prefixes."""
+        return self.same(self.physical(prefix=left), self.physical(prefix=right), nulls)
+
+    def has_row(self, row: str, prefix: str) -> str:
+        """As `same`, of a row of the source and an entry. row: the source's alias; prefix: `alias.` of the entry."""
+        return self.same([column.of(row) for column in self.columns], self.physical(prefix=prefix))
 
     def on_conflict(self, state: bool = False) -> str:
         """SQL: an upsert's clause. It writes every column, the key's too: equal values may differ.

@@ -17,10 +17,10 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import MAX_KEY_COLUMNS, QualifiedName, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import owner
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.engine.entry import COVERED_BYTES, Entry
 from airflow_roir.engine.files import File, files_of
+from airflow_roir.engine.source import Source
 from airflow_roir.engine.tables import DATA_SCHEMA
 from airflow_roir.errors import InvalidInput
 
@@ -42,7 +42,7 @@ TOO_BIG = "54000"
 
 @dataclass(frozen=True)
 class EntrySize:
-    """Bytes. limit: what a B-tree takes; bound: what the types allow, None where they don't say; biggest: sampled."""
+    """Bytes. limit: what a B-tree takes; bound: what the types allow, None if they don't say; biggest: sampled."""
 
     limit: int
     bound: int | None
@@ -59,7 +59,7 @@ def cover(connection: Connection, index: QualifiedName, source: Source, entry: E
     """The entry with those columns covered that leave room for every bounded key: no included value fails a write.
 
     A key that is bounded has its room kept for it. Of one that isn't, or is too big by itself, the covered columns take
-    1,024 bytes at the most. A B-tree has 32 columns at the most. Raises InvalidInput where `all` were to be covered and
+    1,024 bytes at the most. A B-tree has 32 columns at the most. Raises InvalidInput if `all` were to be covered and
     one doesn't fit.
     """
     limit = int(execute(connection, LIMIT).scalar_one())
@@ -75,8 +75,9 @@ def cover(connection: Connection, index: QualifiedName, source: Source, entry: E
         if places == 0:
             if covering == "all":
                 raise InvalidInput(
-                    f"index {index}: covering is all, and a B-tree has {MAX_KEY_COLUMNS} columns at the most; included "
-                    f"column {quote(name)} has no place. Use covering auto, which covers the first ones, or none"
+                    f"index {index}: covering is all, but a B-tree has at most {MAX_KEY_COLUMNS} columns: there is "
+                    f"no room for included column {quote(name)}. Use covering auto, which covers the first ones, "
+                    "or none"
                 )
             columns[i] = replace(columns[i], covered=False)
         elif most is not None and most + ALIGNMENT_BYTES <= room:
@@ -85,7 +86,7 @@ def cover(connection: Connection, index: QualifiedName, source: Source, entry: E
         elif covering == "all":
             size = "of any size" if most is None else f"of {most} bytes"
             raise InvalidInput(
-                f"index {index}: covering is all, and included column {quote(name)} ({source.columns[name].type}) may "
+                f"index {index}: covering is all, but included column {quote(name)} ({source.columns[name].type}) may "
                 f"be {size}; an entry of a B-tree takes {limit} bytes with its key and primary key, so a write of "
                 "a long value would fail. Use covering auto, which covers what always fits, or none"
             )
@@ -97,7 +98,7 @@ def cover(connection: Connection, index: QualifiedName, source: Source, entry: E
 def measure(connection: Connection, index: QualifiedName, source: Source, entry: Entry) -> EntrySize:
     """The size of the indexed part of entries: key, primary key, covered columns.
 
-    Raises InvalidInput where an entry that is there already, and was looked at, doesn't fit: rows of small leaves all
+    Raises InvalidInput if an entry that is there already, and was looked at, doesn't fit: rows of small leaves all
     are, of big ones those in some blocks, other ones each time.
     """
     limit = int(execute(connection, LIMIT).scalar_one())
@@ -185,7 +186,7 @@ def _stretches(file: File, total: int) -> Iterator[str]:
 
 
 def _refused(connection: Connection, source: Source, entry: Entry, leaf: str, tids: Sequence[str]) -> int | None:
-    """The size of one of these rows' entries, as the server refuses it; None where it takes them all. Leaves nothing.
+    """The size of one of these rows' entries, as the server refuses it; None if it takes them all. Leaves nothing.
 
     They are stored as a segment stores them, and indexed both ways: as the seal does, and as a write does.
     """

@@ -40,7 +40,7 @@ def segments_of(connection: Connection, generation_id: int) -> tuple[int, ...]:
 
 
 def cut(files: Iterable[File], step: int) -> Iterator[tuple[File, int, int]]:
-    """Stretches of so many blocks: the first one, and the one after the last. At least one for each file."""
+    """Stretches of `step` blocks: the first one, and the one after the last. At least one for each file."""
     for file in files:
         for first in range(0, max(file.blocks, 1), step):
             yield file, first, min(first + step, file.blocks)

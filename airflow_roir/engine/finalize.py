@@ -39,7 +39,7 @@ def finalize_run(database: Database, run: Run, report: Callable[[str], None] = l
     """As `finalize`, inside a run that the caller has started."""
     phase = database.retry(lambda: _read(database, run)).phase
     if phase in (Phase.BUILD, Phase.SEAL):
-        raise IllegalTransition(f"index {run.index} is still in {phase}; finish that first (roir resume)")
+        raise IllegalTransition(f"index {run.index} is still in {phase}; finish that first: roir resume")
     database.retry(lambda: fold.switch(database, run, report))
     if phase == Phase.FOLD:
         folded = database.retry(lambda: fold.work(database, run))
@@ -50,8 +50,8 @@ def finalize_run(database: Database, run: Run, report: Callable[[str], None] = l
         report(f"compared with the table: {found}")
         if not found.is_exact:
             raise VerificationFailed(
-                f"index {run.index}: the new generation differs from its table ({found}); not published. "
-                f"See roir.discrepancy, verification {found.verification_id}; resume to compare again, or abort"
+                f"index {run.index}: the new generation differs from its table ({found}); not published. See the "
+                f"table roir.discrepancy, verification {found.verification_id}. Resume to compare again, or abort"
             )
     database.retry(lambda: publish.publish(database, run, report))
 

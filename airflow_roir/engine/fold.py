@@ -17,16 +17,18 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations, tables
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
-from airflow_roir.engine.capture.row_function import CAPTURE, DIRECT
+from airflow_roir.engine.capture.target import CAPTURE, DIRECT
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
-from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job, read_control
+from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.running import read_running
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import IllegalTransition, LockNotAcquired
+from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import Phase, Verb
 
 T = TypeVar("T")
@@ -62,7 +64,7 @@ def drain(
 ) -> T:
     """Run `body` under the drain lock of an operation's source, with the operation's own time limits (`Drain.run`).
 
-    Whom it waits for is reported, and stands in the operation's `notice` for as long.
+    `report` says whom it waits for, and so does the operation's `notice` meanwhile.
     """
     run = job.run
 
@@ -90,7 +92,7 @@ def drain(
 
 
 def switch(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
-    """Switch the capture from capture to direct mode, under the drain lock. A no-op where that was done.
+    """Switch the capture from capture to direct mode, under the drain lock. A no-op if that was done.
 
     Raises LockNotAcquired (try again), Fenced, SourceChanged, OperationPaused.
     """
@@ -117,7 +119,7 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
 
 
 def follow_partitions(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
-    """Take in partitions that came since the switch: what they were truncated of before isn't compared, or shown.
+    """Register partitions that came since the switch: what they were truncated of before isn't compared, or shown.
 
     Raises LockNotAcquired, Fenced, SourceChanged.
     """
@@ -136,18 +138,28 @@ def follow_partitions(database: Database, run: Run, report: Callable[[str], None
         drain(database, job, body, report)
 
 
-def set_mode(connection: Connection, generation_id: int, old: str, new: str) -> None:
-    """Record a generation's capture mode, which `capture.refresh` then renders. Raises where it isn't `old`."""
+def set_mode(connection: Connection, generation_id: int, old: str, new: str, **values: object) -> None:
+    """Record the capture mode of a generation that is being built, which `capture.refresh` then renders, and `values`.
+
+    Raises IllegalTransition if it isn't `old`.
+    """
     changed = connection.execute(
         update(tables.generation)
-        .where(tables.generation.c.id == generation_id, tables.generation.c.capture_mode == old)
+        .where(
+            tables.generation.c.id == generation_id,
+            tables.generation.c.status == GenerationStatus.BUILDING.value,
+            tables.generation.c.capture_mode == old,
+        )
         .values(
+            **values,
             capture_mode=new,
             mode_xid=str(execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()),
         )
     )
     if changed.rowcount != 1:
-        raise IllegalTransition(f"generation {generation_id} is not in {old} mode; it can't go to {new} mode")
+        raise IllegalTransition(
+            f"generation {generation_id} is not being built in {old} mode; it can't go to {new} mode"
+        )
 
 
 class FoldWorker:
@@ -162,7 +174,7 @@ class FoldWorker:
         self._in_order = f"ORDER BY {', '.join(f'c{i + 1}' for i in entry.identity_positions)}"
 
     def step(self, first: int, end: int) -> Folded:
-        """Fold the delta's blocks [first, end), in one transaction. Rows that a writer holds are left alone."""
+        """Fold the delta's blocks [first, end), in one transaction. It skips rows that a writer holds."""
         with self.connection.begin():
             _wait_little(self.connection)
             return self.fold("d.ctid >= %(first)s::tid AND d.ctid < %(end)s::tid", {"first": first, "end": end})
@@ -210,12 +222,9 @@ class FoldWorker:
         ).rowcount
 
     def _annihilate(self, nulls: str, where: str, values: dict[str, str]) -> int:
-        """Take antimatter away with the base's entry, where it has one; returns how often."""
+        """Remove antimatter together with the base's entry, if it has one; returns how often."""
         # A condition per pattern of NULLs, since only that can use the base's index.
-        same = " AND ".join(
-            is_null(f"b.c{i + 1}") if nulls[i] == "1" else f"b.c{i + 1} {self.entry.columns[i].equals} d.c{i + 1}"
-            for i in self.entry.identity_positions
-        )
+        same = self.entry.equal("b.", "d.", {i: nulls[i] == "1" for i in self.entry.identity_positions})
         return execute(
             self.connection,
             f"WITH matched AS (DELETE FROM {self.base} b USING (SELECT *, d.ctid AS tid FROM {self.delta} d "
@@ -225,7 +234,7 @@ class FoldWorker:
         ).rowcount
 
     def _leave_ghosts(self, where: str, values: dict[str, str]) -> int:
-        """What is left of the antimatter. A statement of its own: it needs no join with what was annihilated."""
+        """The rest of the antimatter. A statement of its own: it needs no join with what was annihilated."""
         return execute(
             self.connection,
             f"UPDATE {self.delta} d SET state = '{EntryState.GHOST.value}' "
@@ -245,7 +254,7 @@ def left_in_delta(connection: Connection, generation_id: int) -> int:
 
 
 def work(database: Database, run: Run) -> Folded:
-    """Fold the whole delta with the operation's parallelism, pass by pass, until nothing but held rows is left.
+    """Fold the whole delta with the operation's parallelism, pass by pass, until only held rows remain.
 
     Raises OperationPaused at a step's boundary, Fenced, SourceChanged.
     """
@@ -288,7 +297,7 @@ def work(database: Database, run: Run) -> Folded:
 
 
 def finish(database: Database, run: Run, folded: Folded) -> None:
-    """Go on to publish. What writers still hold in the delta is folded there, under the drain lock. Raises Fenced."""
+    """Advance to publish, which folds what writers still hold in the delta, under the drain lock. Raises Fenced."""
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.phase != Phase.FOLD:

@@ -12,10 +12,11 @@ from itertools import pairwise
 from sqlalchemy import Connection
 
 from airflow_roir.engine import rights
-from airflow_roir.engine.catalog import Source, columns_of
+from airflow_roir.engine.catalog import columns_of
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, equality_operators
 from airflow_roir.engine.plan import Bound, Plan
+from airflow_roir.engine.source import Source
 from airflow_roir.engine.tables import DATA_SCHEMA, SCHEMA
 
 DEFAULT_SEGMENT = 0

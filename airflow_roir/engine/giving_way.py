@@ -1,7 +1,7 @@
 """A long statement of ours gives way to whoever waits for its lock, as autovacuum does.
 
 The statement can't look around while it runs: a thread does, with a session of its own, and cancels it. What it has
-done is rolled back; whoever waits gets the lock, and the work is begun anew behind it.
+done is rolled back; whoever waits gets the lock, and the work starts again after that.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def with_no_effect(connection: Connection) -> None:
 
 
 class _Watch:
-    """Looks every so often whether somebody waits. cancelled: somebody did, and the work was told to stop."""
+    """Looks regularly whether somebody waits. cancelled: somebody did, and the work was told to stop."""
 
     def __init__(self, database: Database, pid: int, relations: Sequence[str], cancel: Callable[[], None]) -> None:
         self._database = database
@@ -86,7 +86,7 @@ class _Watch:
         self.cancelled = False
 
     def start(self) -> None:
-        """Begin to look, once the work has lasted for a while: most is done before."""
+        """Begin to look, once the work has lasted for a while: most work ends before."""
         self._thread.start()
 
     def end(self) -> None:

@@ -1,6 +1,6 @@
-"""What is wrong with published indexes though no operation runs: changes of a source that its capture can't follow.
+"""What is wrong with published indexes while no operation runs: changes of a source that its capture can't follow.
 
-While an operation runs the fingerprint stops it. Afterwards nothing does: clean-up and status tell.
+While an operation runs the fingerprint stops it. Afterwards nothing does, so clean-up and status warn.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from airflow_roir.definition import quote
 from airflow_roir.engine import catalog, marks, operations, own_tables, publications, restore, subscriptions
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.catalog import Column, Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.source import Column, Source
 from airflow_roir.errors import InvalidInput, NotFound
 
 # Gaps that are named in one warning: a thousand leaves can be disabled by one statement.
@@ -84,9 +84,9 @@ SELECT kind, name, was, is_now FROM roir.shape_changes(%(generation)s) WHERE kin
 
 
 def warnings(connection: Connection, operation_id: int | None = None) -> list[str]:
-    """What is wrong with an operation's index, where that is published, or with all that are: lines with the remedy.
+    """What is wrong with the published index of an operation, or with all published indexes: lines with the remedy.
 
-    It tells how things stand, and what the marks tell of what was gone or altered for a while (`marks.py`).
+    The lines tell the present state, and what was gone or altered for a while, by the marks (`marks.py`).
     """
     rows = execute(connection, ACTIVE, {"operation": operation_id}).all()
     found = [line for row in rows for line in _of_index(connection, row)]
@@ -120,8 +120,8 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         unseen.pop(marks.VIEW, None)
         found.append(
             f"index {name}: {physical.source_view(row.id)}, by which the capture reads {source.sql}, is gone or was "
-            "altered, so writes fail or are missed. Drop it, if it is there. "
-            f"A rebuild makes it anew: roir build '{name}'"
+            "altered, so writes fail or are missed. Drop it, if it is there, then rebuild the index, which makes it "
+            f"again: roir build '{name}'"
         )
     found += _renamed(connection, name, row.id, entry)
     if ours := own_tables.problems(connection, operations.index_name(row), row.id, entry):
@@ -134,20 +134,21 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
     if unseen:
         found.append(
             f"index {name}: {'; '.join(unseen.values())}, so its entries may be wrong. Run: roir verify '{name}', "
-            "which ends this warning where it finds nothing, or mends all that it finds (--repair). Or rebuild it: "
+            "which ends this warning if it finds nothing, or repairs all that it finds (--repair). Or rebuild it: "
             f"roir build '{name}'"
         )
     # REINDEX would not do: entries may belong into other segments.
     found += [
-        f"index {name}: the library of collation {one} was exchanged since it was built, so lookups may miss entries. "
+        f"index {name}: the library of collation {one} was exchanged after the index was built, so lookups may "
+        "miss entries. "
         f"Rebuild it: roir build '{name}'"
         for one in entry.resorted(source)
     ]
     if execute(connection, IS_ROW_SECURE, {"oid": source.oid}).scalar_one() and not row.ignore_row_security:
         # It came after the publish: nobody has said that the view may show every row.
         found.append(
-            f"index {name}: {source.sql} has row-level security now; the view shows the rows that its policies hide "
-            "to all who may read the view. Revoke SELECT on the view, or drop the index"
+            f"index {name}: {source.sql} has row-level security now; all who may read the view see the rows that "
+            "the policies hide. Revoke SELECT on the view, or drop the index"
         )
     found += [f"index {name}: {line}" for line in subscriptions.found(connection, source)]
     return found + publications.warnings(connection, name, row.ignore_publications)
@@ -162,54 +163,54 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
         named = ", ".join(map(str, gaps[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
         first = gaps[0]
         remedy = (
-            f"a rebuild makes it anew: roir build '{name}'"
+            f"rebuild the index, which makes it again: roir build '{name}'"
             if missing
-            else f"ALTER TABLE {first.relation} ENABLE ALWAYS TRIGGER {first.trigger}; then roir verify '{name}', and, "
-            f"where it finds a difference, roir build '{name}'"
+            else f"ALTER TABLE {first.relation} ENABLE ALWAYS TRIGGER {first.trigger}; then roir verify '{name}', and "
+            f"if it finds a difference, roir build '{name}'"
         )
         found.append(f"index {name}: not every write to {source.sql} is captured: {named}. Remedy: {remedy}")
     altered = execute(connection, ALTERED_TRIGGERS, {"source": source.oid}).first()
     if altered is not None:
         found.append(
             f"index {name}: {altered.trigger} was replaced by a trigger that doesn't fire for every write. Remedy: "
-            f"DROP TRIGGER {altered.name} ON {altered.relation}; then a rebuild makes it anew: roir build '{name}'"
+            f"DROP TRIGGER {altered.name} ON {altered.relation}; then rebuild the index, which makes it again: "
+            f"roir build '{name}'"
         )
     captures = execute(connection, CAPTURES, {"source": source.oid}).one()
     if captures.replaced or captures.of_another or installation.lacks_rights(connection, source):
         found.append(
-            f"index {name}: the capture functions of {source.sql} aren't as roir made them, or belong to a former "
-            f"owner of it, so writes may fail or be missed. Run: roir clean-up, which makes them anew; then roir "
-            f"verify '{name}', and, where it finds a difference, roir build '{name}'"
+            f"index {name}: the capture functions of {source.sql} were altered, or belong to a former owner of the "
+            "table, so writes may fail or be missed. Run: roir clean-up, which makes them again; then roir "
+            f"verify '{name}', and if it finds a difference, roir build '{name}'"
         )
     return found
 
 
 def is_replaced(connection: Connection, source: Source) -> bool:
-    """True where a capture function isn't one of ours any more, so that writes may have been missed."""
+    """True if a capture function was replaced by another one, so that writes may have been missed."""
     return bool(execute(connection, CAPTURES, {"source": source.oid}).one().replaced)
 
 
 def _changes(connection: Connection, name: str, source: Source, generation_id: int) -> list[str]:
-    """What a rebuild puts right: the entries are of other columns, or of other values, than there are now."""
-    anew = f"Rebuild it: roir build '{name}'"
+    """What a rebuild repairs: the entries have other columns, or other values, than the source has now."""
+    remedy = f"Rebuild it: roir build '{name}'"
     found = []
     for row in execute(connection, CHANGES, {"generation": generation_id}):
         if row.kind == "column":
             if row.is_now is None:
                 continue  # shape_problems tells
-            what = (
-                f"column {quote(row.name)} of {source.sql} is another one now (added anew, or its name was exchanged)"
-            )
+            what = f"column {quote(row.name)} of {source.sql} is another one now (dropped and added again, or renamed)"
         elif row.kind == "expression":
             what = f"column {quote(row.name)} of {source.sql} is generated as {row.is_now} now, and was as {row.was}"
         else:
             what = f"type {row.name}, which columns of {source.sql} have, has lost an attribute"
-        found.append(f"index {name}: {what}, so its entries may be wrong. {anew}")
+        found.append(f"index {name}: {what}, so its entries may be wrong. {remedy}")
     found += _leaves_of_others(connection, name, source)
     if source.partitioned:
         leaves = execute(connection, NEW_LEAVES, {"generation": generation_id, "source": source.oid}).all()
         found += [
-            f"index {name}: the rows of {row.name}, which came to {source.sql} without roir, are brought in by half. "
+            f"index {name}: only a part of the rows of {row.name}, which came to {source.sql} without roir, has "
+            "entries yet. "
             f"Run: roir sync-partitions {source.name}"
             for row in leaves
             if row.half
@@ -219,8 +220,9 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
             more = len(new) - MOST_NAMED
             named = ", ".join(new[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
             found.append(
-                f"index {name}: partitions of {source.sql} came without roir ({named}), and a TRUNCATE of one is seen "
-                "only after a clean-up has taken it in. Run: roir clean-up"
+                f"index {name}: partitions of {source.sql} came without roir ({named}), and a TRUNCATE of them is "
+                "missed "
+                "until a clean-up has registered them. Run: roir clean-up"
             )
     return found
 
@@ -234,7 +236,7 @@ def _renamed(connection: Connection, name: str, generation_id: int, entry: Entry
         return []
     return [
         f"index {name}: a type, a collation or an operator of its entries has another name now, so writes fail. "
-        "Run: roir clean-up, which follows it"
+        "Run: roir clean-up, which adopts the new name"
     ]
 
 
@@ -243,11 +245,11 @@ def _leaves_of_others(connection: Connection, name: str, source: Source) -> list
     if not others:
         return []
     more = len(others) - MOST_NAMED
-    named = ", ".join(f"{row.name} to {quote(row.owner)}" for row in others[:MOST_NAMED])
-    named += f" and {more} more to others" if more > 0 else ""
+    named = ", ".join(f"{row.name} belongs to {quote(row.owner)}" for row in others[:MOST_NAMED])
+    named += f" and {more} more" if more > 0 else ""
     return [
-        f"index {name}: {source.sql} belongs to {quote(source.owner)}, as whom its partitions are read, and of "
-        f"those {named}, so writes to them may fail, and roir doesn't read them. "
+        f"index {name}: {source.sql} belongs to {quote(source.owner)}, but these partitions don't: {named}. So "
+        "writes to them may fail, and roir doesn't read them. "
         f"Remedy: ALTER TABLE {others[0].name} OWNER TO {quote(source.owner)}"
     ]
 
@@ -256,26 +258,26 @@ def shape_problems(connection: Connection, index: str, source: Source, generatio
     """How the source's columns differ from a published generation's. A rebuild can't show others by the same view."""
     base = execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": physical.base(generation_id)}).scalar_one()
     stored = {} if base is None else catalog.columns_of(connection, base)
-    anew = f"Drop the index and build it anew: roir drop '{index}'"
+    remedy = f"Drop the index and build it again: roir drop '{index}'"
     found = []
     for number, column in enumerate(entry.columns, start=1):
         now, then = source.columns.get(column.source), stored.get(f"c{number}")
         if now is None:
             found.append(
                 f"index {index}: {source.sql} has no column {quote(column.source)} any more, so writes to it fail. "
-                f"Give it its name again. {anew}"
+                f"Rename the column back. Or: {remedy}"
             )
         elif then is not None and (now.type, now.collation) != (then.type, then.collation):
             found.append(
                 f"index {index}: column {quote(column.source)} of {source.sql} is {_type(now)} now and {_type(then)} "
-                f"in its entries, which may be wrong by that. {anew}"
+                f"in its entries, which may therefore be wrong. {remedy}"
             )
     key = [column.source for column in entry.columns[: entry.key]]
     identity = [column.source for column in entry.columns[: entry.identity]]
     if [*key, *(name for name in source.primary_key if name not in key)] != identity:
         found.append(
-            f"index {index}: the primary key of {source.sql} is another one now, and its rows can't be told apart by "
-            f"the old one. {anew}"
+            f"index {index}: the primary key of {source.sql} is another one now, and the old one doesn't identify its "
+            f"rows any more. {remedy}"
         )
     return found
 

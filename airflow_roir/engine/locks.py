@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
+from airflow_roir.engine.lock_waits import ShownWait, Waiter
 from airflow_roir.errors import LockNotAcquired
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ T = TypeVar("T")
 class Blocker:
     """A session or prepared transaction that holds a lock that a drain must wait for.
 
-    autovacuum: it is an autovacuum worker, which gives way when it is cancelled and comes again later.
+    autovacuum: it is an autovacuum worker, which gives way when it is cancelled, and runs again later.
     """
 
     pid: int | None
@@ -45,7 +46,7 @@ SELECT held.pid,
             WHEN held.kind = 'parallel worker'
             THEN concat_ws(' ', 'parallel worker of pid', a.leader_pid, nullif(a.application_name, ''))
             WHEN held.kind <> 'client backend' THEN concat_ws(' ', held.kind, nullif(a.application_name, ''))
-            ELSE coalesce(nullif(a.application_name, ''), a.usename::text, p.gid) END AS who,
+            ELSE coalesce(nullif(concat_ws(' of ', nullif(a.application_name, ''), a.usename), ''), p.gid) END AS who,
        coalesce(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)), 0)::int AS age,
        coalesce(a.state, CASE WHEN held.pid IS NULL THEN 'prepared' ELSE 'active' END) AS activity,
        -- The server doesn't cancel one that is to prevent a wraparound; neither do we.
@@ -113,11 +114,11 @@ NO_TABLE = ("42P01", "3F000", "42809")
 
 
 def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool = False) -> None:
-    """Lock a table (oid) by its name, which it then keeps: the one way to whatever is read, or altered, by name.
+    """Lock a table (oid) by its name, which it then keeps. Whatever is read or altered by name is locked by this.
 
-    A lock that was waited for is had on whatever has the name by then, and who waits for none may be late, too. Its
-    schema can be renamed still: `check_name` once more at the end tells. Raises LockNotAcquired where another relation,
-    or none, has the name.
+    After a wait the lock is on whatever has the name by then, and without a wait the name may be stale, too. The schema
+    can still be renamed: call `check_name` once more at the end. Raises LockNotAcquired if another relation, or none,
+    has the name.
     """
     lock = f"LOCK TABLE {'ONLY ' if only else ''}{sql} IN {mode} MODE"
     try:
@@ -131,13 +132,13 @@ def lock_table(connection: Connection, sql: str, oid: int, mode: str, only: bool
 
 
 def check_name(connection: Connection, sql: str, oid: int) -> None:
-    """Raise LockNotAcquired where a name isn't that table's any more."""
+    """Raise LockNotAcquired if a name isn't that table's any more."""
     if execute(connection, WHOSE, {"name": sql}).scalar() != oid:
         raise _renamed(sql)
 
 
 def _renamed(sql: str) -> LockNotAcquired:
-    return LockNotAcquired(f"the table that was {sql} has another name since it was looked at. Try again")
+    return LockNotAcquired(f"table {sql} was renamed meanwhile. Try again")
 
 
 @contextmanager
@@ -149,7 +150,7 @@ def telling_of_names() -> Iterator[None]:
         if not has_vanished(error):
             raise
         said = str(error.orig).split("\n", 1)[0]
-        raise LockNotAcquired(f"{said}: a name was changed since it was looked at. Try again") from error
+        raise LockNotAcquired(f"{said}: something was renamed meanwhile. Try again") from error
 
 
 # How an attempt's report begins.
@@ -166,7 +167,8 @@ class Attempts:
     """Attempts at a transaction that needs locks, each for a bounded time, until there is one that gets them all.
 
     name: what is wanted, as users are told; relations: the oids to look for blockers on; modes: the lock modes that
-    block. limit_ms: the `lock_timeout` of the attempt that runs.
+    block. waiter: who is shown to wait by `roir status`; None where an operation's notice shows it, or nothing may be
+    written. limit_ms: the `lock_timeout` of the attempt that runs.
     """
 
     def __init__(
@@ -177,9 +179,11 @@ class Attempts:
         timeout_ms: int,
         patience_s: float,
         modes: Sequence[str] = tuple(DRAIN_CONFLICTS),
+        waiter: Waiter | None = None,
     ) -> None:
         self.database = database
         self.name = name
+        self.waiter = waiter
         self.relations = relations
         self.timeout_ms = self.limit_ms = int(timeout_ms)
         self.patience_s = patience_s
@@ -192,6 +196,20 @@ class Attempts:
         until the patience ends; then raises LockNotAcquired. Nothing of a failed attempt stays.
         exclusive: names of the relations that the body locks in ACCESS EXCLUSIVE mode, which readers block too.
         """
+        shown = None if self.waiter is None else ShownWait(self.database, self.waiter, self.name)
+        try:
+            return self._run(body, report, exclusive, shown)
+        finally:
+            if shown is not None:
+                shown.end()
+
+    def _run(
+        self,
+        body: Callable[[Connection], T],
+        report: Callable[[str], None],
+        exclusive: Sequence[str],
+        shown: ShownWait | None,
+    ) -> T:
         deadline = time.monotonic() + self.patience_s
         rest_s = 0.05
         vanished = 0
@@ -210,7 +228,9 @@ class Attempts:
                     raise
             with self.database.transaction() as connection:
                 blockers = find_blockers(connection, self.relations, exclusive, self.modes)
-            named = "; ".join(map(str, blockers)) or "a lock that is gone by now"
+                named = "; ".join(map(str, blockers)) or "a transaction that has ended since"
+                if shown is not None:
+                    shown.show(connection, named)
             report(f"{WAITING} on {self.name}, blocked by {named}")
             if time.monotonic() + rest_s > deadline:
                 raise LockNotAcquired(
@@ -226,7 +246,7 @@ class Attempts:
             rest_s = min(rest_s * 2, LONGEST_REST_S)
 
     def _cancel(self, workers: Sequence[Blocker]) -> bool:
-        """Cancel autovacuum workers, which come again by themselves. False where the role may not."""
+        """Cancel autovacuum workers, which run again later. False if the role may not."""
         try:
             with self.database.transaction() as connection:
                 execute(connection, CANCEL, {"pids": [worker.pid for worker in workers]})
@@ -254,11 +274,17 @@ class Drain:
     """
 
     def __init__(
-        self, database: Database, sql: str, relations: Sequence[int], timeout_ms: int, patience_s: float
+        self,
+        database: Database,
+        sql: str,
+        relations: Sequence[int],
+        timeout_ms: int,
+        patience_s: float,
+        waiter: Waiter | None = None,
     ) -> None:
         self.sql = sql
         self.relations = relations
-        self.attempts = Attempts(database, sql, relations, timeout_ms, patience_s)
+        self.attempts = Attempts(database, sql, relations, timeout_ms, patience_s, waiter=waiter)
         self._locked = False
 
     def run(
@@ -271,7 +297,7 @@ class Drain:
 
         def attempt(connection: Connection) -> T:
             self._locked = False
-            done = body(connection, lambda: self._lock(connection))
+            done = body(connection, lambda: self.lock(connection))
             if self._locked:
                 # A lock keeps a table's name; its schema's can be another one since.
                 check_name(connection, self.sql, self.relations[0])
@@ -279,7 +305,7 @@ class Drain:
 
         return self.attempts.run(attempt, report, exclusive)
 
-    def _lock(self, connection: Connection) -> None:
+    def lock(self, connection: Connection) -> None:
         """Writers queue behind us from the first relation's lock on: one limit for all that is waited for since."""
         begun, limit = time.monotonic(), self.attempts.limit_ms
         # lock_timeout begins anew with each lock, and a partitioned source has one per leaf.

@@ -1,4 +1,4 @@
-"""The control tables' one door: finds operations, moves them along their transitions, keeps their clock and events."""
+"""The one way to the control tables: finds operations, moves them along their transitions, keeps clock and events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from airflow_roir.operation import TRANSITIONS, Status, Verb
 
 OperationRow = Row[Any]
 
-# A run writes its heartbeat every few seconds; after this long without one it is taken for dead.
+# A run writes its heartbeat every few seconds; after this long without one it is taken for dead, as `roir.tick` has it.
 HEARTBEAT_FRESH_S = 30
 LIVE = (Status.RUNNING, Status.PAUSED, Status.FAILED, Status.ABORTING)
 
@@ -43,7 +43,7 @@ def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
         query = query.where(index.c.schema_name == name.schema)
     found = connection.execute(query).all()
     if not found:
-        raise NotFound(f"there is no index {name}; `roir status` lists those there are")
+        raise NotFound(f"there is no index {name}; `roir status` lists all indexes")
     if len(found) > 1:
         schemas = ", ".join(quote(row.schema_name) for row in found)
         raise InvalidInput(f"index {name} is ambiguous: it exists in {schemas}; name the schema too")
@@ -94,7 +94,7 @@ def record_event(
     action: str,
     detail: str | None = None,
 ) -> None:
-    """Write down who did what, when and why; in the transaction that does it."""
+    """Record who did what, when and why, in the transaction that does it."""
     connection.execute(
         insert(tables.event).values(
             index_id=index_id, operation_id=operation_id, actor=actor, action=action, detail=detail
@@ -112,14 +112,14 @@ def move(
 ) -> None:
     """Take an operation along one arrow: one UPDATE that names the states it expects (I8).
 
-    epoch: the run that must still hold the operation. Raises Fenced or IllegalTransition where no row matched.
+    epoch: the run that must still hold the operation. Raises Fenced or IllegalTransition if no row matched.
     """
     operation = tables.operation
     arrows = [arrow for arrow in TRANSITIONS if arrow.verb == verb]
     # An arrow's target differs by phase only for ADVANCE, which starts from the phase that the caller worked in.
     arrows = [arrow for arrow in arrows if arrow.phase == row.phase]
     if not arrows:
-        raise IllegalTransition(f"operation {row.id} is in phase {row.phase}, where it can't {verb.value}")
+        raise IllegalTransition(f"operation {row.id} is in phase {row.phase}; it can't {verb.value} from there")
     arrow = arrows[0]
     statement = (
         update(operation)
@@ -137,7 +137,7 @@ def move(
     now = read_operation(connection, row.id)
     if epoch is not None and now.epoch != epoch:
         raise Fenced(
-            f"operation {row.id} is driven by a newer run now ({now.owner}); this one stops and changed nothing"
+            f"operation {row.id} is driven by a newer run now ({now.owner}); this run stops, and has changed nothing"
         )
     raise IllegalTransition(
         f"operation {row.id} is {now.status} in phase {now.phase}; it can't {verb.value} from there"
@@ -159,12 +159,12 @@ def complete(connection: Connection, row: OperationRow, epoch: int) -> None:
 
 
 def tick(connection: Connection, operation_id: int, epoch: int) -> bool:
-    """Count the time since the last tick to the phase, and beat the run's heart. False where the run is over.
+    """Count the time since the last tick to the phase, and beat the run's heart. False if the run is over.
 
     A gap longer than a fresh heartbeat (a machine that slept, a clock that jumped) counts as that at most.
     """
-    values = {"operation": operation_id, "epoch": epoch, "longest": HEARTBEAT_FRESH_S}
-    return bool(execute(connection, "SELECT roir.tick(%(operation)s, %(epoch)s, %(longest)s)", values).scalar_one())
+    values = {"operation": operation_id, "epoch": epoch}
+    return bool(execute(connection, "SELECT roir.tick(%(operation)s, %(epoch)s)", values).scalar_one())
 
 
 def start_clock(connection: Connection, operation_id: int, epoch: int) -> None:
@@ -187,7 +187,7 @@ def heart_beats(row: OperationRow, connection: Connection) -> bool:
 
 
 def pause(database: Database, index: str, actor: str, reason: str = "") -> OperationRow:
-    """Pause the running operation of an index; a no-op where it is paused already.
+    """Pause the running operation of an index; a no-op if it is paused already.
 
     Takes effect at once in the control tables and within one batch in the workers, which commit the batch that
     they are in. Raises NotFound, IllegalTransition (nothing is running).
@@ -198,15 +198,15 @@ def pause(database: Database, index: str, actor: str, reason: str = "") -> Opera
 def resume(
     database: Database, index: str, actor: str, parallelism: int | None = None, batch_rows: int | None = None
 ) -> OperationRow:
-    """Lift the pause of an operation, for a run that waits for it: a DAG run goes on by itself.
+    """Lift the pause of an operation: a DAG run that waits for that continues.
 
-    It drives nothing itself; `start_run` does. Raises NotFound, InvalidInput, IllegalTransition (not paused).
+    `resume` drives nothing itself; `start_run` does. Raises NotFound, InvalidInput, IllegalTransition (not paused).
     """
     return _request(database, "resume", index, {"actor": actor, "parallelism": parallelism, "batch_rows": batch_rows})
 
 
 def request_abort(database: Database, index: str, actor: str, reason: str = "") -> OperationRow:
-    """Fence every worker of an operation at its next commit and mark it `aborting`; a no-op where it is that.
+    """Fence every worker of an operation at its next commit and mark it `aborting`; a no-op if it is that already.
 
     `abort.abort` or a clean-up then removes the generation. Raises NotFound, IllegalTransition.
     """
@@ -236,7 +236,7 @@ def _request(database: Database, function: str, index: str, values: dict[str, An
 def pause_operation(
     connection: Connection, row: OperationRow, actor: str, reason: str, epoch: int | None = None
 ) -> None:
-    """Pause an operation in the caller's transaction; `epoch` where a run pauses its own."""
+    """Pause an operation in the caller's transaction; `epoch`: of the run, if a run pauses its own."""
     # The time up to the request is work too; workers still finish their batch, which then counts for nothing.
     tick(connection, row.id, row.epoch)
     move(
@@ -253,13 +253,13 @@ def pause_operation(
 
 
 def fail(connection: Connection, row: OperationRow, actor: str, error: str, epoch: int) -> None:
-    """Mark an operation failed: going on would be wrong. It can only be aborted."""
+    """Mark an operation failed: to continue would be wrong. It can only be aborted."""
     move(connection, row, Verb.FAIL, epoch=epoch, error=error, heartbeat_at=None, ticked_at=None)
     record_event(connection, row.index_id, row.id, actor, "fail", error)
 
 
 def has_paused(database: Database, operation_id: int, owner: str) -> bool:
-    """True where an operation is paused, so that its driver, whose Spark isn't up yet, need not come up at all.
+    """True if an operation is paused, so that its driver, whose Spark isn't up yet, need not come up at all.
 
     owner: the run that it is; its heartbeat is forgotten, as the run itself would do at its end.
     """
@@ -279,62 +279,13 @@ def has_paused(database: Database, operation_id: int, owner: str) -> bool:
         return True
 
 
-def set_options(
-    database: Database,
-    index: str,
-    actor: str,
-    parallelism: int | None = None,
-    batch_rows: int | None = None,
-) -> OperationRow:
-    """Change a live operation's parallelism or batch rows; workers follow at their next batch boundary.
-
-    Raises InvalidInput for a bad value (the old one stays), NotFound, IllegalTransition where nothing is live.
-    """
-    with database.transaction() as connection:
-        check_schema(connection)
-        row = live_or_last(connection, parse_name(index, "index"))
-        if row.status not in (Status.RUNNING, Status.PAUSED):
-            raise IllegalTransition(f"index {index} has no operation to change: its last one is {row.status}")
-        change_options(connection, row, actor, parallelism, batch_rows)
-        return read_operation(connection, row.id)
-
-
-def change_options(
-    connection: Connection,
-    row: OperationRow,
-    actor: str,
-    parallelism: int | None,
-    batch_rows: int | None,
-) -> None:
-    """As `set_options`, inside a transaction. Writes an event for each value that really changes."""
-    from airflow_roir.definition import BuildOptions
-
-    wanted = {"parallelism": parallelism, "batch_rows": batch_rows}
-    changes = {name: value for name, value in wanted.items() if value is not None and value != getattr(row, name)}
-    if not changes:
-        return
-    BuildOptions(**changes)  # type: ignore[arg-type]  # validates; raises before anything is written
-    connection.execute(update(tables.operation).where(tables.operation.c.id == row.id).values(**changes, notice=None))
-    for name, value in changes.items():
-        record_event(connection, row.index_id, row.id, actor, f"change {name}", f"{getattr(row, name)} → {value}")
-
-
 def note_wait(connection: Connection, operation_id: int, epoch: int, line: str | None) -> None:
-    """Show in the status whom a run waits for; None: that is over. Another run's operation is left alone."""
+    """Show in the status whom a run waits for; None: the wait is over. Doesn't touch another run's operation."""
     operation = tables.operation
     statement = update(operation).where(operation.c.id == operation_id, operation.c.epoch == epoch)
     if line is None:
         statement = statement.where(operation.c.notice.startswith(WAITING))
     connection.execute(statement.values(notice=line))
-
-
-def refuse_option(database: Database, index: str, actor: str, refusal: str) -> None:
-    """Show in the status, and keep as an event, that somebody's wish couldn't be followed. Raises NotFound."""
-    with database.transaction() as connection:
-        check_schema(connection)
-        row = live_or_last(connection, parse_name(index, "index"))
-        connection.execute(update(tables.operation).where(tables.operation.c.id == row.id).values(notice=refusal))
-        record_event(connection, row.index_id, row.id, actor, "refuse", refusal)
 
 
 def running_elsewhere(row: OperationRow, index: str) -> OperationRunning:

@@ -1,4 +1,4 @@
-"""What users with rights may have done to what is ours: an index's view, and the tables of its generation."""
+"""What users with rights may have done to roir's own relations: an index's view, and the tables of its generation."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def problems(connection: Connection, name: QualifiedName, generation_id: int, en
 def _tables(connection: Connection, name: QualifiedName, generation_id: int, entry: Entry) -> list[str]:
     base = physical.base(generation_id)
     row = execute(connection, TABLES, {"generation": generation_id, "base": base}).one()
-    anew = f"Drop the index and build it anew: roir drop '{name}'"
+    remedy = f"Drop the index and build it again: roir drop '{name}'"
     if not row.base:
-        return [f"its entries, {base}, are gone or have another name, so writes to its table fail. {anew}"]
+        return [f"its entries, {base}, are gone or have another name, so writes to its table fail. {remedy}"]
     found = []
     if row.columns != entry.physical():
-        found.append(f"columns of {base} were altered, so writes to its table fail. {anew}")
+        found.append(f"columns of {base} were altered, so writes to its table fail. {remedy}")
     if not row.unique_key:
-        found.append(f"{base} has lost its unique index, so writes to its table fail. {anew}")
+        found.append(f"{base} has lost its unique index, so writes to its table fail. {remedy}")
     if row.segments_missing:
-        found.append(f"{base} has lost segments, or they are unlogged, so entries are missing. {anew}")
+        found.append(f"{base} has lost segments, or they are unlogged, so entries are missing. {remedy}")
     return found
 
 
@@ -75,17 +75,17 @@ def _view(connection: Connection, name: QualifiedName, generation_id: int, entry
         "name": name.name,
     }
     row = execute(connection, VIEW, values).first()
-    anew = f"A rebuild makes it anew: roir build '{name}'"
+    remedy = f"Rebuild the index, which makes the view again: roir build '{name}'"
     if row is None:
-        return [f"its view {name.sql} is gone, or has another name. Give it its name again. {anew}"]
+        return [f"its view {name.sql} is gone, or has another name. Rename it back. Or: {remedy}"]
     if row.kind != "v" or not row.shows:
-        return [f"{name.sql} is not its view any more. Drop or rename that. {anew}"]
+        return [f"{name.sql} is another relation now, not its view. Drop or rename it. {remedy}"]
     if row.columns != [column.source for column in entry.columns] or (row.filters and not row.hides):
-        return [f"its view {name.sql} was altered, and may show other entries than there are. Drop it. {anew}"]
+        return [f"its view {name.sql} was altered, and may show wrong entries. Drop it. {remedy}"]
     if not row.readable:
         base = physical.base(generation_id)
         return [
-            f"its view {name.sql} belongs to {row.owner}, who may not read {base}, so nobody can read the view. Give "
-            "it back to the role that roir connects as: ALTER VIEW … OWNER TO …"
+            f"its view {name.sql} belongs to {row.owner}, who may not read {base}, so no role can read the view. "
+            "Give the view back to the role that roir connects as: ALTER VIEW … OWNER TO …"
         ]
     return []

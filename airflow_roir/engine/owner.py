@@ -1,4 +1,4 @@
-"""The one place that reads a source: what runs there on its owner's behalf runs as its owner, whatever role we are.
+"""The one place that reads a source: its owner's code runs as the owner, whatever role we are.
 
 To read a table is to run code of its owner: conditions and expressions of its indexes and its CHECKs (the planner
 evaluates what is constant in them), checks of domains, casts, views and rules behind a name. Where the owner may do all
@@ -17,8 +17,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine import rights
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import bound, execute, sqlstate
+from airflow_roir.engine.source import Source
 from airflow_roir.engine.tables import DATA_SCHEMA
 from airflow_roir.errors import InvalidInput, SourceChanged
 
@@ -65,7 +65,7 @@ def rows(
     """Send a query that reads a source. columns: what it returns, as a column definition list, of built-in types.
 
     reads: names of the tables of his in the query, by default the source's. They are locked already. Locks that
-    the query takes are gone afterwards where the owner isn't trusted. Raises InvalidInput where our role can't become
+    the query takes are gone afterwards where the owner isn't trusted. Raises InvalidInput if our role can't become
     the owner.
     """
     if is_trusted(connection, source, reads):
@@ -92,7 +92,7 @@ def relation(
 
 
 def is_trusted(connection: Connection, source: Source, reads: Sequence[str] | None = None) -> bool:
-    """True where the source's owner may do what we may, or is ourselves. Raises InvalidInput where there are several.
+    """True if the source's owner may do what we may, or is ourselves. Raises InvalidInput if there are several.
 
     reads: names of the tables that are to be read, by default the source's. An owner changes under an ACCESS EXCLUSIVE
     lock only: what is locked before keeps the answer to the transaction's end.
@@ -106,7 +106,7 @@ def columns_of(connection: Connection, table: str) -> str:
 
 
 def runs_checks(connection: Connection, source: Source, names: Sequence[str]) -> bool:
-    """True where to read values of these columns back from text runs a domain's checks: somebody's code, as us."""
+    """True if to read values of these columns back from text runs a domain's checks: somebody's code, as us."""
     if not names or is_trusted(connection, source):
         return False
     return bool(execute(connection, CHECKED, {"oid": source.oid, "names": list(names)}).scalar_one())
@@ -129,8 +129,8 @@ def install(connection: Connection, source: Source) -> None:
         return
     if standing.may_create:
         raise InvalidInput(
-            f"table {source.name}: its owner {quote(source.owner)} may create in schema {DATA_SCHEMA}, where he could "
-            f"take roir's place: REVOKE CREATE ON SCHEMA {DATA_SCHEMA} FROM {quote(source.owner)}"
+            f"table {source.name}: its owner {quote(source.owner)} has CREATE on schema {DATA_SCHEMA}, and could "
+            f"replace roir's functions there: REVOKE CREATE ON SCHEMA {DATA_SCHEMA} FROM {quote(source.owner)}"
         )
     name = function_name(source.oid)
     with connection.begin_nested():
@@ -156,7 +156,7 @@ def render(source: Source) -> str:
 
 
 def _body(source: Source) -> str:
-    """Whatever its owner alters of the function, this is only run as he, and where nobody can become anybody else."""
+    """Whatever its owner alters of the function, this is only run as he, and no other role can be set in it."""
     literal = source.owner.replace("'", "''")
     return f"""
 DECLARE
@@ -166,7 +166,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'RO003', MESSAGE = 'a source is read as its owner only';
   END IF;
   BEGIN
-    -- Refused within SECURITY DEFINER only, where nobody can change the role back.
+    -- Refused within SECURITY DEFINER only, where no role can be set.
     PERFORM pg_catalog.set_config('role', 'none', true);
     RAISE EXCEPTION USING ERRCODE = 'RO003', MESSAGE = 'a source is read by SECURITY DEFINER only';
   EXCEPTION WHEN insufficient_privilege THEN NULL;
@@ -188,7 +188,7 @@ END
 def hand_over(connection: Connection, source: Source, function: str) -> None:
     """Make the source's owner the owner of one of our functions. function: with its arguments' types.
 
-    Raises InvalidInput where our role may not.
+    Raises InvalidInput if our role may not.
     """
     row = execute(connection, OWNED, {"function": function, "owner": source.owner}).one()
     if row.owned:
@@ -211,8 +211,8 @@ def hand_over(connection: Connection, source: Source, function: str) -> None:
         if sqlstate(error) != "42501":
             raise
         raise InvalidInput(
-            f"table {source.name}: its capture must run as its owner, and role {quote(row.role)} can't arrange "
-            f"that: GRANT {owner} TO {quote(row.role)}, with the option SET where the server knows it"
+            f"table {source.name}: its capture must run as its owner, but role {quote(row.role)} can't become the "
+            f"owner: GRANT {owner} TO {quote(row.role)}, from PostgreSQL 16 on with the option SET"
         ) from error
 
 
@@ -232,12 +232,12 @@ def _standing(connection: Connection, source: Source, reads: Sequence[str] | Non
     }
     row = execute(connection, STANDING, values).one()
     if row.owner is not None and row.owner != source.owner and row.owners == 1:
-        raise SourceChanged(f"table {source.name} has another owner since it was looked at; begin again")
+        raise SourceChanged(f"table {source.name} has got another owner meanwhile; start again")
     if not row.trusted and row.owners > 1:
         raise InvalidInput(
-            f"table {source.name} belongs to {quote(source.owner)}, its partition {row.other}: what reads the one must "
-            "be allowed to read the other, as one role. Use ALTER TABLE … OWNER TO on the partition"
+            f"table {source.name} belongs to {quote(source.owner)}, its partition {row.other}, but one role must "
+            "read both. Use ALTER TABLE … OWNER TO on the partition"
         )
     if reads is None and not row.named:
-        raise SourceChanged(f"table {source.name} has another name since it was looked at; begin again")
+        raise SourceChanged(f"table {source.name} was renamed meanwhile; start again")
     return row

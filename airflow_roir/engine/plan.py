@@ -11,9 +11,10 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, quote
 from airflow_roir.engine import owner
-from airflow_roir.engine.catalog import Source, SourceSize, identity_columns, size_of
+from airflow_roir.engine.catalog import SourceSize, identity_columns, size_of
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.source import Source
 
 Bound = tuple[str, ...]
 
@@ -80,7 +81,7 @@ def make_plan(connection: Connection, source: Source, definition: IndexDefinitio
 
 
 def cut_source(connection: Connection, source: Source, rows_per_piece: Callable[[int], int]) -> tuple[int, list[Piece]]:
-    """The source's estimated rows, and pieces of about so many, at least one for each leaf. As `make_plan`.
+    """The source's estimated rows, and pieces of about `rows_per_piece`, at least one for each leaf. As `make_plan`.
 
     rows_per_piece: of the estimate, which is counted from the sample where the table was never analyzed.
     """
@@ -93,7 +94,7 @@ def cut_source(connection: Connection, source: Source, rows_per_piece: Callable[
 
 
 def sample_of(connection: Connection, source: Source) -> str:
-    """SQL: the clause that takes the plan's sample of a source, '' where that is all of it."""
+    """SQL: the clause that takes the plan's sample of a source, '' if that is all of it."""
     return _sample_clause(connection, source, size_of(connection, source))[0]
 
 

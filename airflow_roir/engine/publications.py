@@ -1,7 +1,7 @@
 """Publications that have the index's own tables too: of all tables, or of our schemas.
 
-Writes go on, since our tables have a replica identity. But a PostgreSQL subscriber to them stops at the first change of
-a table that it hasn't got, and with it whatever it should replicate.
+Writes still work, since our tables have a replica identity. But a PostgreSQL subscriber to them stops at the first
+change of a table that it doesn't have, and replicates nothing more.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def found(connection: Connection) -> list[str]:
         if row.everything:
             # A publication of all tables can't be made one of some.
             lines.append(
-                f"publication {name} is of all tables, so of the index's own in {DATA_SCHEMA} and {SCHEMA} too. A "
-                "PostgreSQL subscriber stops at their first change: logical replication target relation does not "
-                f"exist. Publish what is meant instead: CREATE PUBLICATION … FOR TABLES IN SCHEMA public, then ALTER "
-                f"SUBSCRIPTION … SET PUBLICATION …, then DROP PUBLICATION {name}"
+                f"publication {name} is for all tables, so it contains the index's own tables in {DATA_SCHEMA} and "
+                f"{SCHEMA}, too. A PostgreSQL subscriber stops at their first change: logical replication target "
+                "relation does not exist. Publish only your own schemas instead: CREATE PUBLICATION … FOR TABLES IN "
+                f"SCHEMA public, then ALTER SUBSCRIPTION … SET PUBLICATION …, then DROP PUBLICATION {name}"
             )
         else:
             lines.append(
-                f"publication {name} is of schema {row.schemas}, which has the index's own tables. A PostgreSQL "
+                f"publication {name} is for schema {row.schemas}, which contains the index's own tables. A PostgreSQL "
                 "subscriber stops at their first change: logical replication target relation does not exist. "
                 f"Take it out: ALTER PUBLICATION {name} DROP TABLES IN SCHEMA {row.schemas}"
             )
@@ -50,18 +50,18 @@ def found(connection: Connection) -> list[str]:
 
 
 def check(connection: Connection, ignore: bool) -> None:
-    """Raise InvalidInput where the tables of a new generation would be published.
+    """Raise InvalidInput if the tables of a new generation would be published.
 
-    ignore: the user knows that the subscribers can take it. Looked at by prepare alone: one that is made later is
-    warned of.
+    ignore: the user knows that the subscribers can take it. Only prepare checks this; `roir status` warns of a later
+    one.
     """
     if not ignore and (lines := found(connection)):
         raise InvalidInput(
-            f"{lines[0]}. Where its subscribers skip tables that they don't know (as Debezium does, by its list of "
-            "tables), say ignore_publications (roir build --ignore-publications)"
+            f"{lines[0]}. If its subscribers skip unknown tables (as Debezium does, by its list of tables), set "
+            "ignore_publications (roir build --ignore-publications)"
         )
 
 
 def warnings(connection: Connection, index: str, ignored: bool) -> list[str]:
-    """What is to be said of an index that is published already. ignored: the last build was told to ignore them."""
+    """The warnings of a published index. ignored: the last build was told to ignore publications."""
     return [] if ignored else [f"index {index}: {line}" for line in found(connection)]

@@ -10,12 +10,14 @@ from airflow_roir.definition import QualifiedName
 from airflow_roir.engine import fold, operations, tables, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.capture.row_function import ACTIVE, DIRECT
+from airflow_roir.engine.capture.target import ACTIVE, DIRECT
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import Job, Run, check_fingerprint, check_partitions, load_job
+from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
+from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated
+from airflow_roir.generation_state import GenerationStatus
 
 # What is folded while writers wait for the drain lock: rows that were held during the fold, so few.
 MOST_ROWS_UNDER_LOCK = 2_000
@@ -46,7 +48,7 @@ def _name(connection: Connection, job: Job) -> QualifiedName:
 
 
 def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool:
-    """One attempt; False where so much is left in the delta that it is better folded without the lock."""
+    """One attempt; False if so much is left in the delta that it is better folded without the lock."""
     run = job.run
     row = read_running(connection, run)
     _check_complete(connection, job)
@@ -66,21 +68,15 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     window = int(job.options["revert_window_s"])
     connection.execute(
         update(generation)
-        .where(generation.c.index_id == job.index_id, generation.c.status == "active")
+        .where(generation.c.index_id == job.index_id, generation.c.status == GenerationStatus.ACTIVE.value)
         .values(
-            status="retired",
+            status=GenerationStatus.RETIRED.value,
             retired_at=func.clock_timestamp(),
             drop_after=func.clock_timestamp() + text(f"interval '{window} seconds'"),
         )
     )
-    fold.set_mode(connection, job.generation_id, DIRECT, ACTIVE)
-    activated = connection.execute(
-        update(generation)
-        .where(generation.c.id == job.generation_id, generation.c.status == "building")
-        .values(status="active", published_at=func.clock_timestamp(), ghosts=ghosts)
-    )
-    if activated.rowcount != 1:
-        raise InvariantViolated(f"index {run.index}: generation {job.generation_id} is not being built any more")
+    shown = {"status": GenerationStatus.ACTIVE.value, "published_at": func.clock_timestamp(), "ghosts": ghosts}
+    fold.set_mode(connection, job.generation_id, DIRECT, ACTIVE, **shown)
     view.hide(connection, job.generation_id)
     installation.refresh(connection, job.source)
     operations.complete(connection, row, run.epoch)
@@ -112,7 +108,7 @@ def _check_complete(connection: Connection, job: Job) -> None:
 
 
 def _only_ghosts(connection: Connection, job: Job) -> int:
-    """The drain lock is held, so no writer holds a row: all that is left are ghosts. Returns their number."""
+    """The drain lock is held, so no writer holds a row, and only ghosts may remain. Returns their number."""
     tally = f"SELECT state, count(*) AS rows FROM {physical.delta(job.generation_id)} GROUP BY state"
     counts = {row.state: row.rows for row in execute(connection, tally)}
     ghosts = int(counts.pop(EntryState.GHOST.value, 0))

@@ -1,7 +1,7 @@
-"""Takes a database up that was restored from a dump or upgraded by pg_upgrade: its catalogs were made anew.
+"""Adopts a database that was restored from a dump or upgraded by pg_upgrade: its catalogs are new.
 
-A dump gives every table another oid than the control schema says. pg_upgrade keeps the oids of tables, and links their
-partitions anew. A single table that was dropped and restored is neither: what rows it brought no capture has seen.
+A dump gives every table another oid than the control schema says. pg_upgrade keeps the oids of tables, but links their
+partitions again. A single table that was dropped and restored is neither: no capture has seen its rows.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ SELECT quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index, r.reco
 
 
 def problem(connection: Connection) -> str | None:
-    """What happened to the database that its indexes don't know yet, None where nothing did."""
+    """What happened to the database that its indexes don't know yet; None if nothing did."""
     restored = execute(connection, RESTORED).first()
     if restored is not None:
         return (
-            f"this database was restored from a dump: table {restored.name} has another oid now than its indexes know"
+            f"this database was restored from a dump: the oid of table {restored.name} isn't the one that its "
+            "indexes know"
         )
     upgraded = execute(connection, UPGRADED).scalar()
     if upgraded is not None:
         return (
-            f"this database was upgraded by pg_upgrade: the partitions of {upgraded} have other links now than its "
-            "indexes know"
+            f"this database was upgraded by pg_upgrade: the partitions of {upgraded} aren't linked as its indexes know"
         )
     return None
 
@@ -46,10 +46,10 @@ SELECT roir.keep_shape(g.id) FROM roir.generation g JOIN roir.index i ON i.id = 
 
 
 def adopt(connection: Connection) -> None:
-    """Make indexes, partitions and capture functions name the tables that there are. No-op where nothing has moved.
+    """Make indexes, partitions and capture functions name the tables that there are. No-op if nothing has moved.
 
     In the caller's transaction; after a restore it locks the sources against writers. Operations that were unfinished
-    in a dump become `failed`; after a pg_upgrade they go on. A source that was replaced alone is left as it is.
+    in a dump become `failed`; after a pg_upgrade they can continue. A single source that was replaced isn't adopted.
     """
     restored = execute(connection, RESTORED).all()
     if restored:
@@ -70,8 +70,8 @@ def replaced(connection: Connection, operation_id: int | None = None) -> list[st
     operation_id: of that operation's index only.
     """
     return [
-        f"index {row.index}: its table (oid {row.recorded}) was dropped, and {row.name} was put in its place, as a "
-        f"restore of that table alone does. Its rows came without their entries. Drop the index and build it anew: "
+        f"index {row.index}: its table (oid {row.recorded}) was dropped, and {row.name} has taken its place, as "
+        "after a restore of that table alone. Its rows have no entries. Drop the index and build it again: "
         f"roir drop '{row.index}'"
         for row in execute(connection, REPLACED, {"operation": operation_id})
     ]

@@ -1,4 +1,4 @@
-"""Revert: readers see the generation that was replaced again, within its revert window."""
+"""Revert: readers see the replaced generation again, within its revert window."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Row, func, select, text, update
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import abort, operations, tables, view
+from airflow_roir.engine import catalog, operations, tables, view
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvariantViolated, NotFound
+from airflow_roir.generation_state import GenerationStatus
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,15 @@ def revert(
 
     Both are maintained by every write, so nothing is lost and it takes one short lock, like a publish. The generation
     that is taken out of view is kept for the revert window that it was built with. An operation that is under way
-    goes on, and its publish replaces what is shown then.
+    continues, and its publish replaces what is shown then.
     reason: what the `event` table keeps. patience_s: how long to try for the lock.
-    Raises NotFound (no such index, or nothing to go back to), LockNotAcquired. Does not look whether the generation
-    that is shown again is right: `roir verify` does.
+    Raises NotFound (no such index, or nothing to go back to), LockNotAcquired. Doesn't check whether that generation is
+    right: `roir verify` does.
     """
     with database.transaction() as connection:
         check_schema(connection)
         found = operations.find_index(connection, parse_name(index, "index"))
-        source = abort.source_if_there(connection, found.id)
+        source = catalog.source_if_there(connection, found.id)
     name = operations.index_name(found)
     if source is None:
         raise NotFound(f"index {name}: its table was dropped; drop the index too: roir drop '{name}'")
@@ -55,8 +57,7 @@ def revert(
         shown, replaced = _active(connection, found.id), _replaced(connection, found.id)
         if shown is None or replaced is None:
             raise NotFound(
-                f"index {name} has no generation to go back to: a rebuild keeps the one that it replaces for its "
-                "revert window only"
+                f"index {name} has no replaced generation to show: a rebuild keeps that one for its revert window only"
             )
         view.show(connection, name, found.id, replaced.id, Entry.from_json(replaced.entry))
         _retire(connection, shown)
@@ -66,7 +67,9 @@ def revert(
         operations.record_event(connection, found.id, None, actor, "revert", said)
         return Reverted(str(name), replaced.id, shown.id)
 
-    drain = Drain(database, source.sql, source.relations, database.limits.attempt_ms, patience_s)
+    drain = Drain(
+        database, source.sql, source.relations, database.limits.attempt_ms, patience_s, Waiter("revert", str(name))
+    )
     with telling_of_names():
         return drain.run(body, report, [name.sql])
 
@@ -76,7 +79,11 @@ def _active(connection: Connection, index_id: int) -> Row[tuple[object, ...]] | 
     return connection.execute(
         select(generation.c.id, operation.c.options["revert_window_s"].as_integer().label("window"))
         .join(operation, operation.c.generation_id == generation.c.id)
-        .where(generation.c.index_id == index_id, generation.c.status == "active", operation.c.kind != "verify")
+        .where(
+            generation.c.index_id == index_id,
+            generation.c.status == GenerationStatus.ACTIVE.value,
+            operation.c.kind != "verify",
+        )
     ).first()
 
 
@@ -84,7 +91,7 @@ def _replaced(connection: Connection, index_id: int) -> Row[tuple[object, ...]] 
     generation = tables.generation
     return connection.execute(
         select(generation)
-        .where(generation.c.index_id == index_id, generation.c.status == "retired")
+        .where(generation.c.index_id == index_id, generation.c.status == GenerationStatus.RETIRED.value)
         .order_by(generation.c.retired_at.desc())
         .limit(1)
     ).first()
@@ -94,8 +101,8 @@ def _retire(connection: Connection, shown: Row[tuple[object, ...]]) -> None:
     _change(
         connection,
         shown.id,
-        "active",
-        status="retired",
+        GenerationStatus.ACTIVE,
+        status=GenerationStatus.RETIRED.value,
         retired_at=func.clock_timestamp(),
         drop_after=func.clock_timestamp() + text(f"interval '{int(shown.window)} seconds'"),
     )
@@ -103,13 +110,16 @@ def _retire(connection: Connection, shown: Row[tuple[object, ...]]) -> None:
 
 def _activate(connection: Connection, replaced: Row[tuple[object, ...]]) -> None:
     # Its publish stays what it was: every younger snapshot has seen each of its entries ever since.
-    _change(connection, replaced.id, "retired", status="active", retired_at=None, drop_after=None)
+    values = {"status": GenerationStatus.ACTIVE.value, "retired_at": None, "drop_after": None}
+    _change(connection, replaced.id, GenerationStatus.RETIRED, **values)
 
 
-def _change(connection: Connection, generation_id: int, expected: str, **values: object) -> None:
+def _change(connection: Connection, generation_id: int, expected: GenerationStatus, **values: object) -> None:
     generation = tables.generation
     changed = connection.execute(
-        update(generation).where(generation.c.id == generation_id, generation.c.status == expected).values(**values)
+        update(generation)
+        .where(generation.c.id == generation_id, generation.c.status == expected.value)
+        .values(**values)
     )
     if changed.rowcount != 1:
-        raise InvariantViolated(f"generation {generation_id} is not {expected} any more; nothing was reverted")
+        raise InvariantViolated(f"generation {generation_id} is not {expected.value} any more; nothing was reverted")

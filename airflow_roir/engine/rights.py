@@ -1,6 +1,6 @@
 """Takes back what the server gives to others with each object: to PUBLIC, and by ALTER DEFAULT PRIVILEGES of our role.
 
-Everybody may use our schemas, so rights on what is in them must be ours to give. A row type needs that too: whoever may
+All roles may use our schemas, so we alone must give rights on what is in them. A row type needs that, too: whoever may
 use it can make a column of it, and then neither the table nor its generation can be dropped.
 """
 
@@ -29,7 +29,7 @@ SELECT DISTINCT format('REVOKE ALL ON %%s %%s FROM %%s CASCADE', o.kind, o.name,
 
 
 def take_back(connection: Connection, relations: Sequence[str] = (), functions: Sequence[str] = ()) -> None:
-    """Leave nobody but the owner any right. relations: by name; functions: with their arguments' types."""
+    """Leave rights to the owner alone. relations: by name; functions: with their arguments' types."""
     given = execute(connection, GIVEN, {"relations": list(relations), "functions": list(functions)})
     for statement in given.scalars().all():
         execute(connection, statement)

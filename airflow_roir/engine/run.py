@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import Scan, parse_name
-from airflow_roir.engine import catalog, marks, operations, tables
-from airflow_roir.engine import generation as physical
-from airflow_roir.engine.catalog import Source
-from airflow_roir.engine.database import Database, execute, is_transient
-from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.partitions import changes
-from airflow_roir.engine.prepare import BLOCK_FORMAT_VERSION, FORMAT_VERSION
+from airflow_roir.definition import parse_name
+from airflow_roir.engine import operations, tables
+from airflow_roir.engine.database import Database, is_transient
+from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import (
     Fenced,
     IllegalTransition,
-    LabelsRenamed,
     OperationFailed,
     OperationPaused,
     RoirError,
     SchemaVersionMismatch,
     SourceChanged,
 )
-from airflow_roir.operation import Status, Verb
-
-# Asked of primary keys with an enum only: the question takes milliseconds.
-RENAMED = """
-SELECT s.name, s.was, s.is_now FROM roir.generation g CROSS JOIN LATERAL roir.shape_changes(g.id) s
- WHERE g.id = %(generation)s AND g.shape -> 'labels' <> '{}' AND s.kind = 'label' LIMIT 1
-"""
+from airflow_roir.operation import BLOCK_FORMAT_VERSION, FORMAT_VERSION, Status, Verb
 
 
 @dataclass(frozen=True)
@@ -50,40 +37,19 @@ class Run:
     owner: str
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a worker must know of an operation; read once, since none of it changes while it is prepared for."""
-
-    run: Run
-    index_id: int
-    generation_id: int
-    source: Source
-    entry: Entry
-    options: dict[str, Any]
-    fingerprint: str
-    scan: Scan = Scan.KEY
-
-    @property
-    def columns(self) -> list[str]:
-        """The source's columns that the fingerprint covers."""
-        return self.entry.fingerprinted(self.source)
-
-
 def start_run(
     database: Database,
     index: str,
     owner: str,
-    parallelism: int | None = None,
-    batch_rows: int | None = None,
     take_over: bool = False,
     lift_pause: bool = True,
 ) -> Run:
-    """Take an operation up, paused or left behind by a run that died, and fence everything older, at once.
+    """Take over an operation that is paused, or whose run has died, and fence everything older at once.
 
-    owner: names this run to others. take_over: also from a run that is alive. lift_pause: False where whoever wanted
+    owner: names this run to others. take_over: also from a run that is alive. lift_pause: False if whoever wanted
     this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept.
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
-    drive), InvalidInput (a bad option; nothing was changed), SchemaVersionMismatch (begun by other code),
+    drive), SchemaVersionMismatch (begun by other code),
     OperationPaused (and `lift_pause` is False; nothing was changed).
     """
     with database.transaction() as connection:
@@ -94,9 +60,9 @@ def start_run(
             select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()
         ).one()
         if row.status == Status.FAILED:
-            raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then begin anew")
+            raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then start again")
         if row.status == Status.ABORTING:
-            raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; wait for roir clean-up")
+            raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; roir clean-up finishes that")
         if row.status not in (Status.RUNNING, Status.PAUSED):
             raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
         # A pause that the run before this one took upon itself, because something failed, is nobody's wish.
@@ -104,12 +70,11 @@ def start_run(
             raise OperationPaused(f"index {index}: paused by {row.paused_by}: {row.pause_reason}")
         if row.format_version not in (FORMAT_VERSION, BLOCK_FORMAT_VERSION):
             raise SchemaVersionMismatch(
-                f"operation {row.id} was begun with checkpoint format {row.format_version}, this code writes "
-                f"{FORMAT_VERSION}; finish it with the version that began it, or abort it"
+                f"operation {row.id} began with checkpoint format {row.format_version}, but this code writes "
+                f"{FORMAT_VERSION}. Finish it with the version that began it, or abort it"
             )
         if operations.heart_beats(row, connection) and not take_over:
             raise operations.running_elsewhere(row, index)
-        operations.change_options(connection, row, owner, parallelism, batch_rows)
         operations.move(
             connection,
             row,
@@ -136,7 +101,7 @@ def start_run(
 
 
 def end_run(database: Database, run: Run) -> None:
-    """Say that this run drives the operation no more, so that the next one need not wait for its heartbeat."""
+    """Record that this run no longer drives the operation, so that the next one needn't wait for its heartbeat."""
     with database.transaction() as connection:
         operations.tick(connection, run.operation_id, run.epoch)
         connection.execute(
@@ -146,82 +111,15 @@ def end_run(database: Database, run: Run) -> None:
         )
 
 
-def load_job(connection: Connection, run: Run) -> Job:
-    """Read what the workers of a run need. Raises Fenced, SourceChanged where the source isn't as it was."""
-    row = read_control(connection, run)
-    # A leaf that is new is read.
-    execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).table_lock_ms}")
-    generation = connection.execute(
-        select(tables.generation, tables.index.c.source_oid)
-        .join(tables.index, tables.index.c.id == tables.generation.c.index_id)
-        .where(tables.generation.c.id == row.generation_id)
-    ).one()
-    entry = physical.followed(connection, row.generation_id, Entry.from_json(generation.entry))
-    source = catalog.read_source_by_oid(connection, generation.source_oid)
-    job = Job(
-        run,
-        row.index_id,
-        row.generation_id,
-        source,
-        entry,
-        dict(row.options),
-        row.fingerprint,
-        Scan(generation.scan),
-    )
-    check_fingerprint(connection, job)
-    # Here only, not in each batch: a library is exchanged by a restart of the server, which ends this session.
-    resorted = entry.resorted(source)
-    if resorted:
-        raise SourceChanged(
-            f"index {run.index}: the library of collation {resorted[0]} was exchanged since the operation was "
-            "prepared, so ranges and entries may be in another order by now; abort the operation and begin anew"
-        )
-    check_partitions(connection, job)
-    return job
-
-
-def check_fingerprint(connection: Connection, job: Job) -> None:
-    """Raise SourceChanged where the source's shape isn't the one that the operation was prepared for.
-
-    Raises LabelsRenamed where only labels of an enum are others, which can be undone: nothing was copied meanwhile.
-    """
-    label = execute(connection, RENAMED, {"generation": job.generation_id}).first()
-    if label is not None:
-        raise LabelsRenamed(
-            f"index {job.run.index}: label {label.was} of type {label.name}, which is in the primary key, is called "
-            f"{label.is_now} now, and bounds and watermarks say its old name: rename it back until the build is done, "
-            "or abort the operation"
-        )
-    if catalog.fingerprint(connection, job.source.oid, job.columns) != job.fingerprint:
-        found = marks.changes(connection, job.generation_id, job.source.sql)
-        unseen = f": {'; '.join(found.values())}" if found else ""
-        raise SourceChanged(
-            f"index {job.run.index}: table {job.source.sql} was altered since the operation was prepared (columns, "
-            "their types or expressions, the primary key, row security, or the capture: its triggers, function or "
-            f"tables){unseen}; abort the operation and begin anew"
-        )
-
-
-def check_partitions(connection: Connection, job: Job, known: set[int] | None = None, adopt: bool = False) -> None:
-    """Raise PartitionsChanged where partitions brought or took rows that no capture saw (`partitions.check`).
-
-    adopt: also write the new ones down, under the drain lock that the caller holds.
-    """
-    known = set() if known is None else known
-    found = changes.check(connection, job.run.index, job.source, job.generation_id, job.entry, known)
-    if adopt:
-        changes.adopt(connection, job.source, job.generation_id, found)
-
-
 def read_control(connection: Connection, run: Run) -> Row[Any]:
-    """The operation's row as workers look at it in every batch. Raises Fenced where a newer run holds it."""
+    """The operation's row as workers look at it in every batch. Raises Fenced if a newer run holds it."""
     row = operations.read_operation(connection, run.operation_id)
     check_epoch(row, run)
     return row
 
 
 def check_epoch(row: Row[Any], run: Run) -> None:
-    """Raise Fenced where a newer run holds the operation. row: with its epoch and owner."""
+    """Raise Fenced if a newer run holds the operation. row: with its epoch and owner."""
     if row.epoch != run.epoch:
         raise Fenced(f"index {run.index}: {row.owner} drives operation {run.operation_id} now; {run.owner} stops")
 
@@ -233,23 +131,13 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
     A beat that fails is not an error: the work itself will meet whatever is wrong, and a run that can't beat
     for long may be taken over, which its epoch makes harmless.
     """
-    stop = threading.Event()
 
     def beat() -> None:
-        while not stop.wait(database.limits.heartbeat_every_s):
-            try:
-                with database.transaction() as connection:
-                    operations.tick(connection, run.operation_id, run.epoch)
-            except DBAPIError:
-                continue
+        with suppress(DBAPIError), database.transaction() as connection:
+            operations.tick(connection, run.operation_id, run.epoch)
 
-    thread = threading.Thread(target=beat, name="roir-heartbeat", daemon=True)
-    thread.start()
-    try:
+    with meanwhile(beat, database.limits.heartbeat_every_s, "roir-heartbeat"):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def start_clock(database: Database, run: Run) -> None:
@@ -262,7 +150,7 @@ def start_clock(database: Database, run: Run) -> None:
 def driving(database: Database, run: Run) -> Iterator[None]:
     """Around a run's work: whatever goes wrong leaves the operation resumable, with the reason.
 
-    A pause ends the block quietly. Where going on would be wrong the operation fails. Errors go on to the caller.
+    A pause ends the block quietly. If it would be wrong to continue, the operation fails. The caller gets the error.
     """
     try:
         yield
@@ -285,9 +173,9 @@ def driving(database: Database, run: Run) -> Iterator[None]:
 
 
 def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> None:
-    """Write down why a run or worker stops: paused with the reason, or failed where going on would be wrong.
+    """Record why a run or worker stops: paused with the reason, or failed if it would be wrong to continue.
 
-    Where the operation is paused already the reason becomes an event, so that no error is lost behind a pause.
+    If the operation is paused already, the reason becomes an event, so that a pause hides no error.
     """
     # What the server said; the statement and its values are nobody's business in a status.
     said = str(error.orig if isinstance(error, DBAPIError) else error)

@@ -21,8 +21,8 @@ from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import owner
 from airflow_roir.engine.batch_size import GROWTH, REMEMBERED
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.run import Job
 from airflow_roir.errors import SourceChanged
 from airflow_roir.scan_range import Key, ScanRange
 
@@ -50,7 +50,7 @@ class Reader(Protocol):
     """Cuts the next batch off a range. The caller has locked the relation, which so keeps its name and its file."""
 
     def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
-        """The next stretch, of about so many rows. relation: its quoted name; usual: rows per block when it was
+        """The next stretch, of about `rows` rows. relation: its quoted name; usual: rows per block when it was
         analyzed. Raises SourceChanged.
         """
         ...
@@ -122,9 +122,9 @@ class BlockReader:
         self._blocks = FIRST_BLOCKS
 
     def next(self, relation: str, scan: ScanRange, rows: int, usual: float | None = None) -> Stretch:
-        """As many blocks as hold about so many rows.
+        """As many blocks as hold about `rows` rows.
 
-        Raises SourceChanged where the relation's file isn't the one of the plan (VACUUM FULL, CLUSTER, pg_repack):
+        Raises SourceChanged if the relation's file isn't the one of the plan (VACUUM FULL, CLUSTER, pg_repack):
         its rows are in other blocks then, and no capture told of that.
         """
         assert scan.lower is not None
@@ -136,8 +136,8 @@ class BlockReader:
         if file.filenode != scan.filenode:
             raise SourceChanged(
                 f"index {self.job.run.index}: {relation} was rewritten since the operation was prepared (VACUUM FULL, "
-                "CLUSTER, pg_repack, SET TABLESPACE), so that its blocks hold other rows; abort the operation and "
-                "begin anew, with --scan key where that may happen again"
+                "CLUSTER, pg_repack, SET TABLESPACE), so its blocks hold other rows now. Abort the operation and "
+                "start again, with --scan key if that may happen again"
             )
         first = self._first(scan)
         # The densest of what is known: behind an empty stretch rows may lie close again.
@@ -156,7 +156,7 @@ class BlockReader:
             self._blocks = max(blocks, FIRST_BLOCKS)
 
     def _first(self, scan: ScanRange) -> int:
-        """Go on after what was done."""
+        """Continue after what was done."""
         assert scan.lower is not None
         return int(scan.lower[0]) if scan.watermark is None else int(scan.watermark[0]) + 1
 

@@ -1,4 +1,4 @@
-"""Chooses what a generation is built from, where `--scan auto` leaves it to us, and cuts files into blocks."""
+"""Chooses what a generation is built from, if `--scan` is `auto`, and cuts files into blocks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import BuildOptions, Scan, quote
 from airflow_roir.engine import health, operations, owner
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import File, cut, files_of, segments_of
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.plan import Piece, Plan, sample_of
+from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput, SourceChanged
 
 # Below this correlation of key order and block order a batch by key touches most blocks several times.
@@ -52,18 +52,18 @@ class Choice:
 def pieces(
     connection: Connection, source: Source, choice: Choice, leaves: Sequence[int], index_id: int | None, wanted: int
 ) -> list[Piece]:
-    """The files' blocks as they are now, in about so many pieces. leaves: those of the source.
+    """The files' present blocks, in about `wanted` pieces. leaves: those of the source.
 
-    Raises SourceChanged where the index that was to be read is another generation by now.
+    Raises SourceChanged if the index that was to be read is another generation by now.
     """
     if choice.scan is Scan.INDEX and _segments(connection, source, index_id)[0] != choice.relations:
-        raise SourceChanged("the index was reverted while its rebuild was planned; nothing was changed, begin again")
+        raise SourceChanged("the index was reverted while its rebuild was planned; nothing was changed. Start again")
     relations = choice.relations if choice.scan is Scan.INDEX else leaves
     return _cut_evenly(files_of(connection, relations), wanted)
 
 
 def choose(connection: Connection, source: Source, options: BuildOptions, plan: Plan, index_id: int | None) -> Choice:
-    """What to build from. index_id: of the index that is rebuilt. Raises InvalidInput where it can't be as wanted."""
+    """What to build from. index_id: of the index that is rebuilt. Raises InvalidInput if it can't be as wanted."""
     if options.scan == Scan.KEY:
         return Choice(Scan.KEY, "as wanted")
     if options.scan == Scan.INDEX:
@@ -92,7 +92,7 @@ def choose(connection: Connection, source: Source, options: BuildOptions, plan: 
 
 
 def _segments(connection: Connection, source: Source, index_id: int | None) -> tuple[tuple[int, ...], str]:
-    """The segments of the generation that readers see; or why they can't be read in the source's stead."""
+    """The segments of the generation that readers see; or why they can't be read instead of the source."""
     active = None if index_id is None else execute(connection, ACTIVE, {"index": index_id}).scalar()
     if active is None:
         return (), "there is no index to rebuild yet"
@@ -128,7 +128,7 @@ def correlation(connection: Connection, source: Source) -> float:
 
 
 def _cut_evenly(files: Sequence[File], pieces: int) -> list[Piece]:
-    """About so many pieces of the files, of equal blocks, at least one for each file."""
+    """About `pieces` pieces of the files, of equal blocks, at least one for each file."""
     # A partitioned table may have no partition yet.
     step = max(1, -(-sum(file.blocks for file in files) // max(1, pieces)))
     return [Piece(file.relation, (str(first),), (str(end),), file.filenode) for file, first, end in cut(files, step)]

@@ -56,7 +56,7 @@ def revisions() -> tuple[str, ...]:
     """
     files = (migrations_folder() / "versions").glob("[0-9]*_*.py")
     found = tuple(sorted(file.name.split("_", 1)[0] for file in files))
-    assert found, f"the migrations are in {migrations_folder()}"
+    assert found, f"the migrations are missing from {migrations_folder()}"
     return found
 
 
@@ -68,11 +68,11 @@ def head() -> str:
 def init(database: Database) -> str:
     """Create or upgrade the control schema to this code's version; returns it. Safe to call again.
 
-    Where the database was restored from a dump, or upgraded by pg_upgrade, its indexes are made to know their tables
-    again (`restore`).
+    If the database was restored from a dump, or upgraded by pg_upgrade, its indexes find their tables again
+    (`restore`).
 
-    Raises InvalidInput where the role may not create schemas in the database, or the server is too old,
-    SchemaVersionMismatch where the schema is newer than the code, or of before the first release.
+    Raises InvalidInput if the role may not create schemas in the database, or the server is too old,
+    SchemaVersionMismatch if the schema is newer than the code, or older than the first release.
     """
     from alembic import command
 
@@ -95,7 +95,8 @@ def init(database: Database) -> str:
         if not may_create.may:
             raise InvalidInput(
                 f"role {may_create.role} has no right to create schemas in database {may_create.database}; "
-                f'have its owner run: GRANT CREATE ON DATABASE "{may_create.database}" TO "{may_create.role}"'
+                f'the owner of the database can run: GRANT CREATE ON DATABASE "{may_create.database}" TO '
+                f'"{may_create.role}"'
             )
         before = set(execute(connection, RELATIONS).scalars())
         command.upgrade(alembic_config(connection), "head")
@@ -108,12 +109,12 @@ def init(database: Database) -> str:
 
 
 def is_guarded(connection: Connection) -> bool:
-    """True where event triggers refuse DDL that no capture sees; without them it is detected."""
+    """True if event triggers refuse DDL that no capture sees; without them it is detected."""
     return bool(execute(connection, IS_GUARDED).scalar_one())
 
 
 def current(connection: Connection) -> str | None:
-    """The database's revision of the control schema, None where there is none."""
+    """The database's revision of the control schema, None if there is none."""
     if execute(connection, f"SELECT to_regclass('roir.{VERSION_TABLE}')").scalar() is None:
         return None
     revision = execute(connection, f"SELECT version_num FROM roir.{VERSION_TABLE}").scalar()
@@ -121,8 +122,9 @@ def current(connection: Connection) -> str | None:
 
 
 def check_schema(connection: Connection) -> None:
-    """Raise SchemaVersionMismatch where the control schema is missing, older or newer than this code, or where the
-    database was restored or upgraded and nobody has told its indexes.
+    """Raise SchemaVersionMismatch if the control schema is missing, older or newer than this code.
+
+    Also if the database was restored or upgraded, and `roir init` hasn't adopted it.
     """
     from airflow_roir.engine import restore
 
@@ -132,7 +134,8 @@ def check_schema(connection: Connection) -> None:
     _check_known(connection, present)
     if present != head():
         raise SchemaVersionMismatch(
-            f"the control schema is at {present}, this code is at {head()}; upgrade it with: roir init"
+            f"the control schema is at version {present}, this code needs version {head()}; upgrade the schema "
+            "with: roir init"
         )
     moved = restore.problem(connection)
     if moved is not None:
@@ -140,16 +143,16 @@ def check_schema(connection: Connection) -> None:
 
 
 def _check_known(connection: Connection, revision: str) -> None:
-    """Raise SchemaVersionMismatch where this code can't upgrade a schema of that revision."""
+    """Raise SchemaVersionMismatch if this code can't upgrade a schema of that revision."""
     known = revision in revisions()
     if (not known and revision in UNRELEASED) or not execute(connection, HAS_HOME).scalar_one():
         raise SchemaVersionMismatch(
-            f"the control schema is at {revision} of a version before 0.1.0, which was never released: this code can't "
-            "upgrade it. Stop its runs, and remove it and its indexes by DROP SCHEMA roir, roir_data CASCADE (tables "
-            "keep their rows); then: roir init"
+            f"the control schema is at version {revision} of before 0.1.0, the first release; this code can't "
+            "upgrade it. Stop its runs, then DROP SCHEMA roir, roir_data CASCADE, which removes its indexes "
+            "(tables keep their rows), then: roir init"
         )
     if not known:
         raise SchemaVersionMismatch(
-            f"the control schema is at {revision}, which this code ({airflow_roir.__version__}) doesn't know: "
-            "it is newer. Upgrade airflow-provider-roir"
+            f"the control schema is at version {revision}, which this code ({airflow_roir.__version__}) doesn't "
+            "know, so it is newer. Upgrade airflow-provider-roir"
         )

@@ -19,8 +19,10 @@ from airflow_roir.engine import operations
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.giving_way import GaveWay, giving_way
-from airflow_roir.engine.run import Job, Run, load_job, read_control
+from airflow_roir.engine.job import Job, load_job
+from airflow_roir.engine.run import Run, read_control
 from airflow_roir.errors import InvariantViolated
+from airflow_roir.generation_state import SegmentStatus
 from airflow_roir.operation import Phase, Verb
 
 # A sort in memory is what makes a bulk B-tree build fast; half a million entries fit into this.
@@ -87,13 +89,13 @@ class SealWorker:
                 if self.job.scan.by_blocks:
                     physical.remove_touched(self.connection, self.job.generation_id, claim.ordinal, self.job.entry)
                 physical.seal_segment(self.connection, self.job.generation_id, claim.ordinal, self.job.entry)
-                self._commit(claim, "loading", "indexed")
+                self._commit(claim, SegmentStatus.LOADING, SegmentStatus.INDEXED)
         except DBAPIError as error:
             # Whoever was cut off for long may find the index built, or the segment gone: no failure of the operation.
             if not is_transient(error) and not self._holds(claim):
                 raise SEGMENTS.fenced(self.job.run, self.worker, claim) from error
             raise
-        return SegmentClaim(claim.id, claim.ordinal, "indexed", claim.token)
+        return SegmentClaim(claim.id, claim.ordinal, SegmentStatus.INDEXED.value, claim.token)
 
     def vacuum(self, claim: SegmentClaim, gives_way: bool = True) -> None:
         """Make index-only scans work at once, and give the planner its statistics. Raises Fenced, GaveWay."""
@@ -103,7 +105,7 @@ class SealWorker:
             with self._giving_way(connection, claim, gives_way):
                 execute(connection, f"VACUUM (ANALYZE) {name}")
         with self.connection.begin():
-            self._commit(claim, "indexed", "sealed")
+            self._commit(claim, SegmentStatus.INDEXED, SegmentStatus.SEALED)
 
     def _giving_way(self, connection: Connection, claim: SegmentClaim, gives_way: bool) -> AbstractContextManager[None]:
         if not gives_way:
@@ -124,8 +126,8 @@ class SealWorker:
             {"kb": SORT_MEMORY_KB, "wait": str(self.database.limits.table_lock_ms)},
         )
 
-    def _commit(self, claim: SegmentClaim, from_status: str, to_status: str) -> None:
-        values = {"from": from_status, "to": to_status}
+    def _commit(self, claim: SegmentClaim, was: SegmentStatus, becomes: SegmentStatus) -> None:
+        values = {"from": was.value, "to": becomes.value}
         stands, ends = "p.status = %(from)s", "%(to)s = 'sealed'"
         SEGMENTS.commit(self.connection, self.job.run, self.worker, claim, "status = %(to)s", values, stands, ends)
 
@@ -146,7 +148,7 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
             begun = time.monotonic()
             gives_way = retreats[claim.ordinal] < database.limits.seal_retreats
             try:
-                if claim.status == "loading":
+                if claim.status == SegmentStatus.LOADING:
                     claim = sealer.index(claim, gives_way)
                 sealer.vacuum(claim, gives_way)
             except GaveWay:
@@ -162,7 +164,7 @@ def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLe
 
 
 def finish(database: Database, run: Run) -> None:
-    """Go on to fold, once every segment is sealed. Raises InvariantViolated where one isn't, Fenced."""
+    """Advance to fold, once every segment is sealed. Raises InvariantViolated if one isn't, Fenced."""
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.phase != Phase.SEAL:

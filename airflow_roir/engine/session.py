@@ -83,15 +83,15 @@ PLAIN = str.maketrans({"…": "...", "→": "->", "–": "-", "’": "'"})
 
 
 def pin(connection: Any) -> None:
-    """Pin the settings of a psycopg2 session that has just begun. Raises InvalidInput where that can't be.
+    """Pin the settings of a psycopg2 session that has just begun. Raises InvalidInput if that can't be.
 
     Each statement is its own transaction: it counts from the next one on, whatever becomes of that.
     """
     connection.autocommit = True
     if connection.get_parameter_status("standard_conforming_strings") == "off":
         raise InvalidInput(
-            "standard_conforming_strings is off, and what stands between roir and the database keeps it so; "
-            "ALTER ROLE … SET standard_conforming_strings = on for the role that roir connects as"
+            "standard_conforming_strings is off, and a pooler or proxy before the database keeps it off: ALTER "
+            "ROLE … SET standard_conforming_strings = on for the role that roir connects as"
         )
     with connection.cursor() as cursor:
         cursor.execute(FIRST)

@@ -1,4 +1,4 @@
-"""How operations stand, for people and programs; every number is derived from committed rows (I9)."""
+"""The state of operations, for people and programs; every number is derived from committed rows (I9)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import health, operations
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.lock_waits import LockWait, lock_waits
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.operation import Phase
 
@@ -19,7 +20,7 @@ from airflow_roir.operation import Phase
 class OperationStatus:
     """One operation. Durations in seconds: total_execution_time counts neither pauses nor Spark's start-up.
 
-    seconds_left and rows_per_second are None where there is nothing yet to derive them from. notice: whom it
+    seconds_left and rows_per_second are None if there is nothing yet to derive them from. notice: whom it
     waits for, or the last option that was refused. warnings: of the published index (`health`), by `status` only.
     """
 
@@ -84,6 +85,15 @@ def status(database: Database, index: str | None = None) -> list[OperationStatus
             replace(one, warnings=tuple(health.warnings(connection, one.operation_id)))
             for one in _read(connection, ids)
         ]
+
+
+def waiting(database: Database, index: str | None = None) -> list[LockWait]:
+    """Who of us waits for a lock, of one index or of all: also where there is no operation yet."""
+    with database.transaction() as connection:
+        check_schema(connection)
+        waits = lock_waits(connection)
+    name = None if index is None else parse_name(index, "index")
+    return [one for one in waits if name is None or one.is_for(name)]
 
 
 def operation_status(database: Database, operation_id: int) -> OperationStatus:

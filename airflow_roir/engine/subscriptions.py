@@ -1,4 +1,4 @@
-"""Subscriptions that stop for good where their partitioned table has a row trigger, as an index's source does.
+"""Subscriptions that stop for good if their partitioned table has a row trigger, as an index's source does.
 
 PostgreSQL's workers leak a reference to the partition for each row that they apply through a partitioned table with a
 row trigger that fires for them, and warn of each at the commit. A parallel worker (`streaming = parallel`, the default
@@ -11,8 +11,8 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput
 
 # Before 16 it is a truth value.
@@ -33,13 +33,13 @@ def found(connection: Connection, source: Source) -> list[str]:
         return []
     return [
         f"subscription {quote(row.name)} replicates into the partitioned table {row.relation} by parallel workers, "
-        "which stop for good at a large transaction where the table has row triggers, as an index needs them. Let one "
-        f"worker do it: ALTER SUBSCRIPTION {quote(row.name)} SET (streaming = on)"
+        "which hang for good at a large transaction if the table has row triggers, and an index needs them. Use "
+        f"one worker: ALTER SUBSCRIPTION {quote(row.name)} SET (streaming = on)"
         for row in execute(connection, FIND, {"relations": [source.oid, *source.relations]})
     ]
 
 
 def check(connection: Connection, source: Source) -> None:
-    """Raise InvalidInput where a build would stop the replication. One that is made later is warned of."""
+    """Raise InvalidInput if a build would stop the replication. `roir status` warns of a later one."""
     if lines := found(connection, source):
         raise InvalidInput(lines[0])

@@ -1,9 +1,12 @@
 """The control schema `roir` (docs/architecture.md#control-schema), declared; `migrations/` creates it.
 
-CHECKs and partial unique indexes state the invariants, so that no code path can break them.
+CHECKs and partial unique indexes state the invariants, so that no code path can break them; triggers hold the arrows
+from state to state (`migrations/sql/arrows.sql`).
 """
 
 from __future__ import annotations
+
+from enum import Enum
 
 from sqlalchemy import (
     BigInteger,
@@ -25,6 +28,10 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+from airflow_roir.definition import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_ROWS_PER_SECOND, Scan
+from airflow_roir.generation_state import CaptureMode, GenerationStatus, PartitionStatus, SegmentStatus
+from airflow_roir.operation import Phase, Status
 
 SCHEMA = "roir"
 DATA_SCHEMA = "roir_data"
@@ -51,6 +58,12 @@ def _now(name: str) -> Column[object]:
 
 def _moment(name: str) -> Column[object]:
     return Column(name, DateTime(timezone=True))
+
+
+def _one_of(column: str, values: type[Enum]) -> CheckConstraint:
+    """A column that holds the value of an enum."""
+    listed = ", ".join(f"'{one.value}'" for one in values)
+    return CheckConstraint(f"{column} IN ({listed})", name=column)
 
 
 # The oids that this schema's own tables and the schema itself had when it was settled: one row. A dump and pg_upgrade
@@ -106,13 +119,17 @@ generation = Table(
     Column("ghosts", BigInteger, nullable=False, server_default="0"),
     # What its entries depend on in the definition of the source (roir.source_shape), as it was at prepare.
     Column("shape", JSONB(none_as_null=True)),
-    CheckConstraint("status IN ('building', 'active', 'retired', 'dropped')", name="status"),
-    CheckConstraint("capture_mode IN ('capture', 'direct', 'active', 'none')", name="capture_mode"),
-    CheckConstraint("scan IN ('key', 'block', 'index')", name="scan"),
-    CheckConstraint("status <> 'active' OR capture_mode = 'active'", name="active_is_exact"),
+    _one_of("status", GenerationStatus),
+    _one_of("capture_mode", CaptureMode),
+    _one_of("scan", Scan),
+    CheckConstraint(
+        "CASE status WHEN 'building' THEN capture_mode IN ('capture', 'direct') "
+        "WHEN 'dropped' THEN capture_mode = 'none' ELSE capture_mode = 'active' END",
+        name="mode_of_status",
+    ),
     CheckConstraint("status <> 'retired' OR drop_after IS NOT NULL", name="retired_ends"),
 )
-for _status in ("building", "active"):
+for _status in (GenerationStatus.BUILDING.value, GenerationStatus.ACTIVE.value):
     Index(
         f"generation_one_{_status}",
         generation.c.index_id,
@@ -120,8 +137,9 @@ for _status in ("building", "active"):
         postgresql_where=text(f"status = '{_status}'"),
     )
 
-# The source, or a leaf, was truncated while a generation scans by blocks: what it planned for is gone. Written by
-# users' statements, so nothing is ever updated here, and no foreign key locks a row that we need.
+# The source, or a leaf, was truncated while a generation scans by blocks: what it planned for is gone. With generation
+# 0: rows came into the bounds of a table that is being attached. Written by users' statements, so nothing is ever
+# updated here, and no foreign key locks a row that we need.
 emptied = Table(
     "emptied",
     metadata,
@@ -146,7 +164,8 @@ segment = Table(
     Column("claim_token", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("generation_id", "ordinal"),
     # loading: no index yet. indexed: unique index built and attached. sealed: vacuumed and analysed too.
-    CheckConstraint("status IN ('loading', 'indexed', 'sealed')", name="status"),
+    _one_of("status", SegmentStatus),
+    CheckConstraint("status <> 'sealed' OR claim_worker IS NULL", name="sealed_is_free"),
 )
 
 source_partition = Table(
@@ -158,7 +177,8 @@ source_partition = Table(
     Column("relation", BigInteger, nullable=False),
     Column("parent", BigInteger, nullable=False),
     Column("leaf", Boolean, nullable=False),
-    # The transaction that made it a partition: another one means that it was out meanwhile.
+    # The transaction that made it a partition: another one means that it was out meanwhile. Where it is joining, what
+    # the copied entries stand on (roir.joins_as).
     Column("link", Text),
     Column("name", Text, nullable=False),
     # Its partition constraint, over the source's columns: tells its entries when the partition itself is gone.
@@ -168,7 +188,7 @@ source_partition = Table(
     Column("watermark", JSONB(none_as_null=True)),
     # present: its rows have their entries. leaving: its rows are gone, their entries are hidden, then removed.
     # joining: its rows are being brought in; their entries are hidden until it is a partition.
-    CheckConstraint("status IN ('present', 'leaving', 'joining')", name="status"),
+    _one_of("status", PartitionStatus),
 )
 # A partition can come back while its old entries are still being removed.
 Index(
@@ -214,12 +234,15 @@ operation = Table(
     # Whom the run waits for, or the last option that was refused, until one is accepted.
     Column("notice", Text),
     CheckConstraint("kind IN ('create', 'rebuild', 'verify')", name="kind"),
-    CheckConstraint("status IN ('running', 'paused', 'completed', 'failed', 'aborting', 'aborted')", name="status"),
-    CheckConstraint("phase IN ('build', 'seal', 'fold', 'publish', 'sum', 'check', 'done')", name="phase"),
+    _one_of("status", Status),
+    _one_of("phase", Phase),
     CheckConstraint("(status = 'completed') = (phase = 'done')", name="completed_is_done"),
     CheckConstraint("(status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)", name="finished"),
-    CheckConstraint("parallelism > 0 AND batch_rows > 0", name="positive"),
-    CheckConstraint("max_rows_per_second > 0", name="rate"),
+    CheckConstraint("phase = 'done' OR (kind = 'verify') = (phase IN ('sum', 'check'))", name="phase_of_kind"),
+    CheckConstraint("status <> 'failed' OR error IS NOT NULL", name="failed_says_why"),
+    CheckConstraint(f"parallelism BETWEEN 1 AND {MAX_PARALLELISM}", name="parallelism"),
+    CheckConstraint(f"batch_rows BETWEEN 1 AND {MAX_BATCH_ROWS}", name="batch_rows"),
+    CheckConstraint(f"max_rows_per_second BETWEEN 1 AND {MAX_ROWS_PER_SECOND}", name="rate"),
 )
 Index(
     "operation_one_live",
@@ -253,6 +276,20 @@ scan_range = Table(
     Column("claim_token", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("operation_id", "ordinal"),
     CheckConstraint("rows >= 0 AND batches >= 0", name="counts"),
+)
+
+lock_wait = Table(
+    "lock_wait",
+    metadata,
+    _id(),
+    Column("command", Text, nullable=False),
+    # As users name it: a create has no row in `index` yet.
+    Column("index_name", Text),
+    Column("wanted", Text, nullable=False),
+    Column("blocked_by", Text, nullable=False),
+    Column("waiter", Text, nullable=False),
+    Column("since", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("seen_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
 )
 
 event = Table(

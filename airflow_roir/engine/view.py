@@ -75,7 +75,7 @@ def show(
     """Make the view show a generation, in the caller's transaction. Locks the view in ACCESS EXCLUSIVE mode.
 
     The view keeps its grants, owner and options, and the views that users built on it. Raises InvariantViolated
-    where another relation took the name.
+    if another relation took the name.
     """
     row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
     if row is not None and not row.ours:
@@ -100,13 +100,13 @@ def show(
 
 def _taken(name: QualifiedName) -> str:
     return (
-        f"index {name}: its name was taken by another relation meanwhile; not published, and that is as it was. "
-        "Give the index its name again, then resume"
+        f"index {name}: another relation has taken its name meanwhile; nothing was published. Rename that "
+        "relation, then resume"
     )
 
 
 def drop(connection: Connection, name: QualifiedName, index_id: int) -> None:
-    """Drop an index's view, if the relation of that name is it. Raises LockNotAcquired where names are exchanged."""
+    """Drop an index's view, if the relation of that name is it. Raises LockNotAcquired if names are exchanged."""
     row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
     if row is None or not row.ours:
         return
@@ -115,13 +115,13 @@ def drop(connection: Connection, name: QualifiedName, index_id: int) -> None:
     except DBAPIError as error:
         if sqlstate(error) not in NO_VIEW:
             raise
-        raise LockNotAcquired(f"index {name}: its view has another name since it was looked at. Try again") from error
+        raise LockNotAcquired(f"index {name}: its view was renamed meanwhile. Try again") from error
     if execute(connection, "SELECT FROM pg_class WHERE oid = %(oid)s::oid", {"oid": row.oid}).first() is not None:
-        raise LockNotAcquired(f"index {name}: its view has another name since it was looked at. Try again")
+        raise LockNotAcquired(f"index {name}: its view was renamed meanwhile. Try again")
 
 
 def is_ours(connection: Connection, name: QualifiedName, index_id: int) -> bool:
-    """True where the relation of that name is the view of that index, not one that took its name."""
+    """True if the relation of that name is the view of that index, not one that took its name."""
     row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
     return row is not None and bool(row.ours)
 
@@ -135,14 +135,12 @@ SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') FROM pg_depend d
 
 
 def lost(connection: Connection, name: QualifiedName, generation_id: int) -> str:
-    """What to say where the view of an active generation isn't there under its name, with the remedy."""
+    """What to say if the view of an active generation isn't there under its name, with the remedy."""
     shows = execute(connection, SHOWING, {"base": physical.base(generation_id)}).scalar()
-    renamed = (
-        f"its entries are shown by {shows} now; give that its name again" if shows else "no view shows its entries"
-    )
+    renamed = f"view {shows} shows its entries now; rename that view back" if shows else "no view shows its entries"
     return (
-        f"index {name}: there is no view of that name, or one that isn't roir's: {renamed}. Or drop the index and "
-        f"build it anew: roir drop '{name}'"
+        f"index {name}: there is no view of that name, or it isn't roir's: {renamed}. Or drop the index and "
+        f"build it again: roir drop '{name}'"
     )
 
 
@@ -152,7 +150,7 @@ def hide(connection: Connection, generation_id: int) -> None:
 
 
 def is_guarded(connection: Connection, name: QualifiedName) -> bool:
-    """True where the view of that name asks for the caller's snapshot."""
+    """True if the view of that name asks for the caller's snapshot."""
     return bool(execute(connection, IS_GUARDED, {"schema": name.schema, "name": name.name}).scalar_one())
 
 

@@ -48,8 +48,7 @@ class RoirHook(BaseHook):
     def get_dsn(self) -> str:
         """The libpq connection string, every value quoted. A secret: hand it on in the environment only.
 
-        Raises InvalidInput where the connection can't serve a build, AirflowNotFoundException where it isn't
-        defined.
+        Raises InvalidInput if the connection can't serve a build, AirflowNotFoundException if it isn't defined.
         """
         return dsn_of(self.get_connection(self.postgres_conn_id))
 
@@ -69,8 +68,8 @@ def dsn_of(connection: Connection) -> str:
     extras = connection.extra_dejson
     if extras.get("iam") or extras.get("azure_conn_id"):
         raise InvalidInput(
-            f"connection {connection.conn_id!r} logs in with short-lived tokens, and workers connect anew for as "
-            "long as a build lasts: give it a password, a client certificate or a passfile"
+            f"connection {connection.conn_id!r} logs in with short-lived tokens, but workers open new connections "
+            "for as long as a build lasts. Give it a password, a client certificate or a passfile"
         )
     settings: dict[str, Any] = {
         "host": connection.host,

@@ -55,8 +55,8 @@ def target_of(connection: Connection) -> SparkOptions:
     extras = connection.extra_dejson
     if extras.get("deploy-mode", extras.get("deploy_mode", "client")) != "client":
         raise InvalidInput(
-            f"Spark connection {connection.conn_id!r} asks for deploy mode 'cluster'; a build's driver runs "
-            "beside its Airflow task: remove that extra"
+            f"Spark connection {connection.conn_id!r} asks for deploy mode 'cluster', but a build's driver "
+            "runs beside its Airflow task. Remove that extra"
         )
     return SparkOptions(master=_master_of(connection), conf=_conf_of(connection.conn_id, extras))
 
@@ -84,8 +84,8 @@ def _conf_of(conn_id: str, extras: dict[str, Any]) -> dict[str, str]:
     for name, value in settings.items():
         if _SECRET_NAME.search(name):
             raise InvalidInput(
-                f"Spark connection {conn_id!r}: setting {name!r} looks like a secret, and Spark's settings are seen "
-                "in the process list: put it into spark-defaults.conf on the machine that runs the driver"
+                f"Spark connection {conn_id!r}: setting {name!r} looks like a secret, but the process list shows "
+                "Spark's settings. Put it into spark-defaults.conf on the machine that runs the driver"
             )
         conf[name] = str(value).lower() if isinstance(value, bool) else str(value)
     return conf

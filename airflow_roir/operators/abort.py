@@ -1,4 +1,4 @@
-"""Gives a build up."""
+"""Aborts an operation, as a task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class AbortIndexBuildOperator(RoirOperator):
     """Aborts the unfinished operation of an index (docs/architecture.md#phases); returns the operation's id.
 
     The source and the active generation stay as they were. Works while another run drives the operation, and
-    although the DAG that started it is paused.
+    while the DAG that started it is paused.
 
     reason: what the `event` table keeps (templated).
     """
@@ -28,7 +28,7 @@ class AbortIndexBuildOperator(RoirOperator):
         self.reason = reason
 
     def execute(self, context: Context) -> int:
-        """Abort it. Fails without a retry where the index has no operation."""
+        """Abort the operation. Fails without a retry if the index has none."""
         with failing_clearly():
             database = self.get_database()
             operation = operations.find_operation(database, self.index)

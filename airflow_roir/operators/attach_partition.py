@@ -1,4 +1,4 @@
-"""Brings a loaded table in as a partition of an indexed table, as a task."""
+"""Attaches a loaded table to an indexed table, as a task."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class AttachPartitionOperator(BaseOperator):
-    """Attaches a loaded table to an indexed one; returns how many entries were copied. A retry goes on.
+    """Attaches a loaded table to an indexed one; returns how many entries were copied. A retry continues.
 
-    table: the source, or a level of its partitions. partition: the loaded table. bounds: as in ATTACH PARTITION,
-    `FOR VALUES …` or `DEFAULT`. postgres_conn_id: the Airflow connection of the database. All are templated.
+    table: the source, or a partition of it that has partitions itself. partition: the loaded table. bounds: as in
+    ATTACH PARTITION, `FOR VALUES …` or `DEFAULT`. postgres_conn_id: the Airflow connection of the database. All are
+    templated.
     """
 
     template_fields: Sequence[str] = ("table", "partition", "bounds", "postgres_conn_id")
@@ -41,7 +42,7 @@ class AttachPartitionOperator(BaseOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> int:
-        """Attach it."""
+        """Attach the table."""
         with failing_clearly():
             database = RoirHook(self.postgres_conn_id).get_database(f"roir airflow {self.task_id}")
             owner = owner_of(context["ti"])

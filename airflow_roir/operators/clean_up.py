@@ -37,7 +37,7 @@ class CleanUpIndexesOperator(BaseOperator):
             database = RoirHook(self.postgres_conn_id).get_database(f"roir airflow {self.task_id}")
             report = clean_up.clean_up(database, owner_of(context["ti"]), report=self.log.info)
         for left in report.waiting:
-            self.log.info("Left for the next time: %s", left)
+            self.log.info("Left for the next clean-up: %s", left)
         for warning in report.warnings:
             self.log.warning("%s", warning)
         return {name: count for name, count in report.as_dict().items() if isinstance(count, int)}

@@ -1,4 +1,4 @@
-"""Takes a partition out of an indexed table: retention, as a task."""
+"""Detaches a partition from an indexed table, for retention, as a task."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 class DetachPartitionOperator(BaseOperator):
     """Detaches a partition from its table and from all indexes of it; returns how many entries were removed.
 
-    The rows and their entries vanish in one short transaction; then the entries are removed in batches. A task that is
-    killed in between leaves that to the clean-up, and fails as NotFound when it is tried again: it is no partition
-    any more.
+    One short transaction hides the rows and their entries; then the entries are removed in batches. If the task is
+    killed in between, the clean-up removes them, and a retry fails with NotFound: the table is no partition any
+    more.
 
-    partition: as SQL writes it. reason: what the `event` table keeps. drop: drop it, once it is detached.
+    partition: as SQL writes it. reason: what the `event` table keeps. drop: drop the partition once it is detached.
     postgres_conn_id: the Airflow connection of the database. All but `drop` are templated.
     """
 
@@ -45,7 +45,7 @@ class DetachPartitionOperator(BaseOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> int:
-        """Take it out."""
+        """Detach the partition."""
         with failing_clearly():
             database = RoirHook(self.postgres_conn_id).get_database(f"roir airflow {self.task_id}")
             owner = owner_of(context["ti"])

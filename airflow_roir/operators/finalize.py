@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_roir.assets import index_asset, published_alias
 from airflow_roir.engine import finalize, status
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import Fenced, OperationPaused, OperationRunning, VerificationFailed
 from airflow_roir.operation import Status
 from airflow_roir.task.background import Background
@@ -52,7 +52,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                 except (OperationPaused, OperationRunning, Fenced) as reason:
                     self.leave_or_fail(database, ti, str(reason), asked_to=True)
                 except VerificationFailed:
-                    log_report(self.log, verification.report_of(database, row.id))
+                    log_report(self.log, report_of(database, row.id))
                     raise
                 if ended.status != Status.COMPLETED:
                     self.leave_or_fail(database, ti, "it ended unpublished", asked_to=True)

@@ -1,4 +1,4 @@
-"""Pauses one operation among several; the DAG's own switch pauses all builds of a DAG."""
+"""Pauses one operation; the DAG's own switch pauses all builds of a DAG."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class PauseIndexBuildOperator(RoirOperator):
     """Pauses the running operation of an index, whoever drives it; returns the operation's id.
 
-    Workers leave within one batch, which they commit. A DAG run that drives it waits, rescheduled, and goes on by
-    itself once the operation is resumed.
+    Workers commit their open batch, then stop. A DAG run that drives the operation waits, rescheduled, and continues
+    once the operation is resumed.
 
     reason: what the status and the `event` table keep (templated).
     """
@@ -28,7 +28,7 @@ class PauseIndexBuildOperator(RoirOperator):
         self.reason = reason
 
     def execute(self, context: Context) -> int:
-        """Pause it. Fails without a retry where nothing is running."""
+        """Pause the operation. Fails without a retry if nothing is running."""
         with failing_clearly():
             row = operations.pause(self.get_database(), self.index, owner_of(context["ti"]), self.reason)
         self.log.info("Operation %s is %s", row.id, row.status)

@@ -30,16 +30,16 @@ TRUTHS = ("ignore_row_security", "ignore_publications")
 class PrepareIndexBuildOperator(RoirOperator):
     """Validates the definition, plans the ranges and starts the capture (docs/architecture.md#phases).
 
-    Returns the operation's id. An unfinished operation of the same index is adopted, with what it has built.
+    Returns the operation's id. If the index has an unfinished operation, that one is adopted, with what it has built.
 
     table, keys, include: source table, key columns in order and included columns, as SQL identifiers, the columns
-        comma-separated or as a list. All empty rebuilds an existing index as it is.
+        comma-separated or as a list. If all are empty, an existing index is rebuilt with its own definition.
     parallelism, batch_rows, batch_ms, ranges, segments, max_rows_per_second, revert_window_s, scan, covering,
-        ignore_row_security, ignore_publications, verify: see `BuildOptions`; numbers and truth may be given as text;
-        None or '' takes the default there.
+        ignore_row_security, ignore_publications, verify: see `BuildOptions`; numbers and booleans may be given as
+        text; None or '' takes the default there.
 
-    All of them are templated. Fails without a retry on input that can't be used, before anything is changed. Waits,
-    rescheduled, while another run drives the index's operation, or a verification of the index is unfinished.
+    All of them are templated. If an input can't be used, the task fails without a retry and changes nothing. It waits,
+    rescheduled, while another run drives the index's operation, or while a verification of the index is unfinished.
     """
 
     template_fields: Sequence[str] = (
@@ -95,7 +95,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         """Prepare, unless the DAG was paused between scheduling and now."""
         ti = context["ti"]
         if is_dag_paused(ti):
-            self.log.info("DAG %s is paused, nothing is prepared yet: unpause to go on", ti.dag_id)
+            self.log.info("DAG %s is paused; nothing is prepared yet. Unpause the DAG to continue", ti.dag_id)
             raise leave(LEAVE_S)
         with failing_clearly():
             try:

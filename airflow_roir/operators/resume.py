@@ -1,4 +1,4 @@
-"""Resumes one operation among several; the DAG's own switch resumes what it has paused."""
+"""Resumes one operation; the DAG's own switch resumes what it has paused."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class ResumeIndexBuildOperator(RoirOperator):
-    """Lifts the pause of an index's operation, so that the DAG run that waits for it goes on; returns its id.
+    """Lifts the pause of an index's operation, so that the DAG run which waits for it continues; returns the id.
 
-    It drives nothing itself: where no run waits, trigger `rebuild_index` for the index, which adopts the operation.
+    The task drives nothing itself: if no run waits, trigger `rebuild_index` for the index, which adopts the operation.
 
-    parallelism, batch_rows: what to go on with (templated); None keeps what there is.
+    parallelism, batch_rows: new values (templated); None keeps the operation's own.
     """
 
     template_fields: Sequence[str] = (*RoirOperator.template_fields, "parallelism", "batch_rows")
@@ -31,7 +31,7 @@ class ResumeIndexBuildOperator(RoirOperator):
         self.batch_rows = batch_rows
 
     def execute(self, context: Context) -> int:
-        """Resume it. Fails without a retry where it isn't paused, or where an option is bad."""
+        """Resume the operation. Fails without a retry if it isn't paused, or if an option is bad."""
         with failing_clearly():
             row = operations.resume(
                 self.get_database(),

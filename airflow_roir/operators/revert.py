@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class RevertIndexOperator(RoirOperator):
-    """Shows readers the generation again that the last rebuild replaced (docs/architecture.md#phases); returns its id.
+    """Shows readers the generation that the last rebuild replaced (docs/architecture.md#phases); returns its id.
 
-    Nothing is lost: it was maintained all the time. Fails without a retry where its revert window is over.
+    Nothing is lost: every write has maintained that generation. Fails without a retry if the revert window is over.
 
     reason: what the `event` table keeps (templated).
     """
@@ -27,7 +27,7 @@ class RevertIndexOperator(RoirOperator):
         self.reason = reason
 
     def execute(self, context: Context) -> int:
-        """Flip the view back."""
+        """Point the view back."""
         with failing_clearly():
             actor = owner_of(context["ti"])
             done = revert.revert(self.get_database(), self.index, actor, self.reason, self.log.info)

@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import operations
 from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning
 from airflow_roir.operation import Phase
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
@@ -31,25 +32,27 @@ MODES = ("only", "before", "none")
 
 
 class VerifyIndexOperator(SparkDrivingOperator):
-    """Compares an index with its source on Spark, under writers, and mends it on request; returns the counts.
+    """Compares an index with its source on Spark, while users write, and repairs it on request; returns the counts.
 
-    sample, max_seconds, slices, repair, amcheck: see `VerifyOptions`; numbers and truth may be given as text; None or
-        '' takes the default there.
-    mode: `only`; `before` where a rebuild follows, which skips the task where the index isn't published yet or has an
-        unfinished build; `none` skips it anyway.
-    parallelism, spark: see `SparkDrivingOperator`. All of these are templated.
-    fail_on_difference: fail, without a retry, where something is wrong still; the counts are in the XCom all the same.
+    sample, max_seconds, slices, repair, amcheck: see `VerifyOptions`; numbers and booleans may be given as text; None
+        or '' takes the default there.
+    mode: `only`; `before` if a rebuild follows: the task is skipped if the index isn't published yet or has an
+        unfinished build; `none` always skips it.
+    parallelism: how many workers to start with; the task's Task State Store changes it later.
+    spark: see `SparkDrivingOperator`. All of these are templated.
+    fail_on_difference: fail, without a retry, if something is still wrong; the XCom has the counts either way.
 
-    An unfinished verification of the index is gone on with, with the options that it has. Pausing the DAG stops it
-    after the units that are open and reschedules the task; every retry goes on with the units that are left, and one
-    whose verification has ended meanwhile returns what that found. A build of the index that is unfinished is waited
-    for, and so is a verification that was paused elsewhere, or that another run drives.
+    The task continues an unfinished verification of the index, with the options that it has. If the DAG is paused, the
+    open units end and the task is rescheduled. Every retry continues with the other units; if the verification has
+    ended meanwhile, the retry returns its result. The task waits for an unfinished build of the index, for a
+    verification that was paused elsewhere, and for one that another run drives.
 
-    What is not guaranteed: a task that dies in the moment in which it reports its result verifies again.
+    Not guaranteed: a task that dies while it reports its result verifies again.
     """
 
     template_fields: Sequence[str] = (
         *SparkDrivingOperator.template_fields,
+        "parallelism",
         "sample",
         "max_seconds",
         "slices",
@@ -62,6 +65,7 @@ class VerifyIndexOperator(SparkDrivingOperator):
     def __init__(
         self,
         *,
+        parallelism: int | str | None = None,
         sample: float | str | None = None,
         max_seconds: int | str | None = None,
         slices: int | str | None = None,
@@ -72,6 +76,7 @@ class VerifyIndexOperator(SparkDrivingOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.parallelism = parallelism
         self.sample = sample
         self.max_seconds = max_seconds
         self.slices = slices
@@ -107,14 +112,14 @@ class VerifyIndexOperator(SparkDrivingOperator):
             if mode not in MODES:
                 raise InvalidInput(f"mode is {self.mode!r}; it must be one of {', '.join(MODES)}")
             if mode == "none":
-                raise AirflowSkipException("nothing is to be verified")
-            self.offer_live_options(context)
+                raise AirflowSkipException("mode is none: nothing to verify")
             database = self.get_database()
             self.operation_id = operation = self._operation(context, database, options, mode)
+            self.offer_live_options(context, database)
             row = self.take_turn(database, context["ti"])
         if row is not None:
             self.drive_on_spark(context, database, row)
-        report = verification.report_of(database, operation)
+        report = report_of(database, operation)
         log_report(self.log, report)
         # Without the discrepancies themselves: rows' values have no place in Airflow's database.
         counts = {name: value for name, value in report.as_dict().items() if name != "first"}
@@ -122,8 +127,8 @@ class VerifyIndexOperator(SparkDrivingOperator):
             return counts
         context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=counts)
         raise AirflowFailException(
-            f"index {report.index} differs from its table ({report}): see roir.discrepancy, verification "
-            f"{report.verification_id}; mend it by a verification with repair, or rebuild it"
+            f"index {report.index} differs from its table ({report}): see the table roir.discrepancy, verification "
+            f"{report.verification_id}. Verify it with repair, or rebuild it"
         )
 
     def _operation(self, context: Context, database: Database, options: VerifyOptions, mode: str) -> int:
@@ -133,24 +138,28 @@ class VerifyIndexOperator(SparkDrivingOperator):
         if begun_before is not None:
             return begun_before
         if is_dag_paused(ti):
-            self.log.info("DAG %s is paused, nothing is verified yet: unpause to go on", ti.dag_id)
+            self.log.info("DAG %s is paused; nothing is verified yet. Unpause the DAG to continue", ti.dag_id)
             raise leave(LEAVE_S)
         try:
             begun = verification.begin(database, self.index, options, owner_of(ti), mode)
         except NotFound as reason:
             if mode == "before":
-                raise AirflowSkipException(f"there is nothing to verify before the build: {reason}") from None
+                raise AirflowSkipException(f"nothing to verify before the build: {reason}") from None
             raise
         except OperationRunning as reason:
             if mode == "before" and operations.find_operation(database, self.index).kind != "verify":
-                raise AirflowSkipException(f"the build that follows goes on with another: {reason}") from None
+                raise AirflowSkipException(
+                    f"not verified, since the build continues an unfinished one: {reason}"
+                ) from None
             self.log.info("Waiting: %s", reason)
             raise leave(LOOK_AGAIN_S) from None
         store.set(OPERATION, begun.operation_id, retention=NEVER_EXPIRE)
         if begun.adopted:
             with database.transaction() as connection:
                 found = operations.read_operation(connection, begun.operation_id)
-            self.log.info("Going on with unfinished verification %s as it was begun: %s", found.id, found.options)
+            self.log.info(
+                "Continuing unfinished verification %s with the options that it has: %s", found.id, found.options
+            )
         else:
             self.log.info("Began verification %s of index %s", begun.operation_id, begun.index)
         return begun.operation_id

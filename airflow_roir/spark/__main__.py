@@ -1,4 +1,4 @@
-"""`python -m airflow_roir.spark`, and what `spark-submit` runs: builds and seals, or verifies, an unfinished operation.
+"""`python -m airflow_roir.spark`, also for `spark-submit`: builds and seals, or verifies, an unfinished operation.
 
 The DSN is read from the environment variable ROIR_DSN alone: an argument would show in the process list.
 """
@@ -25,18 +25,16 @@ from airflow_roir.spark.supervise import drive
 def main(arguments: list[str] | None = None) -> int:
     """Exit codes: 0 done, 3 paused, 4 another run drives the operation, 2 bad input, 1 any other error."""
     parser = argparse.ArgumentParser(prog="python -m airflow_roir.spark", description=__doc__)
-    parser.add_argument("--index", required=True, help="the index, as SQL writes it")
-    parser.add_argument("--owner", help="how this run is named to others")
+    parser.add_argument("--index", required=True, help="the index: name or schema.name, quoted as in SQL")
+    parser.add_argument("--owner", help="the name of this run in roir status")
     parser.add_argument("--master", help="Spark master URL, local[n], or sc://… for Spark Connect")
-    parser.add_argument("--parallelism", type=int)
-    parser.add_argument("--batch-rows", type=int)
-    parser.add_argument("--take-over", action="store_true", help="also from a run that is alive")
-    parser.add_argument("--keep-pause", action="store_true", help="leave at once if it is paused by now")
+    parser.add_argument("--take-over", action="store_true", help="take over even from a run that is alive")
+    parser.add_argument("--keep-pause", action="store_true", help="end at once if the operation is paused")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
     options = parser.parse_args(arguments)
     dsn = os.environ.get("ROIR_DSN")
     if not dsn:
-        return _say("ROIR_DSN is not set; it names the database", 2)
+        return _say("no database given: set the environment variable ROIR_DSN", 2)
     owner = options.owner or f"{default_actor()} pid {os.getpid()}"
     if wrong := [setting for setting in options.conf if "=" not in setting]:
         return _say(f"--conf takes KEY=VALUE, not {wrong[0]!r}", 2)
@@ -48,8 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
             options.index,
             owner,
             SparkOptions(options.master, conf),
-            options.parallelism,
-            options.batch_rows,
             options.take_over,
             _report,
             lift_pause=not options.keep_pause,
@@ -75,11 +71,11 @@ def _interrupt(_signal: int, _frame: Any) -> None:
 
 
 def _report(line: str) -> None:
-    """Raises SparkFailed where nobody listens: without its parent a run hears of no switch and no changed option."""
+    """Raises SparkFailed if no process reads: without its parent a run hears of no switch and no changed option."""
     try:
         print(f"roir: {line}", file=sys.stderr, flush=True)  # noqa: T201
     except BrokenPipeError:
-        raise SparkFailed("the process that started this run has died, an Airflow task for example") from None
+        raise SparkFailed("the process that started this run has died (an Airflow task, for example)") from None
 
 
 def _say(message: str, code: int) -> int:

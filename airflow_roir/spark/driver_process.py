@@ -30,8 +30,6 @@ def driver_command(
     owner: str,
     options: SparkOptions,
     *,
-    parallelism: int | None = None,
-    batch_rows: int | None = None,
     take_over: bool = False,
     keep_pause: bool = False,
 ) -> list[str]:
@@ -43,10 +41,6 @@ def driver_command(
     command = [sys.executable, "-m", "airflow_roir.spark", "--index", index, "--owner", owner]
     if options.master:
         command += ["--master", options.master]
-    if parallelism is not None:
-        command += ["--parallelism", str(parallelism)]
-    if batch_rows is not None:
-        command += ["--batch-rows", str(batch_rows)]
     if take_over:
         command.append("--take-over")
     if keep_pause:
@@ -69,8 +63,8 @@ class Driver:
     command, environment: what to start; forward: called with every line that it logs, from a thread.
     is_starting: Spark isn't up yet, so that it can be ended at any moment at no loss.
 
-    What is not guaranteed: when this process dies by SIGKILL the driver goes on until it ends or a newer run fences
-    it (docs/architecture.md#lifecycle); a wrong row can't come of that.
+    Not guaranteed: when this process dies by SIGKILL the driver continues until it ends or a newer run fences it
+    (docs/architecture.md#lifecycle); a wrong row can't come of that.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], forward: Callable[[str], None]) -> None:
@@ -107,7 +101,7 @@ class Driver:
                 self._forward(text)
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Wait for the driver's end, at most so long, or as long as it takes; its exit code, see
+        """Wait for the driver's end, at most `seconds` or as long as it takes; its exit code, see
         `airflow_roir.spark.__main__.main`, negative for a signal, None while it runs."""
         try:
             code = self._process.wait(seconds)
@@ -122,8 +116,7 @@ class Driver:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the driver's process group for good: SIGTERM, and SIGKILL for who is left when the driver has ended or
-        `TERMINATE_S` are over."""
+        """End the driver's process group: SIGTERM, then SIGKILL once the driver has ended, or after `TERMINATE_S`."""
         if self._process.returncode is not None:
             return
         self._signal(signal.SIGTERM)

@@ -1,6 +1,6 @@
 """This package as one zip file, for executors that don't have it.
 
-The driver ships it wherever Spark isn't local, so nobody need do it by hand. It is for workers: a driver needs the
+The driver ships it wherever Spark isn't local. It is for workers: a driver needs the
 migrations, too, to know the control schema's version. What the package imports isn't in it: see docs/spark.md.
 """
 

@@ -11,7 +11,7 @@ FIRST_WAIT_S = 0.2
 
 
 class Patience:
-    """As `engine.database.retry`, for work that isn't one transaction but goes on from where it stood.
+    """As `engine.database.retry`, for work that isn't one transaction but continues from its last commit.
 
     Waits double up to LONGEST_WAIT_S, `patience_s` in all. wait: how to sleep, in seconds.
     """

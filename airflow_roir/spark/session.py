@@ -85,7 +85,7 @@ def _close(spark: Any) -> None:
 
 
 def is_classic(spark: Any) -> bool:
-    """False where the session is a Spark Connect client's: there is no SparkContext then."""
+    """False if the session is a Spark Connect client's: there is no SparkContext then."""
     return not type(spark).__module__.startswith("pyspark.sql.connect")
 
 
@@ -114,7 +114,7 @@ def name_job(spark: Any, tag: str, description: str) -> None:
 
 
 def interrupt(spark: Any, tag: str) -> None:
-    """End the jobs of a tag; what they have open is rolled back. Silent where Spark is gone."""
+    """End the jobs of a tag; what they have open is rolled back. Silent if Spark is gone."""
     try:
         spark.interruptTag(tag.replace(",", ";"))
     except Exception:
@@ -134,5 +134,5 @@ def why(error: BaseException) -> str:
 
 
 def is_python_error(error: BaseException) -> bool:
-    """True where a worker's own Python code raised it: a missing module, a wrong version. It would do so again."""
+    """True if a worker's own Python code raised it: a missing module, a wrong version. It would do so again."""
     return "Traceback (most recent call last)" in str(error)

@@ -38,18 +38,16 @@ def drive(
     index: str,
     owner: str,
     options: SparkOptions,
-    parallelism: int | None = None,
-    batch_rows: int | None = None,
     take_over: bool = False,
     report: Callable[[str], None] = lambda line: None,
     lift_pause: bool = True,
 ) -> OperationStatus:
-    """Build and seal the index's live operation on Spark, or verify it, in a run of its own, from wherever it stands.
+    """Build and seal the index's live operation on Spark, or verify it, in a run of its own, from its present phase.
 
     Returns its status: phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises,
     SparkFailed, and WorkerFailed for what workers reported; the operation then holds the reason.
     """
-    run = start_run(database, index, owner, parallelism, batch_rows, take_over, lift_pause)
+    run = start_run(database, index, owner, take_over, lift_pause)
     with driving(database, run), heartbeat(database, run):
         if _control(database, run).phase in ENGINE:
             report(f"operation {run.operation_id}: starting Spark")
@@ -138,7 +136,7 @@ class _PhaseOnSpark:
         return failures
 
     def _failure(self, ended: Ended, leaving: bool) -> RoirError | None:
-        """What trying again won't help: a worker's own error, or a Spark that is of no more use."""
+        """The error, if trying again won't help: a worker's own error, or a Spark that is of no more use."""
         phase = self._phase.value
         for row in ended.rows:
             if row.error is None:
@@ -146,7 +144,7 @@ class _PhaseOnSpark:
                 what += "" if self._phase == Phase.SEAL else f": {row.rows} rows"
                 self._report(f"{phase}: worker {row.worker}, {what} in {row.seconds:.2f} s")
             elif row.error.startswith("fenced: "):
-                self._report(f"{phase}: worker {row.worker} was fenced by a newer one")
+                self._report(f"{phase}: worker {row.worker} stopped: a newer worker has taken its place")
             else:
                 return WorkerFailed(row.error)
         if ended.error is None:

@@ -1,4 +1,4 @@
-"""A phase's workers on Spark: each is one Spark job with one task, so that one can come, leave or fail alone."""
+"""A phase's workers on Spark: each is one Spark job with one task, so that workers come, leave and fail one by one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INTERRUPTED_S = 15.0
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker's job that has ended. rows: its metrics; error: what Spark raised, None where the worker returned."""
+    """A worker's job that has ended. rows: its metrics; error: what Spark raised, None if the worker returned."""
 
     worker: int
     rows: list[Any]
@@ -74,7 +74,7 @@ class Workers:
         return f"roir {run.index} operation {run.operation_id}.{run.epoch} {self._phase.value} worker {number}"
 
     def wait(self, seconds: float) -> None:
-        """Wait until a worker ends, at most so long."""
+        """Wait until a worker ends, at most this many seconds."""
         self._woken.wait(seconds)
         self._woken.clear()
 
@@ -89,10 +89,10 @@ class Workers:
         return ended
 
     def leave(self, at_work: Callable[[], Collection[int]], patience_s: float) -> list[Ended]:
-        """Wait until everybody has left at their batch boundary, which they do once the operation isn't running.
+        """Wait until all workers have left at their batch boundary, which they do once the operation isn't running.
 
-        Whom Spark never gave a slot, or lost, would be waited for without end: such jobs are interrupted, and so is
-        everybody while nobody can be looked for, after patience_s seconds.
+        Whom Spark never gave a slot, or lost, would be waited for without end: such jobs are interrupted. After
+        patience_s seconds without an answer of the database all jobs are.
         at_work: the numbers of the workers that have a session in the server; raises whatever the database raises.
         """
         ended = self.collect()

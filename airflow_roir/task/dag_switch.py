@@ -19,7 +19,7 @@ LOOK_AGAIN_S = 30
 
 
 def is_dag_paused(ti: RuntimeTaskInstanceProtocol) -> bool | None:
-    """Whether the switch of the task's DAG is off now; None where that can't be known, which means carry on.
+    """Whether the switch of the task's DAG is off now; None if that can't be known: then continue.
 
     Blocks for as long as the API server can't be reached. Raises EOFError or OSError when the task's supervisor is
     gone.

@@ -10,7 +10,7 @@ from airflow_roir.errors import InvalidInput
 def whole_number(name: str, value: Any) -> int | None:
     """Read an optional whole number; None, '' and 'None' (an empty field, rendered) are None.
 
-    Raises InvalidInput. Its range is not checked here but where it is used.
+    Raises InvalidInput. The range is checked by `BuildOptions` and `VerifyOptions`.
     """
     if value is None or (isinstance(value, str) and value.strip() in ("", "None")):
         return None

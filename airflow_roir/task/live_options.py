@@ -26,7 +26,7 @@ class Apply(Protocol):
 
 
 def seed(store: TaskStateStoreAccessor, values: Mapping[str, int | None]) -> None:
-    """Write the values of the trigger form into the store, where they aren't there yet.
+    """Write the values of the trigger form into the store, unless it has them already.
 
     They never expire: the default of thirty days is shorter than a long pause.
     """
@@ -36,7 +36,7 @@ def seed(store: TaskStateStoreAccessor, values: Mapping[str, int | None]) -> Non
 
 
 class LiveOptions:
-    """Follows the stored values: tells what changed, refuses what can't be used, once, and keeps the old.
+    """Follows the stored values: tells what changed, refuses once what can't be used, and keeps the old value.
 
     refused: told of each refusal, besides the log.
     current: the options in effect; no others are followed. A key that is missing from the store, or was deleted
@@ -74,7 +74,7 @@ class LiveOptions:
             except InvalidInput as refusal:
                 self._refused[key] = repr(value)
                 kept = self.current.get(key, "its old value")
-                said = f"Refused a value from the Task State Store, {key} stays at {kept}: {refusal}"
+                said = f"Refused a value of the Task State Store: {refusal}. {key} stays at {kept}"
                 log.warning("%s", said)
                 self._tell_refused(said)
                 continue

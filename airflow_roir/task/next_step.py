@@ -1,4 +1,4 @@
-"""Whether it is this task's turn to drive an operation: a decision from what the control tables say."""
+"""Whether it is this task's turn to drive an operation, decided from the control tables."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class OperationState(Protocol):
 
 @dataclass(frozen=True)
 class Go:
-    """Drive it: nobody else does, and nobody wants it to rest."""
+    """Drive the operation: no other run does, and no user has paused it."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """What this task is for has been done, by an earlier try or by somebody else."""
+    """The work of this task is done, by an earlier try or by another run."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Leave, and look again later. `by_switch` where the pause ends with the DAG's own switch."""
+    """Leave, and look again later. `by_switch`: the pause ends with the DAG's own switch."""
 
     why: str
     by_switch: bool = False
@@ -55,24 +55,28 @@ def decide(
 
     done_phases: phases in which this task has nothing left to do.
     switch: the name under which this DAG's switch pauses; such a pause ends as soon as the DAG isn't paused.
-    driver: who drives the operation now, other than this DAG run; None for nobody.
+    driver: the other run that drives the operation now; None if there is none.
 
-    A pause that a run took upon itself, because something failed, is no wish to rest: a later try goes on.
+    A run also pauses its operation if something fails: a later try resumes that one.
     """
     if operation.status == Status.COMPLETED:
         return Done()
     if operation.status in (Status.ABORTING, Status.ABORTED):
-        return Stop(f"operation {operation.id} was aborted; trigger a new run to begin anew")
+        return Stop(f"operation {operation.id} was aborted; trigger a new run to start again")
     if operation.status == Status.FAILED:
         return Stop(
-            f"operation {operation.id} has failed and can only be aborted: {operation.error or 'no reason kept'}"
+            f"operation {operation.id} has failed: {operation.error or 'no reason kept'}. Abort it, then trigger a "
+            "new run"
         )
     if operation.phase in done_phases:
         return Done()
     if operation.status == Status.PAUSED and operation.paused_by not in (switch, operation.owner, None):
-        return Wait(f"paused by {operation.paused_by} ({operation.pause_reason}): resume it to go on")
+        return Wait(
+            f"paused by {operation.paused_by} ({operation.pause_reason}); this run continues once the operation is "
+            "resumed"
+        )
     if driver is not None:
-        return Wait(f"driven by {driver}: this run goes on when that one ends")
+        return Wait(f"driven by {driver}; this run continues when that run ends")
     if dag_paused:
         return Wait(f"paused by {switch}: unpause to resume", by_switch=True)
     return Go()

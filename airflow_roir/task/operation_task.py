@@ -30,7 +30,7 @@ class DrivingOperator(RoirOperator):
     """Base of the operators that drive an operation through some of its phases.
 
     operation_id: the id that the prepare task returned (templated); the task refuses to drive another one. None
-        drives whatever unfinished operation the index has.
+        drives the unfinished operation of the index.
     """
 
     template_fields: Sequence[str] = (*RoirOperator.template_fields, "operation_id")
@@ -46,7 +46,7 @@ class DrivingOperator(RoirOperator):
         self._killed = True
 
     def read(self, database: Database) -> OperationRow:
-        """The operation as it is now. Raises AirflowFailException where it ended unfinished and another has begun."""
+        """The operation as it is now. Raises AirflowFailException if it ended unfinished and another one has begun."""
         newest = operations.find_operation(database, self.index)
         begun = whole_number("operation_id", self.operation_id)
         if begun is None or newest.id == begun:
@@ -56,14 +56,14 @@ class DrivingOperator(RoirOperator):
         if row.status == Status.COMPLETED and row.index_id == newest.index_id:
             return row
         raise AirflowFailException(
-            f"operation {begun} of index {self.index} has ended and operation {newest.id} has taken its "
-            "place: this run has nothing left to do"
+            f"operation {begun} of index {self.index} has ended, and operation {newest.id} has begun since; this run "
+            "has nothing more to do"
         )
 
     def take_turn(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> OperationRow | None:
-        """The operation, if this task is to drive it; None where its work is done already.
+        """The operation, if this task is to drive it; None if the task's work is done already.
 
-        Raises AirflowRescheduleException to wait, AirflowFailException where waiting can't help.
+        Raises AirflowRescheduleException to wait, AirflowFailException if waiting can't help.
         """
         dag_paused = bool(is_dag_paused(ti))
         row = self.read(database)
@@ -71,7 +71,7 @@ class DrivingOperator(RoirOperator):
             driven = operations.heart_beats(row, connection) and row.owner != owner_of(ti)
         match decide(row, self.done_phases, actor_of_switch(ti.dag_id), dag_paused, row.owner if driven else None):
             case Done():
-                self.log.info("Operation %s has this behind it already: phase %s", row.id, row.phase)
+                self.log.info("Operation %s has finished this task already: it is in phase %s", row.id, row.phase)
                 turn = None
             case Stop(why):
                 raise AirflowFailException(why)
@@ -128,8 +128,8 @@ class DrivingOperator(RoirOperator):
     ) -> NoReturn:
         """End a stretch whose job ended before its work was done.
 
-        failure: what to say where the job failed; raised as AirflowException, so that the next try goes on.
-        asked_to: the job left since the operation was paused, or since another run drives it.
+        failure: what to say if the job failed; raised as AirflowException, so that the next try continues.
+        asked_to: the job ended because the operation was paused, or because another run drives it.
         """
         row = self.read(database)
         switch = actor_of_switch(ti.dag_id)
@@ -145,5 +145,5 @@ class DrivingOperator(RoirOperator):
                 self.wait_for(database, why, LOOK_AGAIN_S)
             case Go() | Done() if asked_to:
                 # The reason has gone again, or the heartbeat is that of a try which was killed moments ago.
-                self.wait_for(database, "going on shortly", LOOK_AGAIN_S)
+                self.wait_for(database, "trying again shortly", LOOK_AGAIN_S)
         raise AirflowException(f"operation {row.id} on index {self.index}, phase {row.phase}: {failure}")

@@ -1,4 +1,4 @@
-"""How far a build is, in its task's log, now and then."""
+"""How far an operation is, in its task's log, now and then."""
 
 from __future__ import annotations
 

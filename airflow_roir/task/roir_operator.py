@@ -1,4 +1,4 @@
-"""What every task of ours has in common: an index, a connection, and errors that say whether a retry can help."""
+"""What our tasks have in common: an index, a connection, and errors that say whether a retry can help."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def owner_of(ti: RuntimeTaskInstanceProtocol) -> str:
 
 @contextmanager
 def failing_clearly() -> Iterator[None]:
-    """Fail the task without a retry where none can help; let every other error count as a try."""
+    """Fail the task without a retry if none can help; let every other error count as a try."""
     try:
         yield
     except HOPELESS as error:

@@ -1,4 +1,4 @@
-"""The part that build and verify share: Spark's driver as a process beside the task, followed to its end."""
+"""The part that build and verify share: Spark's driver as a process beside the task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import operations, status
+from airflow_roir.engine import live_options, operations, status
 from airflow_roir.engine.database import is_transient
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
@@ -16,8 +16,8 @@ from airflow_roir.hooks.spark import resolve_spark
 from airflow_roir.links.live_options import LiveOptionsLink
 from airflow_roir.operation import Status
 from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
-from airflow_roir.task.form_values import optional_text, whole_number
-from airflow_roir.task.live_options import LiveOptions, seed
+from airflow_roir.task.form_values import optional_text
+from airflow_roir.task.live_options import Apply, LiveOptions, seed
 from airflow_roir.task.operation_task import DrivingOperator
 from airflow_roir.task.progress import Progress
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
@@ -35,50 +35,47 @@ DONE = 0
 class SparkDrivingOperator(DrivingOperator):
     """Base of the operators that drive an operation on Spark.
 
-    parallelism: how many workers to start with. It is written to the task's Task State Store, and what a user makes
-        of it there takes effect at once, or at the next start, where the store has the last word over changes made
-        elsewhere meanwhile. None keeps the operation's own.
     spark: a Spark master, or the id of an Airflow connection that holds one; None or 'local' runs Spark inside the
-        driver. See `hooks.spark`.
+        driver (templated). See `hooks.spark`.
 
-    Both are templated.
+    The operation's row holds the options that can change while it runs. The task offers them in its Task State Store.
+    A change there takes effect at once, or at the next start; at a start the store has the last word over changes made
+    elsewhere.
     """
 
-    template_fields: Sequence[str] = (*DrivingOperator.template_fields, "parallelism", "spark")
+    template_fields: Sequence[str] = (*DrivingOperator.template_fields, "spark")
     operator_extra_links = (LiveOptionsLink(),)
-    # What the Task State Store holds for the user to change, each an attribute of the task and a column.
+    # What the Task State Store holds for the user to change, each a column of the operation's row.
     live_options: tuple[str, ...] = ("parallelism",)
 
-    def __init__(self, *, parallelism: int | str | None = None, spark: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, spark: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.parallelism = parallelism
         self.spark = spark
         self._driver: Driver | None = None
         self._left_early = False
 
-    def offer_live_options(self, context: Context) -> None:
-        """Write what may be changed to the Task State Store, and show the button that leads there."""
+    def offer_live_options(self, context: Context, database: Database) -> None:
+        """Write the options that may change, as the operation has them, to the Task State Store; show the button."""
         ti = context["ti"]
         # Now and not at the end, where Airflow would do it: the button is for while it runs.
         link = LiveOptionsLink()
         ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))
-        with failing_clearly():
-            values = {key: whole_number(key, getattr(self, key)) for key in self.live_options}
-            seed(context["task_state_store"], values)
+        row = self.read(database)
+        seed(context["task_state_store"], {key: getattr(row, key) for key in self.live_options})
 
     def drive_on_spark(self, context: Context, database: Database, row: OperationRow) -> None:
         """Drive the operation, as `take_turn` gave it, until the driver's phases are done, or leave.
 
-        Raises AirflowRescheduleException, AirflowFailException, AirflowException (the next try goes on).
+        Raises AirflowRescheduleException, AirflowFailException, AirflowException (the next try continues).
         """
         ti, store = context["ti"], context["task_state_store"]
         with failing_clearly():
             actor = f"task state store of DAG {ti.dag_id}"
             options = LiveOptions(
                 {key: getattr(row, key) for key in self.live_options},
-                refused=lambda refusal: operations.refuse_option(database, self.index, actor, refusal),
+                refused=lambda refusal: live_options.refuse_option(database, self.index, actor, refusal),
             )
-            first = options.follow({key: store.get(key) for key in self.live_options})
+            options.follow({key: store.get(key) for key in self.live_options}, self._change(database, actor))
             owner = owner_of(ti)
             if row.status == Status.PAUSED:
                 # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
@@ -87,8 +84,6 @@ class SparkDrivingOperator(DrivingOperator):
                 self.index,
                 owner,
                 resolve_spark(optional_text(self.spark)),
-                parallelism=first.get("parallelism"),
-                batch_rows=first.get("batch_rows"),
                 # A fresh heartbeat under our own name is that of a try which was killed moments ago.
                 take_over=row.owner == owner,
                 keep_pause=True,
@@ -126,6 +121,12 @@ class SparkDrivingOperator(DrivingOperator):
         assert self._driver is not None
         return self._driver.wait(seconds) is not None
 
+    def _change(self, database: Database, actor: str) -> Apply:
+        def change(**values: int) -> object:
+            return live_options.set_options(database, self.index, actor, **values)
+
+        return change
+
     def _turn(
         self,
         database: Database,
@@ -136,9 +137,6 @@ class SparkDrivingOperator(DrivingOperator):
         operation_id: int,
         owner: str,
     ) -> None:
-        def apply(**values: int) -> object:
-            return operations.set_options(database, self.index, actor, **values)
-
         try:
             assert self._driver is not None
             if self._driver.is_starting and operations.has_paused(database, operation_id, owner):
@@ -147,7 +145,7 @@ class SparkDrivingOperator(DrivingOperator):
                 self._driver.kill()
                 operations.has_paused(database, operation_id, owner)
                 return
-            options.follow(stored, apply)
+            options.follow(stored, self._change(database, actor))
             progress.turn()
         except IllegalTransition:
             # Somebody has ended the operation in this very moment, and the driver is about to say so.
@@ -160,4 +158,7 @@ class SparkDrivingOperator(DrivingOperator):
 
     def _ending(self) -> str:
         assert self._driver is not None
-        return f"Spark's driver ended with {self._driver.wait(0)}: {self._driver.last_line or 'it logged nothing'}"
+        return (
+            f"Spark's driver ended with exit code {self._driver.wait(0)}: "
+            f"{self._driver.last_line or 'it logged nothing'}"
+        )

@@ -1,4 +1,4 @@
-"""What a user asks a running task for in Airflow's UI, looked up by a thread of its own.
+"""What a user asks of a running task in Airflow's UI; a thread looks it up.
 
 A look blocks while the API server can't be reached, and the build must go on meanwhile: the task's main loop only
 reads what the last look found.
@@ -35,7 +35,7 @@ class Watcher:
     there. Used as a context manager, or stepped by `look()` alone.
 
     `paused` and `values` are what the last look that succeeded found. `orphaned` says that the task's supervisor is
-    gone: nobody can tell this task anything any more, nor hear of its result.
+    gone: no request reaches this task any more, and its result reaches no one.
     """
 
     def __init__(self, ti: RuntimeTaskInstanceProtocol, store: Store | None = None, keys: tuple[str, ...] = ()) -> None:
@@ -50,7 +50,7 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="roir-watcher", daemon=True)
 
     def look(self) -> None:
-        """Look once. Never raises for an API server that doesn't answer: what was found before stays."""
+        """Look once. If the API server doesn't answer, the last look's findings stay; that raises nothing."""
         try:
             paused = is_dag_paused(self.ti)
             if paused is not None:

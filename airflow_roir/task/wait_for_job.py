@@ -17,7 +17,7 @@ POLL_S = 0.5
 
 
 class Interrupted(AirflowException):
-    """The task was killed, or its supervisor is gone. What is committed stays; the next try goes on from there."""
+    """The task was killed, or its supervisor is gone. All committed work stays; the next try continues after it."""
 
 
 def follow(
@@ -27,21 +27,21 @@ def follow(
     request_pause: Callable[[], None],
     change_options: Callable[[Mapping[str, Any]], object],
 ) -> None:
-    """Return when the job has ended; raise Interrupted where it must be given up.
+    """Return when the job has ended; raise Interrupted if the task must leave it.
 
-    wait: waits for the job so many seconds, True when it has ended.
+    wait: waits for the job, at most this many seconds; True when it has ended.
     request_pause: called at every turn while the DAG's switch is off, not once: a driver that was just starting
         may have resumed the operation after an earlier request. The job then ends by itself, at a batch boundary.
     change_options: called at every turn with what the Task State Store holds.
     """
     while not wait(POLL_S):
         if is_killed():
-            raise Interrupted("the task was killed; everything committed stays")
+            raise Interrupted("the task was killed; all committed work stays")
         if watcher.orphaned:
-            raise Interrupted("the task's supervisor is gone; the next try goes on from the watermarks")
+            raise Interrupted("the task's supervisor is gone; all committed work stays")
         if watcher.paused:
             request_pause()
         change_options(watcher.values)
     # A signal that ended the job may have been meant for the task.
     if is_killed():
-        raise Interrupted("the task was killed; everything committed stays")
+        raise Interrupted("the task was killed; all committed work stays")

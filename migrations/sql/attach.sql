@@ -6,14 +6,71 @@
 CREATE FUNCTION roir.refuse_write() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE object_in_use USING
-        MESSAGE = format('%s is being attached to a table with a roir index; nobody may write to it', TG_RELID::regclass),
-        HINT = format('Wait for roir attach-partition, or give it up: SELECT roir.cancel_attach(%L).',
+        MESSAGE = format('%s is being attached to a table with a roir index; until then it takes no writes', TG_RELID::regclass),
+        HINT = format('Wait for roir attach-partition, or cancel the attach: SELECT roir.cancel_attach(%L).',
                       TG_RELID::regclass);
+END $$;
+
+-- Rows may come into the bounds of a table that is being attached, by the default partition: their entries may be those
+-- that were copied, and then the last writer of both must not be the copy, nor may they go with these rows. So whatever
+-- comes is noted, in the transaction that brings it, and the copy begins anew. A snapshot that is older than the attach
+-- doesn't tell the bounds: then all is noted. Nothing is updated, since a user's statement would wait for another one's.
+CREATE FUNCTION roir.note_arrival() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    joining record;
+    within boolean := true;
+BEGIN
+    SELECT p.parent, p.condition INTO joining FROM roir.source_partition p
+     WHERE p.relation = TG_ARGV[0]::bigint AND p.status = 'joining' LIMIT 1;
+    IF FOUND THEN
+        -- It may have been detached since, and be another one's table.
+        IF NOT EXISTS (SELECT FROM pg_partition_ancestors(TG_RELID) a WHERE a.relid::oid::bigint = joining.parent) THEN
+            RETURN NULL;
+        END IF;
+        EXECUTE format('SELECT %s FROM (SELECT ($1).*) r', joining.condition) INTO within USING NEW;
+    END IF;
+    IF within THEN
+        INSERT INTO roir.emptied (generation_id, relation) VALUES (0, TG_ARGV[0]::bigint);
+    END IF;
+    RETURN NULL;
+END $$;
+-- It runs as us, on the triggers that we make.
+REVOKE ALL ON FUNCTION roir.note_arrival() FROM PUBLIC;
+
+-- Has the default partition note what comes.
+CREATE FUNCTION roir.note_arrivals(parent regclass, partition oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    rest regclass;
+    name text := 'roir_joining_' || partition;
+BEGIN
+    SELECT p.partdefid INTO rest FROM pg_partitioned_table p WHERE p.partrelid = parent AND p.partdefid <> 0
+       AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = p.partdefid AND t.tgname = name);
+    IF FOUND THEN
+        EXECUTE format('CREATE TRIGGER %I AFTER INSERT OR UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION roir.note_arrival(%L)',
+                       name, rest, partition);
+        EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', rest, name);
+    END IF;
+END $$;
+
+CREATE FUNCTION roir.stop_noting(partition oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    rest record;
+BEGIN
+    FOR rest IN SELECT t.tgrelid::regclass AS relation, t.tgname AS name FROM pg_trigger t
+                 WHERE t.tgname = 'roir_joining_' || partition AND t.tgparentid = 0
+                   AND t.tgfoid = 'roir.note_arrival()'::regprocedure LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', rest.name, rest.relation);
+    END LOOP;
+    DELETE FROM roir.emptied e WHERE e.generation_id = 0 AND e.relation = partition::bigint;
 END $$;
 
 CREATE FUNCTION roir.release_table(partition regclass) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    PERFORM roir.stop_noting(partition);
     EXECUTE format('DROP TRIGGER IF EXISTS roir_joining ON %s', partition);
     EXECUTE format('DROP TRIGGER IF EXISTS roir_joining_truncate ON %s', partition);
     EXECUTE format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS roir_bounds', partition);
@@ -24,6 +81,31 @@ CREATE FUNCTION roir.values_of(relation regclass) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT concat_ws(' ', pg_relation_filenode(relation), md5(string_agg(a.attnum || ' ' || a.attname, ',' ORDER BY a.attnum)))
       FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+$$;
+
+-- What differs where copied entries may be gone, or not be what a joining table has: its values; the files of the entries,
+-- which a TRUNCATE of the source exchanges; the default partition, which alone takes rows of its bounds. A table that is
+-- to be the default one itself has the bounds of all partitions that are made meanwhile.
+CREATE FUNCTION roir.joins_as(generation bigint, parent oid, partition regclass, as_default boolean) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT concat_ws(' ', roir.values_of(partition),
+        (SELECT md5(string_agg(concat(r.oid, ' ', pg_relation_filenode(r.oid)), ',' ORDER BY r.oid))
+           FROM (SELECT to_regclass(format('roir_data.g%s', generation))::oid AS oid
+                 UNION ALL
+                 SELECT t.relation FROM roir.partition_tree(to_regclass(format('roir_data.g%s', generation))) t) r),
+        CASE WHEN as_default
+             THEN 'default ' || coalesce((SELECT md5(string_agg(h.inhrelid::text, ',' ORDER BY h.inhrelid))
+                                            FROM pg_inherits h WHERE h.inhparent = parent), '')
+             ELSE (SELECT p.partdefid::text FROM pg_partitioned_table p WHERE p.partrelid = parent) END)
+$$;
+
+-- Whether the copy of a joining table's rows must begin anew. Not of one that is a partition already.
+CREATE FUNCTION roir.is_disturbed(joining bigint) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM roir.source_partition p
+                    WHERE p.id = joining AND p.status = 'joining' AND p.link IS NOT NULL
+                      AND (p.link <> roir.joins_as(p.generation_id, p.parent::oid, p.relation::oid, p.link LIKE '% default %')
+                           OR EXISTS (SELECT FROM roir.emptied e WHERE e.generation_id = 0 AND e.relation = p.relation)))
 $$;
 
 -- bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. It is run with the rights of the caller. To be
@@ -39,9 +121,9 @@ BEGIN
         RAISE no_data_found USING MESSAGE = format('%s has no roir index', parent),
             HINT = 'Use ALTER TABLE … ATTACH PARTITION.';
     ELSIF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = partition AND c.relkind = 'r' AND NOT c.relispartition) THEN
-        RAISE object_in_use USING MESSAGE = format('%s is a partition, or no plain table', partition);
+        RAISE object_in_use USING MESSAGE = format('%s can''t be attached: it is a partition already, or no plain table', partition);
     ELSIF NOT EXISTS (SELECT FROM pg_index x WHERE x.indrelid = partition AND x.indisprimary) THEN
-        RAISE object_in_use USING MESSAGE = format('%s has no primary key; the attach would build it under its lock', partition),
+        RAISE object_in_use USING MESSAGE = format('%s has no primary key; the attach would build one under its lock', partition),
             HINT = 'Give it the primary key of the table that it is attached to.';
     END IF;
     PERFORM roir.check_code(parent, partition, true);
@@ -53,6 +135,8 @@ BEGIN
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER roir_joining', partition);
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER roir_joining_truncate', partition);
     END IF;
+    -- Before the bounds are looked at: its lock on the default partition stays, so what comes later is noted.
+    PERFORM roir.note_arrivals(parent, partition);
     -- What the bounds mean is told by an empty partition that has them, which is taken back at once.
     BEGIN
         EXECUTE format('CREATE TABLE roir_data.joining_%s PARTITION OF %s %s', partition::oid, parent, bounds);
@@ -71,8 +155,8 @@ BEGIN
          WHERE i.source_oid = source::bigint AND x.status IN ('building', 'active', 'retired') ORDER BY x.id
     LOOP
         INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, status)
-        VALUES (g.id, partition::oid::bigint, parent::oid::bigint, true, roir.values_of(partition), partition::text, condition,
-                'joining')
+        VALUES (g.id, partition::oid::bigint, parent::oid::bigint, true,
+                roir.joins_as(g.id, parent, partition, bounds ~* '^\s*default\s*$'), partition::text, condition, 'joining')
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             INSERT INTO roir.event (index_id, actor, action, detail)
@@ -110,10 +194,14 @@ BEGIN
     END IF;
     PERFORM roir.check_code(parent, partition, true);
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', partition);
-    -- Its values are others now than those that were copied: what was copied leaves, and the copy begins anew.
-    UPDATE roir.source_partition p SET status = 'leaving'
-     WHERE p.relation = partition::oid::bigint AND p.status = 'joining' AND p.link <> roir.values_of(partition);
-    IF FOUND THEN
+    -- What was copied leaves, and the copy begins anew, for all generations: what was noted is forgotten.
+    IF EXISTS (SELECT FROM roir.source_partition p
+                WHERE p.relation = partition::oid::bigint AND p.status = 'joining' AND roir.is_disturbed(p.id)) THEN
+        UPDATE roir.source_partition p SET status = 'leaving'
+         WHERE p.relation = partition::oid::bigint AND p.status = 'joining';
+        DELETE FROM roir.emptied e WHERE e.generation_id = 0 AND e.relation = partition::oid::bigint;
+        -- A default partition's bounds are others where a sibling was made.
+        EXECUTE format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS roir_bounds', partition);
         RETURN false;
     END IF;
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s %s', parent, partition, bounds);
@@ -135,7 +223,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms
 BEGIN
     UPDATE roir.source_partition p SET status = 'leaving'
      WHERE p.relation = partition::oid::bigint AND p.status = 'joining';
-    IF NOT FOUND THEN
+    IF NOT FOUND AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
         RAISE no_data_found USING MESSAGE = format('%s is not being attached', partition);
     END IF;
     PERFORM roir.release_table(partition);

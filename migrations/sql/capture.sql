@@ -48,6 +48,11 @@ BEGIN
         EXECUTE format('DELETE FROM %s x WHERE %s', store, roir.entry_condition(
             (SELECT g.entry FROM roir.generation g WHERE g.id = generation),
             coalesce(roir.bounds_of(leaf), 'true'), 'x'));
+        -- A default partition has the bounds of a table that is being attached, too, whose copied entries are gone now.
+        INSERT INTO roir.emptied (generation_id, relation)
+        SELECT 0, p.relation FROM roir.source_partition p
+         WHERE p.generation_id = generation AND p.status = 'joining'
+           AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = forget_leaf.leaf AND t.tgname = 'roir_joining_' || p.relation);
     END IF;
 END $$;
 

@@ -16,6 +16,11 @@ BEGIN
         SELECT p.relation::oid FROM tree t JOIN roir.source_partition p
             ON p.parent = t.relation AND p.generation_id = generation)
     SELECT array_agg(relation) INTO below FROM tree;
+    -- One that came since a table is being attached may have had its bounds, and written its entries.
+    INSERT INTO roir.emptied (generation_id, relation)
+    SELECT DISTINCT 0, j.relation FROM roir.source_partition j JOIN roir.source_partition p ON p.generation_id = j.generation_id
+     WHERE j.generation_id = generation AND j.status = 'joining' AND j.link IS NOT NULL
+       AND p.relation = partition AND p.status = 'present' AND p.id > j.id;
     INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
     SELECT generation, partition, coalesce(max(p.parent), 0), coalesce(bool_or(p.leaf), true),
            coalesce(max(p.name), partition::regclass::text), coalesce(bounds, max(p.condition)), 'leaving'

@@ -16,17 +16,25 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE (c.value ->> 'primary_key')::boolean
 $$;
 
+-- SQL that `record`, a row of the source, projects to an entry, a row `alias` of a base or delta: the twin of
+-- Entry.has_row, to the letter but for quotes that a name doesn't need.
+CREATE FUNCTION roir.is_same(entry jsonb, record text, alias text) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT string_agg(CASE WHEN (c.value ->> 'primary_key')::boolean THEN x.same
+                           ELSE format('(%s OR %s IS NOT DISTINCT FROM NULL AND %s IS NOT DISTINCT FROM NULL)',
+                                       x.same, v.ours, v.theirs) END, ' AND ' ORDER BY c.position)
+      FROM jsonb_array_elements(entry -> 'columns') WITH ORDINALITY AS c (value, position)
+     CROSS JOIN LATERAL (
+           -- A cast names the type, which may be renamed: only where it must be.
+           SELECT format('%s.%I', record, c.value ->> 'source')
+                  || CASE WHEN (c.value ->> 'domain')::boolean THEN '::' || (c.value ->> 'cast') ELSE '' END AS ours,
+                  format('%s.c%s', alias, c.position) AS theirs) v
+     CROSS JOIN LATERAL (SELECT concat_ws(' ', v.ours, c.value ->> 'equals', v.theirs) AS same) x
+     WHERE c.position <= (entry -> 'identity')::int
+$$;
+
 -- SQL that an entry, a row `alias` of a base or delta, has its row in the source.
 CREATE FUNCTION roir.has_row(entry jsonb, source oid, alias text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT format('EXISTS (SELECT FROM %s s WHERE %s)', source::regclass, string_agg(
-               CASE WHEN (c.value ->> 'primary_key')::boolean THEN x.same
-                    ELSE format('(%s OR s.%I IS NOT DISTINCT FROM NULL AND %s.c%s IS NOT DISTINCT FROM NULL)',
-                                x.same, c.value ->> 'source', alias, c.position) END,
-               ' AND ' ORDER BY c.position))
-      FROM jsonb_array_elements(entry -> 'columns') WITH ORDINALITY AS c (value, position)
-     CROSS JOIN LATERAL (
-           SELECT format('s.%I::%s %s %s.c%s', c.value ->> 'source', c.value ->> 'cast', c.value ->> 'equals', alias,
-                         c.position) AS same) x
-     WHERE c.position <= (entry -> 'identity')::int
+    SELECT format('EXISTS (SELECT FROM %s s WHERE %s)', source::regclass, roir.is_same(entry, 's', alias))
 $$;

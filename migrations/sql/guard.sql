@@ -35,7 +35,7 @@ $$;
 CREATE FUNCTION roir.detach_problem(partition text, source regclass, OUT problem text, OUT hint text)
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT format('partition %s of %s would leave its entries behind in the roir indexes of that table', partition, source),
-           format('Take it out by SELECT roir.detach_partition(%L), with and_drop => true to drop it as well.', partition)
+           format('Use SELECT roir.detach_partition(%L), with and_drop => true to drop the partition, too.', partition)
 $$;
 
 -- What is wrong with DDL that has just been run on these relations; nothing where it is harmless. Follows partitions
@@ -84,14 +84,14 @@ BEGIN
         IF FOUND THEN
             problem := CASE c.kind
                 WHEN 'column' THEN format('index %s needs column %I of %s', g.index, c.name, g.source)
-                ELSE format('index %s holds column %I of %s as it is generated now', g.index, c.name, g.source) END;
+                ELSE format('index %s contains column %I of %s as its present expression generates it', g.index, c.name, g.source) END;
             hint := format('Drop the index first: roir drop %s.', g.index);
             RETURN;
         END IF;
         IF g.fingerprint <> roir.fingerprint(g.source, roir.entry_columns(g.entry)) THEN
             problem := format('%s can''t be altered like this while index %s is being built (operation %s)', g.source,
                               g.index, g.operation);
-            hint := format('Wait for its end, or abort it: SELECT roir.abort(%L).', g.index);
+            hint := format('Wait for the end of the build, or abort it: SELECT roir.abort(%L).', g.index);
             RETURN;
         END IF;
     END LOOP;
@@ -117,7 +117,7 @@ BEGIN
                                        WHERE c.classid = 'pg_class'::regclass)) p;
     EXCEPTION WHEN OTHERS THEN
         -- Nobody's DDL may fail because of us. What wasn't looked at is detected later.
-        RAISE WARNING 'roir could not look at this statement: %', SQLERRM;
+        RAISE WARNING 'roir could not check this statement: %', SQLERRM;
         RETURN;
     END;
     IF found.problem IS NOT NULL THEN
@@ -151,7 +151,7 @@ BEGIN
                 USING HINT = format('Run: roir drop %s.', orphan.index);
         END LOOP;
     EXCEPTION WHEN OTHERS THEN
-        RAISE WARNING 'roir could not look at this statement: %', SQLERRM;
+        RAISE WARNING 'roir could not check this statement: %', SQLERRM;
         RETURN;
     END;
     IF found.problem IS NOT NULL THEN
@@ -187,7 +187,7 @@ BEGIN
         SELECT * INTO found FROM roir.detached_concurrently(
             roir.relation_in_path(name, pg_catalog.current_setting('search_path'), roir.outer_role()));
     EXCEPTION WHEN OTHERS THEN
-        RAISE WARNING 'roir could not look at this statement: %', SQLERRM;
+        RAISE WARNING 'roir could not check this statement: %', SQLERRM;
         RETURN;
     END;
     IF found.problem IS NOT NULL THEN

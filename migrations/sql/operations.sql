@@ -14,7 +14,7 @@ BEGIN
      WHERE i.dropped_at IS NULL AND i.name = parts[cardinality(parts)]
        AND (cardinality(parts) = 1 OR i.schema_name = parts[1]);
     IF ids IS NULL OR cardinality(parts) > 2 THEN
-        RAISE no_data_found USING MESSAGE = format('there is no index %s; `roir status` lists those there are', index);
+        RAISE no_data_found USING MESSAGE = format('there is no index %s; `roir status` lists all indexes', index);
     ELSIF cardinality(ids) > 1 THEN
         RAISE ambiguous_alias USING MESSAGE = format('index %s is ambiguous; name its schema too', index);
     END IF;
@@ -26,8 +26,9 @@ BEGIN
 END $$;
 
 -- Counts the time since the last tick to the phase, and beats the run's heart; false where the run is over. A gap
--- longer than `longest` seconds (a machine that slept, a clock that jumped) counts as that at the most.
-CREATE FUNCTION roir.tick(operation bigint, epoch bigint, longest numeric) RETURNS boolean
+-- longer than `longest` seconds (a machine that slept, a clock that jumped) counts as that at the most: by default after
+-- so long a run is taken for dead.
+CREATE FUNCTION roir.tick(operation bigint, epoch bigint, longest numeric DEFAULT 30) RETURNS boolean
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH ticked AS (
         UPDATE roir.operation o
@@ -59,7 +60,7 @@ BEGIN
             MESSAGE = format('index %s has no running operation to pause: its last one is %s', index, o.status);
     END IF;
     -- The time up to the request is work too; the batch that workers still finish then counts for nothing.
-    PERFORM roir.tick(o.id, o.epoch, 30);
+    PERFORM roir.tick(o.id, o.epoch);
     UPDATE roir.operation
        SET status = 'paused', paused_at = clock_timestamp(), paused_by = actor, pause_reason = reason, ticked_at = NULL
      WHERE id = o.id AND status = 'running';
@@ -74,26 +75,34 @@ CREATE FUNCTION roir.resume(index text, parallelism integer DEFAULT NULL, batch_
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o roir.operation := roir.latest_operation(index);
+    broken text;
 BEGIN
-    IF parallelism NOT BETWEEN 1 AND 256 OR batch_rows NOT BETWEEN 1 AND 10000000 THEN
+    -- The limits are those of the table; what is accepted here is undone where nothing is paused.
+    BEGIN
+        UPDATE roir.operation
+           SET parallelism = coalesce(resume.parallelism, operation.parallelism),
+               batch_rows = coalesce(resume.batch_rows, operation.batch_rows)
+         WHERE id = o.id;
+    EXCEPTION WHEN check_violation THEN
+        GET STACKED DIAGNOSTICS broken = CONSTRAINT_NAME;
         RAISE invalid_parameter_value USING
-            MESSAGE = format('parallelism %s, batch_rows %s: they must be from 1 to 256 and from 1 to 10000000',
-                             coalesce(parallelism::text, 'unchanged'), coalesce(batch_rows::text, 'unchanged'));
-    END IF;
+            MESSAGE = format('%s must be from 1 to %s', replace(broken, 'operation_', ''),
+                             (SELECT substring(pg_get_constraintdef(k.oid) FROM '<= (\d+)') FROM pg_constraint k
+                               WHERE k.conrelid = 'roir.operation'::regclass AND k.conname = broken)),
+            DETAIL = concat_ws(', ', 'parallelism ' || parallelism, 'batch_rows ' || batch_rows);
+    END;
     IF o.status <> 'paused' THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('index %s has no paused operation to resume: its last one is %s', index, o.status);
     END IF;
     -- Without a heartbeat: whoever takes it up starts a run of its own.
     UPDATE roir.operation
-       SET status = 'running', paused_by = NULL, pause_reason = NULL, heartbeat_at = NULL, ticked_at = NULL,
-           parallelism = coalesce(resume.parallelism, operation.parallelism),
-           batch_rows = coalesce(resume.batch_rows, operation.batch_rows)
+       SET status = 'running', paused_by = NULL, pause_reason = NULL, heartbeat_at = NULL, ticked_at = NULL
      WHERE id = o.id AND status = 'paused';
     INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
     VALUES (o.index_id, o.id, actor, 'resume',
             concat_ws(', ', 'parallelism ' || parallelism, 'batch_rows ' || batch_rows));
-    RETURN 'resumed; a waiting DAG run goes on by itself, without one: roir resume ' || index;
+    RETURN 'resumed; a waiting DAG run continues automatically; if none waits: roir resume ' || index;
 END $$;
 
 -- running, paused, failed -> aborting: every worker of every run is fenced from here on, at its next commit. Whoever
@@ -110,7 +119,7 @@ BEGIN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('index %s has no operation to abort: its last one is %s', index, o.status);
     END IF;
-    PERFORM roir.tick(o.id, o.epoch, 30);
+    PERFORM roir.tick(o.id, o.epoch);
     UPDATE roir.operation
        SET status = 'aborting', epoch = epoch + 1, owner = actor, heartbeat_at = NULL, ticked_at = NULL
      WHERE id = o.id AND status IN ('running', 'paused', 'failed');

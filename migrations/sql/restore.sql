@@ -123,6 +123,6 @@ BEGIN
     IF EXISTS (SELECT FROM roir.restored_sources() r WHERE r.recorded = source) THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = 'this database was restored from a dump, and its roir indexes don''t know their partitions yet',
-            HINT = 'Run: roir init. Then truncate.';
+            HINT = 'Run roir init, then truncate.';
     END IF;
 END $$;

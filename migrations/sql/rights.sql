@@ -86,8 +86,8 @@ BEGIN
                    FROM pg_partitioned_table p WHERE p.partrelid = ANY (levels) LOOP
         IF level.by_expression THEN
             RAISE feature_not_supported USING
-                MESSAGE = format('%s is partitioned by an expression, which no entry of an index knows', level.name),
-                HINT = 'Give the whole table a primary key; its partitions are made by columns of that only.';
+                MESSAGE = format('%s is partitioned by an expression; roir can''t tell which partition an entry belongs to', level.name),
+                HINT = 'Partition the table by columns, and give all of it a primary key, which contains them.';
         END IF;
         FOR part IN SELECT a.atttypid FROM pg_attribute a
                      WHERE a.attrelid = level.name::oid AND a.attnum = ANY (level.numbers) LOOP
@@ -122,7 +122,7 @@ BEGIN
         RAISE feature_not_supported USING
             MESSAGE = format('%s is partitioned by the hash of %I, which is of a domain; roir can''t tell which partition an entry belongs to',
                              hashed.level, hashed.name),
-            HINT = format('Make its partitions by a column of the domain''s base type, or take it out: SELECT roir.detach_partition(%L).',
+            HINT = format('Partition it by a column of the domain''s base type, or detach it: SELECT roir.detach_partition(%L).',
                           hashed.level);
     END IF;
 END $$;
@@ -227,14 +227,16 @@ BEGIN
      WHERE comes AND p.oid = partition AND c.oid = parent AND p.relowner <> c.relowner
        AND NOT (roir.trusts(p.relowner) AND roir.trusts(c.relowner));
     IF said IS NOT NULL THEN
-        RAISE insufficient_privilege USING MESSAGE = said || '; what reads the one must be allowed to read the other',
-            HINT = format('ALTER TABLE %s OWNER TO the other one', partition);
+        RAISE insufficient_privilege USING MESSAGE = said || '; one role must be allowed to read both',
+            HINT = format('ALTER TABLE %s OWNER TO %I', partition,
+                          (SELECT pg_get_userbyid(c.relowner) FROM pg_class c WHERE c.oid = parent));
     END IF;
     said := roir.code_of_others(tables);
     IF said IS NOT NULL THEN
         RAISE insufficient_privilege USING
-            MESSAGE = format('%s, which %s %s %s would run as role %I', said, CASE WHEN comes THEN 'to attach' ELSE 'to detach' END,
-                             partition, CASE WHEN comes THEN 'to' ELSE 'from' END || ' ' || parent, current_user),
-            HINT = 'Drop that before, and make it anew afterwards; or attach the table empty and insert its rows.';
+            MESSAGE = format(CASE WHEN comes THEN '%s; attaching %s to %s would run that as role %I'
+                                  ELSE '%s; detaching %s from %s would run that as role %I' END,
+                             said, partition, parent, current_user),
+            HINT = 'Drop that first and create it again afterwards; or attach the table empty and insert its rows.';
     END IF;
 END $$;

@@ -39,7 +39,9 @@ CREATE TABLE roir.generation (
     ghosts bigint NOT NULL DEFAULT '0',
     scan text NOT NULL DEFAULT 'key' CONSTRAINT generation_scan CHECK (scan IN ('key', 'block', 'index')),
     shape jsonb,
-    CONSTRAINT generation_active_is_exact CHECK (status <> 'active' OR capture_mode = 'active'),
+    CONSTRAINT generation_mode_of_status CHECK (CASE status WHEN 'building' THEN capture_mode IN ('capture', 'direct')
+                                                            WHEN 'dropped' THEN capture_mode = 'none'
+                                                            ELSE capture_mode = 'active' END),
     CONSTRAINT generation_retired_ends CHECK (status <> 'retired' OR drop_after IS NOT NULL)
 );
 CREATE INDEX generation_index_id_idx ON roir.generation (index_id);
@@ -64,7 +66,8 @@ CREATE TABLE roir.segment (
     claim_epoch bigint,
     claim_worker integer,
     claim_token bigint NOT NULL DEFAULT '0',
-    UNIQUE (generation_id, ordinal)
+    UNIQUE (generation_id, ordinal),
+    CONSTRAINT segment_sealed_is_free CHECK (status <> 'sealed' OR claim_worker IS NULL)
 );
 
 CREATE TABLE roir.source_partition (
@@ -93,9 +96,9 @@ CREATE TABLE roir.operation (
     phase text NOT NULL CONSTRAINT operation_phase
         CHECK (phase IN ('build', 'seal', 'fold', 'publish', 'sum', 'check', 'done')),
     epoch bigint NOT NULL DEFAULT '0',
-    parallelism integer NOT NULL,
-    batch_rows integer NOT NULL,
-    max_rows_per_second integer CONSTRAINT operation_rate CHECK (max_rows_per_second > 0),
+    parallelism integer NOT NULL CONSTRAINT operation_parallelism CHECK (parallelism BETWEEN 1 AND 256),
+    batch_rows integer NOT NULL CONSTRAINT operation_batch_rows CHECK (batch_rows BETWEEN 1 AND 10000000),
+    max_rows_per_second integer CONSTRAINT operation_rate CHECK (max_rows_per_second BETWEEN 1 AND 1000000000),
     options jsonb NOT NULL,
     rows_estimate bigint NOT NULL,
     fingerprint text NOT NULL,
@@ -114,7 +117,8 @@ CREATE TABLE roir.operation (
     notice text,
     CONSTRAINT operation_completed_is_done CHECK ((status = 'completed') = (phase = 'done')),
     CONSTRAINT operation_finished CHECK ((status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)),
-    CONSTRAINT operation_positive CHECK (parallelism > 0 AND batch_rows > 0)
+    CONSTRAINT operation_phase_of_kind CHECK (phase = 'done' OR (kind = 'verify') = (phase IN ('sum', 'check'))),
+    CONSTRAINT operation_failed_says_why CHECK (status <> 'failed' OR error IS NOT NULL)
 );
 CREATE UNIQUE INDEX operation_one_live ON roir.operation (index_id)
     WHERE status IN ('running', 'paused', 'failed', 'aborting');
@@ -137,6 +141,19 @@ CREATE TABLE roir.scan_range (
     filenode bigint,
     UNIQUE (operation_id, ordinal),
     CONSTRAINT scan_range_counts CHECK (rows >= 0 AND batches >= 0)
+);
+
+-- Who of us waits for a lock, and who holds it, while no operation's row says so. A row that isn't seen any more counts
+-- for nothing: its process was killed.
+CREATE TABLE roir.lock_wait (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    command text NOT NULL,
+    index_name text,
+    wanted text NOT NULL,
+    blocked_by text NOT NULL,
+    waiter text NOT NULL,
+    since timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
 CREATE TABLE roir.event (

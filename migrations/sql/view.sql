@@ -70,6 +70,6 @@ BEGIN
         generation,
         (SELECT 'WHERE ' || string_agg(c, ' AND ') FROM unnest(conditions) c HAVING count(*) > 0));
     IF to_regclass(g.name) IS DISTINCT FROM g.oid::regclass THEN
-        RAISE lock_not_available USING MESSAGE = format('the view that was %s has another name since it was looked at', g.name);
+        RAISE lock_not_available USING MESSAGE = format('view %s was renamed meanwhile', g.name);
     END IF;
 END $$;

@@ -17,6 +17,7 @@ SQL = Path(__file__).parents[1] / "sql"
 TOPICS = (
     "tables",
     "verification",
+    "arrows",
     "status",
     "operations",
     "rights",
@@ -57,6 +58,7 @@ def downgrade() -> None:
     op.execute("DROP SCHEMA roir_data")
     op.execute("SELECT roir.unguard()")
     op.execute("DROP VIEW roir.resumable_operations")
+    op.execute("DROP FUNCTION roir.refuse_arrow() CASCADE")  # with the triggers of the tables
     for kind, names in (("FUNCTION", FUNCTIONS), ("TABLE", TABLES)):
         op.execute(f"DROP {kind} {op.get_bind().exec_driver_sql(names).scalar_one()}")
     op.execute("DROP TYPE roir.entry_state")

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from test_operators import INDEX, WHAT, build, context, driver_code, prepare
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import operations, status
+from airflow_roir.engine import live_options, operations, status
 from airflow_roir.engine.prepare import prepare as prepare_index
 from airflow_roir.engine.run import start_run
 from airflow_roir.operators.abort import AbortIndexBuildOperator
@@ -87,7 +87,7 @@ def test_a_refused_option_shows_in_the_status_until_one_is_accepted(
     assert refused.notice is not None
     assert "parallelism stays at 2" in refused.notice
     assert operations.events(shop.database, INDEX)[-1].action == "refuse"
-    operations.set_options(shop.database, INDEX, "me", parallelism=3)
+    live_options.set_options(shop.database, INDEX, "me", parallelism=3)
     assert (standing(shop).parallelism, standing(shop).notice) == (3, None)
 
 
@@ -112,7 +112,7 @@ def test_a_rebuild_is_reverted_by_a_task(context: dict[str, Any], shop: Any) -> 
         prepared = prepare_index(shop.database, definition, BuildOptions(ranges=2, segments=2), "test")
         steps.finish_all(shop.database, start_run(shop.database, INDEX, "test"))
         if prepared.kind == "create":
-            with pytest.raises(AirflowFailException, match="no generation to go back to"):
+            with pytest.raises(AirflowFailException, match="no replaced generation to show"):
                 task.execute(context)  # type: ignore[arg-type]
     shop.run("UPDATE public.item SET kind = 'other' WHERE id % 10 = 0")
     assert task.execute(context) == 1  # type: ignore[arg-type]

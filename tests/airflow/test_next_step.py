@@ -41,29 +41,42 @@ FAILED = Operation(status="failed", error="the source was altered")
     [
         (RUNNING, False, None, Go()),
         (RUNNING, True, None, Wait(f"paused by {SWITCH}: unpause to resume", by_switch=True)),
-        (RUNNING, False, "roir of ann", Wait("driven by roir of ann: this run goes on when that one ends")),
+        (RUNNING, False, "roir of ann", Wait("driven by roir of ann; this run continues when that run ends")),
         # Somebody else's run is no business of this DAG's switch.
-        (RUNNING, True, "roir of ann", Wait("driven by roir of ann: this run goes on when that one ends")),
+        (RUNNING, True, "roir of ann", Wait("driven by roir of ann; this run continues when that run ends")),
         (PAUSED_BY_SWITCH, False, None, Go()),
         (PAUSED_BY_SWITCH, True, None, Wait(f"paused by {SWITCH}: unpause to resume", by_switch=True)),
-        (PAUSED_BY_USER, False, None, Wait("paused by ann@desk (backup): resume it to go on")),
-        (PAUSED_BY_USER, True, None, Wait("paused by ann@desk (backup): resume it to go on")),
+        (
+            PAUSED_BY_USER,
+            False,
+            None,
+            Wait("paused by ann@desk (backup); this run continues once the operation is resumed"),
+        ),
+        (
+            PAUSED_BY_USER,
+            True,
+            None,
+            Wait("paused by ann@desk (backup); this run continues once the operation is resumed"),
+        ),
         (
             PAUSED_BY_OTHER_DAG,
             False,
             None,
-            Wait("paused by airflow switch of DAG copy (the DAG is paused): resume it to go on"),
+            Wait(
+                "paused by airflow switch of DAG copy (the DAG is paused); this run continues once the operation "
+                "is resumed"
+            ),
         ),
         (PAUSED_BY_FAILURE, False, None, Go()),
         (FOLDING, False, None, Done()),
         (FOLDING, True, None, Done()),
         (COMPLETED, True, "anybody", Done()),
-        (ABORTED, False, None, Stop("operation 7 was aborted; trigger a new run to begin anew")),
+        (ABORTED, False, None, Stop("operation 7 was aborted; trigger a new run to start again")),
         (
             FAILED,
             False,
             None,
-            Stop("operation 7 has failed and can only be aborted: the source was altered"),
+            Stop("operation 7 has failed: the source was altered. Abort it, then trigger a new run"),
         ),
     ],
 )

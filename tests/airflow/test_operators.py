@@ -79,6 +79,7 @@ def context(shop: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def prepare(context: dict[str, Any], **more: Any) -> int:
     what: dict[str, Any] = {"table": "item", "keys": "kind", "include": "price", "parallelism": "2"} | WHAT
+    what["batch_rows"] = "100"
     return PrepareIndexBuildOperator(task_id="prepare", **what | more).execute(context)  # type: ignore[arg-type]
 
 
@@ -150,8 +151,7 @@ sys.exit(3)
 
 
 def build(context: dict[str, Any], operation: int | None = None, **more: Any) -> int:
-    given: dict[str, Any] = {"parallelism": "2", "batch_rows": "100"} | more
-    operator = BuildIndexOperator(task_id="build", operation_id=operation, **WHAT, **given)
+    operator = BuildIndexOperator(task_id="build", operation_id=operation, **WHAT, **more)
     return operator.execute(context)  # type: ignore[arg-type]
 
 
@@ -201,7 +201,7 @@ def test_a_build_that_starts_paused_leaves_before_spark(context: dict[str, Any],
 
 
 def test_the_switch_pauses_a_running_build_and_resumes_it(context: dict[str, Any], shop: Any, driver_code: Any) -> None:
-    asked = driver_code(UNTIL_PAUSED)
+    driver_code(UNTIL_PAUSED)
     operation = prepare(context)
 
     def switch_off() -> None:
@@ -217,8 +217,8 @@ def test_the_switch_pauses_a_running_build_and_resumes_it(context: dict[str, Any
     context["task_state_store"].values |= {"parallelism": "6", "batch_rows": "none"}
     driver_code(TAKE_UP + "end_run(database, run)")
     assert build(context, operation) == operation
-    assert operations.find_operation(shop.database, INDEX).status == "running"
-    assert "--parallelism" not in asked[0]
+    now = operations.find_operation(shop.database, INDEX)
+    assert (now.status, now.parallelism, now.batch_rows) == ("running", 6, 100)
     assert shop.run("SELECT action FROM roir.event WHERE action IN ('pause', 'resume') ORDER BY id") == [
         ("pause",),
         ("resume",),
@@ -260,16 +260,18 @@ def test_a_pause_while_spark_starts_ends_it_at_once_and_costs_no_try(
         assert found.paused_by == (SWITCH if way == "switch" else "ann@desk")
 
 
-def test_the_store_is_seeded_and_what_it_holds_is_started_with(context: dict[str, Any], driver_code: Any) -> None:
+def test_the_store_is_seeded_and_what_it_holds_is_started_with(
+    context: dict[str, Any], shop: Any, driver_code: Any
+) -> None:
+    """By the operation's row, which is all that the driver reads; and the row alone holds them."""
     operation = prepare(context)
-    asked = driver_code("")
+    driver_code("")
     build(context, operation)
     assert context["task_state_store"].values == {"parallelism": 2, "batch_rows": 100}
     context["task_state_store"].values |= {"parallelism": "6", "batch_rows": "lots"}
     build(context, operation)
-    assert [line[line.index("--owner") + 2 :] for line in asked] == [
-        ["--batch-rows", "100", "--keep-pause"],
-        ["--parallelism", "6", "--keep-pause"],
+    assert shop.run("SELECT parallelism, batch_rows, options ?| '{parallelism,batch_rows}' FROM roir.operation") == [
+        (6, 100, False)
     ]
 
 
@@ -331,7 +333,7 @@ def test_an_operation_that_has_taken_the_place_of_ours_is_left_alone(context: di
         build(context, operation)
     other = prepare(context)
     assert other != operation
-    with pytest.raises(AirflowFailException, match=f"operation {other} has taken its place"):
+    with pytest.raises(AirflowFailException, match=f"operation {other} has begun since"):
         build(context, operation)
     assert asked == []
 

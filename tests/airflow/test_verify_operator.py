@@ -149,9 +149,9 @@ def test_the_switch_pauses_and_resumes_with_another_parallelism(
 
     context["ti"].paused = False
     context["task_state_store"].values["parallelism"] = "5"
-    asked = driver_code(COMPARE)
+    driver_code(COMPARE)
     assert verified(context, parallelism=2)["rows"] == ROWS
-    assert asked[0][asked[0].index("--parallelism") + 1] == "5"
+    assert operations.find_operation(shop.database, INDEX).parallelism == 5
     assert [status for _, status in verifications(shop)] == ["completed"]
 
 
@@ -179,7 +179,10 @@ def test_an_unfinished_verification_is_adopted_when_nobody_drives_it(
     assert asked == []
     end_run(shop.database, run)
     verified(context)
-    assert f"Going on with unfinished verification {begun.operation_id} as it was begun" in capsys.readouterr().out
+    assert (
+        f"Continuing unfinished verification {begun.operation_id} with the options that it has"
+        in capsys.readouterr().out
+    )
     assert verifications(shop) == [(begun.operation_id, "completed")]
 
 
@@ -213,7 +216,7 @@ def test_before_a_build_there_may_be_nothing_to_verify(context: dict[str, Any], 
             verified(context, mode=mode)
     built(shop)
     # The build goes on with it; to wait for it would be to wait for the tasks that follow.
-    with pytest.raises(AirflowSkipException, match="goes on with another"):
+    with pytest.raises(AirflowSkipException, match="continues an unfinished one"):
         verified(context, mode="before")
     steps.finish_all(shop.database, start_run(shop.database, INDEX, "test"))
     assert asked == []

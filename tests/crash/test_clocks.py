@@ -9,8 +9,9 @@ import pytest
 from airflow_roir.engine import operations, run, seal
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.job import load_job
 from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.run import load_job, start_run
+from airflow_roir.engine.run import start_run
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import Fenced, OperationRunning

@@ -9,8 +9,9 @@ from airflow_roir.engine import build, operations
 from airflow_roir.engine import database as databases
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.database import Database, retry
+from airflow_roir.engine.job import load_job
 from airflow_roir.engine.limits import DEFAULT
-from airflow_roir.engine.run import driving, load_job
+from airflow_roir.engine.run import driving
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.errors import Fenced
 from servers.killable import running_server

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from airflow_roir.engine import fold
-from airflow_roir.engine.run import Job, Run, load_job
+from airflow_roir.engine.job import Job, load_job
+from airflow_roir.engine.run import Run
 from tests.engine import stages, steps
 from tests.engine.ground import Failure, Ground, Outcomes, by_slot, create, fill
 from tests.engine.isolation import Play, Schedule, Session

@@ -13,7 +13,20 @@ from sqlalchemy import event
 from sqlalchemy.pool import QueuePool
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
-from airflow_roir.engine import abort, clean_up, finalize, fold, operations, prepare, publish, revert, schema, status
+from airflow_roir.engine import (
+    abort,
+    clean_up,
+    drop,
+    finalize,
+    fold,
+    operations,
+    prepare,
+    publish,
+    rehearse,
+    revert,
+    schema,
+    status,
+)
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
 from airflow_roir.engine.run import Run, driving, start_run
@@ -339,7 +352,7 @@ def verified(database: Database, **more: Any) -> None:
 
 Command = Callable[[Database], object]
 COMMANDS: dict[str, tuple[Callable[[Database], None], Command]] = {
-    "plan": (nothing, lambda database: prepare.rehearse(database, definition(), options(), patience_s=1)),
+    "plan": (nothing, lambda database: rehearse.rehearse(database, definition(), options(), patience_s=1)),
     "prepare": (nothing, lambda database: prepare.prepare(database, definition(), options(), "test")),
     "prepare by blocks": (
         nothing,
@@ -361,7 +374,7 @@ COMMANDS: dict[str, tuple[Callable[[Database], None], Command]] = {
     "revert": (rebuilt, lambda database: revert.revert(database, INDEX, "test", patience_s=1)),
     "abort": (begun, lambda database: abort.abort(database, INDEX, "test", patience_s=1)),
     "abort a rebuild": (rebuilding, lambda database: abort.abort(database, INDEX, "test", patience_s=1)),
-    "drop": (rebuilt, lambda database: abort.drop_index(database, INDEX, "test", patience_s=1)),
+    "drop": (rebuilt, lambda database: drop.drop_index(database, INDEX, "test", patience_s=1)),
     "clean-up": (expired, clean_up.clean_up),
     "clean-up of an abort": (aborting, clean_up.clean_up),
     "clean-up of a partition": (leaving, clean_up.clean_up),

@@ -22,8 +22,8 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.job import load_job
 from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.run import load_job, start_run
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.operation import Phase, Status
 from tests.conftest import run_sql
@@ -177,7 +177,7 @@ class Machine(RuleBasedStateMachine):
     @rule(parallelism=st.integers(1, WORKERS))
     def resume(self, parallelism: int) -> None:
         """By another run, from the one that paused or from one that is alive."""
-        self.run = start_run(self.database, self.index, "test", take_over=True, parallelism=parallelism)
+        self.run = steps.start_with(self.database, parallelism, self.index, take_over=True)
         self._leave()
         self._look()
 
@@ -263,7 +263,7 @@ class Machine(RuleBasedStateMachine):
 
     def _take_up(self) -> None:
         self._leave()
-        self.run = start_run(self.database, self.index, "test", take_over=True, parallelism=WORKERS)
+        self.run = steps.start_with(self.database, WORKERS, self.index, take_over=True)
         with self.connection.begin():
             self.job = load_job(self.connection, self.run)
         self.delta: set[str] | None = None

@@ -15,7 +15,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import Job, load_job, start_run
+from airflow_roir.engine.job import Job, load_job
 from tests.engine import steps
 
 # One phase for each mode of the capture, for tests that need no more.
@@ -142,7 +142,7 @@ class Stage:
         """Carry the operation on to its end; the index is exact."""
         if self.phase != "published":
             database = self.database
-            self.run = start_run(database, self.index, "test", take_over=True, parallelism=1)
+            self.run = steps.start_with(database, 1, self.index, take_over=True)
             finalize = installation.mode(self.connection, self.job.generation_id) == "direct"
             self.connection.rollback()
             if not finalize:

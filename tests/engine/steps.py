@@ -10,11 +10,12 @@ import psycopg2
 import psycopg2.extensions
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, finalize, fold, prepare, publish, seal
+from airflow_roir.engine import build, finalize, fold, live_options, prepare, publish, seal
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.job import load_job
 from airflow_roir.engine.prepare import PreparedOperation
-from airflow_roir.engine.run import Run, load_job, start_run
+from airflow_roir.engine.run import Run, start_run
 from tests.comparison import Comparison, compare
 from tests.conftest import run_sql
 
@@ -83,6 +84,12 @@ def make_index(
     _, run = begin(database, index, table, keys, include, **options)
     finish_all(database, run)
     return run
+
+
+def start_with(database: Database, parallelism: int, index: str = "ix", owner: str = "test", **how: Any) -> Run:
+    """A run of the index's operation, with so many workers from now on."""
+    live_options.set_options(database, index, owner, parallelism)
+    return start_run(database, index, owner, **how)
 
 
 def build_all(database: Database, run: Run) -> None:
@@ -181,8 +188,8 @@ def batches(database: Database, run: Run) -> list[int]:
 
 def half_a_batch(worker: build.BuildWorker, claim: build.Claim) -> int:
     """The copy of all that is left of a range, in the caller's transaction: what a worker that dies has done."""
-    relation = worker._standing(claim).name
-    return worker._copy(relation, worker._reader.next(relation, claim.scan, 1_000_000))
+    relation = worker.standing(claim).name
+    return worker.copy(relation, worker.reader.next(relation, claim.scan, 1_000_000))
 
 
 def assert_exact(database: Database, index: str = "ix") -> Comparison:

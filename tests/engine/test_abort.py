@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, build, clean_up, operations
+from airflow_roir.engine import abort, build, clean_up, drop, operations
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import start_run
@@ -190,17 +190,17 @@ def test_a_drop_names_what_depends_on_the_view_and_changes_nothing(database: Dat
     steps.make_index(database)
     run_sql(dsn, "CREATE VIEW mine AS TABLE ix")
     with pytest.raises(InvalidInput, match=r"index ix can't be dropped: view public.mine depends on view public.ix"):
-        abort.drop_index(database, "ix", "me")
+        drop.drop_index(database, "ix", "me")
     steps.assert_exact(database)
     run_sql(dsn, "DROP VIEW mine")
-    abort.drop_index(database, "ix", "me")
+    drop.drop_index(database, "ix", "me")
 
 
 def test_dropping_the_index_of_a_dropped_table_leaves_nothing(database: Database, dsn: str) -> None:
     run_sql(dsn, "CREATE TABLE gone (id int PRIMARY KEY)")
     steps.make_index(database, "ix", "gone", "id")
     run_sql(dsn, "DROP TABLE gone CASCADE")
-    abort.drop_index(database, "ix", "me")
+    drop.drop_index(database, "ix", "me")
     with database.transaction() as connection:
         left = execute(
             connection,

@@ -171,3 +171,23 @@ def test_a_key_column_may_lose_its_not_null_after_publish(database: Database, ds
         "DELETE FROM t WHERE id = 2",
     )
     steps.assert_exact(database)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "postgresql://u:hunter%ZZ2@h/db",
+        "host=h password=my hunter2",
+        "host=h password='hunter2",
+        "postgresql://u:my@hunter2@h.invalid/db",
+        "postgresql://u:hunter2/x@h.invalid/db",
+        "postgresql://u:my@h:hunter2@h.invalid/db",
+    ],
+)
+def test_a_dsn_that_can_not_be_read_is_not_shown(given: str) -> None:
+    """libpq quotes what it stumbles over, which may be the password."""
+    with pytest.raises(InvalidInput) as refused, Database(given).connect():
+        pass
+    assert "hunter" not in str(refused.value)
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__

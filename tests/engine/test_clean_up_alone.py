@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, clean_up
+from airflow_roir.engine import abort, clean_up, drop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.errors import LockNotAcquired, NotFound
@@ -122,9 +122,9 @@ def test_what_is_broken_of_one_index_is_told_and_the_other_is_cleaned_up(
 IMPATIENT = Limits(attempt_ms=20, clean_up_s=0)
 
 
-def drop(database: Database) -> None:
+def drop_broken(database: Database) -> None:
     with suppress(LockNotAcquired, NotFound):
-        abort.drop_index(database, "broken", "test", patience_s=0)
+        drop.drop_index(database, "broken", "test", patience_s=0)
 
 
 def truncate(database: Database) -> None:
@@ -143,7 +143,7 @@ def stop(database: Database) -> None:
 
 BESIDE: dict[str, Callable[[Database], object]] = {
     "clean-up": clean_up.clean_up,
-    "drop": drop,
+    "drop": drop_broken,
     "truncate": truncate,
     "abort": stop,
 }
@@ -184,9 +184,9 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
         assert not failed, failed
     assert not [line for line in report.warnings if "does not exist" in line or "can't be cleaned up" in line]
     if beside == "drop":
-        drop(other)
+        drop_broken(other)
         with suppress(NotFound):
-            abort.drop_index(other, "broken", "test")
+            drop.drop_index(other, "broken", "test")
     clean_up.clean_up(database)
     for index in ("ix",) if beside == "drop" else ("ix", "broken"):
         steps.assert_exact(database, index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, build, fold, operations, prepare, publish, seal
+from airflow_roir.engine import abort, build, fold, live_options, operations, prepare, publish, seal
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
@@ -84,7 +84,8 @@ def test_pause_takes_effect_at_the_next_batch_and_keeps_what_is_committed(databa
     assert (before.status, before.rows, before.pause_reason, before.paused_by) == ("paused", 100, "lunch", "me")
     assert worker.batch(batch.claim) == Stop("paused")
     assert worker.claim() == Stop("paused")
-    resumed = start_run(database, "ix", "test", parallelism=5, batch_rows=7)
+    live_options.set_options(database, "ix", "me", parallelism=5, batch_rows=7)
+    resumed = start_run(database, "ix", "test")
     after = operation_status(database, prepared.operation_id)
     assert (after.status, after.rows, after.parallelism, after.batch_rows) == ("running", 100, 5, 7)
     again = steps.worker(database, resumed)
@@ -100,7 +101,7 @@ def test_a_worker_above_a_lowered_parallelism_leaves_its_range_to_others(databas
     batch = worker.batch(claimed(worker))
     assert isinstance(batch, Batch)
     assert batch.claim is not None
-    operations.set_options(database, "ix", "me", parallelism=1)
+    live_options.set_options(database, "ix", "me", parallelism=1)
     assert worker.batch(batch.claim) == Stop("leave")
     assert claimed(steps.worker(database, run, 0)).scan.watermark == batch.claim.scan.watermark
 

@@ -14,15 +14,15 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, catalog, checks, clean_up, health, owner
+from airflow_roir.engine import catalog, checks, clean_up, drop, health, owner
 from airflow_roir.engine.capture.installation import trigger_name, truncate_trigger_name
 from airflow_roir.engine.capture.row_function import function_name
 from airflow_roir.engine.capture.truncate_function import truncate_function_name
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.finalize import finalize_run
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import start_run
+from airflow_roir.engine.source import Source
 from airflow_roir.engine.status import status
 from airflow_roir.errors import InvalidInput, RoirError
 from tests.conftest import database_dsn, run_sql
@@ -423,7 +423,7 @@ def test_a_primary_key_that_is_not_valid_is_refused_and_told(database: Database,
     stage(database, "published").connection.close()
     run_sql(dsn, *only)
     assert any("not valid" in line for line in told(database))
-    abort.drop_index(database, "ix", "test")
+    drop.drop_index(database, "ix", "test")
 
 
 def test_a_newer_server_is_said_to_be_untried() -> None:

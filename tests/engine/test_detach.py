@@ -9,7 +9,7 @@ from typing import Any
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import clean_up
+from airflow_roir.engine import clean_up, drop
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import Limits
@@ -258,11 +258,10 @@ def test_a_claimed_range_of_a_partition_that_left_is_done(database: Database, ds
 
 
 def test_nothing_is_left_of_a_dropped_index(database: Database, dsn: str) -> None:
-    from airflow_roir.engine import abort
 
     published(database, dsn)
     hidden(dsn, "t1")
-    abort.drop_index(database, "ix", "test")
+    drop.drop_index(database, "ix", "test")
     assert one(database, "SELECT count(*) FROM roir.source_partition") == 0
     assert one(database, "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'roir%'") == 0
     clean_up.clean_up(database)

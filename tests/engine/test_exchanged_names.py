@@ -15,7 +15,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition
-from airflow_roir.engine import abort, clean_up, health, operations, prepare, status
+from airflow_roir.engine import abort, clean_up, drop, health, operations, prepare, status
 from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.partitions import attach, sync
 from airflow_roir.engine.run import driving, start_run
@@ -182,8 +182,8 @@ class Case:
                 # A definition without a generation is adopted by its name.
                 self._clean_up()
                 if error := self._ours(self._begin):
-                    self._ours(lambda: abort.drop_index(database, INDEX, "test"))
-                    assert "begin again" in str(error) or "exists with another" in str(error) or "roir" in str(error)
+                    self._ours(lambda: drop.drop_index(database, INDEX, "test"))
+                    assert "tart again" in str(error) or "exists with another" in str(error) or "roir" in str(error)
                 continue
             warned = [*self._clean_up(), *self._told()]
             if self._partition():
@@ -201,7 +201,7 @@ class Case:
                 continue
             if any("roir drop" in line for line in warned):
                 self.said += warned
-                self._ours(lambda: abort.drop_index(database, INDEX, "test"))
+                self._ours(lambda: drop.drop_index(database, INDEX, "test"))
                 continue
             assert not warned, warned
             return
@@ -216,7 +216,7 @@ class Case:
                 with database.transaction() as connection:
                     found = compare.verification.unfinished(connection, run.operation_id)
                 with driving(database, run):
-                    compare._by_threads(database, run, found.id)
+                    compare.by_threads(database, run, found.id)
             else:
                 exchanges.to(database, steps.build_all, steps.seal_all, verify_and_publish)
 
@@ -256,7 +256,7 @@ class Case:
     def _end(self, dropped: bool = False) -> None:
         """A drop leaves nothing of ours, and others' things are what they were."""
         if not dropped:
-            abort.drop_index(self.database, INDEX, "test")
+            drop.drop_index(self.database, INDEX, "test")
         self._clean_up()
         left = sql(self.session, LEFT)
         assert not left, left

@@ -5,7 +5,7 @@ from __future__ import annotations
 from airflow_roir.engine import fold
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.fold import Folded, FoldWorker
-from airflow_roir.engine.run import load_job
+from airflow_roir.engine.job import load_job
 from tests.conftest import run_sql
 from tests.engine import steps
 

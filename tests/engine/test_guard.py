@@ -141,7 +141,7 @@ def test_other_tables_are_left_alone_even_where_the_guard_fails(database: Databa
     steps.sql(user, "ALTER TABLE roir.source_partition RENAME TO lost")
     for statement in other:
         steps.sql(user, statement)
-    assert "roir could not look at this statement" in user.notices[-1]
+    assert "roir could not check this statement" in user.notices[-1]
     steps.sql(user, "ALTER TABLE roir.lost RENAME TO source_partition")
     user.close()
     steps.assert_exact(database)

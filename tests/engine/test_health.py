@@ -6,7 +6,7 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import VerifyOptions, parse_name
-from airflow_roir.engine import abort, catalog, clean_up
+from airflow_roir.engine import abort, catalog, clean_up, drop
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import status
@@ -153,7 +153,7 @@ def test_a_column_of_another_type_is_told_and_not_rebuilt(database: Database, ds
     assert "is numeric now and integer in its entries" in altered
     with pytest.raises(InvalidInput, match=r"numeric now.*roir drop 'public\.ix'"):
         steps.begin(database, table=None, keys=None)
-    abort.drop_index(database, "ix", "test")
+    drop.drop_index(database, "ix", "test")
     steps.make_index(database, include="v")
     steps.assert_exact(database)
     assert told(database) == []
@@ -198,7 +198,7 @@ def test_a_primary_key_that_becomes_deferrable_is_followed(database: Database, d
     published(database, dsn, partitioned=False)
     run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED")
     anew, unseen = clean_up.clean_up(database).warnings
-    assert "is made anew" in anew
+    assert "was made again" in anew
     assert "was dropped and added again" in unseen
     user = steps.session(dsn)
     steps.sql(user, "UPDATE t SET id = 2, k = 'x' WHERE id = 1")

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import finalize, fold, prepare, publish
+from airflow_roir.engine import finalize, fold, prepare, publish, rehearse
 from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.run import Run
@@ -205,7 +205,7 @@ def test_all_leaves_together_have_one_limit(database: Database, dsn: str) -> Non
 
     def attempt() -> None:
         with database.transaction() as connection:
-            drain._lock(connection)
+            drain.lock(connection)
 
     thread, errors = in_thread(attempt)
     wait_until(watch, waits, "p1")
@@ -265,7 +265,7 @@ def test_who_holds_the_whole_table_is_named_before_anything_is_planned(database:
     sql(user, "TRUNCATE t")
     definition = IndexDefinition.parse("ix", "t", "k")
     with pytest.raises(LockNotAcquired, match=rf"pid {user.info.backend_pid} "):
-        prepare.rehearse(database, definition, BuildOptions(lock_timeout_ms=20), patience_s=0)
+        rehearse.rehearse(database, definition, BuildOptions(lock_timeout_ms=20), patience_s=0)
     user.rollback()
     user.close()
-    assert prepare.rehearse(database, definition, BuildOptions()).kind == "create"
+    assert rehearse.rehearse(database, definition, BuildOptions()).kind == "create"

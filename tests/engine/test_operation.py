@@ -76,7 +76,7 @@ def test_what_took_the_indexes_name_meanwhile_is_left_alone(database: Database, 
     steps.seal_all(database, run)
     steps.fold_all(database, run)
     run_sql(dsn, f"CREATE {taken}")
-    with pytest.raises(InvariantViolated, match="taken by another relation"):
+    with pytest.raises(InvariantViolated, match="another relation has taken its name"):
         steps.publish_all(database, run)
     run_sql(dsn, f"DROP {taken.split()[0]} ix")
     steps.publish_all(database, run)

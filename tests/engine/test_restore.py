@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, clean_up, schema
+from airflow_roir.engine import abort, clean_up, drop, schema
 from airflow_roir.engine import restore as restore_engine
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute
@@ -132,7 +132,7 @@ def test_an_ordinary_table_needs_nothing_for_its_writes(database: Database, dsn:
     run_sql(there.dsn, "TRUNCATE t", "INSERT INTO t VALUES (1, 'a')")
     assert steps.assert_exact(there).rows == 1
     assert "restored" in [row[0] for row in sql(steps.session(there.dsn), "SELECT action FROM roir.event")]
-    abort.drop_index(there, "ix", "test")
+    drop.drop_index(there, "ix", "test")
     assert sql(steps.session(there.dsn), "SELECT proname FROM pg_proc WHERE proname ~ '^capture_[0-9]'") == []
 
 
@@ -291,7 +291,7 @@ def test_the_index_of_a_table_that_was_replaced_is_dropped_and_built_anew(
     make(dsn)
     publish(database, include="v")
     replace_table("DELETE FROM t WHERE id % 2 = 0")
-    abort.drop_index(database, "ix", "test")
+    drop.drop_index(database, "ix", "test")
     publish(database, include="v")
     run_sql(dsn, "UPDATE t SET k = 'y' WHERE id = 5", "TRUNCATE t1")
     steps.assert_exact(database)

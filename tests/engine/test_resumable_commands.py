@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, clean_up, revert
+from airflow_roir.engine import abort, clean_up, drop, revert
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach, detach, remove_entries, sync
@@ -58,8 +58,8 @@ def gone(database: Database) -> None:
 
 # How it begins, and the command.
 COMMANDS: dict[str, tuple[Callable[[Database], None], Callable[[Database], object]]] = {
-    "drop": (published, lambda database: abort.drop_index(database, "ix", "test", patience_s=5)),
-    "drop of a rebuilt one": (rebuilt, lambda database: abort.drop_index(database, "ix", "test", patience_s=5)),
+    "drop": (published, lambda database: drop.drop_index(database, "ix", "test", patience_s=5)),
+    "drop of a rebuilt one": (rebuilt, lambda database: drop.drop_index(database, "ix", "test", patience_s=5)),
     "abort": (building, lambda database: abort.abort(database, "ix", "test", patience_s=5)),
     "detach": (published, lambda database: detach.detach_partition(database, "t1", "test")),
     "detach and drop": (published, lambda database: detach.detach_partition(database, "t1", "test", drop=True)),
@@ -198,13 +198,13 @@ def test_a_drop_without_the_lock_for_its_triggers_says_what_is_left(server: str,
         reader = steps.session(database.dsn)
         sql(reader, "SELECT count(*) FROM t")
         with pytest.raises(LockNotAcquired, match="roir clean-up removes it, or roir drop ix again"):
-            abort.drop_index(database, "ix", "test", patience_s=0)
+            drop.drop_index(database, "ix", "test", patience_s=0)
         assert sql(reader, "SELECT to_regclass('ix')") == [(None,)]
         reader.rollback()
-        abort.drop_index(database, "ix", "test")
+        drop.drop_index(database, "ix", "test")
         assert not [one for one in ours(database) if one[0] in ("trigger", "function")]
         with pytest.raises(NotFound):
-            abort.drop_index(database, "ix", "test")
+            drop.drop_index(database, "ix", "test")
 
 
 @pytest.mark.parametrize(

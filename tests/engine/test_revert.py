@@ -70,7 +70,7 @@ def test_what_was_reverted_is_cleaned_up_after_its_window(database: Database, ds
     assert generations(database) == {first: "active", second: "dropped"}
     run_sql(dsn, *WRITES)
     steps.assert_exact(database)
-    with pytest.raises(NotFound, match="no generation to go back to"):
+    with pytest.raises(NotFound, match="no replaced generation to show"):
         revert.revert(database, "ix", "me")
 
 
@@ -95,7 +95,7 @@ def test_nothing_to_go_back_to(database: Database) -> None:
     with pytest.raises(NotFound):
         revert.revert(database, "ix", "me")
     rebuild(database)
-    with pytest.raises(NotFound, match="no generation to go back to"):
+    with pytest.raises(NotFound, match="no replaced generation to show"):
         revert.revert(database, "ix", "me")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_roir.engine import fold
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import load_job
+from airflow_roir.engine.job import load_job
 from airflow_roir.errors import SourceChanged
 from servers.postgres import programs
 from tests.conftest import run_sql

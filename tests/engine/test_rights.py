@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, VerifyOptions
-from airflow_roir.engine import abort, catalog, owner, prepare
+from airflow_roir.engine import catalog, drop, owner, rehearse
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.partitions import sync
 from airflow_roir.engine.run import Run
@@ -60,7 +60,7 @@ def test_no_step_gives_an_owner_rights(scene: Scene, door: str, scan: str) -> No
     assert (found.missing, found.different, found.extra) == (2, 1, 1), found
     assert not compare.verify(scene.database, "evil.ix", VerifyOptions(), "test").missing
     assert scene.tried() or door in QUIET
-    abort.drop_index(scene.database, "evil.ix", "test")
+    drop.drop_index(scene.database, "evil.ix", "test")
     assert not scene.gains(), "drop"
 
 
@@ -247,7 +247,7 @@ def test_a_row_that_is_too_big_is_tried_as_the_owner(scene: Scene) -> None:
 def test_who_may_only_look_makes_nothing(scene: Scene) -> None:
     """`roir plan` reads the source as its owner, and leaves no function behind."""
     scene.as_owner(PLAIN, ROWS, "CREATE INDEX ON evil.t (k) WHERE evil.constant(1)")
-    prepare.rehearse(scene.database, IndexDefinition.parse("evil.ix", "evil.t", "k", None), BuildOptions())
+    rehearse.rehearse(scene.database, IndexDefinition.parse("evil.ix", "evil.t", "k", None), BuildOptions())
     assert scene.tried()
     assert not scene.gains()
     assert sql(steps.session(scene.dsn), "SELECT proname FROM pg_proc WHERE proname LIKE 'read\\_%'") == []

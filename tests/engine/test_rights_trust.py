@@ -11,11 +11,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import abort, clean_up, owner
-from airflow_roir.engine.catalog import Source
+from airflow_roir.engine import clean_up, drop, owner
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.job import load_job
 from airflow_roir.engine.partitions import attach, detach, sync
-from airflow_roir.engine.run import load_job
+from airflow_roir.engine.source import Source
 from airflow_roir.engine.verify import compare
 from airflow_roir.engine.verify.repair import Mender
 from airflow_roir.errors import RoirError
@@ -85,7 +85,7 @@ def test_it_is_asked_of_nothing_that_is_not_locked(scene: Scene, asked: list[str
         detach.detach_partition(scene.database, "evil.t4", "test")
     clean_up.clean_up(scene.database)
     steps.assert_exact(scene.database, "evil.ix")
-    abort.drop_index(scene.database, "evil.ix", "test")
+    drop.drop_index(scene.database, "evil.ix", "test")
     assert len(asked) > 20
 
 

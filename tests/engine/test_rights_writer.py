@@ -15,7 +15,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import abort, clean_up, finalize, operations, revert
+from airflow_roir.engine import abort, clean_up, drop, finalize, operations, revert
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
@@ -296,7 +296,7 @@ def test_no_operation_between_build_and_drop_gives_an_owner_rights(scene: Scene)
         with suppress(RoirError, DBAPIError):
             compare.verify(scene.database, "evil.ix", options_of, "test")
         holds("verify")
-    abort.drop_index(scene.database, "evil.ix", "test")
+    drop.drop_index(scene.database, "evil.ix", "test")
     holds("drop")
     assert scene.tried()
 

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, Scan, VerifyOptions
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import prepare
+from airflow_roir.engine import rehearse
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.verify import compare
@@ -35,7 +35,9 @@ def test_many_small_partitions_are_sampled(dsn: str) -> None:
         "INSERT INTO t SELECT i, i % 1000 FROM generate_series(0, 19999) i",
         "ANALYZE t",
     )
-    found = prepare.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(ranges=400, segments=8)).plan
+    found = rehearse.rehearse(
+        database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(ranges=400, segments=8)
+    ).plan
     assert found.segments == 8
     assert found.ranges > 100
 
@@ -50,7 +52,7 @@ def filled(dsn: str, rows: int, key: str) -> None:
 
 
 def chosen(database: Database, **options: object) -> tuple[str, str]:
-    found = prepare.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(**options)).choice  # type: ignore[arg-type]
+    found = rehearse.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions(**options)).choice  # type: ignore[arg-type]
     return found.scan.value, found.why
 
 

@@ -8,7 +8,7 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import abort, build, operations, prepare, seal
+from airflow_roir.engine import abort, build, operations, rehearse, seal
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database, execute, is_transient
@@ -163,7 +163,7 @@ def test_a_rebuild_of_a_wrong_index_mends_it_at_the_second_attempt_at_least(
     with pytest.raises(VerificationFailed):
         steps.finish_all(database, run)
     abort.abort(database, "ix", "test")
-    found = prepare.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions()).choice
+    found = rehearse.rehearse(database, IndexDefinition.parse("ix", "t", "k"), BuildOptions()).choice
     assert found.scan.value != "index", found.why
 
 

@@ -10,10 +10,11 @@ import random
 
 import pytest
 
-from airflow_roir.engine import abort, build, fold, operations, publish, seal
+from airflow_roir.engine import abort, build, fold, live_options, operations, publish, seal
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import Run, load_job, start_run
+from airflow_roir.engine.job import load_job
+from airflow_roir.engine.run import Run
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.errors import Fenced, OperationPaused
 from airflow_roir.operation import Phase, Status
@@ -92,7 +93,7 @@ class Schedule:
     def change(self) -> None:
         """Another parallelism, live."""
         if self.row().status == Status.RUNNING:
-            operations.set_options(self.database, "ix", "schedule", self.chance.randint(1, MOST_WORKERS))
+            live_options.set_options(self.database, "ix", "schedule", self.chance.randint(1, MOST_WORKERS))
 
     def kill(self) -> None:
         """A worker dies in the middle of a batch: its transaction is rolled back, its claim stays."""
@@ -163,7 +164,7 @@ class Schedule:
     def _running(self) -> Run:
         """Resume, in a new run with another parallelism, where it is paused."""
         if self.row().status == Status.PAUSED:
-            self.run = start_run(self.database, "ix", "schedule", parallelism=self.chance.randint(1, MOST_WORKERS))
+            self.run = steps.start_with(self.database, self.chance.randint(1, MOST_WORKERS), owner="schedule")
             # Whoever didn't see the pause is fenced at its next commit.
             self.zombies += [(worker, claim) for worker, claim in self.workers.values() if claim is not None]
             self.workers.clear()

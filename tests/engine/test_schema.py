@@ -118,7 +118,7 @@ def test_a_schema_of_before_the_first_release_is_refused_and_can_be_removed(
     if revision == "0001":
         run_sql(dsn, "DROP TABLE roir.home")
     for call in (lambda: status(database), lambda: schema.init(database)):
-        with pytest.raises(SchemaVersionMismatch, match=rf"at {revision} of a version before 0\.1\.0.* init$") as told:
+        with pytest.raises(SchemaVersionMismatch, match=rf"version {revision} of before 0\.1\.0.* init$") as told:
             call()
     (remedy,) = re.findall(r"DROP SCHEMA [a-z_, ]+ CASCADE", str(told.value))
     run_sql(dsn, remedy)

@@ -9,8 +9,9 @@ import pytest
 
 from airflow_roir.engine import abort, finalize, seal
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.job import load_job
 from airflow_roir.engine.limits import DEFAULT, Limits
-from airflow_roir.engine.run import Run, load_job
+from airflow_roir.engine.run import Run
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql

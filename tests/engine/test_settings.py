@@ -20,7 +20,7 @@ from airflow_roir.engine.database import SESSION_SETTINGS, Database, execute
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
-from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify.report import report_of
 from airflow_roir.operation import Status
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps, verifying
@@ -171,7 +171,7 @@ def life_cycle(dsn: str, settings: Settings, in_session: bool) -> None:
     compared = verifying.begin(database)
     while operation_status(database, compared.operation_id).status == Status.RUNNING:
         verifying.go_through(database, compared)
-    assert verification.report_of(database, compared.operation_id).is_exact
+    assert report_of(database, compared.operation_id).is_exact
     writer.session.close()
 
 

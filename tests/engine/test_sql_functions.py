@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import MAX_BATCH_ROWS, MAX_PARALLELISM
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.limits import DEFAULT
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import operation_status
 from tests.conftest import run_sql
@@ -80,10 +79,11 @@ def test_a_bad_parallelism_is_refused_and_the_old_one_stays(database: Database, 
 
 def test_the_limits_in_sql_are_those_of_the_code(database: Database, dsn: str) -> None:
     user = steps.session(dsn)
-    bodies = [body for (body,) in sql(user, "SELECT prosrc FROM pg_proc WHERE prosrc ~ 'roir'")]
-    ticks = re.findall(r"roir\.tick\([^;]*, (\d+)\)", " ".join(bodies))
-    assert ticks
-    assert {int(seconds) for seconds in ticks} == {operations.HEARTBEAT_FRESH_S}
+    longest = f"longest numeric DEFAULT {operations.HEARTBEAT_FRESH_S}"
+    [(arguments,)] = sql(user, "SELECT pg_get_function_arguments('roir.tick'::regproc)")
+    assert arguments.endswith(longest)
+    heads = "SELECT DISTINCT x FROM pg_proc, unnest(proconfig) x WHERE pronamespace = 'roir'::regnamespace"
+    assert sql(user, f"{heads} AND x LIKE 'lock_timeout=%%'", ()) == [(f"lock_timeout={DEFAULT.attempt_ms}ms",)]
     steps.begin(database, "ix", '"Weird ""S""".t', "k")
     for name, most in (("parallelism", MAX_PARALLELISM), ("batch_rows", MAX_BATCH_ROWS)):
         # What the limits allow is refused all the same: nothing is paused.

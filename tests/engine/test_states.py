@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from itertools import product
 
+import psycopg2.errors
 import pytest
-from sqlalchemy import update
 
-from airflow_roir.engine import fold, operations, tables
-from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import load_job
+from airflow_roir.definition import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_ROWS_PER_SECOND
+from airflow_roir.engine import fold, operations
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.job import load_job
+from airflow_roir.engine.run import start_run
 from airflow_roir.entry_state import ENTRY_STATES, EntryState, Happening
-from airflow_roir.errors import IllegalTransition
-from airflow_roir.operation import Phase, Status, Verb, find_transition
+from airflow_roir.errors import IllegalTransition, OperationFailed
+from airflow_roir.generation_state import (
+    ARROWS,
+    STATE_COLUMNS,
+    CaptureMode,
+    GenerationStatus,
+    PartitionStatus,
+    SegmentStatus,
+)
+from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb, find_transition
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -25,22 +35,191 @@ def table(dsn: str) -> None:
     run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k text, v int)", "INSERT INTO t VALUES (1, 'k', 1), (2, NULL, 2)")
 
 
-def test_the_control_tables_take_the_operations_arrows_and_no_others(database: Database) -> None:
+# An operation, and what a state needs beside it.
+OPERATION_STATES = [
+    (status, phase) for status, phase in product(Status, Phase) if (status == Status.COMPLETED) == (phase == Phase.DONE)
+]
+STATES = {
+    "operation": [f"{status.value} {phase.value}" for status, phase in OPERATION_STATES],
+    "generation": ["building capture", "building direct", "active active", "retired active", "dropped none"],
+    "segment": [status.value for status in SegmentStatus],
+    "source_partition": [status.value for status in PartitionStatus],
+    "scan_range": ["false", "true"],
+    "verification_unit": ["false", "true"],
+}
+CONCEIVABLE = {
+    "operation": [f"{status.value} {phase.value}" for status, phase in product(Status, Phase)],
+    "generation": [f"{status.value} {mode.value}" for status, mode in product(GenerationStatus, CaptureMode)],
+    **{table: [*STATES[table], "none"] for table in ("segment", "source_partition")},
+}
+# Every pair, by the server itself: `was` is set without triggers, then `becomes` is tried.
+TRY = """
+DO $$
+DECLARE p record;
+BEGIN
+    FOR p IN SELECT a.name AS was, a.sets AS first, b.name AS becomes, b.sets AS second FROM states a, states b LOOP
+        PERFORM set_config('session_replication_role', 'replica', true);
+        EXECUTE 'UPDATE roir.{table} SET ' || p.first;
+        PERFORM set_config('session_replication_role', 'origin', true);
+        BEGIN
+            EXECUTE 'UPDATE roir.{table} SET ' || p.second;
+            INSERT INTO taken VALUES (p.was, p.becomes);
+        EXCEPTION WHEN object_not_in_prerequisite_state THEN
+            NULL;
+        END;
+    END LOOP;
+END $$
+"""
+
+
+def _sets(table: str, state: str) -> str:
+    """SQL for SET: the state, and what it can't be without."""
+    sets = [f"{column} = '{value}'" for column, value in zip(STATE_COLUMNS[table], state.split(" "), strict=True)]
+    match table, state.split(" "):
+        case "operation", [status, phase]:
+            ended = status in (Status.COMPLETED.value, Status.ABORTED.value)
+            kind = "verify" if phase in (Phase.SUM.value, Phase.CHECK.value) else "create"
+            sets += [f"finished_at = {'now()' if ended else 'NULL'}", f"kind = '{kind}'", "error = 'by hand'"]
+        case "generation", _:
+            sets.append("drop_after = now()")
+    return ", ".join(sets)
+
+
+def _row_of_each(database: Database, user: psycopg2.extensions.connection) -> None:
+    """One row in each control table that has a state."""
+    steps.begin(database, ranges=1, segments=1)
+    sql(user, "DELETE FROM roir.segment WHERE ordinal > 0")
+    sql(
+        user,
+        "INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status) "
+        "VALUES (1, 1, 1, true, 'p', 'true', 'present'); "
+        "INSERT INTO roir.verification (index_id, operation_id, generation_id, mode, options, buckets) "
+        "VALUES (1, 1, 1, 'only', '{}', 1); "
+        "INSERT INTO roir.verification_unit (verification_id, ordinal, stage, side, relation) "
+        "VALUES (1, 1, 'total', 'heap', 1)",
+    )
+    assert sql(user, "SELECT count(*) FROM roir.scan_range") == [(1,)]
+
+
+def _arrows(table: str) -> set[tuple[str, str]]:
+    """What the declared arrows allow."""
+    if table != "operation":
+        return {(arrow.was, arrow.becomes) for arrow in ARROWS if arrow.table == table}
+    named = {(f"{a.status.value} {a.phase.value}", f"{a.to_status.value} {a.to_phase.value}") for a in TRANSITIONS}
+    return {(was, becomes) for was, becomes in named if was != becomes}
+
+
+@pytest.mark.parametrize("machine", STATE_COLUMNS)
+def test_the_database_takes_every_arrow_and_no_other(database: Database, dsn: str, machine: str) -> None:
+    user = steps.session(dsn)
+    _row_of_each(database, user)
+    sql(user, "CREATE TEMP TABLE states (name text, sets text); CREATE TEMP TABLE taken (was text, becomes text)")
+    for state in STATES[machine]:
+        sql(user, "INSERT INTO states VALUES (%s, %s)", state, _sets(machine, state))
+    sql(user, TRY.format(table=machine))
+    taken = set(sql(user, "SELECT * FROM taken"))
+    assert taken == _arrows(machine) | {(state, state) for state in STATES[machine]}
+
+
+def test_the_arrows_in_sql_are_those_of_the_code(dsn: str) -> None:
+    found = sql(steps.session(dsn), "SELECT * FROM roir.arrows()")
+    assert len(found) == len(set(found))
+    assert set(found) == {(table, *arrow) for table in STATE_COLUMNS for arrow in _arrows(table)}
+
+
+@pytest.mark.parametrize("machine", CONCEIVABLE)
+def test_the_database_has_every_state_and_no_other(database: Database, dsn: str, machine: str) -> None:
+    user = steps.session(dsn)
+    _row_of_each(database, user)
+    sql(user, "SET session_replication_role = replica")
+    held = []
+    for state in CONCEIVABLE[machine]:
+        sql(user, "SAVEPOINT before")
+        try:
+            sql(user, f"UPDATE roir.{machine} SET {_sets(machine, state)}")
+            held.append(state)
+        except psycopg2.errors.CheckViolation:
+            pass
+        sql(user, "ROLLBACK TO before")
+    assert sorted(held) == sorted(STATES[machine])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE roir.operation SET kind = 'verify'",  # in phase build
+        "UPDATE roir.operation SET status = 'completed'",
+        "UPDATE roir.operation SET status = 'aborted', finished_at = NULL",
+        "UPDATE roir.operation SET status = 'failed'",  # without an error
+        f"UPDATE roir.operation SET parallelism = {MAX_PARALLELISM + 1}",
+        f"UPDATE roir.operation SET batch_rows = {MAX_BATCH_ROWS + 1}",
+        f"UPDATE roir.operation SET max_rows_per_second = {MAX_ROWS_PER_SECOND + 1}",
+        "UPDATE roir.operation SET parallelism = 0",
+        "UPDATE roir.operation SET batch_rows = 0",
+        "UPDATE roir.operation SET max_rows_per_second = 0",
+        "UPDATE roir.generation SET status = 'retired', capture_mode = 'active', drop_after = NULL",
+        "UPDATE roir.segment SET status = 'sealed', claim_epoch = 1, claim_worker = 1",
+    ],
+)
+def test_what_goes_with_a_state_is_checked(database: Database, dsn: str, change: str) -> None:
+    user = steps.session(dsn)
+    _row_of_each(database, user)
+    sql(user, "SET session_replication_role = replica")
+    with pytest.raises(psycopg2.errors.CheckViolation):
+        sql(user, change)
+
+
+@pytest.mark.parametrize(("status", "phase"), OPERATION_STATES)
+def test_what_users_call_takes_an_operation_along_its_arrows_alone(
+    database: Database, dsn: str, status: Status, phase: Phase
+) -> None:
+    """Pause, resume, abort, tick, and the start of a run, from every state."""
+    _, run = steps.begin(database)
+    user = steps.session(dsn)
+    state = _sets("operation", f"{status.value} {phase.value}")
+    sql(user, f"SET session_replication_role = replica; UPDATE roir.operation SET {state}")
+    sql(user, "SET session_replication_role = origin")
+    user.commit()
+
+    def now() -> tuple[str, str]:
+        [state] = sql(user, "SELECT status, phase FROM roir.operation")
+        return state
+
+    # Asked again for what has happened they say so, and change nothing.
+    again = {Verb.PAUSE: Status.PAUSED, Verb.ABORT: Status.ABORTING}
+    for verb in (Verb.PAUSE, Verb.RESUME, Verb.ABORT):
+        arrow = find_transition(verb, status, phase)
+        if arrow is None and status != again.get(verb):
+            with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState, match=r"has no .*operation to"):
+                sql(user, f"SELECT roir.{verb.value}('ix')")
+            user.rollback()
+        else:
+            sql(user, f"SELECT roir.{verb.value}('ix')")
+        expected = (status, phase) if arrow is None else (arrow.to_status, arrow.to_phase)
+        assert now() == tuple(part.value for part in expected), verb
+        user.rollback()
+    assert sql(user, "SELECT roir.tick(id, epoch) FROM roir.operation") == [(status == Status.RUNNING,)]
+    assert now() == (status.value, phase.value)
+    user.rollback()
+    arrow = find_transition(Verb.START, status, phase)
+    if arrow is None:
+        with pytest.raises((IllegalTransition, OperationFailed)):
+            start_run(database, "ix", "test", take_over=True)
+        assert now() == (status.value, phase.value)
+    else:
+        assert start_run(database, "ix", "test", take_over=True).epoch > run.epoch
+        user.rollback()
+        assert now() == (arrow.to_status.value, arrow.to_phase.value)
+
+
+def test_an_operation_moves_by_its_verbs_alone(database: Database) -> None:
     """Every verb from every status and phase, with the row as it is, and with a row that was read before it changed."""
     prepared, _ = steps.begin(database)
-    states = [
-        (status, phase)
-        for status, phase in product(Status, Phase)
-        if (status == Status.COMPLETED) == (phase == Phase.DONE)
-    ]
     with database.transaction() as connection:
-        for (status, phase), verb in product(states, Verb):
-            ended = status in (Status.COMPLETED, Status.ABORTED)
-            connection.execute(
-                update(tables.operation).values(
-                    status=status.value, phase=phase.value, finished_at=tables.operation.c.started_at if ended else None
-                )
-            )
+        for (status, phase), verb in product(OPERATION_STATES, Verb):
+            execute(connection, "SET LOCAL session_replication_role = replica")
+            execute(connection, f"UPDATE roir.operation SET {_sets('operation', f'{status.value} {phase.value}')}")
+            execute(connection, "SET LOCAL session_replication_role = origin")
             row = operations.read_operation(connection, prepared.operation_id)
             arrow = find_transition(verb, status, phase)
             ends = arrow is not None and arrow.to_status in (Status.COMPLETED, Status.ABORTED)

@@ -9,12 +9,12 @@ import psycopg2
 import pytest
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import abort, clean_up, finalize, operations, revert, status
+from airflow_roir.engine import abort, clean_up, drop, finalize, operations, revert, status
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.job import UnitClaim
+from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import Fenced, OperationRunning, SourceChanged, VerificationFailed
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
@@ -62,7 +62,7 @@ def test_in_every_stage_a_dead_worker_is_fenced_and_a_pause_resumes(
     assert held.stage == stage
     operations.pause(database, "ix", "user", "later")
     assert not isinstance(dead.claim(), UnitClaim)
-    newer = start_run(database, "ix", "another", parallelism=4)
+    newer = steps.start_with(database, 4, owner="another")
     with pytest.raises(Fenced):
         dead.unit(held)
     dead.close()
@@ -81,7 +81,7 @@ def test_in_every_stage_a_dead_worker_is_fenced_and_a_pause_resumes(
         seen.append(_percent(database))
     assert seen == sorted(seen)
     assert seen[-1] == 100
-    report = verification.report_of(database, newer.operation_id)
+    report = report_of(database, newer.operation_id)
     assert (report.rows, report.entries, report.missing, report.complete) == (200, 199, 1, True)
     assert _units(dsn) == 0
 
@@ -96,7 +96,7 @@ def test_whoever_held_the_snapshot_may_leave_at_any_moment(database: Database, d
     [(name,)] = sql(steps.session(dsn), "SELECT snapshot FROM roir.verification WHERE mode = 'only'")
     file = Path(folder, "pg_snapshots", name)
     said = file.read_bytes()
-    holder = one.snapshot._holding
+    holder = one.sums.snapshot._holding
     assert holder is not None
     [(pid,)] = holder.exec_driver_sql("SELECT pg_backend_pid()").all()
     run_sql(dsn, f"SELECT pg_terminate_backend({pid}, 10000)")
@@ -136,7 +136,7 @@ def test_a_walk_in_slices_does_each_unit_once(database: Database, dsn: str, base
             for one, mine in held:
                 one.unit(mine)
         compare.finish(database, run)
-        report = verification.report_of(database, run.operation_id)
+        report = report_of(database, run.operation_id)
         assert not report.complete
         rows, entries, missing = rows + report.rows, entries + report.entries, missing + report.missing
     assert (rows, entries, missing) == (200, 199, 1)
@@ -146,7 +146,7 @@ def test_a_walk_in_slices_does_each_unit_once(database: Database, dsn: str, base
 def test_what_a_walk_left_goes_with_its_generation(database: Database, dsn: str, base: str) -> None:
     compare.verify(database, "ix", VerifyOptions(slices=4))
     assert _units(dsn) > 0
-    abort.drop_index(database, "ix", "user")
+    drop.drop_index(database, "ix", "user")
     assert _units(dsn) == 0
 
 
@@ -157,17 +157,17 @@ def test_a_time_limit_ends_it_early_and_says_so(database: Database, dsn: str, ba
     run_sql(dsn, "UPDATE roir.operation SET phase_seconds = '{\"check\": 2}' WHERE status = 'running'")
     assert not isinstance(one.claim(), UnitClaim)
     compare.finish(database, run)
-    report = verification.report_of(database, run.operation_id)
+    report = report_of(database, run.operation_id)
     assert not report.complete
     assert _units(dsn) == 0
 
 
 def test_other_operations_and_a_verification_refuse_each_other(database: Database, dsn: str, base: str) -> None:
     run = begin(database)
-    with pytest.raises(OperationRunning, match="verifies it"):
+    with pytest.raises(OperationRunning, match="verifies the index"):
         steps.begin(database, table=None, keys=None)
     with pytest.raises(OperationRunning):
-        abort.drop_index(database, "ix", "user")
+        drop.drop_index(database, "ix", "user")
     with pytest.raises(OperationRunning):
         compare.verify(database, "ix")
     assert clean_up.clean_up(database).waiting == []
@@ -185,7 +185,7 @@ def test_a_revert_beside_it_leaves_it_with_the_generation_that_it_began_with(
     revert.revert(database, "ix", "user")
     go_through(database, run)
     compare.finish(database, run)
-    assert verification.report_of(database, run.operation_id).found == 0
+    assert report_of(database, run.operation_id).found == 0
     assert compare.verify(database, "ix").missing == 1
 
 

@@ -159,7 +159,7 @@ def test_a_truncate_meets_a_verification_without_a_deadlock(database: Database, 
         one.unit(held)
         held = claim(one)
     with one.connection.begin():
-        one._hold(held)
+        one.reading.hold(held)
         locks = "SELECT relation::regclass::text FROM pg_locks WHERE pid = %s AND mode = 'AccessShareLock'"
         pid = one.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
         assert ("t",) in sql(steps.session(dsn), locks, pid)

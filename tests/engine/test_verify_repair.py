@@ -10,7 +10,6 @@ from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
-from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare, repair
 from airflow_roir.errors import Fenced
 from tests.conftest import run_sql
@@ -64,9 +63,9 @@ def _found_by_another(database: Database) -> repair.Mender:
 
 def _mend(one: repair.Mender, dsn: str) -> None:
     absent, extra = ids(dsn, ("missing", "different")), ids(dsn, ("extra",))
-    if left := repair._tried(one.put, absent):
-        repair._tried(one.take_out, left)
-    repair._tried(one.take_out, extra)
+    if left := repair.tried(one.put, absent):
+        repair.tried(one.take_out, left)
+    repair.tried(one.take_out, extra)
 
 
 @pytest.mark.sample(1)
@@ -150,7 +149,7 @@ def test_a_worker_that_dies_before_it_mends_leaves_that_to_the_next(database: Da
     while not kept:
         held = claim(dead)
         kept = [held] if dead.unit(held).found else []
-    newer = start_run(database, "ix", "another", take_over=True, parallelism=1)
+    newer = steps.start_with(database, 1, owner="another", take_over=True)
     with pytest.raises(Fenced):
         dead.mend(kept[0])
     verifying.go_through(database, newer)
@@ -169,7 +168,7 @@ def test_a_pause_stops_a_repair_and_a_resume_goes_on_with_it(database: Database,
         held = claim(one)
     operations.pause(database, "ix", "user", "later")
     assert one.mend(held) is False
-    verifying.go_through(database, start_run(database, "ix", "another", parallelism=3))
+    verifying.go_through(database, steps.start_with(database, 3, owner="another"))
     assert {outcome for _, _, outcome in found(dsn)} == {"mended"}
     steps.assert_exact(database)
 

@@ -34,7 +34,7 @@ def test_code_with_another_checkpoint_format_refuses_and_can_still_abort(databas
     _, first = steps.begin(database)
     end_run(database, first)
     run_sql(dsn, "UPDATE roir.operation SET format_version = 9")
-    with pytest.raises(SchemaVersionMismatch, match=r"format \d, this code writes \d; finish it with the version"):
+    with pytest.raises(SchemaVersionMismatch, match=r"format \d, but this code writes \d"):
         start_run(database, "ix", "another release")
     assert abort.abort(database, "ix", "me").status == "aborted"
 
@@ -57,5 +57,5 @@ def test_code_newer_than_the_control_schema_asks_for_the_upgrade(
 ) -> None:
     # The next release's: there is only one migration yet.
     monkeypatch.setattr(schema, "head", lambda: "0002")
-    with pytest.raises(SchemaVersionMismatch, match="upgrade it with: roir init"):
+    with pytest.raises(SchemaVersionMismatch, match="upgrade the schema with: roir init"):
         steps.begin(database)

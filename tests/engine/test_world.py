@@ -9,7 +9,7 @@ import psycopg2.errors
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, clean_up
+from airflow_roir.engine import abort, clean_up, drop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.errors import InvalidInput, LockNotAcquired, RoirError
@@ -55,7 +55,7 @@ def test_event_triggers_of_others_see_our_ddl_and_change_nothing(database: Datab
     )
     through_modes(database, lambda mode: change(dsn), include="v")
     clean_up.clean_up(database)
-    abort.drop_index(database, "ix", "test")
+    drop.drop_index(database, "ix", "test")
     assert sql(steps.session(dsn), "SELECT count(*) > 10 FROM log") == [(True,)]
 
 
@@ -109,13 +109,13 @@ def test_a_prepared_transaction_over_a_drop(database: Database, dsn: str, ended:
     sql(user, f"PREPARE TRANSACTION '{name}'")
     user.close()
     with pytest.raises(LockNotAcquired, match="prepared transaction"):
-        abort.drop_index(database, "ix", "test", patience_s=0)
+        drop.drop_index(database, "ix", "test", patience_s=0)
     resumed = psycopg2.connect(dsn)
     resumed.autocommit = True
     sql(resumed, f"{ended} PREPARED '{name}'")
     resumed.close()
     steps.assert_exact(database)
-    abort.drop_index(database, "ix", "test")
+    drop.drop_index(database, "ix", "test")
     change(dsn)
 
 

@@ -15,10 +15,11 @@ from airflow_roir.engine import build, claims, fold, prepare, publish, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import BuildWorker
 from airflow_roir.engine.capture import installation, row_function
-from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.capture.target import Target
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.fold import FoldWorker
+from airflow_roir.engine.source import Source
 
 Variant = Callable[[pytest.MonkeyPatch], None]
 VARIANTS: list[Variant] = []
@@ -45,7 +46,7 @@ def _render(patch: pytest.MonkeyPatch, old: str, new: str) -> None:
     """The capture function, with another text in it."""
     render = row_function.render
 
-    def broken(source: Source, generations: list[row_function.Target]) -> str:
+    def broken(source: Source, generations: list[Target]) -> str:
         return render(source, generations).replace(old, new)
 
     patch.setattr(installation, "render", broken)
@@ -88,15 +89,15 @@ def publishes_without_a_drain(patch: pytest.MonkeyPatch) -> None:
 @variant
 def commits_the_watermark_first(patch: pytest.MonkeyPatch) -> None:
     """A batch commits its watermark, and then its rows."""
-    batch, copy = BuildWorker._batch, BuildWorker._copy
+    batch, copy = BuildWorker._batch, BuildWorker.copy
 
     def broken(self: BuildWorker, claim: build.Claim) -> build.Batch | Stop:
         late: list[Any] = []
         with patch.context() as inner:
-            inner.setattr(BuildWorker, "_copy", lambda self, *arguments: late.append(arguments) or 0)
+            inner.setattr(BuildWorker, "copy", lambda self, *arguments: late.append(arguments) or 0)
             outcome = batch(self, claim)
         with self.connection.begin():
-            self._standing(claim)
+            self.standing(claim)
             for arguments in late:
                 copy(self, *arguments)
         return outcome
@@ -183,7 +184,7 @@ def drops_antimatter_at_insert(patch: pytest.MonkeyPatch) -> None:
     """An insert takes its entry's antimatter away instead of writing a regular row."""
     capture_mode = row_function._capture_mode
 
-    def broken(source: Source, target: row_function.Target) -> list[str]:
+    def broken(source: Source, target: Target) -> list[str]:
         lines, delta = capture_mode(source, target), physical.delta(target.generation_id)
         inserted = lines.index("ELSIF TG_OP = 'INSERT' THEN")
         antimatter = f"SELECT FROM {delta} WHERE state = 'antimatter' AND c1 = NEW.k AND c2 = NEW.id"
@@ -199,7 +200,7 @@ def forgets_the_delta_in_direct_mode(patch: pytest.MonkeyPatch) -> None:
     """In direct mode a write doesn't take its entry out of the delta."""
     maintain = row_function._maintain_mode
 
-    def broken(source: Source, target: row_function.Target) -> list[str]:
+    def broken(source: Source, target: Target) -> list[str]:
         return [
             line.replace("WHERE", "WHERE false AND") if "DELETE FROM" in line and "_delta" in line else line
             for line in maintain(source, target)
@@ -235,7 +236,7 @@ def forgets_the_retired_generation(patch: pytest.MonkeyPatch) -> None:
 def _only(patch: pytest.MonkeyPatch, maintained: Callable[[str, set[str]], bool]) -> None:
     targets = installation.targets
 
-    def broken(connection: Connection, source_oid: int) -> list[row_function.Target]:
+    def broken(connection: Connection, source_oid: int) -> list[Target]:
         rows = execute(connection, "SELECT id, status FROM roir.generation")
         statuses = {row.id: row.status for row in rows}
         found = targets(connection, source_oid)

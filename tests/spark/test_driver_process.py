@@ -59,9 +59,9 @@ def start(log: Log) -> Iterator[Callable[[str], Driver]]:
 
 def test_the_command_line_holds_names_and_numbers_only() -> None:
     options = SparkOptions("spark://h:7077", {"spark.executor.memory": "2g", "spark.app": "a b"})
-    assert driver_command('public."I x"', "airflow d r", options, parallelism=4, batch_rows=1000)[1:] == [
+    assert driver_command('public."I x"', "airflow d r", options)[1:] == [
         *("-m", "airflow_roir.spark", "--index", 'public."I x"', "--owner", "airflow d r"),
-        *("--master", "spark://h:7077", "--parallelism", "4", "--batch-rows", "1000"),
+        *("--master", "spark://h:7077"),
         *("--conf", "spark.app=a b", "--conf", "spark.executor.memory=2g"),
     ]
     assert driver_command("i", "o", SparkOptions(), take_over=True)[3:] == [

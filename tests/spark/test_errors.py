@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine import live_options, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import start_run
@@ -92,7 +92,7 @@ def test_the_error_of_a_worker_that_was_to_leave_is_not_dropped(database: Databa
         driver.wait_for(
             lambda: one(database, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
         )
-        operations.set_options(database, "ix", "me", parallelism=1)
+        live_options.set_options(database, "ix", "me", parallelism=1)
         operations.pause(database, "ix", "me", "tea")
         driver.wait_for(lambda: at_work(database) == {3})
         gate.close()

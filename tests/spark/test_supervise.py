@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine import live_options, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.spark.driver_process import driver_command, driver_environment
@@ -38,7 +38,8 @@ def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(databa
     paused = operation_status(database, operation.operation_id)
     assert 0 < paused.rows < ROWS
     lift_rate(database)
-    driver = Running(database, parallelism=3)
+    live_options.set_options(database, "ix", "me", parallelism=3)
+    driver = Running(database)
     assert driver.wait() == 0, driver.said
     assert any("build: 3 workers" in line for line in driver.lines)
     finish_and_check(database)

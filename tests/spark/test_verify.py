@@ -10,12 +10,13 @@ import pytest
 
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import operations
+from airflow_roir.engine import live_options, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.engine.verify import compare, verification
+from airflow_roir.engine.verify.report import report_of
 from tests.conftest import run_sql
 from tests.crash import gate
 from tests.engine import steps
@@ -76,7 +77,8 @@ def test_two_workers_are_paused_and_three_go_on(database: Database, dsn: str, ba
     assert len(done) == 5
     assert {worker for _, _, worker in done} == {0, 1}
     assert one(database, "SELECT count(*) FROM roir.verification_unit WHERE NOT done") > 5
-    with Running(database, "local[4]", parallelism=3) as driver:
+    live_options.set_options(database, "ix", "me", parallelism=3)
+    with Running(database, "local[4]") as driver:
         assert driver.wait() == 0, driver.said
     assert "sum: 3 workers" in driver.said
     assert "check: 3 workers" in driver.said
@@ -84,7 +86,7 @@ def test_two_workers_are_paused_and_three_go_on(database: Database, dsn: str, ba
     assert both[first] == done
     assert len(both) == 2
     assert twice(database) == 0
-    report = verification.report_of(database, begun.operation_id)
+    report = report_of(database, begun.operation_id)
     assert (report.rows, report.missing, report.extra, report.different) == (ROWS, 1, 0, 1)
     assert operation_status(database, begun.operation_id).status == "completed"
 
@@ -114,6 +116,6 @@ def test_a_killed_driver_leaves_the_units_that_are_left_to_the_next(database: Da
     assert both[first] == done
     assert len(both) == 2
     assert twice(database) == 0
-    report = verification.report_of(database, begun.operation_id)
+    report = report_of(database, begun.operation_id)
     assert (report.rows, report.missing, report.mended) == (ROWS, 1, 1)
     steps.assert_exact(database)

@@ -139,6 +139,6 @@ def test_an_option_may_be_as_large_as_the_limit_and_no_larger(name: str, most: i
 
 
 def test_durations_may_be_zero_and_coverings_are_named() -> None:
-    assert BuildOptions(lock_patience_s=0, revert_window_s=0).as_dict()["lock_patience_s"] == 0
+    assert BuildOptions(lock_patience_s=0, revert_window_s=0).fixed()["lock_patience_s"] == 0
     with pytest.raises(InvalidInput, match="auto, all, none"):
         BuildOptions(covering="some")

@@ -14,6 +14,7 @@ from airflow_roir import cli, errors
 from airflow_roir.definition import BuildOptions
 from airflow_roir.engine import database, entry, fold, operations, tables
 from airflow_roir.engine.status import OperationStatus
+from airflow_roir.generation_state import ARROWS
 from airflow_roir.operation import TRANSITIONS, Phase, Status
 from airflow_roir.task import dag_switch
 
@@ -241,6 +242,12 @@ def test_every_transition_is_described_with_its_reason() -> None:
         phases = {arrow.phase.value for arrow in arrows} if "working" not in origin else set()
         assert words == {arrow.status.value for arrow in arrows} | phases
         assert set(re.findall(r"\w+", target)) >= {arrow.to_status.value for arrow in arrows}
+
+
+def test_every_arrow_of_a_generation_is_described_with_its_reason() -> None:
+    rows = rows_of(ARCHITECTURE, "control table")
+    shown = [(table, was.replace(",", ""), becomes.replace(",", ""), because) for table, was, becomes, because in rows]
+    assert shown == [(arrow.table, arrow.was, arrow.becomes, arrow.reason) for arrow in ARROWS]
 
 
 def test_every_file_of_the_engine_is_in_the_code_map() -> None:

@@ -7,6 +7,8 @@ from itertools import product
 import pytest
 
 from airflow_roir.entry_state import ENTRY_STATES, EntryState, Happening
+from airflow_roir.generation_state import ARROWS as OTHER_ARROWS
+from airflow_roir.generation_state import STATE_COLUMNS
 from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb, find_transition
 
 ARROWS = {(arrow.verb, arrow.status, arrow.phase) for arrow in TRANSITIONS}
@@ -44,3 +46,12 @@ def test_what_can_happen_to_an_entry_is_known_for_every_state() -> None:
         if state is not None or happening not in folds  # the fold meets delta rows only
     }
     assert set(ENTRY_STATES) == pairs
+
+
+def test_each_other_arrow_is_there_once_has_a_reason_and_leads_somewhere() -> None:
+    assert len({(arrow.table, arrow.was, arrow.becomes) for arrow in OTHER_ARROWS}) == len(OTHER_ARROWS)
+    for arrow in OTHER_ARROWS:
+        assert arrow.reason
+        assert arrow.was != arrow.becomes
+        assert len(arrow.was.split(" ")) == len(arrow.becomes.split(" ")) == len(STATE_COLUMNS[arrow.table])
+    assert not [arrow for arrow in OTHER_ARROWS if arrow.was == "dropped none"]

@@ -14,19 +14,13 @@ from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import marks, rights, tables
 from airflow_roir.engine import owner as owners
-from airflow_roir.engine.capture.row_function import (
-    ACTIVE,
-    CAPTURE,
-    DIRECT,
-    Target,
-    body,
-    function_name,
-    render,
-)
+from airflow_roir.engine.capture.row_function import body, function_name, render
+from airflow_roir.engine.capture.target import ACTIVE, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_body, truncate_function_name
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.source import Source
+from airflow_roir.generation_state import GenerationStatus
 
 ROWS, TRUNCATE = "rows", "truncate"
 
@@ -89,8 +83,7 @@ def targets(connection: Connection, source_oid: int, names_of_now: bool = True) 
         .join(index, index.c.id == generation.c.index_id)
         .where(
             index.c.source_oid == source_oid,
-            generation.c.status.in_(("building", "active", "retired")),
-            generation.c.capture_mode.in_((CAPTURE, DIRECT, ACTIVE)),
+            generation.c.status != GenerationStatus.DROPPED.value,
         )
         .order_by(generation.c.id)
     )
@@ -112,8 +105,8 @@ def mode(connection: Connection, generation_id: int) -> str:
 def refresh(connection: Connection, source: Source) -> None:
     """Make the source's writes maintain exactly the generations that the control tables name. Needs the drain lock.
 
-    Leaves the triggers as they are: where one is missing writes were lost, and a warning must stay until a rebuild.
-    Raises InvalidInput where our role may not make the source's owner the owner of the capture function.
+    Leaves the triggers as they are: if one is missing, writes were lost, and the warning must stay until a rebuild.
+    Raises InvalidInput if our role may not make the source's owner the owner of the capture function.
     """
     generations = targets(connection, source.oid)
     untouched = marks.untouched_captures(connection, source.oid)
@@ -141,7 +134,7 @@ def refresh(connection: Connection, source: Source) -> None:
 def _hand_over(connection: Connection, source: Source, generations: list[Target]) -> None:
     """The capture of rows runs as the source's owner: what is evaluated there (casts, his indexes' conditions) is his.
 
-    So whoever owns a table gets no more rights by it than he has, whatever role we are.
+    So the capture gives the owner of a table no more rights than he has, whatever role we are.
     """
     owner = quote(source.owner)
     owners.hand_over(connection, source, f"{function_name(source.oid)}()")
@@ -172,7 +165,7 @@ def _needed(generations: list[Target]) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def lacks_rights(connection: Connection, source: Source) -> bool:
-    """True where the capture can't write: the owner that it runs as is another one now, or not a superuser any more."""
+    """True if the capture can't write: the owner that it runs as is another one now, or not a superuser any more."""
     return any(
         execute(connection, MAY, {"owner": source.owner, "name": name, "rights": list(wanted)}).scalar_one() is False
         for name, wanted in _needed(targets(connection, source.oid))
@@ -218,7 +211,7 @@ class Gap:
 
     @property
     def missing(self) -> bool:
-        """True where there is no such trigger at all."""
+        """True if there is no such trigger at all."""
         return self.state == "missing"
 
     def __str__(self) -> str:
@@ -277,10 +270,10 @@ def drop_functions(connection: Connection, source_oid: int) -> None:
 
 
 def is_stale(connection: Connection, source: Source, names_of_now: bool = True) -> bool:
-    """True where the capture functions aren't those that `refresh` would make: types or operators have other names,
+    """True if the capture functions aren't those that `refresh` would make: types or operators have other names,
     the source another owner or primary key now, somebody has altered them, or other code made them.
 
-    names_of_now: False where other names don't count.
+    names_of_now: False if other names don't count.
     """
     generations = targets(connection, source.oid, names_of_now)
     values = {

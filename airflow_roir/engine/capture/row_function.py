@@ -12,33 +12,18 @@ reset.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import tables
-from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.capture import careful_path
+from airflow_roir.engine.capture.plpgsql import function, indent, literal
+from airflow_roir.engine.capture.target import CAPTURE, DIRECT, Target
 from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
-
-CAPTURE, DIRECT, ACTIVE = "capture", "direct", "active"
 
 # The event's new version of the row has been written to again since, by this very transaction (or only locked).
 _IS_TOUCHED_AGAIN = "NEW.xmax <> '0'::xid"
-# Nobody's search_path finds anything here, and without rows that a policy hides the careful path would take entries
-# away: then rather an error.
-_PINNED = "SET search_path = pg_catalog, pg_temp SET row_security = off"
-
-
-@dataclass(frozen=True)
-class Target:
-    """A generation that the capture function maintains, in its mode. scan: what it is built from."""
-
-    generation_id: int
-    entry: Entry
-    mode: str
-    scan: Scan = Scan.KEY
 
 
 def function_name(source_oid: int) -> str:
@@ -49,18 +34,6 @@ def function_name(source_oid: int) -> str:
 def render(source: Source, generations: list[Target]) -> str:
     """The whole CREATE FUNCTION statement for rows, pure text of its arguments."""
     return function(function_name(source.oid), body(source, generations))
-
-
-def function(name: str, text: str) -> str:
-    """A statement that makes a capture function."""
-    tag = "roir"
-    while f"${tag}$" in text:  # a column may be called anything, `$roir$` too
-        tag += "_"
-    return (
-        f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger\n"
-        f"LANGUAGE plpgsql SECURITY DEFINER {_PINNED}\n"
-        f"AS ${tag}$\n{text}\n${tag}$"
-    )
 
 
 def body(source: Source, generations: list[Target]) -> str:
@@ -104,7 +77,7 @@ def _of_another() -> list[str]:
     return [
         f"IF careful AND NOT pg_has_role((SELECT c.relowner {of}), current_user, 'USAGE') THEN",
         "  RAISE insufficient_privilege USING",
-        "    MESSAGE = format('partition %s belongs to %s, its table, which has a roir index, to %s',",
+        "    MESSAGE = format('partition %s belongs to %s, but its table, which has a roir index, to %s',",
         f"      TG_RELID::regclass, (SELECT pg_get_userbyid(c.relowner) {of}), current_user),",
         "    HINT = format('ALTER TABLE %s OWNER TO %I', TG_RELID::regclass, current_user);",
         "END IF;",
@@ -127,7 +100,7 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
 
     def settle(record: str) -> list[str]:
         belongs, gone = write("here", EntryState.REGULAR), write(record, EntryState.ANTIMATTER)
-        return _as_it_stands(source, target, record, belongs, gone)
+        return careful_path.as_it_stands(source, target, record, belongs, gone)
 
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
@@ -140,7 +113,7 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
     return [
         *refused,
         "IF careful THEN",
-        *indent(_for_both(settle)),
+        *indent(careful_path.for_both(settle)),
         "ELSIF TG_OP = 'INSERT' THEN",
         *indent(write("NEW", EntryState.REGULAR)),
         f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
@@ -188,7 +161,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
 
     # The delta before the base, always: a fold step takes rows in that order too.
     def settle(record: str) -> list[str]:
-        return [*forget(record), *_as_it_stands(source, target, record, put("here"), take_out(record))]
+        return [*forget(record), *careful_path.as_it_stands(source, target, record, put("here"), take_out(record))]
 
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
@@ -197,7 +170,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
     return [
         *_refused(target),
         "IF careful THEN",
-        *indent(_for_both(settle)),
+        *indent(careful_path.for_both(settle)),
         "ELSIF TG_OP = 'INSERT' THEN",
         *indent([*forget("NEW"), *put("NEW")]),
         f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
@@ -205,112 +178,6 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
         *indent([*forget("OLD"), *take_out("OLD")], 2),
         "  END IF;",
         *indent([*forget("NEW"), *put("NEW")]),
-        "END IF;",
-    ]
-
-
-def _as_it_stands(source: Source, target: Target, record: str, belongs: list[str], gone: list[str]) -> list[str]:
-    """`belongs` where a row projects to the record's entry now, which is then in `here`, else `gone`.
-
-    A snapshot can show two versions of a row: one whose deletion it is too old for, and our own. Where the primary key
-    is checked at once, whoever visits an entry has inserted or deleted a row of that key, so that nobody else has one:
-    only our own version answers. A `DEFERRABLE` key can be shared with others for a while: there somebody else's
-    version answers too, under a lock, which waits for who deletes it and raises 40001 in a snapshot that is too old.
-    Between that look and the removal of an entry its writer may commit, so we look once more.
-    """
-    if not source.pk_deferrable:
-        return [
-            *_look(source, target, record, True),
-            "IF here.belongs THEN",
-            *indent(belongs),
-            "ELSE",
-            *indent(gone),
-            "END IF;",
-        ]
-    look = [
-        *_look(source, target, record, True),
-        "IF here.belongs IS NULL THEN",
-        *indent(_look(source, target, record, False)),
-        "END IF;",
-    ]
-    return [
-        *look,
-        "IF here.belongs IS NULL THEN",
-        *indent(gone),
-        *indent(look),
-        "END IF;",
-        "IF here.belongs THEN",
-        *indent(belongs),
-        "END IF;",
-    ]
-
-
-def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
-    """Put a row that projects to the record's entry into `here`, and that it `belongs`: our own, or any, locked."""
-    entry = target.entry
-    # The primary key holds the partition key, so the row is in the event's own leaf. A kept plan over the source would
-    # lock all leaves, and wait for whoever holds another one.
-    where = _same(entry, [column.of("s") for column in entry.columns], [f"${i + 1}" for i in entry.identity_positions])
-    which = "AND roir.is_mine(s.xmin) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
-    columns = ", ".join(f"{column.of('s')} AS c{i + 1}" for i, column in enumerate(entry.columns))
-    of_the_leaf = [
-        f"EXECUTE {_literal(f'SELECT {columns}, true AS belongs FROM ONLY ')} || TG_RELID::regclass",
-        f"  || {_literal(f' s WHERE {where} {which}')} INTO here",
-        f"  USING {', '.join(entry.columns[i].of(record) for i in entry.identity_positions)};",
-    ]
-    ours = [f"s.c{i + 1}" for i in entry.identity_positions]
-    if source.partitioned:
-        # The server asks who writes to a table for no right on its leaves. Planned for these values, it locks one leaf.
-        where = _same(entry, ours, [f"${i + 1}" for i in entry.identity_positions])
-        which = "AND roir.is_mine(s.written) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
-        columns = ", ".join(entry.physical(prefix="s."))
-        view = physical.source_view(target.generation_id)
-        return [
-            f"IF {_may_read(source)} THEN",
-            *indent(of_the_leaf),
-            "ELSE",
-            f"  EXECUTE {_literal(f'SELECT {columns}, true AS belongs FROM {view} s WHERE {where} {which}')} INTO here",
-            f"    USING {', '.join(entry.columns[i].of(record) for i in entry.identity_positions)};",
-            "END IF;",
-        ]
-    where = _same(entry, ours, [column.of(record) for column in entry.columns])
-    which = "AND roir.is_mine(s.written) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
-    return [
-        f"IF TG_RELID = {source.oid} THEN",
-        f"  SELECT {', '.join(entry.physical(prefix='s.'))}, true AS belongs INTO here",
-        f"    FROM {physical.source_view(target.generation_id)} s WHERE {where} {which};",
-        # Restored from a dump: under another oid, and, where it was restored alone, without our view.
-        "ELSE",
-        *indent(of_the_leaf),
-        "END IF;",
-    ]
-
-
-def _may_read(source: Source) -> str:
-    """SQL that the event's own leaf can be read by its name. To lock a row takes the right to update it."""
-    rights = ["SELECT", "UPDATE"] if source.pk_deferrable else ["SELECT"]
-    return " AND ".join(
-        ["has_schema_privilege(TG_TABLE_SCHEMA, 'USAGE')", *(f"has_table_privilege(TG_RELID, '{r}')" for r in rights)]
-    )
-
-
-def _same(entry: Entry, ours: list[str], theirs: list[str]) -> str:
-    """SQL that two rows project to the same entry."""
-    terms = []
-    for i in entry.identity_positions:
-        same = f"{ours[i]} {entry.columns[i].equals} {theirs[i]}"
-        nulls = f"{is_null(ours[i])} AND {is_null(theirs[i])}"
-        terms.append(same if entry.columns[i].primary_key else f"({same} OR {nulls})")
-    return " AND ".join(terms)
-
-
-def _for_both(settle: Callable[[str], list[str]]) -> list[str]:
-    return [
-        "IF TG_OP <> 'INSERT' THEN",
-        *indent(settle("OLD")),
-        "END IF;",
-        "IF TG_OP <> 'DELETE' THEN",
-        *indent(settle("NEW")),
         "END IF;",
     ]
 
@@ -330,18 +197,15 @@ def _refused(target: Target) -> list[str]:
 def _delete(entry: Entry, table: str, record: str) -> list[str]:
     """Delete the entry of a record by its own equality. Only an entry with a NULL in it pays for a dynamic plan."""
     values = [entry.columns[i].of(record) for i in entry.identity_positions]
-    plain = " AND ".join(f"c{i + 1} {entry.columns[i].equals} {values[i]}" for i in entry.identity_positions)
-    # NOT NULL may be dropped from a key column at any time; a primary key's column can never hold NULL.
-    nullable = [i for i in entry.identity_positions if not entry.columns[i].primary_key]
+    names, nullable = entry.physical(), entry.nullable_positions
+    plain = entry.same(names, values, dict.fromkeys(nullable, False))
     if not nullable:
         return [f"DELETE FROM {table} WHERE {plain};"]
     any_null = " OR ".join(is_null(values[i]) for i in nullable)
     terms = []
     for i in entry.identity_positions:
-        equal = _literal(f"c{i + 1} {entry.columns[i].equals} ${i + 1}")
-        terms.append(
-            f"CASE WHEN {is_null(values[i])} THEN '{is_null(f'c{i + 1}')}' ELSE {equal} END" if i in nullable else equal
-        )
+        null, equal = (literal(entry.same_column(i, names[i], f"${i + 1}", null)) for null in (True, False))
+        terms.append(f"CASE WHEN {is_null(values[i])} THEN {null} ELSE {equal} END" if i in nullable else equal)
     using = ", ".join(values)
     joined = " || ' AND ' || ".join(terms)
     return [
@@ -359,10 +223,6 @@ def _image(record: str, columns: list[str] | tuple[str, ...]) -> str:
     return f"ROW({', '.join(f'{record}.{quote(column)}' for column in columns)})::record"
 
 
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 def _columns(entry: Entry) -> str:
     return ", ".join(entry.physical())
 
@@ -370,8 +230,3 @@ def _columns(entry: Entry) -> str:
 def _values(entry: Entry, record: str) -> list[str]:
     """An entry's values out of a row of the source, or out of `here`."""
     return entry.physical(prefix="here.") if record == "here" else entry.source_columns(record)
-
-
-def indent(lines: list[str], levels: int = 1) -> list[str]:
-    """Lines of a nested block."""
-    return ["  " * levels + line for line in lines]

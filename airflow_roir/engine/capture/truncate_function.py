@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import tables
-from airflow_roir.engine.capture.row_function import ACTIVE, CAPTURE, Target, function, indent
-from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.capture.plpgsql import function, indent
+from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, Target
+from airflow_roir.engine.source import Source
 
 
 def truncate_function_name(source_oid: int) -> str:

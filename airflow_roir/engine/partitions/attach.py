@@ -1,9 +1,9 @@
-"""Brings a loaded table in as a partition of an indexed source: shown in the moment of its attach."""
+"""Attaches a loaded table to an indexed source; table and indexes show its rows from the same moment on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -11,16 +11,20 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts
 from airflow_roir.engine.old_snapshots import holders
 from airflow_roir.engine.partitions import copy_rows
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import InvalidInput, LockNotAcquired
+from airflow_roir.errors import AttachDisturbed, InvalidInput, LockNotAcquired
 
 # How long to try to open a table again that can't be attached.
 GIVE_UP_PATIENCE_S = 10.0
-CLOSED = "SELECT EXISTS (SELECT FROM roir.source_partition WHERE relation = %(partition)s AND status = 'joining')"
+CLOSED = """
+SELECT EXISTS (SELECT FROM roir.source_partition WHERE relation = %(partition)s AND status = 'joining')
+    OR EXISTS (SELECT FROM pg_trigger WHERE tgrelid = %(partition)s AND tgname = 'roir_joining')
+"""
 TARGETS = """
 SELECT p.id, p.generation_id, g.entry FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
  WHERE p.relation = %(partition)s AND p.status = 'joining' AND g.status <> 'dropped' ORDER BY p.generation_id
@@ -41,11 +45,11 @@ def attach_partition(
 ) -> int:
     """Make a loaded table a partition of `table`, or of a level below it; returns how many entries were copied.
 
-    bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. From the first step on nobody can write to
-    `partition`; its rows' entries are copied in batches, and stay hidden until the last step attaches it. Call it
-    again after a crash: it goes on. `roir.cancel_attach` gives it up. Works in every phase of an operation.
-    Raises NotFound; InvalidInput, where the table can't become that partition, and takes writes again; LockNotAcquired
-    (the table stays closed to writers; repeated, the attach goes on where it stood).
+    bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. From the first step on `partition` refuses writes;
+    its rows' entries are copied in batches, and stay hidden until the last step attaches it. Call the function again
+    after a crash: it continues. `roir.cancel_attach` cancels the attach. Works in every phase of an operation. Raises
+    NotFound; InvalidInput (the table can't become that partition, and takes writes again); LockNotAcquired (the table
+    still refuses writes; call again to continue).
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -65,7 +69,9 @@ def attach_partition(
         call = "SELECT roir.finish_attach(%(parent)s::oid, %(partition)s::oid, %(bounds)s)"
         return bool(execute(connection, call, values).scalar_one())
 
-    attempts = Attempts(database, parent.sql, [*source.relations, oid], database.limits.attempt_ms, patience_s)
+    attempts = Attempts(
+        database, parent.sql, [*source.relations, oid], database.limits.attempt_ms, patience_s, waiter=Waiter("attach")
+    )
     copied = 0
     try:
         while True:
@@ -73,27 +79,33 @@ def attach_partition(
             with database.transaction() as connection:
                 execute(connection, "SELECT roir.validate_attach(%(parent)s::oid, %(partition)s::oid)", values)
                 targets = execute(connection, TARGETS, {"partition": oid}).all()
-            for target in targets:
-                entry = Entry.from_json(target.entry)
-                copied += copy_rows.bring_in(database, source, target.generation_id, entry, oid, target.id, patience_s)
-            _wait_for_older_snapshots(database, report, patience_s)
+            try:
+                for target in targets:
+                    entry, generation = Entry.from_json(target.entry), target.generation_id
+                    copied += copy_rows.bring_in(database, source, generation, entry, oid, target.id, patience_s)
+                _wait_for_older_snapshots(database, report, patience_s)
+            except AttachDisturbed as disturbed:
+                # The last step sees that, too.
+                report(f"{disturbed}; they are copied again")
             if attempts.run(finish, report, [parent.sql, name.sql, *views]):
                 return copied
     except DBAPIError as error:
         # What PostgreSQL says of bounds, columns and rows that don't fit, and what roir.begin_attach does.
         if sqlstate(error)[:2] in ("42", "23", "22") or sqlstate(error) in ("P0002", "55006", "0A000"):
-            if _give_up(database, oid, name.sql):
+            if _give_up(database, [*source.relations, oid], name.sql):
                 reason = said(error).removesuffix(".")
-                raise InvalidInput(f"{reason}. The attach was given up: {name} takes writes again") from None
+                raise InvalidInput(f"{reason}. The attach was cancelled: {name} takes writes again") from None
             raise InvalidInput(said(error)) from None
         raise
 
 
-def _give_up(database: Database, oid: int, name: str) -> bool:
-    """Open the table again that can't become a partition. True where it was closed.
+def _give_up(database: Database, relations: Sequence[int], name: str) -> bool:
+    """Let a table that can't become a partition take writes again. True if it refused them.
 
-    Raises LockNotAcquired, which says what stands and what is to be done.
+    relations: the source, its partitions, the table last. Its triggers go, and the one on the default partition.
+    Raises LockNotAcquired, which says what to do.
     """
+    oid = relations[-1]
     with database.transaction() as connection:
         closed = execute(connection, CLOSED, {"partition": oid}).scalar_one()
 
@@ -102,12 +114,12 @@ def _give_up(database: Database, oid: int, name: str) -> bool:
 
     if closed:
         try:
-            attempts = Attempts(database, name, [oid], database.limits.attempt_ms, GIVE_UP_PATIENCE_S)
+            attempts = Attempts(database, name, relations, database.limits.attempt_ms, GIVE_UP_PATIENCE_S)
             attempts.run(cancel, lambda _line: None, [name])
         except LockNotAcquired as error:
             raise LockNotAcquired(
-                f"{name} can't be attached like that, and is closed to writers still: {error}. Then repeat with what "
-                f"fits, or give it up: SELECT roir.cancel_attach('{name}')"
+                f"{name} can't be attached like that, but still refuses writes: {error}. Then attach it with the "
+                f"right bounds and columns, or cancel the attach: SELECT roir.cancel_attach('{name}')"
             ) from error
     return bool(closed)
 
@@ -115,7 +127,7 @@ def _give_up(database: Database, oid: int, name: str) -> bool:
 def _wait_for_older_snapshots(database: Database, report: Callable[[str], None], patience_s: float) -> None:
     """A snapshot that is older than the copies would see the attached rows and not their entries.
 
-    What a standby without feedback sees nobody knows: it is named, and not waited for.
+    A standby without feedback doesn't tell its snapshots: `report` names it, and the attach doesn't wait for it.
     """
     with database.transaction() as connection:
         xid = execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()
@@ -126,11 +138,14 @@ def _wait_for_older_snapshots(database: Database, report: Callable[[str], None],
         older = [one for one in found if one.known]
         if not older:
             for one in found:
-                report(f"{one}, may hold a snapshot there that is older than the copied entries; not waited for")
+                report(
+                    f"{one}, may have a snapshot that is older than the copied entries; the attach doesn't wait for it"
+                )
             return
         report(f"waiting for {older[0]}, whose snapshot is older than the copied entries")
         if time.monotonic() > deadline:
             raise LockNotAcquired(
-                f"{older[0]} holds a snapshot that is older than the copied entries. End it, and repeat"
+                f"{older[0]} has a snapshot that is older than the copied entries. End that transaction, then run "
+                "the attach again"
             )
         time.sleep(0.5)

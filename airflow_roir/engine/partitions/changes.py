@@ -16,11 +16,11 @@ from airflow_roir.definition import quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import marks, owner
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.capture.row_function import CAPTURE, DIRECT
-from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.capture.target import CAPTURE, DIRECT
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.locks import check_name, lock_table
+from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import PartitionsChanged
 
@@ -37,13 +37,13 @@ class Change:
 
 
 def register(connection: Connection, source: Source, generation_id: int) -> None:
-    """Write down that a generation holds all partitions of its source. No-op for those it knows."""
+    """Record that a generation holds all partitions of its source. No-op for those that it knows."""
     values = {"generation": generation_id, "source": source.oid}
     execute(connection, "SELECT roir.register_partitions(%(generation)s, %(source)s)", values)
 
 
 def changes(connection: Connection, source: Source, generation_id: int) -> list[Change]:
-    """What came or went since the generation's partitions were written down. Waits for no lock."""
+    """What came or went since the generation's partitions were recorded. Waits for no lock."""
     if not source.partitioned:
         return []
     rows = execute(connection, CHANGES, {"source": source.oid, "generation": generation_id})
@@ -53,7 +53,7 @@ def changes(connection: Connection, source: Source, generation_id: int) -> list[
 def check(
     connection: Connection, index: str, source: Source, generation_id: int, entry: Entry, known: set[int]
 ) -> list[Change]:
-    """Raise PartitionsChanged where rows came or went that no capture saw. Returns the new leaves, which are harmless.
+    """Raise PartitionsChanged if rows came or went that no capture saw. Returns the new leaves, which are harmless.
 
     known: leaves that were found harmless before; adds to it. Once a leaf is, it stays so: all writes are captured.
     """
@@ -74,7 +74,7 @@ def check(
 
 
 def adopt(connection: Connection, source: Source, generation_id: int, leaves: Collection[Change]) -> None:
-    """Write down leaves that `check` found harmless, and follow their TRUNCATE. Locks them against writers.
+    """Record leaves that `check` found harmless, and follow their TRUNCATE. Locks them against writers.
 
     What one of them was truncated of before can't be known: its bounds are asked for rows, as of one that leaves.
     """
@@ -85,9 +85,9 @@ def adopt(connection: Connection, source: Source, generation_id: int, leaves: Co
 
 
 def brings_rows(connection: Connection, source: Source, generation_id: int, entry: Entry, leaf: int) -> bool:
-    """True where a leaf has rows that no capture saw, in this snapshot: a captured row and its entry commit together.
+    """True if a leaf has rows that no capture saw, in this snapshot: a captured row and its entry commit together.
 
-    An entry with another included value is one that nobody has kept: the row was changed while its leaf was out.
+    An entry with another included value was not maintained: the row was changed while its leaf was detached.
     Before the switch only the delta counts, since the build doesn't copy from a leaf that it doesn't know.
     """
     mode, base = installation.mode(connection, generation_id), physical.base(generation_id)
@@ -100,8 +100,8 @@ def brings_rows(connection: Connection, source: Source, generation_id: int, entr
         f"{quote(column.source)}{column.to_base_type} AS c{i + 1}" for i, column in enumerate(entry.columns)
     )
     row, kept = (f"ROW({', '.join(entry.physical(prefix=side))})::record" for side in ("s.", "e."))
-    nullable = [f"s.c{i + 1}" for i in entry.identity_positions if not entry.columns[i].primary_key]
-    any_null = " OR ".join(map(is_null, nullable)) or "false"
+    nullable = entry.nullable_positions
+    any_null = " OR ".join(is_null(f"s.c{i + 1}") for i in nullable) or "false"
     # A NULL in the key is looked for by a condition of its own, so that the others can use the index.
     plain, with_nulls = (
         " AND ".join(
@@ -109,7 +109,7 @@ def brings_rows(connection: Connection, source: Source, generation_id: int, entr
             f"WHERE {entry.equal('s.', 'e.', nulls)} AND {row} *= {kept})"
             for store in stores
         )
-        for nulls in (False, True)
+        for nulls in (dict.fromkeys(nullable, False), None)
     )
     rows = f"(SELECT {projected} FROM {name}) s"
     brings = owner.rows(

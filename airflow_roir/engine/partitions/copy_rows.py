@@ -1,4 +1,4 @@
-"""Brings the rows of one table into a generation, in batches: a partition that was, or will be, attached with rows.
+"""Copies the rows of one table into a generation, in batches: a partition that was, or will be, attached with rows.
 
 Each row gets what the capture would have written for its insert, under a lock on the row: so it is right in every
 capture mode, for the reason that the capture is, and whatever copy of it there is already.
@@ -14,12 +14,13 @@ from airflow_roir.definition import quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import owner
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.capture.row_function import ACTIVE, CAPTURE
-from airflow_roir.engine.catalog import Source
+from airflow_roir.engine.capture.target import ACTIVE, CAPTURE
 from airflow_roir.engine.database import Database, execute, retry, to_json
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import check_name, lock_table, telling_of_names
+from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
+from airflow_roir.errors import AttachDisturbed
 from airflow_roir.scan_range import ScanRange
 
 POSITION = "SELECT watermark FROM roir.source_partition WHERE id = %(id)s AND status = 'joining'"
@@ -27,6 +28,8 @@ ADVANCE = """
 UPDATE roir.source_partition SET watermark = %(watermark)s::jsonb
  WHERE id = %(id)s AND status = 'joining' AND watermark IS NOT DISTINCT FROM %(before)s::jsonb
 """
+
+DISTURBED = "SELECT roir.is_disturbed(%(id)s)"
 
 
 def bring_in(
@@ -38,9 +41,10 @@ def bring_in(
     joining_id: int,
     patience_s: float = 60.0,
 ) -> int:
-    """Bring in the rows of `relation` (oid) from where its row in `source_partition` stands; returns how many.
+    """Copy the rows of `relation` (oid) after its watermark in `source_partition`; returns how many.
 
     Safe to kill and to repeat. patience_s: how long to try for locks that writers hold on its rows.
+    Raises AttachDisturbed where rows came into the bounds of a table that is being attached.
     """
     rows = 0
     while True:
@@ -58,7 +62,7 @@ def batch(
     relation: int,
     joining_id: int,
 ) -> int | None:
-    """One batch, one transaction: entries and watermark together. None where there was nothing left."""
+    """One batch, one transaction: entries and watermark together. None if no row remained."""
     with telling_of_names(), database.transaction() as connection:
         limits = database.limits
         path = ", ".join(["pg_catalog", *map(quote, source.operator_schemas), "pg_temp"])
@@ -100,6 +104,11 @@ def batch(
             rest, bindings = owner.relation(connection, source, query, types, values, [name])
             columns = "r.*"
         rows = _write(connection, generation_id, entry, mode, columns, rest, bindings)
+        # Who wrote such an entry before us has committed, since we waited, and whoever comes later writes it anew.
+        if execute(connection, DISTURBED, {"id": joining_id}).scalar_one():
+            raise AttachDisturbed(
+                f"rows came into the bounds of {name}, or entries went, while its entries were copied"
+            )
         moved = {
             "id": joining_id,
             "watermark": to_json(list(last)),

@@ -1,4 +1,4 @@
-"""Takes a partition out of an indexed source, the supported way: retention by dropping old partitions."""
+"""Detaches a partition from an indexed source, the supported way: retention by dropping old partitions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine.catalog import default_schemas
 from airflow_roir.engine.database import Database, execute, has_vanished, said, sqlstate
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts
 from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.engine.schema import check_schema
@@ -40,11 +41,12 @@ def detach_partition(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 60.0,
 ) -> int:
-    """Take a partition out of its table, with its entries in all indexes; returns how many entries were removed.
+    """Detach a partition from its table, with its entries in all indexes; returns how many entries were removed.
 
     First one short transaction, `roir.detach_partition`: afterwards neither table nor indexes show the rows. Then the
-    entries are removed in batches, which a later `clean_up` does too where this ends before. drop: also drop it.
-    Raises NotFound, InvalidInput, LockNotAcquired (nothing was changed, or only the entries are left to remove).
+    entries are removed in batches, which a later `clean_up` finishes if this ends before. drop: also drop the
+    partition. Raises NotFound, InvalidInput, LockNotAcquired (nothing was changed, or only the entries are left to
+    remove).
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -57,7 +59,9 @@ def detach_partition(
         execute(connection, call, values)
 
     try:
-        Attempts(database, name.sql, [oid], database.limits.attempt_ms, patience_s).run(body, report, locked)
+        Attempts(database, name.sql, [oid], database.limits.attempt_ms, patience_s, waiter=Waiter("detach")).run(
+            body, report, locked
+        )
     except DBAPIError as error:
         if sqlstate(error) == "P0002":
             raise NotFound(said(error)) from None
@@ -65,8 +69,8 @@ def detach_partition(
             raise InvalidInput(said(error)) from None
         if has_vanished(error):
             raise LockNotAcquired(
-                f"{said(error)}. A name was changed since it was looked at; nothing was changed. Run roir clean-up, "
-                "which follows it, and try again"
+                f"{said(error)}. Something was renamed meanwhile; nothing was changed. Run roir clean-up, which "
+                "adopts new names, and try again"
             ) from error
         raise
     with database.transaction() as connection:
@@ -83,6 +87,6 @@ def find_table(connection: Connection, table: str) -> tuple[int, QualifiedName]:
         raise NotFound(f"table {name} doesn't exist; check the name, and quote it if it has capitals")
     if row.is_foreign:
         raise InvalidInput(
-            f"{name} is a foreign table, which PostgreSQL lets be no partition of one with a primary key"
+            f"{name} is a foreign table; PostgreSQL doesn't allow it as a partition of a table with a primary key"
         )
     return row.oid, QualifiedName(row.nspname, row.relname)

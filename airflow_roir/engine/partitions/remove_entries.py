@@ -1,8 +1,8 @@
 """Removes the entries of partitions that left the source: they are hidden at once, this deletes them in batches.
 
-An entry is removed where no row of the source projects to it. It is locked first and asked again under the lock, with
-a later snapshot: a writer that brought such a row has either committed, and is seen, or waits for the lock and writes
-the entry anew. So this needs no order with anybody, and what comes into the same bounds again is left alone.
+An entry is removed if no row of the source projects to it. The entry is locked first, and the source asked again under
+the lock, with a later snapshot: a writer that brought such a row has either committed, and is seen, or waits for the
+lock and writes the entry again. So no order with writers is needed, and new rows in the same bounds keep their entries.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute, has_vanished, retry
 from airflow_roir.engine.files import File, files_of
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts, check_name
+from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired, NotFound
 
@@ -43,6 +44,19 @@ UPDATE roir.source_partition p SET status = 'leaving'
  WHERE p.status = 'joining' AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation::oid)
 """
 
+# Of a table that was dropped while it was being attached.
+STOP_NOTING = """
+SELECT roir.stop_noting(%(relation)s::oid)
+ WHERE NOT EXISTS (SELECT FROM roir.source_partition p WHERE p.relation = %(relation)s AND p.status = 'joining')
+"""
+# Whose rows are no rows of the source yet, and have entries.
+JOINING = """
+SELECT p.name, roir.entry_condition(g.entry, p.condition, 'x') AS within
+  FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
+ WHERE p.generation_id = %(generation)s AND p.status = 'joining'
+   AND NOT EXISTS (SELECT FROM pg_inherits h WHERE h.inhrelid = p.relation::oid)
+"""
+
 STORES = """
 SELECT to_regclass(%(delta)s)::text AS name, true AS delta WHERE to_regclass(%(delta)s) IS NOT NULL
 UNION ALL
@@ -61,7 +75,7 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
     """Remove the entries of one partition that left, in batches; then show the view without its condition.
 
     Safe to repeat, to kill, and for several at once. Returns the number of entries. patience_s: how long to try for
-    each lock. Raises LockNotAcquired where that isn't enough: what is left stays hidden.
+    each lock. Raises LockNotAcquired if that isn't enough: the other entries stay hidden.
     """
     values = {"delta": physical.delta(row.generation_id), "base": physical.base(row.generation_id)}
     with database.transaction() as connection:
@@ -70,9 +84,12 @@ def remove(database: Database, row: Row[Any], report: Callable[[str], None], pat
 
     def conclude(connection: Connection) -> None:
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
+        execute(connection, STOP_NOTING, {"relation": row.relation})
         execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
 
-    Attempts(database, row.view, (), database.limits.attempt_ms, patience_s).run(conclude, report, [row.view])
+    Attempts(database, row.view, (), database.limits.attempt_ms, patience_s, waiter=Waiter("removal of entries")).run(
+        conclude, report, [row.view]
+    )
     return removed
 
 
@@ -94,13 +111,13 @@ def _remove_from(database: Database, row: Row[Any], store: Row[Any], patience_s:
                     return removed
                 if has_vanished(error):
                     raise LockNotAcquired(
-                        f"entries of partition {row.name} can't be removed now: {str(error.orig).splitlines()[0]}. A "
-                        "name was changed since it was looked at; roir clean-up follows it, and goes on with them"
+                        f"entries of partition {row.name} can't be removed now: {str(error.orig).splitlines()[0]}. "
+                        "Something was renamed meanwhile; the next roir clean-up adopts the new name and continues"
                     ) from error
                 if not isinstance(error.orig, pg_errors.LockNotAvailable | pg_errors.DeadlockDetected):
                     raise
                 raise LockNotAcquired(
-                    f"entries of partition {row.name} are locked by a writer; roir clean-up goes on with them"
+                    f"entries of partition {row.name} are locked by a writer; the next roir clean-up continues"
                 ) from error
             if taken is None:
                 break
@@ -112,7 +129,7 @@ def _remove_from(database: Database, row: Row[Any], store: Row[Any], patience_s:
 def step(database: Database, row: Row[Any], store: Row[Any], first: int, file: File) -> int | None:
     """One batch, one transaction: the blocks from `first` on of one segment or delta. Returns how many entries went.
 
-    file: what the blocks are of. None where the store has another one by now: VACUUM FULL puts entries anywhere.
+    file: what the blocks are of. None if the store has another one by now: VACUUM FULL puts entries anywhere.
     """
     # An antimatter must stay: it may be for a copy that a batch is about to commit.
     only = f"AND x.state = '{EntryState.REGULAR.value}'" if store.delta else ""
@@ -136,21 +153,30 @@ def step(database: Database, row: Row[Any], store: Row[Any], first: int, file: F
             return None
         found = f"x.ctid >= '({first},0)' AND x.ctid < '({end},0)' AND {row.within} AND NOT {has_row} {only}"
         if source is not None and not owner.is_trusted(connection, source):
-            removed = _step_as_owner(connection, source, store, found, f"NOT {has_row} {only}")
+            removed = _step_as_owner(connection, row, source, store, found, f"NOT {has_row} {only}")
         else:
-            removed = _step(connection, store, found, f"NOT {has_row} {only}")
+            removed = _step(connection, row, store, found, f"NOT {has_row} {only}")
         if source is not None and removed:
             check_name(connection, source.sql, source.oid)
         return removed
 
 
-def _step(connection: Connection, store: Row[Any], found: str, still: str) -> int:
+def _step(connection: Connection, row: Row[Any], store: Row[Any], found: str, still: str) -> int:
     locked = f"SELECT x.ctid::text FROM {store.name} x WHERE {found} FOR UPDATE"
     tids = ", ".join(f"'{tid}'" for tid in execute(connection, locked).scalars())
-    return _take_away(connection, store, f"x.ctid = ANY (ARRAY[{tids}]::tid[]) AND {still}") if tids else 0
+    return _take_away(connection, row, store, f"x.ctid = ANY (ARRAY[{tids}]::tid[]) AND {still}") if tids else 0
 
 
-def _take_away(connection: Connection, store: Row[Any], where: str) -> int:
+def _take_away(connection: Connection, row: Row[Any], store: Row[Any], where: str) -> int:
+    """Remove entries that are locked. What is copied from now on waits for that, and is written anew."""
+    for joining in execute(connection, JOINING, {"generation": row.generation_id}).all():
+        query = f"SELECT EXISTS (SELECT FROM {store.name} x WHERE {where} AND {joining.within})"
+        if execute(connection, query).scalar_one():
+            raise LockNotAcquired(
+                f"entries of partition {row.name} can't be removed yet: {joining.name} is being attached with the same "
+                "bounds. End that: repeat roir attach-partition, or give it up by SELECT roir.cancel_attach("
+                f"'{joining.name}'). roir clean-up goes on with them"
+            )
     # In a delta it becomes antimatter, whatever the base holds.
     change = (
         f"UPDATE {store.name} x SET state = '{EntryState.ANTIMATTER.value}' WHERE {where}"
@@ -160,7 +186,9 @@ def _take_away(connection: Connection, store: Row[Any], where: str) -> int:
     return execute(connection, change).rowcount
 
 
-def _step_as_owner(connection: Connection, source: Source, store: Row[Any], found: str, still: str) -> int:
+def _step_as_owner(
+    connection: Connection, row: Row[Any], source: Source, store: Row[Any], found: str, still: str
+) -> int:
     """The same, where only the owner may be asked for rows: we lock and remove by the entries' places."""
 
     def these(tids: Sequence[str]) -> str:
@@ -173,7 +201,7 @@ def _step_as_owner(connection: Connection, source: Source, store: Row[Any], foun
 
     taken = execute(connection, f"SELECT x.ctid::text FROM {store.name} x WHERE {these(asked(found))} FOR UPDATE")
     held = taken.scalars().all()
-    return _take_away(connection, store, these(asked(f"{these(held)} AND {still}"))) if held else 0
+    return _take_away(connection, row, store, these(asked(f"{these(held)} AND {still}"))) if held else 0
 
 
 def _source(connection: Connection, row: Row[Any]) -> Source | None:
@@ -190,6 +218,6 @@ def _exists(database: Database, name: str) -> bool:
 
 
 def _file(connection: Connection, name: str) -> File | None:
-    """What a store is kept in; None where it is gone."""
+    """What a store is kept in; None if it is gone."""
     oid = execute(connection, "SELECT to_regclass(%(name)s)::oid::bigint", {"name": name}).scalar()
     return next(iter(files_of(connection, [oid])), None) if oid is not None else None

@@ -1,4 +1,4 @@
-"""Puts indexes right after partitions came or went without roir: what a raw DROP, DETACH or ATTACH has done."""
+"""Repairs indexes after partitions came or went without roir, by a plain DROP, DETACH or ATTACH."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from airflow_roir.engine import catalog, operations, view
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts, telling_of_names
 from airflow_roir.engine.partitions import changes, copy_rows, remove_entries
 from airflow_roir.engine.partitions.changes import Change
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.source import Source
 from airflow_roir.errors import NotFound
 
 GENERATIONS = """
@@ -38,7 +39,7 @@ SELECT id FROM roir.source_partition
 
 @dataclass
 class SyncReport:
-    """What was put right. gone, came: names of partitions; entries are summed over the generations of all indexes."""
+    """What was repaired. gone, came: names of partitions; entries are summed over the generations of all indexes."""
 
     gone: list[str]
     came: list[str]
@@ -50,6 +51,30 @@ class SyncReport:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class _Sync:
+    """One call of `sync_partitions`: of which source, for whom, and what it has done so far."""
+
+    database: Database
+    source: Source
+    actor: str
+    report: Callable[[str], None]
+    patience_s: float
+    result: SyncReport
+
+    def attempts(self, wanted: str, generation: Row[Any]) -> Attempts:
+        """At what needs a lock on the source's partitions or on a view of a generation."""
+        waiter = Waiter("sync-partitions", str(operations.index_name(generation)))
+        return Attempts(
+            self.database,
+            wanted,
+            self.source.relations,
+            self.database.limits.attempt_ms,
+            self.patience_s,
+            waiter=waiter,
+        )
+
+
 def sync_partitions(
     database: Database,
     table: str,
@@ -57,7 +82,7 @@ def sync_partitions(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 60.0,
 ) -> SyncReport:
-    """Remove the entries of partitions that are gone, bring in the rows of those that came with rows.
+    """Remove the entries of partitions that are gone, copy the rows of those that came with rows.
 
     For every index of the table and in every phase of an operation, which can then be resumed. Safe to kill and to
     repeat. Raises NotFound, LockNotAcquired.
@@ -71,7 +96,7 @@ def sync_partitions(
         raise NotFound(f"table {name} has no roir index")
     result = SyncReport([], [])
     with telling_of_names():
-        _sync(database, source, generations, result, actor, report, patience_s)
+        _sync(_Sync(database, source, actor, report, patience_s, result), generations)
     with database.transaction() as connection:
         leaving = [row for row in remove_entries.leaving(connection) if row.source_oid == oid]
     for row in leaving:
@@ -79,30 +104,22 @@ def sync_partitions(
     return result
 
 
-def _sync(
-    database: Database,
-    source: Source,
-    generations: Sequence[Row[Any]],
-    result: SyncReport,
-    actor: str,
-    report: Callable[[str], None],
-    patience_s: float,
-) -> None:
+def _sync(sync: _Sync, generations: Sequence[Row[Any]]) -> None:
     for generation in generations:
         # Again, until there are none: what came back as a whole level is seen when its going is dealt with.
-        while changed := _changes(database, source, generation.id):
+        while changed := _changes(sync, generation.id):
             for change in changed:
                 if change.gone:
-                    _forget(database, source, generation, change, actor, report, patience_s)
-                    _name(result.gone, change)
+                    _forget(sync, generation, change)
+                    _name(sync.result.gone, change)
                 else:
-                    result.entries_added += _take_in(database, source, generation, change, actor, report, patience_s)
-                    _name(result.came, change)
+                    sync.result.entries_added += _take_in(sync, generation, change)
+                    _name(sync.result.came, change)
 
 
-def _changes(database: Database, source: Source, generation_id: int) -> list[Change]:
-    with database.transaction() as connection:
-        return changes.changes(connection, source, generation_id)
+def _changes(sync: _Sync, generation_id: int) -> list[Change]:
+    with sync.database.transaction() as connection:
+        return changes.changes(connection, sync.source, generation_id)
 
 
 def _name(names: list[str], change: Change) -> None:
@@ -110,52 +127,39 @@ def _name(names: list[str], change: Change) -> None:
         names.append(change.name)
 
 
-def _forget(
-    database: Database,
-    source: Source,
-    generation: Row[Any],
-    change: Change,
-    actor: str,
-    report: Callable[[str], None],
-    patience_s: float,
-) -> None:
+def _forget(sync: _Sync, generation: Row[Any], change: Change) -> None:
     def body(connection: Connection) -> None:
         values = {"generation": generation.id, "relation": change.relation}
         execute(connection, "SELECT roir.forget_gone(%(generation)s, %(relation)s::oid)", values)
-        operations.record_event(connection, generation.index_id, None, actor, "partition gone", change.name)
+        operations.record_event(connection, generation.index_id, None, sync.actor, "partition gone", change.name)
 
     shown = operations.index_name(generation).sql
-    Attempts(database, shown, source.relations, database.limits.attempt_ms, patience_s).run(body, report, [shown])
+    sync.attempts(shown, generation).run(body, sync.report, [shown])
 
 
-def _take_in(
-    database: Database,
-    source: Source,
-    generation: Row[Any],
-    change: Change,
-    actor: str,
-    report: Callable[[str], None],
-    patience_s: float,
-) -> int:
+def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
     entry = Entry.from_json(generation.entry)
-    values = {"generation": generation.id, "source": source.oid, "relation": change.relation}
-    with database.transaction() as connection:
+    values = {"generation": generation.id, "source": sync.source.oid, "relation": change.relation}
+    with sync.database.transaction() as connection:
         found = execute(connection, JOINING, values).scalar()
-        if found is None and changes.brings_rows(connection, source, generation.id, entry, change.relation):
+        if found is None and changes.brings_rows(connection, sync.source, generation.id, entry, change.relation):
             execute(connection, JOIN, values)
             found = execute(connection, JOINING, values).scalar_one()
     added = 0
     if found is not None:
-        added = copy_rows.bring_in(database, source, generation.id, entry, change.relation, found, patience_s)
+        added = copy_rows.bring_in(
+            sync.database, sync.source, generation.id, entry, change.relation, found, sync.patience_s
+        )
 
     def body(connection: Connection) -> None:
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": found})
         if found is not None:
             execute(connection, "SELECT roir.release_table(%(relation)s::oid)", {"relation": change.relation})
-        changes.adopt(connection, source, generation.id, [change])
+        changes.adopt(connection, sync.source, generation.id, [change])
         view.hide(connection, generation.id)
         if found is not None:
-            operations.record_event(connection, generation.index_id, None, actor, "partition came", change.name)
+            operations.record_event(connection, generation.index_id, None, sync.actor, "partition came", change.name)
 
-    Attempts(database, source.sql, source.relations, database.limits.attempt_ms, patience_s).run(body, report)
+    shown = operations.index_name(generation).sql
+    sync.attempts(sync.source.sql, generation).run(body, sync.report, [shown])
     return added

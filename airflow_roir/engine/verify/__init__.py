@@ -1,1 +1,1 @@
-"""Compares an index with its source, and mends it."""
+"""Compares an index with its source, and repairs it."""

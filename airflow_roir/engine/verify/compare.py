@@ -17,9 +17,9 @@ from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.running import read_running
-from airflow_roir.engine.verify import comparison, units, verification
+from airflow_roir.engine.verify import comparison, report, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, load
-from airflow_roir.engine.verify.verification import VerifyReport
+from airflow_roir.engine.verify.report import VerifyReport
 from airflow_roir.engine.verify.worker import LIMITS, UNITS, VerifyWorker
 from airflow_roir.errors import InvariantViolated, OperationPaused, SourceChanged
 from airflow_roir.operation import Phase, Status, Verb
@@ -128,7 +128,7 @@ def verify(
     actor: str | None = None,
     mode: str = "only",
 ) -> VerifyReport:
-    """Compare an index with its source, from begin to end, by threads of this process, under writers too.
+    """Compare an index with its source, from begin to end, by threads of this process, while users write.
 
     The comparing is done by PostgreSQL, so this is as fast as Spark as long as one machine has the connections.
     Raises what `verification.begin` and `start_run` raise, OperationPaused where somebody paused it.
@@ -138,13 +138,13 @@ def verify(
     begun = verification.begin(database, index, options, owner, mode)
     run = start_run(database, index, owner)
     with driving(database, run), heartbeat(database, run):
-        _by_threads(database, run, begun.verification_id)
+        by_threads(database, run, begun.verification_id)
     # `driving` ends quietly where it is paused.
     with database.transaction() as connection:
         row = operations.read_operation(connection, run.operation_id)
     if row.status == Status.PAUSED:
         raise OperationPaused(f"index {run.index}: paused by {row.paused_by}: {row.pause_reason}")
-    return verification.report(database, begun.verification_id)
+    return report.report(database, begun.verification_id)
 
 
 def verify_build(database: Database, run: Run) -> VerifyReport:
@@ -167,11 +167,11 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
             return verification_id
 
     verification_id = database.retry(begin)
-    _by_threads(database, run, verification_id)
-    return verification.report(database, verification_id)
+    by_threads(database, run, verification_id)
+    return report.report(database, verification_id)
 
 
-def _by_threads(database: Database, run: Run, verification_id: int) -> None:
+def by_threads(database: Database, run: Run, verification_id: int) -> None:
     """Go through all stages by threads, as many as the operation's parallelism. Raises OperationPaused."""
 
     def is_open() -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import product
 
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.entry import Entry, EntryColumn, is_null
+from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 
 # Types of which two values are equal only where they are the same value, and which have a hash function; every other
@@ -218,14 +218,16 @@ def extra(
 
     One with the key of another version of the row is extra too; the version itself is looked for from the source's
     side. An entry that the delta overrides is judged there. itself: SELECT whether a lookup leads to the entry `s`;
-    where it doesn't that is damage, with that remedy, and more than a repair by lookups can mend.
+    if it doesn't, that is damage, which a repair by lookups can't repair; `remedy` says what to do.
     """
     overridden = ""
     kinds = f"WHEN e.present IS NULL {'AND o.present IS NULL' if with_delta else ''} THEN 'extra'"
     detail = "NULL::text"
     if itself is not None:
         kinds = f"WHEN i.itself IS NOT TRUE THEN 'damaged' {kinds}"
-        said = literal(f"{relation}: its B-tree leads to another entry of this identity, or to none. {remedy}")
+        said = literal(
+            f"{relation}: its B-tree leads to another entry of the same key and primary key, or to none. {remedy}"
+        )
         detail = f"CASE WHEN i.itself IS NOT TRUE THEN {said} END"
     if with_delta:
         delta = lookup(
@@ -240,7 +242,7 @@ def extra(
         SELECT {", ".join(entry.physical(prefix="s."))}, NULL::jsonb AS other, {detail} AS detail,
                CASE {kinds} END AS kind
           FROM (SELECT x.*, x.tableoid AS place, x.ctid AS tid FROM {relation} x WHERE {where}) s
-          LEFT JOIN LATERAL (SELECT true AS present FROM {source.sql} r WHERE {row_of(entry, "r", "s.")} LIMIT 1) e
+          LEFT JOIN LATERAL (SELECT true AS present FROM {source.sql} r WHERE {entry.has_row("r", "s.")} LIMIT 1) e
             ON true {overridden}
           {f"LEFT JOIN LATERAL ({itself}) i ON true" if itself is not None else ""}""",
         ours="entry_values",
@@ -302,36 +304,15 @@ def texts(entry: Entry, prefix: str, positions: Sequence[int] | None = None) -> 
 
 def lookup(entry: Entry, table: str, first: str) -> str:
     """SELECT of the entry, by index, whose identity is that of the outer row `s`: `first`, then all its columns."""
-    nullable = [i for i in entry.identity_positions if not entry.columns[i].primary_key]
     # Of the rest the index's leading columns have left few entries.
-    nullable, rest = nullable[:MOST_NULLABLE], nullable[MOST_NULLABLE:]
+    nullable = entry.nullable_positions[:MOST_NULLABLE]
     head = f"SELECT {first}, {', '.join(entry.physical(prefix='b.'))} FROM {table} b WHERE "
     arms = []
-
-    def both_null(i: int) -> str:
-        return f"{is_null(f'b.c{i + 1}')} AND {is_null(f's.c{i + 1}')}"
-
     for pattern in product((False, True), repeat=len(nullable)):
-        nulls = {i for i, null in zip(nullable, pattern, strict=True) if null}
-        terms = [
-            # IS NULL can use the index, and is true of ROW(NULL, NULL) too; the other is not, and can't.
-            f"b.c{i + 1} IS NULL AND {both_null(i)}"
-            if i in nulls
-            else f"(b.c{i + 1} {entry.columns[i].equals} s.c{i + 1}{f' OR {both_null(i)}' if i in rest else ''})"
-            for i in entry.identity_positions
-        ]
-        arms.append(head + " AND ".join(terms))
+        nulls = dict(zip(nullable, pattern, strict=True))
+        of_this_pattern = [is_null(f"s.c{i + 1}") for i, null in nulls.items() if null]
+        arms.append(head + " AND ".join([entry.equal("b.", "s.", nulls), *of_this_pattern]))
     return " UNION ALL ".join(arms) + " LIMIT 1"
-
-
-def row_of(entry: Entry, row: str, prefix: str) -> str:
-    """SQL that a row of the source projects to an entry, by the columns' own equality. prefix: of the entry."""
-    terms = []
-    for i in entry.identity_positions:
-        ours, theirs = entry.columns[i].of(row), f"{prefix}c{i + 1}"
-        same = f"{ours} {entry.columns[i].equals} {theirs}"
-        terms.append(same if entry.columns[i].primary_key else f"({same} OR {is_null(ours)} AND {is_null(theirs)})")
-    return " AND ".join(terms)
 
 
 def recorded_identity(entry: Entry, alias: str, types: Sequence[str]) -> list[str]:

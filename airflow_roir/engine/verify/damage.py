@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.source import Source
 from airflow_roir.engine.verify import comparison
 from airflow_roir.entry_state import EntryState
 
@@ -28,7 +28,7 @@ WITHOUT_INDEX = (
 
 
 def remedy_of_source(source: Source) -> str:
-    """What a person must do about the source."""
+    """What a user must do about the source."""
     return (
         f"Leave one row of each primary key in {source.name}, found without its index (SET enable_indexscan = off; SET "
         f"enable_bitmapscan = off; SET enable_indexonlyscan = off), then REINDEX TABLE {source.name}, then verify again"
@@ -36,12 +36,12 @@ def remedy_of_source(source: Source) -> str:
 
 
 def remedy_of_entries(index: str) -> str:
-    """What a person must do about the entries."""
+    """What a user must do about the entries."""
     return f"Rebuild the index from its table: roir build '{index}'"
 
 
 def itself(entry: Entry, table: str) -> str:
-    """SELECT whether the lookup of the identity of the entry `s` in these entries leads to that very one."""
+    """SELECT whether the lookup of the identity of the entry `s` in these entries leads to that very entry."""
     found = comparison.lookup(entry, table, "b.tableoid AS place, b.ctid AS tid")
     return f"SELECT e.place = s.place AND e.tid = s.tid AS itself FROM ({found}) e"
 
@@ -86,10 +86,10 @@ def mistaken(recorded: str, source: Source, base: str, entry: Entry, index: str)
     SELECT of the ids that are there after all, and what is said of them.
     """
     sides = (
-        ("missing", base, entry.equal("x.", "s."), "its entry is there, and the B-tree doesn't lead to it",
+        ("missing", base, entry.equal("x.", "s."), "its entry exists, but the B-tree doesn't lead to it",
          remedy_of_entries(index)),
-        ("extra", source.sql, comparison.row_of(entry, "x", "s."),
-         "its row is there, and the primary key's index doesn't lead to it", remedy_of_source(source)),
+        ("extra", source.sql, entry.has_row("x", "s."),
+         "its row exists, but the primary key's index doesn't lead to it", remedy_of_source(source)),
     )  # fmt: skip
     for kind, table, same, seen, remedy in sides:
         yield kind, f"SELECT s.id FROM {recorded} JOIN {table} x ON {same}", f"{table}: {seen}. {remedy}"

@@ -11,8 +11,10 @@ from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.run import Job, Run, check_fingerprint, read_control
+from airflow_roir.engine.job import Job, check_fingerprint
+from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.verify import verification
+from airflow_roir.generation_state import GenerationStatus
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class UnitClaim:
 
     @property
     def of_source(self) -> bool:
-        """True where it reads the source, False where the index."""
+        """True if it reads the source, False if the index."""
         return self.side in ("source", "heap")
 
 
@@ -81,5 +83,10 @@ def load(connection: Connection, run: Run) -> VerifyJob:
     check_fingerprint(connection, job)
     suspicious = None if found.suspicious is None else tuple(found.suspicious)
     return VerifyJob(
-        job, found.id, found.buckets, suspicious, generation.status == "building", VerifyOptions(**found.options)
+        job,
+        found.id,
+        found.buckets,
+        suspicious,
+        generation.status == GenerationStatus.BUILDING,
+        VerifyOptions(**found.options),
     )

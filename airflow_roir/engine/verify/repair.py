@@ -2,7 +2,7 @@
 
 A row that lacks its entry, or has another one, is locked first and looked at again: whoever writes to it next comes
 after the right entry. An entry without a row is locked first, then its row is looked for again with a later snapshot: a
-writer that brought such a row has either committed, and is seen, or waits for the lock and writes the entry anew.
+writer that brought such a row has either committed, and is seen, or waits for the lock and writes the entry again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute, is_transient
+from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import check_name
-from airflow_roir.engine.run import Job
 from airflow_roir.engine.verify import comparison, damage
 
 # A range with more than that is rebuilt: so many at once, each transaction some ten milliseconds.
@@ -71,12 +71,12 @@ class Mender:
             types = list(execute(connection, TYPES, {"base": self.base}).scalars())
         recorded = comparison.recorded_identity(entry, "d", types)
         self.identity = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(recorded))
-        self.row = comparison.row_of(entry, "r", "s.")
+        self.row = entry.has_row("r", "s.")
 
     def _lock_source(self) -> None:
         """Each transaction begins with it: before the entries, as a TRUNCATE of the source does.
 
-        No partition begins to join meanwhile, and the source's owner stays who he is. Raises LockNotAcquired where
+        No partition begins to join meanwhile, and the source's owner stays who he is. Raises LockNotAcquired if
         another table has its name by now.
         """
         catalog.hold(self.connection, self.read)
@@ -170,7 +170,7 @@ class Mender:
         # Statements of their own, so with later snapshots. An entry that was written meanwhile is another version.
         visible = f"SELECT coalesce(roir.is_shown({self.generation_id}, 'x'), 'true')"
         shown = execute(self.connection, visible).scalar_one()
-        row = f"SELECT FROM {self.source} r WHERE {comparison.row_of(self.entry, 'r', 'x.')}"
+        row = f"SELECT FROM {self.source} r WHERE {self.entry.has_row('r', 'x.')}"
         without = f"{these(locked)} AND NOT EXISTS ({row}) AND {shown}"
         if not self.trusted:
             query = f"SELECT x.ctid FROM {segment} x WHERE {without}"
@@ -226,11 +226,11 @@ def mend_unit(connection: Connection, job: Job, verification_id: int, unit_id: i
         absent = [row.id for row in rows if row.kind != "extra"]
         for ids in _chunks(absent, size):
             # Without its row an entry that was different is one too many, and one that was missing is not missed.
-            if left := _tried(mender.put, ids):
-                _tried(mender.take_out, left)
+            if left := tried(mender.put, ids):
+                tried(mender.take_out, left)
             yield
         for ids in _chunks([row.id for row in rows if row.kind == "extra"], size):
-            _tried(mender.take_out, ids)
+            tried(mender.take_out, ids)
             yield
 
 
@@ -243,7 +243,7 @@ def _chunks(ids: list[int], size: int) -> Iterator[list[int]]:
         yield ids[first : first + size]
 
 
-def _tried(work: Callable[[list[int]], list[int]], ids: list[int]) -> list[int]:
+def tried(work: Callable[[list[int]], list[int]], ids: list[int]) -> list[int]:
     """What `work` left; nothing where a writer held what it needed."""
     try:
         return work(ids)

@@ -12,11 +12,11 @@ from sqlalchemy import Connection, insert, update
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog, tables
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.catalog import Source
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import File, cut, files_of, segments_of
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.plan import cut_source
+from airflow_roir.engine.source import Source
 
 # A segment in one piece is read by a plain scan.
 BLOCKS_PER_SEGMENT_UNIT = 8_192
@@ -41,7 +41,7 @@ def plan(
 ) -> tuple[int, int]:
     """Write a verification and its units down; returns its id and the source's estimated rows.
 
-    with_delta: the generation isn't published yet. A walk in slices takes over what the last one left.
+    with_delta: the generation isn't published yet. Each of several slices takes over the units that the last one left.
     """
     size = catalog.size_of(connection, source)
     rows = size.rows or 0
@@ -59,7 +59,7 @@ def plan(
                 operation_id=operation_id,
                 generation_id=generation_id,
                 mode=mode,
-                options=options.as_dict(),
+                options=options.fixed(),
                 buckets=min(max(buckets, FEWEST_BUCKETS), MOST_BUCKETS),
             )
             .returning(verification.c.id)
@@ -168,7 +168,7 @@ def _whole(side: str, relation: int) -> dict[str, Any]:
 
 
 def _blocks(files: Iterable[File], step: int) -> Iterator[dict[str, Any]]:
-    """Pieces of so many blocks; the last one of each relation is open, as it may grow."""
+    """Pieces of equal blocks; the last one of each relation is open, as the relation may grow."""
     for file, first, end in cut(files, step):
         yield {"relation": file.relation, "lower": [first], "upper": [end] if end < file.blocks else None}
 
@@ -195,7 +195,7 @@ UPDATE roir.verification_unit u SET verification_id = %(to)s, claim_epoch = NULL
 
 
 def _walk_on(connection: Connection, verification_id: int, index_id: int, generation_id: int) -> int:
-    """Take over the units that the walk has left; returns of how many it is, 0 where none are left: begin anew."""
+    """Take over the units that earlier slices left; returns of how many slices, 0 if none are left: start again."""
     values = {"to": verification_id, "index": index_id, "generation": generation_id}
     execute(connection, LEFT_OVER, values)
     # Ordinals are the whole walk's, and the last unit is done last.

@@ -5,29 +5,26 @@ Alone it is an operation of kind `verify`, with its runs, pauses and events; aft
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import VerifyOptions, parse_name
-from airflow_roir.engine import catalog, marks, operations, tables
+from airflow_roir.engine import catalog, live_options, marks, operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.prepare import FORMAT_VERSION
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.verify import units
 from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning
-from airflow_roir.operation import Phase, Status
-
-# How many discrepancies the reports and the log name.
-FIRST = 10
+from airflow_roir.generation_state import GenerationStatus
+from airflow_roir.operation import FORMAT_VERSION, Phase, Status
 
 
 @dataclass(frozen=True)
 class BegunVerification:
-    """adopted: an unfinished verification of the index was found, and is gone on with as it was begun."""
+    """adopted: an unfinished verification of the index was found, and continues with its own options."""
 
     operation_id: int
     verification_id: int
@@ -35,60 +32,11 @@ class BegunVerification:
     adopted: bool
 
 
-@dataclass(frozen=True)
-class VerifyReport:
-    """What a verification found. rows, entries: of source and index, that were looked at.
-
-    different: the entry is there, but its included or equal-yet-distinct values differ. corrupt: B-trees that amcheck
-    or a lookup refused. damaged: heap and index of the table, or of the entries, disagree, so that a lookup can't tell.
-    mended: those of all these that a repair put right, or that were right when it looked again. complete: False where a
-    sample, a slice or a time limit left something out.
-    """
-
-    index: str
-    verification_id: int
-    mode: str
-    rows: int
-    entries: int
-    missing: int
-    extra: int
-    different: int
-    corrupt: int
-    damaged: int
-    mended: int
-    complete: bool
-    first: tuple[dict[str, Any], ...] = ()
-
-    @property
-    def found(self) -> int:
-        """All discrepancies."""
-        return self.missing + self.extra + self.different + self.corrupt + self.damaged
-
-    @property
-    def is_exact(self) -> bool:
-        """True where nothing that was looked at is wrong now."""
-        return self.found == self.mended
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON, with the counts first."""
-        counts = ("missing", "extra", "different", "corrupt", "damaged", "mended")
-        facts = asdict(self)
-        return {name: facts.pop(name) for name in counts} | facts
-
-    def __str__(self) -> str:
-        """One line."""
-        found = f"missing {self.missing}, extra {self.extra}, different {self.different}"
-        found += f", corrupt {self.corrupt}" if self.corrupt else ""
-        found += f", damaged {self.damaged}" if self.damaged else ""
-        found += f"; mended {self.mended}" if self.mended else ""
-        return f"{self.rows} rows{'' if self.complete else ' of a part'}; {found}"
-
-
 def begin(database: Database, index: str, options: VerifyOptions, actor: str, mode: str = "only") -> BegunVerification:
     """Begin to verify the active generation of an index; start a run of the operation to do it.
 
-    An unfinished verification of the index is adopted with the options that it has, but for the parallelism.
-    mode: `only`, or `before` where a rebuild follows. Raises NotFound, InvalidInput, OperationRunning (a build of the
+    An unfinished verification of the index is adopted with its own options; only the parallelism changes.
+    mode: `only`, or `before` if a rebuild follows. Raises NotFound, InvalidInput, OperationRunning (a build of the
     index is unfinished), OperationFailed (an earlier verification must be aborted first).
     """
     with database.transaction() as connection:
@@ -115,7 +63,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
                         phase=(Phase.CHECK if options.is_partial else Phase.SUM).value,
                         parallelism=options.parallelism,
                         batch_rows=database.limits.unit_rows,
-                        options=options.as_dict(),
+                        options=options.fixed(),
                         rows_estimate=0,
                         fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
                         format_version=FORMAT_VERSION,
@@ -125,7 +73,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
                 ).scalar_one()
             )
         except IntegrityError:
-            raise OperationRunning(f"index {name}: another operation has begun in this moment; try again") from None
+            raise OperationRunning(f"index {name}: another operation has just begun; try again") from None
         verification_id, rows = units.plan(
             connection, found.id, operation_id, generation.id, source, options, mode, with_delta=False
         )
@@ -143,14 +91,16 @@ def _adopt(
 ) -> BegunVerification:
     if row.kind != "verify":
         raise OperationRunning(
-            f"index {name}: operation {row.id} ({row.kind}) is {row.status}, and compares what it publishes itself; "
-            "verify when it has ended"
+            f"index {name}: operation {row.id} ({row.kind}) is {row.status}, and compares its new generation "
+            "itself. Verify once it has ended"
         )
     if row.status in (Status.FAILED, Status.ABORTING):
-        raise OperationFailed(f"index {name}: verification {row.id} is {row.status}: {row.error}; roir abort '{name}'")
+        raise OperationFailed(
+            f"index {name}: verification {row.id} is {row.status}: {row.error}. Abort it: roir abort '{name}'"
+        )
     if operations.heart_beats(row, connection):
         raise operations.running_elsewhere(row, name)
-    operations.change_options(connection, row, actor, options.parallelism, None)
+    live_options.change_options(connection, row, actor, options.parallelism, None)
     operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
     return BegunVerification(row.id, unfinished(connection, row.id).id, name, adopted=True)
 
@@ -158,16 +108,18 @@ def _adopt(
 def _active(connection: Connection, index_id: int, name: str) -> Row[Any]:
     generation = tables.generation
     row = connection.execute(
-        select(generation).where(generation.c.index_id == index_id, generation.c.status == "active")
+        select(generation).where(
+            generation.c.index_id == index_id, generation.c.status == GenerationStatus.ACTIVE.value
+        )
     ).first()
     if row is None:
-        raise NotFound(f"index {name} has no active generation yet; finish its operation first: roir resume")
+        raise NotFound(f"index {name} isn't published yet; finish its operation first: roir resume")
     return row
 
 
 def _check_amcheck(connection: Connection) -> None:
     if not execute(connection, "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'amcheck')").scalar_one():
-        raise InvalidInput("the database has no extension amcheck; a superuser makes it: CREATE EXTENSION amcheck")
+        raise InvalidInput("the database has no extension amcheck; a superuser can create it: CREATE EXTENSION amcheck")
 
 
 def unfinished(connection: Connection, operation_id: int) -> Row[Any]:
@@ -233,7 +185,7 @@ SELECT coalesce(sum(rows) FILTER (WHERE side IN ('source', 'heap')), 0) AS rows,
 
 
 def close(connection: Connection, row: Row[Any]) -> None:
-    """End a verification: keep its counts, forget its units but those that a walk in slices goes on with."""
+    """End a verification: keep its counts, forget its units but those for the next slice."""
     options = VerifyOptions(**row.options)
     counts = execute(connection, COUNTS, {"id": row.id}).one()
     looked_at = execute(connection, LOOKED_AT, {"id": row.id, "parts": options.is_partial}).one()
@@ -260,7 +212,7 @@ def forget_units(connection: Connection, verification_id: int, left: bool = Fals
 
 
 def give_up(connection: Connection, operation_id: int) -> None:
-    """What is left of the verifications of an operation that was aborted: their counts so far."""
+    """End the verifications of an operation that was aborted, with their counts so far."""
     verification = tables.verification
     rows = connection.execute(
         select(verification).where(verification.c.operation_id == operation_id, verification.c.finished_at.is_(None))
@@ -269,79 +221,3 @@ def give_up(connection: Connection, operation_id: int) -> None:
         close(connection, row)
         connection.execute(update(verification).where(verification.c.id == row.id).values(complete=False))
         forget_units(connection, row.id)
-
-
-def report(database: Database, verification_id: int) -> VerifyReport:
-    """What a verification that has ended found. Raises NotFound."""
-    verification, index, generation = tables.verification, tables.index, tables.generation
-    with database.transaction() as connection:
-        row = connection.execute(
-            select(verification, index.c.schema_name, index.c.name, generation.c.entry)
-            .join(index, index.c.id == verification.c.index_id)
-            .join(generation, generation.c.id == verification.c.generation_id)
-            .where(verification.c.id == verification_id)
-        ).first()
-        if row is None:
-            raise NotFound(f"there is no verification {verification_id}")
-        discrepancy = tables.discrepancy
-        first = connection.execute(
-            select(discrepancy)
-            .where(discrepancy.c.verification_id == verification_id)
-            .order_by(discrepancy.c.id)
-            .limit(FIRST)
-        ).all()
-        return VerifyReport(
-            index=str(operations.index_name(row)),
-            verification_id=row.id,
-            mode=row.mode,
-            rows=row.rows,
-            entries=row.entries,
-            missing=row.missing,
-            extra=row.extra,
-            different=row.different,
-            corrupt=row.corrupt,
-            damaged=row.damaged,
-            mended=row.mended,
-            complete=bool(row.complete),
-            first=tuple(_named(one, Entry.from_json(row.entry)) for one in first),
-        )
-
-
-def report_of(database: Database, operation_id: int) -> VerifyReport:
-    """What the newest verification of an operation found. Raises NotFound."""
-    with database.transaction() as connection:
-        found = last(connection, operation_id)
-    if found is None:
-        raise NotFound(f"operation {operation_id} has no verification")
-    return report(database, found.id)
-
-
-def described(one: dict[str, Any]) -> str:
-    """A discrepancy of a report in one line."""
-    if one["kind"] == "corrupt":
-        return f"corrupt: {one['entry']}"
-    where = ", ".join(f"{name} {value}" for name, value in {**one["key"], **one["primary_key"]}.items())
-    outcome = f" ({one['outcome']})" if one["outcome"] else ""
-    detail = f"; {one['detail']}" if one["detail"] else ""
-    return f"{one['kind']}: {where}{outcome}{detail}"
-
-
-def _named(row: Row[Any], entry: Entry) -> dict[str, Any]:
-    """A discrepancy with the source's names for its columns."""
-    columns = entry.columns
-    key = [column.source for column in columns[: entry.key]]
-    primary_key = [columns[i].source for i in entry.identity_positions if columns[i].primary_key]
-    everything = [column.source for column in columns]
-    # Of a B-tree that is corrupt there are no columns.
-    named = row.kind != "corrupt"
-    return {
-        "kind": row.kind,
-        "key": dict(zip(key, row.key, strict=True)) if named else row.key,
-        "primary_key": dict(zip(primary_key, row.primary_key, strict=True)) if named else row.primary_key,
-        "source": row.source_values and dict(zip(everything, row.source_values, strict=True)),
-        "entry": row.entry_values and dict(zip(everything, row.entry_values, strict=True))
-        if named
-        else row.entry_values,
-        "detail": row.detail,
-        "outcome": row.outcome,
-    }

@@ -1,0 +1,21 @@
+"""A generation as the capture sees it: its mode, its entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_roir.definition import Scan
+from airflow_roir.engine.entry import Entry
+from airflow_roir.generation_state import CaptureMode
+
+CAPTURE, DIRECT, ACTIVE = (mode.value for mode in (CaptureMode.CAPTURE, CaptureMode.DIRECT, CaptureMode.ACTIVE))
+
+
+@dataclass(frozen=True)
+class Target:
+    """A generation that the capture function maintains, in its mode. scan: what it is built from."""
+
+    generation_id: int
+    entry: Entry
+    mode: str
+    scan: Scan = Scan.KEY

@@ -1,0 +1,96 @@
+"""Drop an index: its view, its generations and, with the source's last index, the capture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from psycopg2 import errors as pg_errors
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import parse_name
+from airflow_roir.engine import operations, remove_generations, view
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import InvalidInput, LockNotAcquired, OperationRunning
+
+
+def drop_index(
+    database: Database,
+    index: str,
+    actor: str,
+    report: Callable[[str], None] = lambda line: None,
+    patience_s: float = 60.0,
+) -> None:
+    """Drop an index: its view, generations and, with the source's last index, the capture triggers.
+
+    Safe to kill and to repeat: the index can be found by its name until all is gone, and a clean-up finishes the drop.
+    Raises NotFound, OperationRunning (abort that first), LockNotAcquired (nothing was changed, or what it says), and
+    InvalidInput if other objects depend on the view: nothing was changed.
+    """
+    with database.transaction() as connection:
+        check_schema(connection)
+        found = operations.find_index(connection, parse_name(index, "index"))
+        last = operations.newest_operation(connection, found.id)
+        if last is not None and last.status in operations.LIVE:
+            raise OperationRunning(f"index {index} has an unfinished operation; abort it first: roir abort {index}")
+
+    def remove(connection: Connection) -> list[int]:
+        # Once more, under the lock: an operation may have begun, or another drop have come to its end.
+        now = operations.newest_operation(connection, found.id)
+        if now is not None and now.status in operations.LIVE:
+            raise OperationRunning(f"index {index} has an unfinished operation; abort it first: roir abort {index}")
+        view.drop(connection, operations.index_name(found), found.id)
+        ids = remove_generations.generations_of(connection, found.id)
+        remove_generations.retire_for_good(connection, ids)
+        if ids:
+            operations.record_event(connection, found.id, None, actor, "drop")
+        return ids
+
+    try:
+        remove_generations.remove(database, found.id, remove, report, patience_s)
+    except DBAPIError as error:
+        if not isinstance(error.orig, pg_errors.DependentObjectsStillExist):
+            raise
+        raise InvalidInput(
+            f"index {index} can't be dropped: {error.orig.diag.message_detail}. Nothing was changed. Drop these "
+            "objects first, or define them without the index; then drop the index again"
+        ) from error
+    try:
+        finish_drop(database, found.id, report, patience_s)
+    except LockNotAcquired as error:
+        raise LockNotAcquired(
+            f"index {index}: its view and entries are dropped, but the capture of its table's writes is still "
+            f"installed, and maintains nothing. The next roir clean-up removes it, or roir drop {index} again: {error}"
+        ) from error
+
+
+def finish_drop(
+    database: Database, index_id: int, report: Callable[[str], None] = lambda line: None, patience_s: float = 5.0
+) -> None:
+    """The second half of a drop, also if a process that died made the first half. Safe to repeat."""
+
+    def conclude(connection: Connection) -> None:
+        # A build of the same name may have begun since, where the definition was still there.
+        last = operations.newest_operation(connection, index_id)
+        if not remove_generations.generations_of(connection, index_id) and (
+            last is None or last.status not in operations.LIVE
+        ):
+            remove_generations.forget_index(connection, index_id)
+
+    remove_generations.release_source(database, index_id, conclude, report, patience_s)
+
+
+HALF_DROPPED = """
+SELECT i.id FROM roir.index i
+ WHERE i.dropped_at IS NULL
+   AND NOT EXISTS (SELECT FROM roir.generation g WHERE g.index_id = i.id AND g.status <> 'dropped')
+   AND NOT EXISTS (SELECT FROM roir.operation o
+                    WHERE o.index_id = i.id AND o.status IN ('running', 'paused', 'failed', 'aborting'))
+ ORDER BY i.id
+"""
+
+
+def half_dropped(connection: Connection) -> list[int]:
+    """Indexes, by id, whose drop has begun but not ended."""
+    return list(execute(connection, HALF_DROPPED).scalars())

@@ -1,0 +1,133 @@
+"""Who of us waits for which lock, and who holds it: for `roir status`, also where no operation's row can say so.
+
+Attempts at a lock last half a second, with rests of two, and each is a session of its own. So a look at the server's
+sessions would mostly find nobody: `Attempts` writes a row after each attempt that failed, and deletes it at its end. A
+process that was killed leaves its row, which counts for nothing soon. Workers, whose statements wait for longer, are
+found among the sessions.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import QualifiedName, parse_name
+from airflow_roir.engine.database import Database, execute
+
+# As long as a heartbeat is fresh: an attempt with what it does before it asks for the lock, and the rest after it.
+FRESH_S = 30
+
+BEGIN = """
+INSERT INTO roir.lock_wait (command, index_name, wanted, blocked_by, waiter)
+VALUES (%(command)s, %(index)s, %(wanted)s, %(blocked_by)s, %(waiter)s) RETURNING id
+"""
+GO_ON = "UPDATE roir.lock_wait SET blocked_by = %(blocked_by)s, seen_at = clock_timestamp() WHERE id = %(id)s"
+END = """
+DELETE FROM roir.lock_wait
+ WHERE id = %(id)s OR seen_at < clock_timestamp() - make_interval(secs => %(fresh)s)
+"""
+WAITS = """
+SELECT w.command, w.index_name, w.wanted, w.blocked_by, w.waiter, w.since FROM roir.lock_wait w
+ WHERE w.seen_at > clock_timestamp() - make_interval(secs => %(fresh)s)
+ ORDER BY w.since, w.id
+"""
+# Workers are named by their operation, and by their index as far as it fits.
+WORKERS = r"""
+SELECT CASE WHEN o.kind = 'verify' THEN 'verify' ELSE o.phase END AS command,
+       quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index_name,
+       coalesce(l.relation::regclass::text, l.locktype) AS wanted,
+       string_agg(CASE WHEN b.pid IS NULL THEN 'a prepared transaction'
+                       ELSE format('pid %%s (%%s, transaction open for %%s s, %%s)', b.pid,
+                                   coalesce(nullif(concat_ws(' of ', nullif(b.application_name, ''), b.usename), ''),
+                                            b.backend_type, 'unknown'),
+                                   coalesce(extract(epoch FROM clock_timestamp() - b.xact_start), 0)::int,
+                                   coalesce(b.state, 'active')) END, '; ' ORDER BY b.pid) AS blocked_by,
+       a.application_name || ' pid ' || a.pid AS waiter,
+       l.waitstart AS since
+  FROM pg_stat_activity a
+  JOIN roir.operation o ON o.id = substring(a.application_name FROM '^roir (\d{1,18})\.\d+ worker ')::bigint
+  JOIN roir.index i ON i.id = o.index_id
+  JOIN pg_locks l ON l.pid = a.pid AND NOT l.granted
+ CROSS JOIN LATERAL (SELECT DISTINCT p FROM unnest(pg_blocking_pids(a.pid)) p) blocking
+  LEFT JOIN pg_stat_activity b ON b.pid = blocking.p
+ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
+ GROUP BY o.kind, o.phase, i.schema_name, i.name, l.relation, l.locktype, a.application_name, a.pid, l.waitstart
+ ORDER BY l.waitstart
+"""
+
+
+@dataclass(frozen=True)
+class LockWait:
+    """Somebody of us who waits. command: what for; index: None where it is for no single one; wanted: a relation."""
+
+    command: str
+    index: str | None
+    wanted: str
+    blocked_by: str
+    waiter: str
+    since: datetime | None
+
+    def is_for(self, name: QualifiedName) -> bool:
+        """True where it is for the index of that name; one without schema means any."""
+        if self.index is None:
+            return False
+        own = parse_name(self.index, "index")
+        return own.name == name.name and name.schema in (None, own.schema)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"since": self.since and self.since.isoformat()}
+
+    def __str__(self) -> str:
+        """One line."""
+        what = self.command if self.index is None else f"{self.command} of index {self.index}"
+        since = "" if self.since is None else f" since {self.since:%H:%M:%S} UTC"
+        return f"{what} waits{since} for a lock on {self.wanted}, blocked by {self.blocked_by}"
+
+
+def lock_waits(connection: Connection) -> list[LockWait]:
+    """All of us who wait for a lock now, as of the last attempt, the longest first."""
+    rows = [*execute(connection, WAITS, {"fresh": FRESH_S}), *execute(connection, WORKERS, {"fresh": FRESH_S})]
+    return [LockWait(*row) for row in rows]
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """Who attempts: the command, and the index that it is for, if it is for a single one."""
+
+    command: str
+    index: str | None = None
+
+
+class ShownWait:
+    """What a waiter's attempts have shown of themselves: nothing before the first that failed, nothing at the end."""
+
+    def __init__(self, database: Database, waiter: Waiter, wanted: str) -> None:
+        self._database = database
+        self._waiter = waiter
+        self._wanted = wanted
+        self._id: int | None = None
+
+    def show(self, connection: Connection, blocked_by: str) -> None:
+        """Write down whom it waits for."""
+        if self._id is not None and execute(connection, GO_ON, {"id": self._id, "blocked_by": blocked_by}).rowcount:
+            return
+        values = {
+            "command": self._waiter.command,
+            "index": self._waiter.index,
+            "wanted": self._wanted,
+            "blocked_by": blocked_by,
+            "waiter": self._database.application_name,
+        }
+        self._id = int(execute(connection, BEGIN, values).scalar_one())
+
+    def end(self) -> None:
+        """Forget it, with what others left who were killed. If the server is gone it ages by itself."""
+        if self._id is not None:
+            with suppress(DBAPIError), self._database.transaction() as connection:
+                execute(connection, END, {"id": self._id, "fresh": FRESH_S})

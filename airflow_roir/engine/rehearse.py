@@ -1,0 +1,174 @@
+"""What prepare finds out before it asks for a lock; `roir plan` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
+from airflow_roir.engine import (
+    catalog,
+    checks,
+    entry_size,
+    health,
+    operations,
+    owner,
+    publications,
+    scan_choice,
+    subscriptions,
+    tables,
+)
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.entry_size import EntrySize
+from airflow_roir.engine.lock_waits import Waiter
+from airflow_roir.engine.locks import EXCLUSIVE, Attempts, check_name, lock_table, telling_of_names
+from airflow_roir.engine.plan import Plan, make_plan
+from airflow_roir.engine.scan_choice import Choice
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.source import Source
+from airflow_roir.engine.stored_definition import existing_index, stored_definition
+from airflow_roir.errors import InvalidInput, NotFound, SourceChanged
+from airflow_roir.generation_state import GenerationStatus
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Everything that prepare would do, found out without changing anything."""
+
+    index: QualifiedName
+    source: Source
+    definition: IndexDefinition
+    entry: Entry
+    plan: Plan
+    choice: Choice
+    kind: str
+    entry_size: EntrySize
+
+
+def rehearse(
+    database: Database,
+    definition: IndexDefinition,
+    options: BuildOptions,
+    report: Callable[[str], None] = lambda line: None,
+    patience_s: float = 5.0,
+    command: str | None = None,
+) -> Rehearsal:
+    """Validate a definition against the database and plan its ranges and segments. Changes nothing.
+
+    patience_s: how long to try where somebody holds the whole table (a TRUNCATE, an ALTER). command: whom `roir status`
+    shows to wait for that; None shows nobody, and nothing is written.
+    Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
+    """
+    with database.transaction() as connection:
+        checks.check_rights(connection)
+        check_schema(connection)
+        checks.check_server(connection)
+        _check_lock_timeout(connection, options)
+        existing = existing_index(connection, definition)
+        if existing is not None:
+            definition = stored_definition(connection, existing, definition)
+        elif definition.source is None:
+            raise NotFound(
+                f"there is no index {definition.name} to rebuild; to create it, give the table and key columns"
+            )
+        assert definition.source is not None
+        source = catalog.read_source(connection, definition.source)
+        checks.check_row_security(connection, source, options.ignore_row_security)
+        checks.check_partition_key(connection, source)
+        publications.check(connection, options.ignore_publications)
+        subscriptions.check(connection, source)
+        checks.check_collations(connection, source)
+        checks.check_bounds(connection, source)
+        if existing is not None:
+            _check_shape(connection, existing, source)
+
+    def plan(connection: Connection) -> Rehearsal:
+        checks.check_definition(connection, source, definition)
+        if existing is None:
+            _check_name_is_free(connection, index)
+        found = make_plan(connection, source, definition, options)
+        choice = scan_choice.choose(connection, source, options, found, existing.id if existing else None)
+        entry = Entry.of(source, definition, options.covering, found.partition)
+        entry = entry_size.cover(connection, index, source, entry, options.covering)
+        size = entry_size.measure(connection, index, source, entry)
+        return Rehearsal(index, source, definition, entry, found, choice, "rebuild" if existing else "create", size)
+
+    index = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
+    waiter = None if command is None else Waiter(command, str(index))
+    timeout_ms = options.lock_timeout_ms
+    readers = Attempts(database, source.sql, source.relations, timeout_ms, patience_s, EXCLUSIVE, waiter)
+
+    def plan_as_owner(connection: Connection) -> Rehearsal:
+        # By its owner of now, which it then keeps.
+        lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
+        check_columns(connection, source, definition)
+        with owner.for_a_while(connection, source):
+            found = plan(connection)
+        check_name(connection, source.sql, source.oid)
+        return found
+
+    with telling_of_names():
+        return readers.run(plan_as_owner, report)
+
+
+def check_columns(connection: Connection, source: Source, definition: IndexDefinition) -> None:
+    """Raise SourceChanged if columns were renamed or retyped since they were looked at. Under a lock they stay.
+
+    Names that were exchanged would make entries of other columns, a type that was widened would be cut to what it was.
+    """
+    names = {*definition.key, *definition.include, *source.primary_key}
+    now = catalog.read_source_by_oid(connection, source.oid)
+    if now.primary_key != source.primary_key or any(now.columns.get(n) != source.columns.get(n) for n in names):
+        raise SourceChanged(f"table {source.name} was altered meanwhile; nothing was changed. Start again")
+
+
+def _check_shape(connection: Connection, existing: Row[Any], source: Source) -> None:
+    """What readers see keeps its columns and their types: PostgreSQL replaces no view by another kind of one."""
+    generation = tables.generation
+    active = connection.execute(
+        select(generation).where(
+            generation.c.index_id == existing.id, generation.c.status == GenerationStatus.ACTIVE.value
+        )
+    ).first()
+    if active is not None:
+        name = str(operations.index_name(existing))
+        problems = health.shape_problems(connection, name, source, active.id, Entry.from_json(active.entry))
+        if problems:
+            raise InvalidInput(problems[0])
+
+
+def _check_name_is_free(connection: Connection, name: QualifiedName) -> None:
+    """The view of that name must be creatable: the schema is there, nothing has the name, and we may."""
+    row = execute(
+        connection,
+        "SELECT n.oid, has_schema_privilege(n.oid, 'CREATE') AS may, current_user AS role, "
+        "(SELECT relkind::text FROM pg_class c WHERE c.relnamespace = n.oid AND c.relname = %(name)s) AS taken, "
+        "(SELECT true FROM pg_type t WHERE t.typnamespace = n.oid AND t.typname = %(name)s) AS taken_by_type "
+        "FROM pg_namespace n WHERE n.nspname = %(schema)s",
+        {"schema": name.schema, "name": name.name},
+    ).first()
+    assert name.schema is not None
+    if row is None:
+        raise NotFound(f"index {name}: there is no schema {quote(name.schema)}; create it first")
+    if row.taken or row.taken_by_type:
+        raise InvalidInput(
+            f"index {name}: another relation or type has that name in {quote(name.schema)}; choose another"
+        )
+    if not row.may:
+        raise InvalidInput(
+            f"index {name}: role {row.role} has no right to create in schema {quote(name.schema)}; "
+            f'run: GRANT CREATE ON SCHEMA {quote(name.schema)} TO "{row.role}"'
+        )
+
+
+def _check_lock_timeout(connection: Connection, options: BuildOptions) -> None:
+    deadlock = int(execute(connection, "SELECT setting FROM pg_settings WHERE name = 'deadlock_timeout'").scalar_one())
+    if options.lock_timeout_ms >= deadlock:
+        raise InvalidInput(
+            f"lock_timeout_ms is {options.lock_timeout_ms}, but the server's deadlock_timeout is {deadlock} ms. "
+            "Choose a smaller lock_timeout_ms, so that the build gives way to writers, not they to it"
+        )

@@ -1,0 +1,108 @@
+"""Removes generations: from the control tables, the capture and the database; then what captures for none any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, func, select, update
+
+from airflow_roir.engine import catalog, operations, tables
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture import installation
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.lock_waits import Waiter
+from airflow_roir.engine.locks import Drain, telling_of_names
+from airflow_roir.engine.source import Source
+from airflow_roir.generation_state import CaptureMode, GenerationStatus
+
+
+def generations_of(connection: Connection, index_id: int) -> list[int]:
+    """The generations of an index, by id, that have tables."""
+    generation = tables.generation
+    query = select(generation.c.id).where(
+        generation.c.index_id == index_id, generation.c.status != GenerationStatus.DROPPED.value
+    )
+    return list(connection.execute(query.order_by(generation.c.id)).scalars())
+
+
+def remove(
+    database: Database,
+    index_id: int,
+    retire: Callable[[Connection], list[int]],
+    report: Callable[[str], None],
+    patience_s: float,
+) -> None:
+    """Under the drain lock: `retire` them in the control tables, take them out of the capture, drop their tables.
+
+    retire: returns their ids.
+    """
+    with database.transaction() as connection:
+        source = catalog.source_if_there(connection, index_id)
+        known = generations_of(connection, index_id)
+
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        if source is not None:
+            lock()
+        generation_ids = retire(connection)
+        # Where nothing was left to remove the function may be gone already, and must not come back.
+        if source is not None and generation_ids:
+            installation.refresh(connection, source)
+        for generation_id in generation_ids:
+            physical.drop(connection, generation_id)
+
+    with telling_of_names():
+        _drain(database, source, index_id, patience_s).run(
+            body, report, [name for one in known for name in physical.names(one)]
+        )
+
+
+def release_source(
+    database: Database,
+    index_id: int,
+    conclude: Callable[[Connection], None],
+    report: Callable[[str], None],
+    patience_s: float,
+) -> None:
+    """Take the triggers off a source that has no generation left, and `conclude` in the same transaction."""
+    with database.transaction() as connection:
+        source = catalog.source_if_there(connection, index_id)
+        oid = connection.execute(select(tables.index.c.source_oid).where(tables.index.c.id == index_id)).scalar_one()
+
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        if source is None:
+            installation.drop_functions(connection, oid)
+        else:
+            lock()
+            if not installation.targets(connection, source.oid):
+                installation.drop_functions(connection, source.oid)
+        conclude(connection)
+
+    # Dropping a trigger is what needs the source for itself.
+    exclusive = [] if source is None else [source.sql]
+    with telling_of_names():
+        _drain(database, source, index_id, patience_s).run(body, report, exclusive)
+
+
+def retire_for_good(connection: Connection, generation_ids: list[int]) -> None:
+    """Mark generations as dropped; the capture maintains them no more as soon as it is rendered again."""
+    connection.execute(
+        update(tables.generation)
+        .where(tables.generation.c.id.in_(generation_ids), tables.generation.c.status != GenerationStatus.DROPPED.value)
+        .values(status=GenerationStatus.DROPPED.value, capture_mode=CaptureMode.NONE.value)
+    )
+
+
+def forget_index(connection: Connection, index_id: int) -> None:
+    """Mark an index as dropped: its name is free."""
+    connection.execute(
+        update(tables.index).where(tables.index.c.id == index_id).values(dropped_at=func.clock_timestamp())
+    )
+
+
+def _drain(database: Database, source: Source | None, index_id: int, patience_s: float) -> Drain:
+    with database.transaction() as connection:
+        row = connection.execute(select(tables.index).where(tables.index.c.id == index_id)).one()
+    waiter = Waiter("removal", str(operations.index_name(row)))
+    if source is None:
+        return Drain(database, f"index {index_id}", (), database.limits.attempt_ms, patience_s, waiter)
+    return Drain(database, source.sql, source.relations, database.limits.attempt_ms, patience_s, waiter)

@@ -1,0 +1,74 @@
+"""What is known of a source: its name, columns, primary key and partitions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_roir.definition import QualifiedName, quote
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the source, as far as an entry needs it.
+
+    type: what the entry stores, in full: a domain's base type with its modifier. cast: the same without the
+    modifier, to read a value back from text. collation_version: the library's, as it is now, if it tells one.
+    max_bytes: None if the type sets no bound.
+    """
+
+    name: str
+    type: str
+    cast: str
+    collation: str | None
+    collation_version: str | None
+    attnum: int
+    not_null: bool
+    virtual: bool
+    max_bytes: int | None
+    oid_alias: bool
+    domain: bool
+
+    @property
+    def comparand(self) -> str:
+        """The type to compare it as. With its collation, since a literal of type `name` brings one of its own."""
+        return self.cast if self.collation is None else f"{self.cast} COLLATE {self.collation}"
+
+    def text(self, alias: str | None = None) -> str:
+        """SQL for this column's lossless text; the session's settings are pinned (docs/architecture.md#scan)."""
+        name = quote(self.name) if alias is None else f"{alias}.{quote(self.name)}"
+        # regclass and its kin print names, which a rename changes; their order is that of the oid anyway.
+        if self.oid_alias:
+            return f"{name}::oid::text"
+        # Somebody may have made a cast to text that loses something; this is what the type's input reads.
+        return f"concat({name})" if "." in self.cast else f"{name}::text"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The table that is indexed.
+
+    Reading it waits for no lock, not even an ACCESS EXCLUSIVE one: a worker that starts must not hang.
+    """
+
+    oid: int
+    name: QualifiedName
+    owner: str
+    partitioned: bool
+    columns: dict[str, Column]
+    primary_key: tuple[str, ...]
+    pk_deferrable: bool
+    # Schemas, besides pg_catalog, of the operators that order the primary key: a scan's search_path needs them.
+    operator_schemas: tuple[str, ...]
+    # The source itself and all its partitions, by oid; those of them that hold rows.
+    relations: tuple[int, ...]
+    leaves: tuple[int, ...]
+
+    @property
+    def sql(self) -> str:
+        """The quoted, schema-qualified name."""
+        return self.name.sql
+
+    @property
+    def comparands(self) -> list[str]:
+        """The types to compare the primary key's columns as."""
+        return [self.columns[name].comparand for name in self.primary_key]

@@ -1,0 +1,40 @@
+"""The definition of an index that exists, by the name that a user gave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.definition import IndexDefinition, QualifiedName, quote
+from airflow_roir.engine import catalog, operations
+from airflow_roir.errors import InvalidInput, NotFound
+
+
+def existing_index(connection: Connection, definition: IndexDefinition) -> Row[Any] | None:
+    """The live index of the definition's name. A name without schema means the source's, or the only one."""
+    name = definition.name
+    if name.schema is None and definition.source is not None:
+        source = catalog.read_source(connection, definition.source)
+        name = QualifiedName(source.name.schema, name.name)
+    try:
+        return operations.find_index(connection, name)
+    except NotFound:
+        return None
+
+
+def stored_definition(connection: Connection, existing: Row[Any], given: IndexDefinition) -> IndexDefinition:
+    """The definition of an index that exists; if the user gave one, too, both must be the same."""
+    name = operations.index_name(existing)
+    source_name = catalog.name_of(connection, existing.source_oid)
+    stored = IndexDefinition(name, source_name, tuple(existing.key_columns), tuple(existing.included_columns))
+    if given.source is not None:
+        source = catalog.read_source(connection, given.source)
+        if source.oid != existing.source_oid or (given.key, given.include) != (stored.key, stored.include):
+            keys, included = (", ".join(map(quote, c)) or "none" for c in (stored.key, stored.include))
+            raise InvalidInput(
+                f"index {name} exists with another definition: on {source_name}, key {keys}, included {included}. "
+                "A rebuild keeps its definition: leave out table and columns. For another definition, drop the "
+                "index first"
+            )
+    return stored

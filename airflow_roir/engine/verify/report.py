@@ -1,0 +1,142 @@
+"""What a verification found, for whoever asked for it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Row, select
+
+from airflow_roir.engine import operations, tables
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.verify import verification
+from airflow_roir.errors import NotFound
+
+# How many discrepancies the reports and the log name.
+FIRST = 10
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What a verification found. rows, entries: of source and index, that were looked at.
+
+    different: the entry is there, but its included or equal-yet-distinct values differ. corrupt: B-trees that amcheck
+    or a lookup refused. damaged: heap and index of the table, or of the entries, disagree, so that a lookup can't tell.
+    mended: those of all these that a repair has repaired, or that were right when it looked again. complete: False if a
+    sample, a slice or a time limit left something out.
+    """
+
+    index: str
+    verification_id: int
+    mode: str
+    rows: int
+    entries: int
+    missing: int
+    extra: int
+    different: int
+    corrupt: int
+    damaged: int
+    mended: int
+    complete: bool
+    first: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def found(self) -> int:
+        """All discrepancies."""
+        return self.missing + self.extra + self.different + self.corrupt + self.damaged
+
+    @property
+    def is_exact(self) -> bool:
+        """True if nothing that was looked at is wrong now."""
+        return self.found == self.mended
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, with the counts first."""
+        counts = ("missing", "extra", "different", "corrupt", "damaged", "mended")
+        facts = asdict(self)
+        return {name: facts.pop(name) for name in counts} | facts
+
+    def __str__(self) -> str:
+        """One line."""
+        found = f"missing {self.missing}, extra {self.extra}, different {self.different}"
+        found += f", corrupt {self.corrupt}" if self.corrupt else ""
+        found += f", damaged {self.damaged}" if self.damaged else ""
+        found += f"; mended {self.mended}" if self.mended else ""
+        return f"{self.rows} rows{'' if self.complete else ' of a part'}; {found}"
+
+
+def report(database: Database, verification_id: int) -> VerifyReport:
+    """What a verification that has ended found. Raises NotFound."""
+    verification, index, generation = tables.verification, tables.index, tables.generation
+    with database.transaction() as connection:
+        row = connection.execute(
+            select(verification, index.c.schema_name, index.c.name, generation.c.entry)
+            .join(index, index.c.id == verification.c.index_id)
+            .join(generation, generation.c.id == verification.c.generation_id)
+            .where(verification.c.id == verification_id)
+        ).first()
+        if row is None:
+            raise NotFound(f"there is no verification {verification_id}")
+        discrepancy = tables.discrepancy
+        first = connection.execute(
+            select(discrepancy)
+            .where(discrepancy.c.verification_id == verification_id)
+            .order_by(discrepancy.c.id)
+            .limit(FIRST)
+        ).all()
+        return VerifyReport(
+            index=str(operations.index_name(row)),
+            verification_id=row.id,
+            mode=row.mode,
+            rows=row.rows,
+            entries=row.entries,
+            missing=row.missing,
+            extra=row.extra,
+            different=row.different,
+            corrupt=row.corrupt,
+            damaged=row.damaged,
+            mended=row.mended,
+            complete=bool(row.complete),
+            first=tuple(_named(one, Entry.from_json(row.entry)) for one in first),
+        )
+
+
+def report_of(database: Database, operation_id: int) -> VerifyReport:
+    """What the newest verification of an operation found. Raises NotFound."""
+    with database.transaction() as connection:
+        found = verification.last(connection, operation_id)
+    if found is None:
+        raise NotFound(f"operation {operation_id} has no verification")
+    return report(database, found.id)
+
+
+def described(one: dict[str, Any]) -> str:
+    """A discrepancy of a report in one line."""
+    if one["kind"] == "corrupt":
+        return f"corrupt: {one['entry']}"
+    where = ", ".join(f"{name} {value}" for name, value in {**one["key"], **one["primary_key"]}.items())
+    outcome = f" ({one['outcome']})" if one["outcome"] else ""
+    detail = f"; {one['detail']}" if one["detail"] else ""
+    return f"{one['kind']}: {where}{outcome}{detail}"
+
+
+def _named(row: Row[Any], entry: Entry) -> dict[str, Any]:
+    """A discrepancy with the source's names for its columns."""
+    columns = entry.columns
+    key = [column.source for column in columns[: entry.key]]
+    primary_key = [columns[i].source for i in entry.identity_positions if columns[i].primary_key]
+    everything = [column.source for column in columns]
+    # Of a B-tree that is corrupt there are no columns.
+    named = row.kind != "corrupt"
+    return {
+        "kind": row.kind,
+        "key": dict(zip(key, row.key, strict=True)) if named else row.key,
+        "primary_key": dict(zip(primary_key, row.primary_key, strict=True)) if named else row.primary_key,
+        "source": row.source_values and dict(zip(everything, row.source_values, strict=True)),
+        "entry": row.entry_values and dict(zip(everything, row.entry_values, strict=True))
+        if named
+        else row.entry_values,
+        "detail": row.detail,
+        "outcome": row.outcome,
+    }

@@ -1,0 +1,80 @@
+"""The life of a generation and of what it is made of: states, and every legal arrow with its reason.
+
+Triggers of the control tables take these arrows and no others (`migrations/sql/arrows.sql`), as they take those of an
+operation (`operation.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class GenerationStatus(str, Enum):
+    """Whether readers see a generation. `retired`: replaced, and maintained for the revert window."""
+
+    BUILDING = "building"
+    ACTIVE = "active"
+    RETIRED = "retired"
+    DROPPED = "dropped"
+
+
+class CaptureMode(str, Enum):
+    """What a write does to a generation (docs/architecture.md#capture-modes). `none`: it is dropped."""
+
+    CAPTURE = "capture"
+    DIRECT = "direct"
+    ACTIVE = "active"
+    NONE = "none"
+
+
+class SegmentStatus(str, Enum):
+    """How far a segment is: without its index, with it, vacuumed too."""
+
+    LOADING = "loading"
+    INDEXED = "indexed"
+    SEALED = "sealed"
+
+
+class PartitionStatus(str, Enum):
+    """What a generation has of a partition: its rows' entries, entries to be removed, entries to be shown later."""
+
+    PRESENT = "present"
+    LEAVING = "leaving"
+    JOINING = "joining"
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """One change of state in a control table, and why it may happen. States are the columns' values, with blanks."""
+
+    table: str
+    was: str
+    becomes: str
+    reason: str
+
+
+# In the order of `Arrow.was`. What isn't here has no second state: a row that is over is deleted.
+STATE_COLUMNS = {
+    "operation": ("status", "phase"),
+    "generation": ("status", "capture_mode"),
+    "segment": ("status",),
+    "source_partition": ("status",),
+    "scan_range": ("done",),
+    "verification_unit": ("done",),
+}
+ARROWS = (
+    Arrow("generation", "building capture", "building direct", "the switch, under the drain lock"),
+    Arrow("generation", "building direct", "active active", "the publish"),
+    Arrow("generation", "active active", "retired active", "a publish or a revert shows another one"),
+    Arrow("generation", "retired active", "active active", "a revert shows it again"),
+    Arrow("generation", "building capture", "dropped none", "its build is aborted before the switch"),
+    Arrow("generation", "building direct", "dropped none", "its build is aborted after the switch"),
+    Arrow("generation", "active active", "dropped none", "its index is dropped"),
+    Arrow("generation", "retired active", "dropped none", "its revert window has ended, or its index is dropped"),
+    Arrow("segment", "loading", "indexed", "its unique index is built and attached"),
+    Arrow("segment", "indexed", "sealed", "it is vacuumed and analysed"),
+    Arrow("source_partition", "joining", "leaving", "the attach is given up, or its rows were rewritten"),
+    Arrow("scan_range", "false", "true", "its last batch is committed, or its partition is gone"),
+    Arrow("verification_unit", "false", "true", "it is compared"),
+)

@@ -1,0 +1,193 @@
+"""While a table is being attached somebody writes into its bounds, empties its source, or removes what left them.
+
+The copied entries have no rows in the source yet. So whoever asks the source whether an entry belongs takes them away,
+and a row of the same primary key in the default partition has the same entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg2.errors
+import psycopg2.extensions
+import pytest
+from sqlalchemy import event
+
+from airflow_roir.engine import clean_up
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import attach, detach
+from airflow_roir.errors import InvalidInput
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.stages import Stage
+from tests.engine.steps import sql
+
+TABLES = (
+    "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",
+    "CREATE TABLE p1 PARTITION OF t FOR VALUES FROM (0) TO (100)",
+    "CREATE TABLE p2 PARTITION OF t FOR VALUES FROM (100) TO (200)",
+    "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 150) i",
+    "CREATE TABLE p3 (LIKE t INCLUDING ALL)",
+    "INSERT INTO p3 SELECT i, 'k', -i FROM generate_series(200, 210) i",
+)
+REST = "CREATE TABLE rest PARTITION OF t DEFAULT"
+SPLIT = (
+    "CREATE TABLE rest PARTITION OF t DEFAULT PARTITION BY RANGE (id)",
+    "CREATE TABLE most PARTITION OF rest DEFAULT",
+)
+BOUNDS = "FOR VALUES FROM (200) TO (300)"
+COMES, GOES = "INSERT INTO t VALUES (205, 'k', 205)", "DELETE FROM t WHERE id = 205"
+# Where in the attach: before the rows are copied, and when all are.
+BEFORE, AFTER = "roir.validate_attach", "pg_current_xact_id()::text"
+
+
+def meanwhile(database: Database, where: str, dsn: str, statements: Sequence[str]) -> None:
+    """Run the statements once, when the attach has got so far."""
+    left = list(statements)
+
+    def look(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        if where in statement and left:
+            now = left[:]
+            left.clear()
+            run_sql(dsn, *now)
+
+    event.listen(database._engine, "before_cursor_execute", look)
+
+
+def published(database: Database) -> None:
+    _, run = steps.begin(database, include="v")
+    steps.finish_all(database, run)
+
+
+CASES: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
+    "comes and goes": ((REST,), AFTER, (COMES, GOES)),
+    "comes and goes before": ((REST,), BEFORE, (COMES, GOES)),
+    "comes and goes below": (SPLIT, AFTER, (COMES, GOES)),
+    "moves in and on": (
+        (REST,),
+        AFTER,
+        ("UPDATE t SET id = 205, k = 'k' WHERE id = 7", "UPDATE t SET id = 7 WHERE id = 205"),
+    ),
+    "default emptied": ((REST,), AFTER, (COMES, "TRUNCATE rest")),
+    "default emptied of nothing": ((REST,), AFTER, ("TRUNCATE rest",)),
+    "source emptied": ((), AFTER, ("TRUNCATE t",)),
+    "source emptied and filled": ((REST,), AFTER, ("TRUNCATE t", "INSERT INTO t VALUES (1, 'a', 1), (900, 'k', 2)")),
+    "default made": ((), AFTER, (REST, COMES, GOES)),
+    "default gone": ((REST,), AFTER, (COMES, "SELECT roir.detach_partition('rest')")),
+}
+
+
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("phase", ["mid-build", "mid-fold", "published"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_into_the_bounds_takes_no_entry_away(
+    database: Database, dsn: str, case: str, phase: str
+) -> None:
+    before, where, statements = CASES[case]
+    run_sql(dsn, *TABLES, *before, "SELECT roir.guard()")
+    stage = Stage(database, phase, include="v")
+    meanwhile(database, where, dsn, statements)
+    attach.attach_partition(database, "t", "p3", BOUNDS, "test")
+    clean_up.clean_up(database)
+    user = steps.session(dsn)
+    assert sql(user, "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'roir_joining%%'") == [(0,)]
+    assert sql(user, "SELECT count(*) FROM roir.emptied WHERE generation_id = 0") == [(0,)]
+    user.rollback()
+    stage.finish()
+
+
+@pytest.mark.parametrize("where", [BEFORE, AFTER])
+def test_a_row_that_stays_in_the_bounds_keeps_its_entry(database: Database, dsn: str, where: str) -> None:
+    run_sql(dsn, *TABLES, REST)
+    published(database)
+    meanwhile(database, where, dsn, [COMES])
+    with pytest.raises(InvalidInput, match=r"default partition.*takes writes again"):
+        attach.attach_partition(database, "t", "p3", BOUNDS, "test")
+    steps.assert_exact(database)
+    clean_up.clean_up(database)
+    steps.assert_exact(database)
+    run_sql(dsn, "INSERT INTO p3 VALUES (211, 'k', 1)", GOES)
+    attach.attach_partition(database, "t", "p3", BOUNDS, "test")
+    steps.assert_exact(database)
+
+
+def test_a_snapshot_that_is_older_than_the_attach_is_noted_too(database: Database, dsn: str) -> None:
+    run_sql(dsn, *TABLES, REST)
+    published(database)
+    user = steps.session(dsn, "REPEATABLE READ")
+    sql(user, "SELECT 1 FROM pg_class")
+
+    def writes(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        if "roir.validate_attach" in statement and user.status == psycopg2.extensions.STATUS_BEGIN:
+            sql(user, COMES)
+            sql(user, GOES)
+            user.commit()
+
+    event.listen(database._engine, "before_cursor_execute", writes)
+    attach.attach_partition(database, "t", "p3", BOUNDS, "test")
+    steps.assert_exact(database)
+
+
+def test_what_left_the_bounds_before_is_removed_after_the_attach(database: Database, dsn: str) -> None:
+    run_sql(dsn, *TABLES)
+    published(database)
+    run_sql(
+        dsn, "SELECT roir.detach_partition('p1')", "DELETE FROM p1 WHERE id = 7", "UPDATE p1 SET v = 0 WHERE id = 8"
+    )
+    told: list[Any] = []
+
+    def cleans(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        if AFTER in statement and not told:
+            told.append(None)
+            told.append(clean_up.clean_up(Database(dsn, "another")))
+
+    event.listen(database._engine, "before_cursor_execute", cleans)
+    attach.attach_partition(database, "t", "p1", "FOR VALUES FROM (0) TO (100)", "test")
+    assert "is being attached with the same bounds" in told[1].waiting[0]
+    steps.assert_exact(database)
+    assert clean_up.clean_up(database).partition_entries == 1
+    steps.assert_exact(database)
+    steps.assert_exact(database)
+
+
+def test_another_partition_leaves_while_a_table_is_being_attached(database: Database, dsn: str) -> None:
+    """Its bounds are its own: nothing waits."""
+    run_sql(dsn, *TABLES)
+    published(database)
+    run_sql(dsn, f"SELECT roir.begin_attach('t', 'p3', '{BOUNDS}')")
+    assert detach.detach_partition(database, "p1", "test") == 99
+    steps.assert_exact(database)
+    assert attach.attach_partition(database, "t", "p3", BOUNDS, "test") == 11
+    steps.assert_exact(database)
+
+
+def test_the_default_partition_is_attached_while_another_one_is_made(database: Database, dsn: str) -> None:
+    run_sql(dsn, *TABLES)
+    published(database)
+    meanwhile(database, AFTER, dsn, [f"CREATE TABLE p4 PARTITION OF t {BOUNDS}", COMES])
+    with pytest.raises(InvalidInput):
+        attach.attach_partition(database, "t", "p3", "DEFAULT", "test")
+    steps.assert_exact(database)
+    clean_up.clean_up(database)
+    steps.assert_exact(database)
+
+
+def test_a_table_that_is_dropped_while_it_is_being_attached_leaves_no_trigger(database: Database, dsn: str) -> None:
+    run_sql(dsn, *TABLES, REST)
+    published(database)
+    run_sql(dsn, f"SELECT roir.begin_attach('t', 'p3', '{BOUNDS}')", "DROP TABLE p3")
+    clean_up.clean_up(database)
+    user = steps.session(dsn)
+    assert sql(user, "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'roir_joining%'") == [(0,)]
+
+
+def test_nobody_else_can_have_arrivals_noted(database: Database, dsn: str, stranger: str) -> None:
+    """The function runs as roir's role: only who made it makes triggers of it."""
+    user = steps.session(stranger)
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+        sql(
+            user,
+            "CREATE TEMP TABLE mine (id int); CREATE TRIGGER x AFTER INSERT ON mine FOR EACH ROW "
+            "EXECUTE FUNCTION roir.note_arrival('1')",
+        )
