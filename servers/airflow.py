@@ -345,7 +345,8 @@ def _q(text: str) -> str:
 
 def _answer(request: Request) -> Any:
     try:
-        with urlopen(request, timeout=30) as response:
+        # An Airflow that comes up again on a busy machine takes longer than half a minute to answer.
+        with urlopen(request, timeout=120) as response:
             content = response.read()
     except HTTPError as error:
         text = error.read().decode(errors="replace")

@@ -28,19 +28,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is marked `sample(n)` n cases, evenly from all, are in `make test`, the rest in `make test-all`.
+    """Of a family that is marked `sample(n)` n cases, evenly from all, are in `make test`, the rest in `make test-all`.
 
-    By `sample(n, m)` m of that rest are, and the others in `make sweeps`.
+    By `sample(n, m)` m of that rest are, and the others in `make sweeps`. A family is the cases of a test; where a file
+    is marked, all cases of the file that have no mark of their own.
     """
     families: dict[str, list[pytest.Item]] = defaultdict(list)
+    sizes: dict[str, tuple[int, ...]] = {}
     for item in items:
-        if item.get_closest_marker("sample"):
-            families[item.nodeid.partition("[")[0]].append(item)
-    for cases in families.values():
-        marker = cases[0].get_closest_marker("sample")
-        assert marker is not None
-        rest = _without_some(cases, marker.args[0])
-        others = _without_some(rest, marker.args[1]) if len(marker.args) > 1 else []
+        found = next(item.iter_markers_with_node("sample"), None)
+        if found is not None and not any(map(item.get_closest_marker, ("sweep", "slow", "long", "soak", "cluster"))):
+            node, marker = found
+            family = node.nodeid.partition("[")[0]
+            sizes[family] = marker.args
+            families[family].append(item)
+    for family, cases in families.items():
+        size, *more = sizes[family]
+        rest = _without_some(cases, size)
+        others = _without_some(rest, more[0]) if more else []
         for case in rest:
             case.add_marker("long" if case in others else "sweep")
 

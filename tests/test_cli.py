@@ -120,8 +120,7 @@ def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:
 def test_partitions_go_and_come(dsn: str) -> None:
     database = Database(dsn)
     make(dsn)
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     assert "dropped; 100 entries removed" in roir(dsn, "detach-partition", "t1", "--drop", "--reason", "old").stdout
     run_sql(dsn, "CREATE TABLE n (LIKE t INCLUDING ALL)", "INSERT INTO n VALUES (15, 1, 'a', 1)", "DROP TABLE t2")
     attached = roir(dsn, "attach-partition", "t", "n", "FOR VALUES FROM (10) TO (20)")
@@ -135,8 +134,7 @@ def test_partitions_go_and_come(dsn: str) -> None:
 def test_what_the_server_refuses_is_said_with_its_remedy(dsn: str) -> None:
     database = Database(dsn)
     make(dsn)
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     run_sql(dsn, "CREATE TABLE n (LIKE t)", "CREATE TABLE other (d int PRIMARY KEY) PARTITION BY RANGE (d)")
     bounds = "FOR VALUES FROM (30) TO (40)"
     refused = roir(dsn, "attach-partition", "t", "n", bounds, code=2).stderr

@@ -124,6 +124,7 @@ def in_state(airflow: StandaloneAirflow, run: str, task: str, *states: str) -> C
     return reached
 
 
+@pytest.mark.slow
 def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
     index = 'public."Item by kind"'
     command_lines: set[str] = set()

@@ -21,6 +21,8 @@ from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.task.dag_switch import actor_of_switch
 
+pytestmark = pytest.mark.sample(8)
+
 INDEX = "public.item_by_kind"
 SWITCH = actor_of_switch("rebuild_index")
 WHAT = {"index": INDEX, "postgres_conn_id": "warehouse"}

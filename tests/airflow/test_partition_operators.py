@@ -20,8 +20,7 @@ __all__ = ["context", "driver_code"]  # fixtures
 
 def test_a_partition_is_detached_and_another_attached(context: dict[str, Any], database: Database, dsn: str) -> None:
     make(dsn)
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     where = {"postgres_conn_id": "warehouse"}
     out = DetachPartitionOperator(task_id="out", partition="public.t1", drop=True, reason="old", **where)
     assert out.execute(context) == 100  # type: ignore[arg-type]

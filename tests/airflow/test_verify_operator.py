@@ -23,6 +23,8 @@ from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 from tests.engine import steps
 
+pytestmark = pytest.mark.sample(3)
+
 __all__ = ["context", "driver_code"]  # fixtures
 ROWS = 20_000
 

@@ -19,6 +19,8 @@ from tests.conftest import run_sql
 from tests.crash.scene import wait_until
 from tests.engine import steps
 
+pytestmark = pytest.mark.sample(4)
+
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:

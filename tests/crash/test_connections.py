@@ -9,6 +9,7 @@ from tests.crash.scene import Scene, some
 from tests.crash.test_engine_process import PLACES
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("phase", some(PLACES, "prepare", "fold"))
 def test_terminated_backends_are_replaced(scene: Scene, phase: str) -> None:
     runner = Runner(scene.dsn, PLACES[phase])

@@ -20,6 +20,8 @@ from tests.crash.runner import Runner
 from tests.crash.scene import Scene, wait_until
 from tests.engine import steps
 
+pytestmark = pytest.mark.sample(4)
+
 
 @pytest.fixture
 def table(dsn: str) -> None:

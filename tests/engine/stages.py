@@ -44,12 +44,9 @@ def through_modes(
         assert isinstance(claim, Claim)
         assert isinstance(worker.batch(claim), Batch)
     write("capture")
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    fold.switch(database, run)
+    steps.switch_all(database, run)
     write("direct")
-    fold.finish(database, run, fold.work(database, run))
-    steps.publish_all(database, run)
+    steps.fold_and_publish(database, run)
     compare(database, index)
     write("active")
     compare(database, index)
@@ -108,8 +105,7 @@ class Stage:
             return
         fold.switch(database, run)
         if phase == "published":
-            fold.finish(database, run, fold.work(database, run))
-            steps.publish_all(database, run)
+            steps.fold_and_publish(database, run)
 
     def mix(self) -> None:
         """Leave every third entry to the delta, every third to the base, and the rest to both: touched and stale."""

@@ -17,6 +17,7 @@ from airflow_roir.engine.job import load_job
 from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.engine.run import Run, start_run
 from tests.comparison import Comparison, compare
+from tests.conftest import run_sql
 
 
 def session(dsn: str, isolation: str = "READ COMMITTED") -> psycopg2.extensions.connection:
@@ -26,11 +27,28 @@ def session(dsn: str, isolation: str = "READ COMMITTED") -> psycopg2.extensions.
     return connection
 
 
+def old_session(dsn: str, isolation: str = "REPEATABLE READ") -> psycopg2.extensions.connection:
+    """A transaction whose snapshot is taken now, of another table: it holds no lock on source and index."""
+    user = session(dsn, isolation)
+    sql(user, "SELECT count(*) FROM pg_class")
+    return user
+
+
 def sql(connection: psycopg2.extensions.connection, statement: str, *values: Any) -> list[tuple[Any, ...]]:
     """Run a statement in a user's session."""
     with connection.cursor() as cursor:
         cursor.execute(statement, values or None)
         return cursor.fetchall() if cursor.description else []
+
+
+def make_table(dsn: str, rows: int = 100) -> None:
+    """Table `t`, of five keys, with statistics."""
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        f"INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, {rows}) i",
+        "ANALYZE t",
+    )
 
 
 def capture_triggers(dsn: str, source: str = "t") -> tuple[str, str]:
@@ -52,6 +70,20 @@ def begin(
         database, IndexDefinition.parse(index, table, keys, include), BuildOptions(**options), "test"
     )
     return prepared, start_run(database, prepared.index, "test", take_over=True)
+
+
+def make_index(
+    database: Database,
+    index: str = "ix",
+    table: str | None = "t",
+    keys: str | None = "k",
+    include: str | None = None,
+    **options: Any,
+) -> Run:
+    """Prepare an operation and carry it to its end; its run."""
+    _, run = begin(database, index, table, keys, include, **options)
+    finish_all(database, run)
+    return run
 
 
 def start_with(database: Database, parallelism: int, index: str = "ix", owner: str = "test", **how: Any) -> Run:
@@ -105,6 +137,19 @@ def fold_all(database: Database, run: Run) -> fold.Folded:
     folded = fold.work(database, run)
     fold.finish(database, run, folded)
     return folded
+
+
+def switch_all(database: Database, run: Run) -> None:
+    """Build, seal and the switch."""
+    build_all(database, run)
+    seal_all(database, run)
+    fold.switch(database, run)
+
+
+def fold_and_publish(database: Database, run: Run) -> None:
+    """What comes after the switch."""
+    fold.finish(database, run, fold.work(database, run))
+    publish_all(database, run)
 
 
 def finish_all(database: Database, run: Run) -> None:

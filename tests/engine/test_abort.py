@@ -14,15 +14,12 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 1000) i",
-        "ANALYZE t",
-    )
+    steps.make_table(dsn, 1000)
 
 
 def catalog(database: Database) -> list[tuple[str, ...]]:
@@ -71,12 +68,11 @@ def begin(database: Database, stage: str) -> operations.OperationRow:
 STAGES = ["building", "paused", "sealing", "folding", "switched", "publishing"]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stage", [*STAGES, *(f"rebuild {stage}" for stage in STAGES)])
 def test_from_any_phase_source_and_active_generation_are_as_they_were(database: Database, dsn: str, stage: str) -> None:
     if stage.startswith("rebuild"):
-        _, first = steps.begin(database)
-        steps.finish_all(database, first)
+        steps.make_index(database)
         clean_up.clean_up(database)
     before = catalog(database)
     operation = begin(database, stage)
@@ -180,8 +176,7 @@ def test_a_failed_operation_can_be_aborted(database: Database, dsn: str) -> None
 
 
 def test_of_two_indexes_on_one_source_only_the_aborted_one_goes(database: Database, dsn: str) -> None:
-    _, first = steps.begin(database)
-    steps.finish_all(database, first)
+    steps.make_index(database)
     begin_other, run = steps.begin(database, "other", "t", "v")
     abort.abort(database, "other", "me")
     user = steps.session(dsn)
@@ -192,8 +187,7 @@ def test_of_two_indexes_on_one_source_only_the_aborted_one_goes(database: Databa
 
 
 def test_a_drop_names_what_depends_on_the_view_and_changes_nothing(database: Database, dsn: str) -> None:
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     run_sql(dsn, "CREATE VIEW mine AS TABLE ix")
     with pytest.raises(InvalidInput, match=r"index ix can't be dropped: view public.mine depends on view public.ix"):
         drop.drop_index(database, "ix", "me")
@@ -204,8 +198,7 @@ def test_a_drop_names_what_depends_on_the_view_and_changes_nothing(database: Dat
 
 def test_dropping_the_index_of_a_dropped_table_leaves_nothing(database: Database, dsn: str) -> None:
     run_sql(dsn, "CREATE TABLE gone (id int PRIMARY KEY)")
-    _, run = steps.begin(database, "ix", "gone", "id")
-    steps.finish_all(database, run)
+    steps.make_index(database, "ix", "gone", "id")
     run_sql(dsn, "DROP TABLE gone CASCADE")
     drop.drop_index(database, "ix", "me")
     with database.transaction() as connection:

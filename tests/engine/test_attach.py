@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, fold
+from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach
@@ -15,6 +15,8 @@ from tests.engine import steps
 from tests.engine.interposed import before
 from tests.engine.test_detach import assert_shown, published
 from tests.engine.test_partitions import make, one
+
+pytestmark = pytest.mark.sample(3)
 
 LOADED = [
     "CREATE TABLE t3 (v int, id int, k text, d int, PRIMARY KEY (d, id))",
@@ -32,19 +34,15 @@ def test_a_loaded_table_is_attached_in_each_mode(database: Database, dsn: str, m
     run_sql(dsn, *LOADED)
     _, run = steps.begin(database, include="v", ranges=4, segments=2)
     if mode != "capture":
-        steps.build_all(database, run)
-        steps.seal_all(database, run)
-        fold.switch(database, run)
+        steps.switch_all(database, run)
     if mode == "active":
-        fold.finish(database, run, fold.work(database, run))
-        steps.publish_all(database, run)
+        steps.fold_and_publish(database, run)
     assert attach.attach_partition(database, "t", "t3", BOUNDS, "test") == 100
     run_sql(dsn, "UPDATE t SET k = 'x' WHERE d = 33", "DELETE FROM t3 WHERE d = 34", "INSERT INTO t VALUES (35, 900)")
     if mode == "capture":
         steps.finish_all(database, run)
     elif mode == "direct":
-        fold.finish(database, run, fold.work(database, run))
-        steps.publish_all(database, run)
+        steps.fold_and_publish(database, run)
     assert steps.assert_exact(database).rows == 391
     run_sql(dsn, "TRUNCATE t3")
     assert steps.assert_exact(database).rows == 300

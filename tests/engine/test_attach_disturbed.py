@@ -22,6 +22,8 @@ from tests.engine import steps
 from tests.engine.stages import Stage
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(3)
+
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",
     "CREATE TABLE p1 PARTITION OF t FOR VALUES FROM (0) TO (100)",
@@ -51,7 +53,7 @@ def meanwhile(database: Database, where: str, dsn: str, statements: Sequence[str
             left.clear()
             run_sql(dsn, *now)
 
-    event.listen(database._engine, "before_cursor_execute", look)
+    event.listen(database.engine, "before_cursor_execute", look)
 
 
 def published(database: Database) -> None:
@@ -77,7 +79,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("phase", ["mid-build", "mid-fold", "published"])
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_written_into_the_bounds_takes_no_entry_away(
@@ -130,7 +132,7 @@ def test_a_snapshot_that_is_older_than_the_attach_takes_no_entry_away(database: 
                 got.append("40001")
             (user.commit if got == ["written"] else user.rollback)()
 
-    event.listen(database._engine, "before_cursor_execute", writes)
+    event.listen(database.engine, "before_cursor_execute", writes)
     attach.attach_partition(database, "t", "p3", BOUNDS, "test")
     assert got == ["written" if where is BEFORE else "40001"]
     steps.assert_exact(database)
@@ -149,7 +151,7 @@ def test_what_left_the_bounds_before_is_removed_after_the_attach(database: Datab
             told.append(None)
             told.append(clean_up.clean_up(Database(dsn, "another")))
 
-    event.listen(database._engine, "before_cursor_execute", cleans)
+    event.listen(database.engine, "before_cursor_execute", cleans)
     attach.attach_partition(database, "t", "p1", "FOR VALUES FROM (0) TO (100)", "test")
     assert "is being attached with the same bounds" in told[1].waiting[0]
     steps.assert_exact(database)

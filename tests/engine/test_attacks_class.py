@@ -16,6 +16,8 @@ from tests.engine import steps
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(6)
+
 ROWS = "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 30) i"
 PLAIN = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 PARTITIONED = (
@@ -29,7 +31,7 @@ SEED = (
 )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["a", "z"])
 @pytest.mark.parametrize("on", ["t", "other", "t partitioned", "leaf"])
@@ -61,8 +63,7 @@ def test_a_partitioned_table_is_truncated_in_an_old_snapshot(
     """All entries go with their files; only a leaf's TRUNCATE would have to see them."""
     run_sql(dsn, *PARTITIONED, ROWS)
     stage = Stage(database, mode)
-    user = steps.session(dsn, isolation)
-    sql(user, "SELECT 1")
+    user = steps.old_session(dsn, isolation)
     run_sql(dsn, "INSERT INTO t VALUES (77, 'later', 1)")
     sql(user, "TRUNCATE t")
     user.commit()
@@ -193,7 +194,7 @@ READS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", READS)
 def test_a_write_to_a_leaf_needs_no_right_that_it_does_not_need_without_the_index(
@@ -223,8 +224,7 @@ def test_rows_that_shared_a_primary_key_while_there_was_none_are_told(database: 
     with database.transaction() as connection:
         (warned,) = health.warnings(connection)
     assert "was dropped and added again" in warned
-    _, run = steps.begin(database, table=None, keys=None)
-    steps.finish_all(database, run)
+    steps.make_index(database, table=None, keys=None)
     with database.transaction() as connection:
         assert health.warnings(connection) == []
 

@@ -20,6 +20,8 @@ from tests.engine import steps, verifying
 from tests.engine.interposed import before
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(6)
+
 PARTITIONED = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",
     "CREATE TABLE p1 PARTITION OF t FOR VALUES FROM (0) TO (100)",
@@ -41,8 +43,7 @@ def said(database: Database) -> list[str]:
 
 
 def published(database: Database, include: str | None = "v") -> None:
-    _, run = steps.begin(database, include=include)
-    steps.finish_all(database, run)
+    steps.make_index(database, include=include)
 
 
 @pytest.mark.parametrize("how", ["raw", "roir"])
@@ -113,8 +114,7 @@ def test_a_leaf_is_truncated_and_an_old_snapshot_reads(database: Database, dsn: 
     run_sql(dsn, *PARTITIONED)
     published(database)
     said(database)
-    reader = steps.session(dsn, "REPEATABLE READ")
-    sql(reader, "SELECT 1")
+    reader = steps.old_session(dsn)
     run_sql(dsn, "TRUNCATE p1")
     assert sql(reader, "SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM ix)") == [(51, 150)]
     reader.rollback()
@@ -245,8 +245,7 @@ def test_a_partitioned_table_without_partitions(database: Database, dsn: str, sc
     steps.finish_all(database, run)
     run_sql(dsn, "DELETE FROM t WHERE id = 2")
     steps.assert_exact(database)
-    _, run = steps.begin(database, table=None, keys=None)
-    steps.finish_all(database, run)
+    steps.make_index(database, table=None, keys=None)
     steps.assert_exact(database)
 
 
@@ -329,8 +328,7 @@ def test_two_indexed_tables_above_a_partition(database: Database, dsn: str) -> N
         "CREATE TABLE r (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",
     )
     published(database)
-    _, run = steps.begin(database, "rx", "r", include="v")
-    steps.finish_all(database, run)
+    steps.make_index(database, "rx", "r", include="v")
     run_sql(dsn, "ALTER TABLE r ATTACH PARTITION t FOR VALUES FROM (0) TO (1000)")
     sync.sync_partitions(database, "r", "test")
     run_sql(dsn, "SELECT roir.detach_partition('p1')")

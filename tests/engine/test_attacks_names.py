@@ -9,7 +9,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, clean_up, schema
+from airflow_roir.engine import abort, clean_up, drop, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
@@ -82,6 +82,6 @@ def test_a_table_that_our_role_may_not_lock_has_the_name_by_then(kept: tuple[str
     with exchanged(dsn, database):
         abort.abort(database, "ix", "test")  # the next clean-up ends it
     assert not clean_up.clean_up(database).warnings
-    refused(lambda: abort.drop_index(database, "ix", "test"))
+    refused(lambda: drop.drop_index(database, "ix", "test"))
     steps.assert_exact(database)
-    abort.drop_index(database, "ix", "test")
+    drop.drop_index(database, "ix", "test")

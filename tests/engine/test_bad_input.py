@@ -16,6 +16,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(4)
+
 CATALOG = """
 SELECT relnamespace::regnamespace || '.' || relname || ' ' || relkind::text FROM pg_class WHERE relpersistence <> 't'
  UNION ALL SELECT tgname::text FROM pg_trigger UNION ALL SELECT proname::text FROM pg_proc
@@ -70,7 +72,7 @@ def refuse(dsn: str, error: type[RoirError], *words: str, **definition: Any) -> 
     user.close()
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("error", "words", "definition"),
     [
@@ -159,8 +161,7 @@ def test_a_role_without_rights_is_told_what_it_lacks(database: Database, dsn: st
 
 def test_a_key_column_may_lose_its_not_null_after_publish(database: Database, dsn: str) -> None:
     run_sql(dsn, "ALTER TABLE t ALTER v SET NOT NULL")
-    _, run = steps.begin(database, keys="v, k")
-    steps.finish_all(database, run)
+    steps.make_index(database, keys="v, k")
     run_sql(
         dsn,
         "ALTER TABLE t ALTER v DROP NOT NULL",

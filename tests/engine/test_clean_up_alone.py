@@ -20,6 +20,8 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_locks import in_thread, watching
 
+pytestmark = pytest.mark.sample(2)
+
 SOURCE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",
     "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (50)",
@@ -195,7 +197,7 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
     return seen[0]
 
 
-@pytest.mark.sample(2, 16)
+@pytest.mark.sample(1, 16)
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("at", range(1, 180, 3))
 def test_at_no_statement_sees_anybody_that_another_one_was_faster(dsn: str, beside: str, at: int) -> None:

@@ -16,6 +16,8 @@ from tests.engine import steps
 from tests.engine.stages import through_modes
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(4)
+
 # The libraries that tell a version: ICU, where the server has it, or PostgreSQL's own since 17. libc's C tells none.
 VERSIONED = """
 SELECT quote_ident(collname) FROM pg_collation
@@ -69,8 +71,7 @@ def test_an_exchanged_library_under_the_primary_key_is_refused(database: Databas
 def test_an_exchanged_library_under_the_key_is_none_of_the_builds(database: Database, dsn: str, collation: str) -> None:
     make(dsn, '"C"', collation)
     exchange(dsn, collation)
-    _, operation = steps.begin(database)
-    steps.finish_all(database, operation)
+    steps.make_index(database)
     steps.assert_exact(database)
     assert clean_up.clean_up(database).warnings == []
 
@@ -97,13 +98,11 @@ def test_a_resume_under_another_library_fails(
 
 def test_an_exchanged_library_under_a_published_index_is_told(database: Database, dsn: str, collation: str) -> None:
     make(dsn, '"C"', collation)
-    _, operation = steps.begin(database)
-    steps.finish_all(database, operation)
+    steps.make_index(database)
     exchange_for_entries(dsn, "k")
     (warning,) = clean_up.clean_up(database).warnings
     assert "lookups may miss entries" in warning
-    _, operation = steps.begin(database, table=None, keys=None)
-    steps.finish_all(database, operation)
+    steps.make_index(database, table=None, keys=None)
     assert clean_up.clean_up(database).warnings == []
 
 

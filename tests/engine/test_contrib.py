@@ -14,6 +14,8 @@ from tests.engine import steps
 from tests.engine.stages import through_modes
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(6)
+
 
 @pytest.fixture(params=["public", "ext"])
 def schema(request: pytest.FixtureRequest) -> str:

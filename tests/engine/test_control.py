@@ -22,15 +22,12 @@ from airflow_roir.errors import (
 from tests.conftest import run_sql
 from tests.engine import steps
 
+pytestmark = pytest.mark.sample(4)
+
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 1000) i",
-        "ANALYZE t",
-    )
+    steps.make_table(dsn, 1000)
 
 
 def claimed(worker: build.BuildWorker) -> Claim:
@@ -169,8 +166,7 @@ def test_a_disabled_capture_trigger_counts_as_an_altered_source(database: Databa
 
 
 def test_nothing_to_pause_or_abort_is_said(database: Database) -> None:
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     with pytest.raises(IllegalTransition, match="completed"):
         operations.pause(database, "ix", "me")
     with pytest.raises(IllegalTransition, match="completed"):

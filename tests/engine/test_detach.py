@@ -21,6 +21,8 @@ from tests.engine.interposed import before
 from tests.engine.stages import through_modes
 from tests.engine.test_partitions import make, one, shapes
 
+pytestmark = pytest.mark.sample(6)
+
 SHOWN = "SELECT d, id, k, v FROM public.ix ORDER BY d, id"
 ROWS = "SELECT d, id, k, v FROM public.t ORDER BY d, id"
 
@@ -69,8 +71,7 @@ def test_a_partition_is_taken_out_in_each_mode(database: Database, dsn: str, sha
 
 def published(database: Database, dsn: str, shape: str = "range") -> None:
     make(dsn, shape)
-    _, run = steps.begin(database, include="v")
-    steps.finish_all(database, run)
+    steps.make_index(database, include="v")
 
 
 def hidden(dsn: str, partition: str) -> None:
@@ -179,8 +180,7 @@ def test_every_index_and_generation_of_the_source_is_followed(database: Database
     published(database, dsn)
     _, run = steps.begin(database, "ix", None, None)  # a rebuild: one is retired then
     steps.finish_all(database, run)
-    _, run = steps.begin(database, "iy", "t", "v", include="k")
-    steps.finish_all(database, run)
+    steps.make_index(database, "iy", "t", "v", include="k")
     _, run = steps.begin(database, "iy", None, None)  # and one is being built
     assert detach.detach_partition(database, "public.t1", "test") == 300
     assert_shown(database, "ix", "iy")

@@ -25,6 +25,8 @@ from tests.engine.statements import (
 )
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 PLAIN = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int, other int)",
     "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i, i FROM generate_series(1, 60) i",
@@ -85,7 +87,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_write_is_followed_in_every_phase(database: Database, dsn: str, shape: str, phase: str) -> None:

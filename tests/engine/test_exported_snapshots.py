@@ -22,12 +22,7 @@ OLD = ["REPEATABLE READ", "SERIALIZABLE"]
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 100) i",
-        "ANALYZE t",
-    )
+    steps.make_table(dsn)
 
 
 def exported(dsn: str, isolation: str = "REPEATABLE READ") -> tuple[psycopg2.extensions.connection, str]:
@@ -65,7 +60,7 @@ SECOND = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(FIRST, SECOND)))
 def test_a_writer_that_begins_later_with_an_older_snapshot_is_exact_or_refused(
@@ -96,8 +91,7 @@ def test_a_writer_that_begins_later_with_an_older_snapshot_is_exact_or_refused(
     steps.seal_all(database, run)
     fold.switch(database, run)
     write("direct")
-    fold.finish(database, run, fold.work(database, run))
-    steps.publish_all(database, run)
+    steps.fold_and_publish(database, run)
     steps.assert_exact(database)
     run_sql(dsn, reset, refill)
     write("active")
@@ -109,8 +103,7 @@ def test_a_writer_that_begins_later_with_an_older_snapshot_is_exact_or_refused(
 def test_a_reader_that_begins_after_the_publish_is_refused_and_keeps_the_guard(database: Database, dsn: str) -> None:
     """As the workers of a parallel pg_dump, handed on twice; the last one alone holds it."""
     exporter, name = exported(dsn)
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     second = importing(dsn, name)
     exporter.close()
     ((again,),) = sql(second, "SELECT pg_export_snapshot()")
@@ -141,8 +134,7 @@ def test_a_snapshot_that_a_replication_slot_exports_keeps_the_guard(
     with decoder.cursor() as cursor:
         cursor.execute(f'CREATE_REPLICATION_SLOT "{slot}" TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT')
         name = cursor.fetchone()[2]
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     report = clean_up.clean_up(database)
     assert report.guards_removed == 0
     assert not any("standby" in line for line in report.waiting), report.waiting
@@ -157,8 +149,7 @@ def test_a_consumer_of_changes_is_no_standby(
     database: Database, dsn: str, decoder: psycopg2.extensions.connection
 ) -> None:
     """It reads no table, so it neither keeps a guard nor is named as a standby without feedback."""
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     assert sql(steps.session(dsn), "SELECT count(*) FROM pg_stat_replication WHERE pid = %s", decoder.info.backend_pid)
     report = clean_up.clean_up(database)
     assert (report.guards_removed, report.waiting, report.warnings) == (1, [], [])

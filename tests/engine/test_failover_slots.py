@@ -61,8 +61,7 @@ def test_after_a_failover_with_synced_slots_an_operation_and_an_attach_go_on(
             worker.connection.close()
             # Another table's attach to a published index waits for no logical slot, its own or a copy.
             run_sql(dsn, "CREATE TABLE s (LIKE t INCLUDING ALL) PARTITION BY RANGE (d)")
-            _, other = steps.begin(database, "other", "s")
-            steps.finish_all(database, other)
+            steps.make_index(database, "other", "s")
             run_sql(dsn, "CREATE TABLE s1 (LIKE s INCLUDING ALL)", "INSERT INTO s1 TABLE t1")
             said: list[str] = []
             attach.attach_partition(database, "s", "s1", BOUNDS, "test", said.append)

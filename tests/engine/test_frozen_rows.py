@@ -6,7 +6,6 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_roir.engine import fold
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify.job import UnitClaim
 from tests.conftest import run_sql
@@ -46,7 +45,7 @@ def refill(dsn: str) -> None:
     user.close()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_writer_that_sees_frozen_rows_and_not_their_entries_is_exact_or_refused(
@@ -55,8 +54,7 @@ def test_a_writer_that_sees_frozen_rows_and_not_their_entries_is_exact_or_refuse
     refused = []
 
     def older(mode: str) -> None:
-        user = steps.session(dsn, isolation)
-        sql(user, "SELECT count(*) FROM pg_class")
+        user = steps.old_session(dsn, isolation)
         refill(dsn)
         try:
             sql(user, WRITES[write])
@@ -68,12 +66,9 @@ def test_a_writer_that_sees_frozen_rows_and_not_their_entries_is_exact_or_refuse
 
     _, run = steps.begin(database, include="v", ranges=3, segments=2)
     older("capture")
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    fold.switch(database, run)
+    steps.switch_all(database, run)
     older("direct")
-    fold.finish(database, run, fold.work(database, run))
-    steps.publish_all(database, run)
+    steps.fold_and_publish(database, run)
     steps.assert_exact(database)
     older("active")
     steps.assert_exact(database)

@@ -13,6 +13,8 @@ from tests.engine import steps
 from tests.engine.test_detach import published
 from tests.engine.test_partitions import make, one
 
+pytestmark = pytest.mark.sample(5)
+
 TAKES_ROWS = [
     "DROP TABLE t1",
     "DROP TABLE t0, t1 CASCADE",
@@ -33,7 +35,7 @@ def guarded(dsn: str) -> str:
     return dsn
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("statement", TAKES_ROWS)
 @pytest.mark.parametrize("state", ["building", "active"])
 def test_what_takes_rows_is_refused_with_the_way_to_do_it(

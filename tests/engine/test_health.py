@@ -6,7 +6,7 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import VerifyOptions, parse_name
-from airflow_roir.engine import abort, catalog, clean_up, drop, fold
+from airflow_roir.engine import abort, catalog, clean_up, drop
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import status
@@ -16,6 +16,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_partitions import make
 
+pytestmark = pytest.mark.sample(5)
+
 PLAIN = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
     "INSERT INTO t SELECT i, i % 7, i FROM generate_series(1, 40) i",
@@ -24,8 +26,7 @@ PLAIN = (
 
 def published(database: Database, dsn: str, partitioned: bool = True) -> None:
     make(dsn) if partitioned else run_sql(dsn, *PLAIN)
-    _, run = steps.begin(database, include="v")
-    steps.finish_all(database, run)
+    steps.make_index(database, include="v")
     assert told(database) == []
 
 
@@ -38,8 +39,7 @@ def told(database: Database) -> list[str]:
 
 
 def rebuild(database: Database) -> None:
-    _, run = steps.begin(database, table=None, keys=None)
-    steps.finish_all(database, run)
+    steps.make_index(database, table=None, keys=None)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,7 @@ def test_a_build_that_missed_writes_is_not_forgotten_by_another_one(database: Da
     with pytest.raises(SourceChanged):
         steps.build_all(database, first)
     abort.abort(database, "ix", "test")
-    _, run = steps.begin(database, "other", keys="v")
-    steps.finish_all(database, run)
+    steps.make_index(database, "other", keys="v")
     steps.assert_exact(database, "other")
 
 
@@ -155,8 +154,7 @@ def test_a_column_of_another_type_is_told_and_not_rebuilt(database: Database, ds
     with pytest.raises(InvalidInput, match=r"numeric now.*roir drop 'public\.ix'"):
         steps.begin(database, table=None, keys=None)
     drop.drop_index(database, "ix", "test")
-    _, run = steps.begin(database, include="v")
-    steps.finish_all(database, run)
+    steps.make_index(database, include="v")
     steps.assert_exact(database)
     assert told(database) == []
 
@@ -164,8 +162,7 @@ def test_a_column_of_another_type_is_told_and_not_rebuilt(database: Database, ds
 def test_a_renamed_column_is_told_and_a_renamed_type_is_not(database: Database, dsn: str) -> None:
     run_sql(dsn, "CREATE TYPE mood AS ENUM ('sad', 'ok')", "CREATE DOMAIN state AS mood")
     run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k mood, v state)", "INSERT INTO t VALUES (1, 'sad', 'ok')")
-    _, run = steps.begin(database, include="v")
-    steps.finish_all(database, run)
+    steps.make_index(database, include="v")
     run_sql(dsn, "ALTER TYPE mood RENAME TO feeling")
     assert told(database) == []
     run_sql(dsn, "ALTER TABLE t RENAME v TO w")
@@ -232,7 +229,5 @@ def test_the_capture_is_not_stale_in_any_mode(database: Database, dsn: str) -> N
     assert not stale()
     _, run = steps.begin(database, table=None, keys=None)
     assert not stale()
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    fold.switch(database, run)
+    steps.switch_all(database, run)
     assert not stale()

@@ -29,6 +29,8 @@ from tests.engine.isolation import (
     interleavings,
 )
 
+pytestmark = pytest.mark.sample(5)
+
 EXAMPLES = int(os.environ.get("ROIR_EXAMPLES", "0"))
 SEED = int(os.environ.get("ROIR_SEED") or (random.randrange(1_000_000) if EXAMPLES else 1))
 LEVELS = (READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE)

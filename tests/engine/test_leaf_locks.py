@@ -16,6 +16,8 @@ from tests.conftest import run_sql
 from tests.engine import stages, steps
 from tests.engine.steps import session, sql
 
+pytestmark = pytest.mark.sample(2)
+
 TIMES = 10
 TWIN = "twin"
 COLUMNS = "(d int, id int, k text, v int, PRIMARY KEY (d, id))"

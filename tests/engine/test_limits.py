@@ -19,6 +19,8 @@ from tests.engine import steps
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(9)
+
 RANDOM = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, {0}) i)"
 
 
@@ -104,8 +106,7 @@ def test_the_biggest_entry_that_the_server_takes_is_taken_and_one_byte_more_is_r
     write(low)
     plan(database, **definition)
     assert sql(user, "SELECT relname FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace") == []
-    _, run = steps.begin(database, segments=1, **definition)
-    steps.finish_all(database, run)
+    steps.make_index(database, segments=1, **definition)
     steps.assert_exact(database)
     # A write may have values longer than the table then has them: compressed by it, for the sake of others.
     sql(user, f"CREATE TABLE native (LIKE t INCLUDING ALL); {index.replace('INDEX i ON stored', 'INDEX ON native')}")

@@ -23,6 +23,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(3)
+
 Report = Callable[[str], None]
 DEFINITION = IndexDefinition.parse("ix", "t", "k")
 IMPATIENT = BuildOptions(lock_timeout_ms=20, lock_patience_s=30)

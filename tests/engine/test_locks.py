@@ -26,6 +26,8 @@ from tests.conftest import deadlocks, run_sql
 from tests.engine import steps
 from tests.engine.steps import session, sql
 
+pytestmark = pytest.mark.sample(3)
+
 # For what ends within a second.
 PATIENCE_S = 60.0
 
@@ -34,12 +36,7 @@ STEPS = ["prepare", "switch", "publish"]
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 100) i",
-        "ANALYZE t",
-    )
+    steps.make_table(dsn)
 
 
 class Locking:

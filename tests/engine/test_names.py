@@ -12,6 +12,8 @@ from tests.engine import steps
 from tests.engine.stages import through_modes
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(5)
+
 COLUMNS = [
     *("line%no", "%s", "%(x)s", "%(w0)s", "%%", "a:b", ":name", "$roir$", "$1", "roir", "roir_", "$", "?"),
     *("OLD", "NEW", "old", "new", "tg_op", "TG_OP", "found", "careful", "found_entries", "one_snapshot", "state"),
@@ -85,8 +87,7 @@ def test_schema_table_and_index_may_be_called_anything(database: Database, dsn: 
         run_sql(dsn, f"UPDATE {table} SET k = '%s' WHERE id < 5", f"DELETE FROM {table} WHERE id = 6")
 
     through_modes(database, write, index, table)
-    _, run = steps.begin(database, index, None, None)
-    steps.finish_all(database, run)
+    steps.make_index(database, index, None, None)
     steps.assert_exact(database, index)
 
 

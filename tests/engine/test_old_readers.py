@@ -19,31 +19,20 @@ from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 OLD = ["REPEATABLE READ", "SERIALIZABLE"]
 IX = QualifiedName("public", "ix")
 
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 100) i",
-        "ANALYZE t",
-    )
-
-
-def old_snapshot(dsn: str, isolation: str = "REPEATABLE READ") -> psycopg2.extensions.connection:
-    """A transaction with a snapshot of now and no lock on source and index."""
-    user = steps.session(dsn, isolation)
-    sql(user, "SELECT count(*) FROM pg_class")
-    return user
+    steps.make_table(dsn)
 
 
 def publish(database: Database, created: bool = True) -> None:
     """Create the index, or rebuild it."""
-    _, run = steps.begin(database, **({} if created else {"table": None, "keys": None}))
-    steps.finish_all(database, run)
+    steps.make_index(database, **({} if created else {"table": None, "keys": None}))
 
 
 def is_guarded(database: Database) -> bool:
@@ -51,7 +40,7 @@ def is_guarded(database: Database) -> bool:
         return view.is_guarded(connection, IX)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize("kind", ["create", "rebuild"])
 @pytest.mark.parametrize("taken", ["before prepare", "after prepare", "after build", "after switch", "after fold"])
@@ -65,7 +54,7 @@ def test_a_reader_with_a_snapshot_older_than_the_publish_is_refused(
 
     def take(moment: str) -> None:
         if moment == taken:
-            users["old"] = old_snapshot(dsn, isolation)
+            users["old"] = steps.old_session(dsn, isolation)
 
     take("before prepare")
     _, run = steps.begin(database, **({} if kind == "create" else {"table": None, "keys": None}))
@@ -89,7 +78,7 @@ def test_a_reader_with_a_snapshot_older_than_the_publish_is_refused(
 
 def test_without_the_guard_that_reader_sees_an_incomplete_index(database: Database, dsn: str) -> None:
     """The negative of the test above."""
-    user = old_snapshot(dsn)
+    user = steps.old_session(dsn)
     publish(database)
     run_sql(dsn, "CREATE OR REPLACE VIEW ix AS SELECT c1 AS k, c2 AS id FROM roir_data.g1")
     assert sql(user, "SELECT count(*) FROM ix") == [(0,)]
@@ -130,7 +119,7 @@ def test_prepared_statements_and_views_over_the_view_follow_the_guard(database: 
 
 
 def test_the_guard_goes_when_no_older_snapshot_is_left(database: Database, dsn: str) -> None:
-    user = old_snapshot(dsn)
+    user = steps.old_session(dsn)
     publish(database)
     report = clean_up.clean_up(database)
     assert (report.guards_removed, is_guarded(database)) == (0, True)
@@ -144,7 +133,7 @@ def test_the_guard_goes_when_no_older_snapshot_is_left(database: Database, dsn: 
 
 
 def test_a_snapshot_that_was_handed_on_keeps_the_guard(database: Database, dsn: str) -> None:
-    exporter = old_snapshot(dsn)
+    exporter = steps.old_session(dsn)
     ((snapshot,),) = sql(exporter, "SELECT pg_export_snapshot()")
     publish(database)
     importer = steps.session(dsn, "REPEATABLE READ")
@@ -158,7 +147,7 @@ def test_a_snapshot_that_was_handed_on_keeps_the_guard(database: Database, dsn: 
 
 
 def test_sessions_of_other_databases_do_not_keep_the_guard(database: Database, dsn: str, server: str) -> None:
-    other = old_snapshot(database_dsn(server, "postgres"))
+    other = steps.old_session(database_dsn(server, "postgres"))
     publish(database)
     assert clean_up.clean_up(database).guards_removed == 1
     other.rollback()
@@ -166,7 +155,7 @@ def test_sessions_of_other_databases_do_not_keep_the_guard(database: Database, d
 
 def test_sessions_of_other_roles_are_seen_by_a_role_without_any_right_to_watch(database: Database, dsn: str) -> None:
     """Else clean-up, run by an ordinary owner, would take the guard away from under them."""
-    user = old_snapshot(dsn)
+    user = steps.old_session(dsn)
     publish(database)
     run_sql(dsn, "CREATE ROLE nosy LOGIN", "GRANT USAGE ON SCHEMA roir TO nosy")
     run_sql(dsn, "GRANT SELECT ON roir.generation TO nosy")

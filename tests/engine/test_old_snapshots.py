@@ -14,6 +14,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 OLD = ["REPEATABLE READ", "SERIALIZABLE"]
 WRITES = {
     "delete": "DELETE FROM t WHERE id = 42",
@@ -28,30 +30,15 @@ WRITES = {
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 100) i",
-        "ANALYZE t",
-    )
-
-
-def old_snapshot(dsn: str, isolation: str) -> psycopg2.extensions.connection:
-    """A transaction with a snapshot of now and no lock on the source."""
-    user = steps.session(dsn, isolation)
-    sql(user, "SELECT count(*) FROM pg_class")
-    return user
+    steps.make_table(dsn)
 
 
 def switched(database: Database, run: Run) -> None:
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    fold.switch(database, run)
+    steps.switch_all(database, run)
 
 
 def finish(database: Database, run: Run) -> None:
-    fold.finish(database, run, fold.work(database, run))
-    steps.publish_all(database, run)
+    steps.fold_and_publish(database, run)
 
 
 @pytest.mark.parametrize("isolation", OLD)
@@ -61,7 +48,7 @@ def test_a_removal_that_finds_its_entry_in_the_delta_must_not_miss_the_copy_in_t
     """The delta's entry is older than the snapshot, the builder's copy younger: one of the two would stay."""
     _, run = steps.begin(database)
     run_sql(dsn, "UPDATE t SET k = 'touched' WHERE id = 42")
-    user = old_snapshot(dsn, isolation)
+    user = steps.old_session(dsn, isolation)
     switched(database, run)
     with pytest.raises(psycopg2.errors.SerializationFailure):
         sql(user, "DELETE FROM t WHERE id = 42")
@@ -76,7 +63,7 @@ def test_an_insert_must_not_miss_antimatter_that_is_younger_than_its_snapshot(
 ) -> None:
     """The fold would take that antimatter for the new entry's deletion."""
     _, run = steps.begin(database)
-    user = old_snapshot(dsn, isolation)
+    user = steps.old_session(dsn, isolation)
     run_sql(dsn, "DELETE FROM t WHERE id = 42")
     switched(database, run)
     with pytest.raises(psycopg2.errors.SerializationFailure):
@@ -86,7 +73,7 @@ def test_an_insert_must_not_miss_antimatter_that_is_younger_than_its_snapshot(
     steps.assert_exact(database)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize("before", ["nothing", "touched", "touched there and back"])
 @pytest.mark.parametrize("taken", ["before prepare", "after prepare", "after build", "after switch", "after fold"])
@@ -99,7 +86,7 @@ def test_every_write_by_a_snapshot_from_every_moment_is_exact_or_refused(
     def take(moment: str) -> None:
         if moment == taken:
             for write in WRITES:
-                users[write] = [old_snapshot(dsn, isolation) for _ in range(2)]
+                users[write] = [steps.old_session(dsn, isolation) for _ in range(2)]
 
     def write_all(which: int) -> None:
         for write, sessions in users.items():

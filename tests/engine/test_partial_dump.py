@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 import psycopg2
 import pytest
 
-from airflow_roir.engine import fold, schema
+from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database
 from servers.postgres import programs
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.test_partitions import make
+
+pytestmark = pytest.mark.sample(1)
 
 WRITES = (
     "INSERT INTO t VALUES (1, 9000, 'x', 1)",
@@ -68,14 +70,11 @@ def index(database: Database, dsn: str, request: pytest.FixtureRequest) -> None:
     make(dsn)
     _, run = steps.begin(database, include="v")
     if request.param == "active":
-        steps.build_all(database, run)
-        steps.seal_all(database, run)
-        fold.switch(database, run)
-        fold.finish(database, run, fold.work(database, run))
-        steps.publish_all(database, run)
+        steps.switch_all(database, run)
+        steps.fold_and_publish(database, run)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("options", FREE, ids=lambda options: " ".join(options))
 def test_what_is_restored_without_the_index_takes_every_write(restore: Restore, options: list[str]) -> None:
     assert failures(restore(*options)) == []

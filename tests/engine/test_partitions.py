@@ -15,6 +15,8 @@ from tests.engine import steps
 from tests.engine.interposed import before
 from tests.engine.stages import through_modes
 
+pytestmark = pytest.mark.sample(6)
+
 # Sources over the same columns, `t (d, id, k, v)`; rows have d from 0 to 29.
 SHAPES = {
     "range": [

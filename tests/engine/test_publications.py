@@ -10,7 +10,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import clean_up, fold, prepare, rehearse
+from airflow_roir.engine import clean_up, prepare, rehearse
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.status import status
@@ -18,6 +18,8 @@ from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
+
+pytestmark = pytest.mark.sample(3)
 
 # `twin` is as `t`, but without an index: what it tells is what PostgreSQL itself says.
 TABLES = ("t", "twin")
@@ -105,12 +107,9 @@ def _lives(database: Database, dsn: str, case: Case) -> None:
     assert isinstance(worker.batch(claim), Batch)
     worker.connection.close()
     reach("mid-build")
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    fold.switch(database, run)
+    steps.switch_all(database, run)
     reach("mid-fold")
-    fold.finish(database, run, fold.work(database, run))
-    steps.publish_all(database, run)
+    steps.fold_and_publish(database, run)
     reach("published")
     steps.assert_exact(database)
     # Else the publication did nothing.
@@ -118,7 +117,7 @@ def _lives(database: Database, dsn: str, case: Case) -> None:
         assert bool(refused) == (kind != "all tables, inserts")
 
 
-@pytest.mark.sample(6, 30)
+@pytest.mark.sample(2, 30)
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: ", ".join(map(str, case)))
 def test_a_users_write_fails_only_where_it_would_without_an_index(database: Database, dsn: str, case: Case) -> None:
     _lives(database, dsn, case)
@@ -145,16 +144,14 @@ def test_one_that_publishes_nothing_is_nobodys_concern(database: Database, dsn: 
 
 def test_one_that_comes_after_the_publish_is_warned_of_unless_that_is_known(database: Database, dsn: str) -> None:
     run_sql(dsn, PLAIN.format("t"), FILL.format("t"))
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     assert clean_up.clean_up(database).warnings == []
     run_sql(dsn, "CREATE PUBLICATION p FOR ALL TABLES")
     for lines in (clean_up.clean_up(database).warnings, status(database, "ix")[0].warnings):
         [line] = lines
         assert 'index public.ix: publication "p" is of all tables' in line
         assert "ALTER SUBSCRIPTION" in line
-    _, run = steps.begin(database, table=None, keys=None, ignore_publications=True)
-    steps.finish_all(database, run)
+    steps.make_index(database, table=None, keys=None, ignore_publications=True)
     assert clean_up.clean_up(database).warnings == []
 
 

@@ -18,24 +18,14 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(7)
+
 READERS = ["REPEATABLE READ", "SERIALIZABLE"]
 
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 100) i",
-        "ANALYZE t",
-    )
-
-
-def old_snapshot(dsn: str, isolation: str) -> psycopg2.extensions.connection:
-    """A transaction whose snapshot is taken now, of another table: it holds no lock on the source."""
-    user = steps.session(dsn, isolation)
-    sql(user, "SELECT count(*) FROM pg_class")
-    return user
+    steps.make_table(dsn)
 
 
 def without_checks(database: Database) -> None:
@@ -59,7 +49,7 @@ def test_delete_by_a_snapshot_older_than_the_batch_gets_40001(
     database: Database, dsn: str, isolation: str, stage: str
 ) -> None:
     _, run = steps.begin(database)
-    user = old_snapshot(dsn, isolation)
+    user = steps.old_session(dsn, isolation)
     reach(database, run, stage)
     with pytest.raises(psycopg2.errors.SerializationFailure):
         sql(user, "DELETE FROM t WHERE id = 42")
@@ -72,7 +62,7 @@ def test_delete_by_a_snapshot_older_than_the_batch_gets_40001(
 def test_without_the_checks_that_delete_leaves_a_stale_entry(database: Database, dsn: str, stage: str) -> None:
     """The negative of the test above: it is these checks that make the difference."""
     _, run = steps.begin(database)
-    user = old_snapshot(dsn, "REPEATABLE READ")
+    user = steps.old_session(dsn, "REPEATABLE READ")
     reach(database, run, stage)
     without_checks(database)
     sql(user, "DELETE FROM t WHERE id = 42")
@@ -82,32 +72,13 @@ def test_without_the_checks_that_delete_leaves_a_stale_entry(database: Database,
 
 
 @pytest.mark.parametrize("isolation", READERS)
-@pytest.mark.parametrize("stage", ["switch", "publish"])
-@pytest.mark.parametrize("change", ["k = 'new'", "v = -1", "id = 4200"])
-def test_update_by_an_old_snapshot_never_leaves_a_stale_entry(
-    database: Database, dsn: str, isolation: str, stage: str, change: str
-) -> None:
-    _, run = steps.begin(database, include="v")
-    user = old_snapshot(dsn, isolation)
-    reach(database, run, stage)
-    try:
-        sql(user, f"UPDATE t SET {change} WHERE id = 42")
-        user.commit()
-    except psycopg2.errors.SerializationFailure:
-        user.rollback()
-    finish_from(database, run, stage)
-    steps.assert_exact(database)
-
-
-@pytest.mark.parametrize("isolation", READERS)
 @pytest.mark.parametrize("write", ["DELETE FROM t", "UPDATE t SET k = 'new'", "UPDATE t SET id = 4200"])
 def test_a_removal_that_misses_an_entry_younger_than_its_snapshot_gets_40001(
     database: Database, dsn: str, isolation: str, write: str
 ) -> None:
     """However the entry came to be written without its row, by a repair for one."""
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
-    user = old_snapshot(dsn, isolation)
+    steps.make_index(database)
+    user = steps.old_session(dsn, isolation)
     entry = "DELETE FROM roir_data.g1 WHERE c2 = 42 RETURNING *"
     run_sql(dsn, f"WITH again AS ({entry}) SELECT * INTO again FROM again", "INSERT INTO roir_data.g1 TABLE again")
     with pytest.raises(psycopg2.errors.SerializationFailure):
@@ -124,9 +95,7 @@ def test_fold_leaves_rows_that_a_writer_holds(database: Database, dsn: str) -> N
     user = steps.session(dsn)
     sql(user, "UPDATE t SET v = v + 1 WHERE id <= 20")
     user.commit()
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    fold.switch(database, run)
+    steps.switch_all(database, run)
     sql(user, "UPDATE t SET v = v + 1 WHERE id <= 3")  # open: holds the delta rows of ids 1 to 3
     folded = fold.work(database, run)
     assert folded.upserted == 17
@@ -159,8 +128,7 @@ def test_seal_and_fold_give_up_soon_behind_an_open_truncate(dsn: str) -> None:
 
 
 def test_a_reader_of_the_view_who_holds_up_publish_is_named(database: Database, dsn: str) -> None:
-    _, first = steps.begin(database)
-    steps.finish_all(database, first)
+    steps.make_index(database)
     _, run = steps.begin(database, table=None, keys=None, lock_timeout_ms=50, lock_patience_s=0)
     reach(database, run, "fold")
     reader = steps.session(dsn)
@@ -175,9 +143,7 @@ def test_a_reader_of_the_view_who_holds_up_publish_is_named(database: Database, 
 
 def reach(database: Database, run: Run, stage: str) -> None:
     """Go on to a stage: the capture switched, the delta folded, or published."""
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    fold.switch(database, run)
+    steps.switch_all(database, run)
     if stage in ("fold", "publish"):
         fold.finish(database, run, fold.work(database, run))
     if stage == "publish":

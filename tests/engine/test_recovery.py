@@ -170,8 +170,7 @@ def test_the_operation_goes_on_from_where_it_stood(archive: Archive, point: str)
         report = clean_up.clean_up(database)
         assert (report.warnings, report.waiting) == ([], [])
         steps.assert_exact(database)
-        _, run = steps.begin(database, table=None, keys=None)
-        steps.finish_all(database, run)
+        steps.make_index(database, table=None, keys=None)
         steps.assert_exact(database)
     finally:
         archive.end(point)
@@ -188,8 +187,7 @@ def test_the_operation_is_aborted(archive: Archive, point: str) -> None:
         user = steps.session(dsn)
         assert sql(user, "SELECT to_regclass('roir_data.g1')") == [(None,)]
         user.close()
-        _, run = steps.begin(database)
-        steps.finish_all(database, run)
+        steps.make_index(database)
         steps.assert_exact(database)
     finally:
         archive.end(point)

@@ -14,17 +14,14 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(5)
+
 ROWS = 100
 
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        f"INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, {ROWS}) i",
-        "ANALYZE t",
-    )
+    steps.make_table(dsn, ROWS)
 
 
 def copied(dsn: str, operation_id: int) -> int:
@@ -117,8 +114,7 @@ def test_cockroach_18533_yugabyte_7376_writer_in_flight_at_the_start(database: D
     assert reported
     assert "idle in transaction" in reported[0]
     user.commit()
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     steps.assert_exact(database)
 
 
@@ -280,9 +276,7 @@ def test_spirit_pr_156_last_rows_before_the_cut_over(database: Database, dsn: st
     """They were lost there. Here publish waits for the writer, and folds what he held."""
     _, run = steps.begin(database, include="v", lock_timeout_ms=50, lock_patience_s=0)
     run_sql(dsn, "UPDATE t SET k = 'before'")
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    fold.switch(database, run)
+    steps.switch_all(database, run)
     user = steps.session(dsn)
     sql(user, "UPDATE t SET k = 'last', v = 0 WHERE id = 1; INSERT INTO t VALUES (1000, 'last', 0)")
     fold.finish(database, run, fold.work(database, run))

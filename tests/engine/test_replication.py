@@ -25,6 +25,8 @@ from tests.engine import steps
 from tests.engine.stages import Stage, through_modes
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 PATIENCE_S = 60.0
 
 
@@ -101,8 +103,7 @@ def test_a_standbys_old_reader_is_refused_and_keeps_the_guard_by_its_feedback(pr
     database = Database(dsn)
     with standby_of(primary) as standby:
         there = database_dsn(standby, dsn.rsplit("/", 1)[1])
-        _, run = steps.begin(database)
-        steps.finish_all(database, run)
+        steps.make_index(database)
         # Without feedback the primary can't know what is read there, and waits for a day.
         wait_until(lambda: walsenders(dsn), "the standby")
         report = clean_up.clean_up(database)
@@ -116,8 +117,7 @@ def test_a_standbys_old_reader_is_refused_and_keeps_the_guard_by_its_feedback(pr
         run_sql(standby, "ALTER SYSTEM SET hot_standby_feedback = on", "SELECT pg_reload_conf()")
         sql(old, "SELECT count(*) FROM pg_class")
         wait_until(lambda: walsenders(dsn, "backend_xmin IS NOT NULL"), "the standby's feedback")
-        _, run = steps.begin(database, table=None, keys=None)
-        steps.finish_all(database, run)
+        steps.make_index(database, table=None, keys=None)
         replayed(dsn, there)
         report = clean_up.clean_up(database)
         assert report.guards_removed == 0
@@ -151,8 +151,7 @@ def test_an_attach_waits_for_an_older_snapshot_on_a_standby(primary: Server, dsn
     """Else it would see the table with the partition, and the view without."""
     database = Database(dsn)
     run_sql(dsn, *PARTITIONED)
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     with ExitStack() as stack:
         standby = stack.enter_context(standby_of(primary, settings=FEEDBACK))
         if cascading:
@@ -178,8 +177,7 @@ def test_an_attach_waits_for_an_older_snapshot_on_a_standby(primary: Server, dsn
 def test_an_attach_names_standbys_that_do_not_tell_and_slots_that_do(primary: Server, dsn: str) -> None:
     database = Database(dsn)
     run_sql(dsn, *PARTITIONED, "SELECT pg_create_physical_replication_slot('away', true)")
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     try:
         with standby_of(primary):
             wait_until(lambda: walsenders(dsn), "the standby")
@@ -348,8 +346,7 @@ def test_a_subscriber_of_all_tables_stops_at_the_first_entry_and_goes_on_as_the_
     try:
         with pytest.raises(InvalidInput, match='publication "everything" is of all tables'):
             steps.begin(database)
-        _, run = steps.begin(database, ignore_publications=True)
-        steps.finish_all(database, run)
+        steps.make_index(database, ignore_publications=True)
         run_sql(dsn, "UPDATE t SET v = -1")
         wait_until(lambda: sql(subscriber, "SELECT subenabled FROM pg_subscription") == [(False,)], "the error")
         assert sql(subscriber, "SELECT count(*) FROM t") == [(0,)]

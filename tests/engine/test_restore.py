@@ -26,6 +26,8 @@ from tests.engine.steps import sql
 from tests.engine.test_detach import assert_shown
 from tests.engine.test_partitions import SHAPES, make
 
+pytestmark = pytest.mark.sample(6)
+
 _numbers = itertools.count(1)
 Restore = Callable[[], Database]
 
@@ -110,8 +112,7 @@ def test_a_restored_index_is_exact_and_captures_after_init(
         sync_partitions(there, "t", "test")
     clean_up.clean_up(there)
     assert_shown(there)
-    _, run = steps.begin(there, table=None, keys=None)
-    steps.finish_all(there, run)
+    steps.make_index(there, table=None, keys=None)
     run_sql(there.dsn, "UPDATE t SET k = 'last' WHERE id % 2 = 0", "TRUNCATE t")
     assert steps.assert_exact(there).rows == 0
     user.close()
@@ -162,8 +163,7 @@ def test_an_oid_that_another_source_had(database: Database, dsn: str, restore: R
             f"CREATE TABLE {table} (id int PRIMARY KEY, k text)",
             f"INSERT INTO {table} SELECT i, '{table}' || i FROM generate_series(1, 20) i",
         )
-        _, run = steps.begin(database, f"ix_{table}", table)
-        steps.finish_all(database, run)
+        steps.make_index(database, f"ix_{table}", table)
     there = restore()
     [(recorded, other)] = sql(
         steps.session(there.dsn),

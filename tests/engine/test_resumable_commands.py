@@ -19,6 +19,8 @@ from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 SOURCE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",
     "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (100)",

@@ -11,6 +11,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 WRITES = (
     "UPDATE t SET k = k || 'x' WHERE id % 7 = 0",
     "DELETE FROM t WHERE id % 11 = 0",
@@ -21,19 +23,13 @@ WRITES = (
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
-    run_sql(
-        dsn,
-        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
-        "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 1000) i",
-        "ANALYZE t",
-    )
+    steps.make_table(dsn, 1000)
 
 
 def rebuild(database: Database, **options: int) -> int:
     """Build the index, or build it anew; the id of the generation that is active now."""
     given = {} if not generations(database) else {"table": None, "keys": None}
-    _, run = steps.begin(database, **given, **options)
-    steps.finish_all(database, run)
+    steps.make_index(database, **given, **options)
     return max(generations(database))
 
 

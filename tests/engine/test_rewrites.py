@@ -18,6 +18,8 @@ from tests.engine import steps, verifying
 from tests.engine.stages import PHASES, Stage
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(3)
+
 # Three rows in a block; they lie in another order than that of their keys.
 ROWS = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int, pad text DEFAULT repeat('x', 2000))",
@@ -46,7 +48,7 @@ def refused(stage: Stage) -> str | None:
     return None
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scan", ["key", "block"])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("rewrite", REWRITES)
@@ -68,9 +70,7 @@ def test_a_delta_that_is_rewritten_between_two_steps_of_the_fold(database: Datab
     run_sql(dsn, "INSERT INTO t SELECT i, 'k' || i % 5, i FROM generate_series(1, 9000) i")
     _, run = steps.begin(database, include="v")
     run_sql(dsn, "UPDATE t SET v = v + 1", "UPDATE t SET k = k || 'x' WHERE id % 2 = 0")
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    fold.switch(database, run)
+    steps.switch_all(database, run)
     connection = database.engine.connect()
     with connection.begin():
         job = load_job(connection, run)
@@ -79,8 +79,7 @@ def test_a_delta_that_is_rewritten_between_two_steps_of_the_fold(database: Datab
     run_sql(dsn, f"VACUUM FULL {one.delta}")
     one.step(16, 32)
     connection.close()
-    fold.finish(database, run, fold.work(database, run))
-    steps.publish_all(database, run)
+    steps.fold_and_publish(database, run)
     steps.assert_exact(database)
 
 

@@ -22,6 +22,8 @@ from tests.engine.hostile import DOORS, PLAIN, QUIET, ROWS, Scene
 from tests.engine.steps import sql
 from tests.engine.test_verify_damage import broken
 
+pytestmark = pytest.mark.sample(7)
+
 
 def build(scene: Scene, **options: Any) -> Run:
     """A build of `evil.ix`, and what must hold after prepare."""

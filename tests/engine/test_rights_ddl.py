@@ -17,6 +17,8 @@ from tests.engine.hostile import Scene
 from tests.engine.interposed import before
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 PARTED = (
     "CREATE TABLE evil.t (id int PRIMARY KEY, k text, v text) PARTITION BY RANGE (id)",
     "CREATE TABLE evil.t1 PARTITION OF evil.t FOR VALUES FROM (1) TO (50)",
@@ -32,8 +34,7 @@ BOUNDS = "FOR VALUES FROM (101) TO (200)"
 def published(scene: Scene, *more: str) -> None:
     """A published index of a partitioned table of his, and what he does then."""
     scene.as_owner(*PARTED)
-    _, run = steps.begin(scene.database, "evil.ix", "evil.t", include="v", parallelism=2, segments=3, ranges=3)
-    steps.finish_all(scene.database, run)
+    steps.make_index(scene.database, "evil.ix", "evil.t", include="v", parallelism=2, segments=3, ranges=3)
     scene.as_owner(*more)
 
 
@@ -174,8 +175,7 @@ def test_the_owner_of_a_partition_gains_nothing_by_the_owner_of_its_table(scene:
         f"GRANT ALL ON SCHEMA public, evil TO {user}",
     )
     run_sql(scene.dsn, "INSERT INTO public.t SELECT i, i::text, 'v' FROM generate_series(1, 40) i")
-    _, run = steps.begin(scene.database, "public.ix", "public.t", include="v", parallelism=2, segments=3, ranges=3)
-    steps.finish_all(scene.database, run)
+    steps.make_index(scene.database, "public.ix", "public.t", include="v", parallelism=2, segments=3, ranges=3)
     with scene.database.transaction() as connection:
         assert health.warnings(connection) == []
     run_sql(scene.dsn, f"ALTER TABLE evil.t1 OWNER TO {scene.owner}")
@@ -250,8 +250,7 @@ def test_bounds_that_come_to_hold_values_of_a_domain_are_not_read(scene: Scene) 
         "CREATE TABLE evil.t1 PARTITION OF evil.t FOR VALUES FROM ('{a}') TO ('{b}')",
         "INSERT INTO evil.t VALUES ('{aa}', 'k', 'v')",
     )
-    _, run = steps.begin(scene.database, "evil.ix", "evil.t", include="v", parallelism=2, segments=3, ranges=3)
-    steps.finish_all(scene.database, run)
+    steps.make_index(scene.database, "evil.ix", "evil.t", include="v", parallelism=2, segments=3, ranges=3)
     run_sql(
         scene.dsn,
         f"ALTER DOMAIN public.word OWNER TO {scene.owner}",

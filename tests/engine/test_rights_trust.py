@@ -24,6 +24,8 @@ from tests.engine import steps
 from tests.engine.hostile import PLAIN, ROWS, Scene
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 UNLOCKED = """
 SELECT r.oid::regclass::text
   FROM (SELECT unnest(%(oids)s::oid[]) AS oid UNION SELECT to_regclass(n) FROM unnest(%(names)s::text[]) n) r
@@ -60,8 +62,7 @@ def test_it_is_asked_of_nothing_that_is_not_locked(scene: Scene, asked: list[str
     scene.as_owner(ROWS)
     for scan in ("key", "block"):
         options: dict[str, Any] = {"include": "v", "scan": scan, "parallelism": 2, "segments": 2, "ranges": 2}
-        _, run = steps.begin(scene.database, "evil.ix", "evil.t", **options)
-        steps.finish_all(scene.database, run)
+        steps.make_index(scene.database, "evil.ix", "evil.t", **options)
     one = steps.session(scene.dsn)
     base = sql(one, "SELECT 'roir_data.g' || max(id) FROM roir.generation")[0][0]
     sql(one, f"DELETE FROM {base} WHERE c2 = 3")

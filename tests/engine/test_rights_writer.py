@@ -15,7 +15,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import abort, clean_up, drop, finalize, fold, operations, revert
+from airflow_roir.engine import abort, clean_up, drop, finalize, operations, revert
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
@@ -24,6 +24,8 @@ from tests.engine import steps
 from tests.engine.hostile import Scene
 from tests.engine.interposed import changed
 from tests.engine.steps import sql
+
+pytestmark = pytest.mark.sample(1)
 
 SHAPES = {
     "plain": "CREATE TABLE app.t (id int PRIMARY KEY, k text, v numeric)",
@@ -207,9 +209,7 @@ def life(scene: Scene, shape: str, owner: str, settings: Sequence[str]) -> None:
     _, run = steps.begin(scene.database, "app.ix", "app.t", include="v", parallelism=2, segments=2, ranges=2)
     accepted = writes(scene, 1000, oid, settings)
     assert not scene.gains(), "capture"
-    steps.build_all(scene.database, run)
-    steps.seal_all(scene.database, run)
-    fold.switch(scene.database, run)
+    steps.switch_all(scene.database, run)
     accepted += writes(scene, 2000, oid, settings)
     assert not scene.gains(), "direct"
     finalize.finalize_run(scene.database, run)
@@ -283,8 +283,7 @@ def test_no_operation_between_build_and_drop_gives_an_owner_rights(scene: Scene)
     holds("publish")
     for scan in ("key", "block", "index"):
         with suppress(RoirError):
-            _, run = steps.begin(scene.database, "evil.ix", None, None, **{**options, "include": None, "scan": scan})
-            steps.finish_all(scene.database, run)
+            steps.make_index(scene.database, "evil.ix", None, None, **{**options, "include": None, "scan": scan})
         holds(f"rebuild by {scan}")
     with suppress(RoirError):
         revert.revert(scene.database, "evil.ix", "test")

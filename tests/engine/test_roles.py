@@ -15,6 +15,8 @@ from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(4)
+
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
@@ -143,9 +145,7 @@ def test_settings_that_a_users_trigger_changes_change_nothing_for_the_capture(
         user.commit()
 
     write()
-    steps.build_all(database, run)
-    steps.seal_all(database, run)
-    steps.fold.switch(database, run)
+    steps.switch_all(database, run)
     write()
     steps.fold_all(database, run)
     steps.publish_all(database, run)
@@ -154,8 +154,7 @@ def test_settings_that_a_users_trigger_changes_change_nothing_for_the_capture(
 
 
 def test_the_public_has_no_right_to_anything_of_ours(database: Database, dsn: str, stranger: str) -> None:
-    _, run = steps.begin(database, include="v")
-    steps.finish_all(database, run)
+    steps.make_index(database, include="v")
     user = steps.session(stranger)
     ours = "n.nspname IN ('roir', 'roir_data')"
     assert (
@@ -236,8 +235,7 @@ def test_row_level_security_is_refused_unless_it_is_knowingly_ignored(
 
 
 def test_row_level_security_that_comes_later_is_told(database: Database, dsn: str) -> None:
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     run_sql(dsn, *POLICY)
     (warning,) = clean_up.clean_up(database).warnings
     assert "public.ix" in warning
@@ -269,8 +267,7 @@ def test_forced_row_level_security_hides_no_rows_from_the_build(
     with pytest.raises(InvalidInput, match=r"a build would miss rows.*BYPASSRLS"):
         steps.begin(owner, **options)
     run_sql(dsn, "ALTER TABLE t NO FORCE ROW LEVEL SECURITY")
-    _, run = steps.begin(owner, **options)
-    steps.finish_all(owner, run)
+    steps.make_index(owner, **options)
     assert steps.assert_exact(database).rows == 10
     run_sql(dsn, "ALTER TABLE t FORCE ROW LEVEL SECURITY")
     user = steps.session(dsn)
@@ -305,8 +302,7 @@ def test_an_owner_who_is_no_superuser_can_do_everything(server: str) -> None:
             "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 1000) i",
         )
         for new in ({}, {"table": None, "keys": None}):
-            _, run = steps.begin(database, **new)
-            steps.finish_all(database, run)
+            steps.make_index(database, **new)
         twice = 2  # once for each generation
         assert detach.detach_partition(database, "t1", "me") == 499 * twice
         run_sql(kept, "UPDATE t1 SET k = 'old' WHERE id < 50")
@@ -327,8 +323,7 @@ def test_a_session_that_may_read_no_views_writes_all_the_same(database: Database
     user = steps.session(dsn)
     if not sql(user, "SELECT 1 FROM pg_settings WHERE name = 'restrict_nonsystem_relation_kind'"):
         pytest.skip("this server has no such setting")
-    _, run = steps.begin(database, include="v")
-    steps.finish_all(database, run)
+    steps.make_index(database, include="v")
     sql(user, "SET restrict_nonsystem_relation_kind = 'view'")
     sql(user, "DELETE FROM t WHERE id = 1")
     sql(user, "UPDATE t SET id = 100 WHERE id = 2")

@@ -16,6 +16,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.interposed import changed
 
+pytestmark = pytest.mark.sample(8)
+
 # Three rows in a block, all blocks full, and nothing is stored elsewhere.
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k int, v int, pad text)",

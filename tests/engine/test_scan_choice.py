@@ -16,6 +16,8 @@ from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
 from tests.engine import steps
 
+pytestmark = pytest.mark.sample(2)
+
 REBUILD = {"index": "ix", "table": None, "keys": None}
 
 

@@ -20,6 +20,8 @@ from tests.engine import steps
 from tests.engine.interposed import before
 from tests.engine.test_locks import in_thread, pid_of, watching
 
+pytestmark = pytest.mark.sample(5)
+
 WAITS = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)"
 
 
@@ -154,8 +156,7 @@ def test_a_rebuild_of_a_wrong_index_mends_it_at_the_second_attempt_at_least(
         "CREATE TABLE t (id text PRIMARY KEY, k int, pad text)",
         "INSERT INTO t SELECT md5(i::text), i % 9, repeat('x', 400) FROM generate_series(1, 10000) i",
     )
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     # What nothing but a comparison can tell.
     run_sql(dsn, "DELETE FROM roir_data.g1 WHERE c1 = 3")
     _, run = steps.begin(database, table=None, keys=None)

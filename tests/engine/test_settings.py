@@ -27,6 +27,8 @@ from tests.engine import steps, verifying
 from tests.engine.interposed import before
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 # Types whose text depends on settings, each as a bound of partitions. One more has a backslash and quotes in it.
 BOUNDS = {
     "at": ("timestamptz", "2020-02-03 04:05:06.789+00"),
@@ -143,8 +145,7 @@ def life_cycle(dsn: str, settings: Settings, in_session: bool) -> None:
     writer.write(1)
     fold.switch(database, run)
     writer.write(2)
-    fold.finish(database, run, fold.work(database, run))
-    steps.publish_all(database, run)
+    steps.fold_and_publish(database, run)
     steps.assert_exact(database)
     writer.write(3)
     steps.assert_exact(database)

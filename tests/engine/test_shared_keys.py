@@ -15,6 +15,8 @@ from tests.engine.interposed import changed
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(2)
+
 GATE = 77
 
 
@@ -43,8 +45,7 @@ def test_an_entry_that_our_own_row_leaves_stays_another_rows(database: Database,
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_row_that_an_old_snapshot_does_not_see_keeps_its_entry(database: Database, dsn: str, isolation: str) -> None:
     """Before prepare: the mode's row is asked for in capture mode too."""
-    user = steps.session(dsn, isolation)
-    sql(user, "SELECT 1 FROM pg_class")
+    user = steps.old_session(dsn, isolation)
     run_sql(dsn, "INSERT INTO t VALUES (1, 'a', 0)")
     _, run = steps.begin(database, include="v")
     steps.build_all(database, run)

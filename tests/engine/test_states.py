@@ -28,6 +28,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(11)
+
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:
@@ -256,9 +258,7 @@ def test_capture_and_fold_do_to_an_entry_what_the_table_says(
     sql(user, f"UPDATE t SET k = {key} WHERE id = 1; TRUNCATE roir_data.g1_delta")
     user.commit()
     if direct:
-        steps.build_all(database, run)
-        steps.seal_all(database, run)
-        fold.switch(database, run)
+        steps.switch_all(database, run)
     with database.connect() as connection, connection.begin():
         job = load_job(connection, run)
     write = happening in (Happening.WRITE, Happening.WRITE_DIRECT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import clean_up, finalize, fold, run
+from airflow_roir.engine import clean_up, finalize, run
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.status import status
@@ -15,6 +15,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_detach import assert_shown, published
 from tests.engine.test_partitions import make, one
+
+pytestmark = pytest.mark.sample(2)
 
 MODES = ("capture", "direct", "active")
 
@@ -49,7 +51,7 @@ RAW = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", RAW)
 def test_it_is_detected_and_put_right(database: Database, dsn: str, case: str, mode: str) -> None:
@@ -59,12 +61,9 @@ def test_it_is_detected_and_put_right(database: Database, dsn: str, case: str, m
     steps.sql(user, "UPDATE t SET k = 'touched' WHERE id % 4 = 0; DELETE FROM t WHERE id % 9 = 0")
     user.commit()
     if mode != "capture":
-        steps.build_all(database, drive)
-        steps.seal_all(database, drive)
-        fold.switch(database, drive)
+        steps.switch_all(database, drive)
     if mode == "active":
-        fold.finish(database, drive, fold.work(database, drive))
-        steps.publish_all(database, drive)
+        steps.fold_and_publish(database, drive)
     else:
         steps.worker(database, drive).connection.close()
     run_sql(dsn, *RAW[case])

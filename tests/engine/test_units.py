@@ -26,8 +26,7 @@ def test_a_part_of_a_table_that_was_never_analyzed_has_units_of_many_rows(dsn: s
         "CREATE TABLE t (id int PRIMARY KEY, k text) WITH (autovacuum_enabled = false)",
         f"INSERT INTO t SELECT i, i::text FROM generate_series(1, {ROWS}) i",
     )
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     verification.begin(database, "ix", VerifyOptions(slices=2), "test")
     with database.transaction() as connection:
         query = "SELECT count(*) FROM roir.verification_unit WHERE side = 'source'"
@@ -42,8 +41,7 @@ def test_where_one_worker_fails_the_others_leave_after_their_open_unit(dsn: str)
         "CREATE TABLE t (id int PRIMARY KEY, k text)",
         f"INSERT INTO t SELECT i, i::text FROM generate_series(1, {ROWS}) i",
     )
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     # The first unit fails, the others wait at the gate.
     run_sql(
         dsn,

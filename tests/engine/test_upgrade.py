@@ -53,8 +53,7 @@ def stand(database: Database, dsn: str, phase: str) -> None:
 
 def publish(database: Database, dsn: str, shape: str = "range") -> None:
     make(dsn, shape)
-    _, run = steps.begin(database, include="v", ranges=4, segments=2)
-    steps.finish_all(database, run)
+    steps.make_index(database, include="v", ranges=4, segments=2)
 
 
 def database_name(kind: str, what: str) -> str:
@@ -153,8 +152,7 @@ def test_a_published_index_is_exact_and_its_partitions_are_known_after_init(data
         "entries_added": 0,
     }
     run_sql(dsn, "TRUNCATE t2")
-    _, run = steps.begin(database, table=None, keys=None)
-    steps.finish_all(database, run)
+    steps.make_index(database, table=None, keys=None)
     steps.assert_exact(database)
 
 

@@ -16,6 +16,8 @@ from tests.engine.machine import KeptSessions, Machine
 from tests.engine.users import TOUCH, Write
 from tests.engine.variants import FOUND, VARIANTS, Variant
 
+pytestmark = pytest.mark.sample(7)
+
 Schedule = Callable[[Machine], None]
 
 UPDATE = "UPDATE {t} SET v = v + 1 WHERE id = {i}"

@@ -18,6 +18,8 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.verifying import build_index
 
+pytestmark = pytest.mark.sample(2)
+
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 FILL = "INSERT INTO t SELECT i, nullif(i % 5, 2)::text, i FROM generate_series(1, 400) i"
 TRIGGER = "DO $$ BEGIN EXECUTE format('ALTER TABLE t %s TRIGGER roir_capture_%s', '{0}', 't'::regclass::oid); END $$"
@@ -154,7 +156,6 @@ def test_a_rebuild_ends_what_is_damaged_in_the_entries(dsn: str, database: Datab
     report = verify(database, "ix")
     assert (report.damaged, report.found) == (2, 2)
     assert str(report).endswith("damaged 2")
-    _, run = steps.begin(database, table=None, keys=None)
-    steps.finish_all(database, run)
+    steps.make_index(database, table=None, keys=None)
     assert verify(database, "ix").found == 0
     assert compare(database, "ix").rows == 400

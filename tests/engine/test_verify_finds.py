@@ -18,6 +18,8 @@ from tests.engine.values import ARRAYS, INCLUDED, ORDERED
 from tests.engine.verifying import build_index
 from tests.engine.writers import Writer, at_work
 
+pytestmark = pytest.mark.sample(1)
+
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v numeric, w text, b bigint)"
 FILL = "INSERT INTO t SELECT i, nullif(i % 50, 7)::text, i / 10.0, 'row ' || i, i FROM generate_series(1, 500) i"
 MENDED = VerifyOptions(repair=True)
@@ -38,7 +40,7 @@ SUBTLE = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("corruption", SUBTLE)
 def test_what_a_sum_could_hide_is_found(database: Database, dsn: str, corruption: str) -> None:
     base = build_index(dsn, database, TABLE, FILL, include="v, w, b")
@@ -71,7 +73,7 @@ KEYS = ("numeric", "double precision", "text", "character(5)", '"char"', "bytea"
         "mood", "moody", "padded", "pair", "regclass", "integer[]", "pair[]", "bigint")  # fmt: skip
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", KEYS)
 def test_of_every_kind_of_key_each_corruption_is_found_and_mended(database: Database, dsn: str, name: str) -> None:
     _set_up(dsn)
@@ -151,7 +153,7 @@ EQUAL = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EQUAL)
 def test_an_equal_yet_distinct_value_is_found_and_mended(database: Database, dsn: str, name: str) -> None:
     _set_up(dsn)
@@ -225,7 +227,7 @@ SHAPES: dict[str, tuple[list[str], dict[str, str]]] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_is_found_right_and_wrong(database: Database, dsn: str, shape: str) -> None:
     setup, definition = SHAPES[shape]

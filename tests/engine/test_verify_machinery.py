@@ -22,6 +22,8 @@ from tests.engine.interposed import changed
 from tests.engine.steps import sql
 from tests.engine.verifying import begin, build_index, claim, found, go_through
 
+pytestmark = pytest.mark.sample(4)
+
 SETUP = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
     "INSERT INTO t SELECT i, nullif(i % 5, 2)::text, i FROM generate_series(1, 200) i",
@@ -178,8 +180,7 @@ def test_other_operations_and_a_verification_refuse_each_other(database: Databas
 def test_a_revert_beside_it_leaves_it_with_the_generation_that_it_began_with(
     database: Database, dsn: str, base: str
 ) -> None:
-    _, rebuild = steps.begin(database, table=None, keys=None, revert_window_s=1000)
-    steps.finish_all(database, rebuild)
+    steps.make_index(database, table=None, keys=None, revert_window_s=1000)
     run = begin(database)
     revert.revert(database, "ix", "user")
     go_through(database, run)

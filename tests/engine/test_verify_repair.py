@@ -17,6 +17,8 @@ from tests.engine import steps, verifying
 from tests.engine.steps import sql
 from tests.engine.verifying import begin, build_index, claim, found, ids, mender, to_check
 
+pytestmark = pytest.mark.sample(2)
+
 SETUP = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
     "INSERT INTO t SELECT i, nullif(i % 5, 2)::text, i FROM generate_series(1, 40) i",
@@ -66,7 +68,7 @@ def _mend(one: repair.Mender, dsn: str) -> None:
     repair.tried(one.take_out, extra)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_writer_and_a_repair_meet_in_each_order(
@@ -90,7 +92,7 @@ def test_a_writer_and_a_repair_meet_in_each_order(
     assert ids(dsn) == []
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_writer_that_began_before_the_repair_writes_after_it(
     database: Database, dsn: str, base: str, one: repair.Mender, write: str

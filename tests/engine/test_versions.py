@@ -11,6 +11,8 @@ from airflow_roir.errors import SchemaVersionMismatch
 from tests.conftest import run_sql
 from tests.engine import steps
 
+pytestmark = pytest.mark.sample(2)
+
 
 @pytest.fixture(autouse=True)
 def table(dsn: str) -> None:

@@ -19,6 +19,8 @@ from tests.engine import steps
 from tests.engine.stages import Stage, through_modes
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(3)
+
 ROWS = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
     "INSERT INTO t SELECT i, nullif(i % 5, 3)::text, i FROM generate_series(1, 60) i",
@@ -70,8 +72,7 @@ def test_an_event_trigger_that_refuses_our_ddl_is_told_as_it_is(database: Databa
     change(dsn)
     assert sql(steps.session(dsn), "SELECT count(*) FROM roir.operation") == [(0,)]
     run_sql(dsn, "DROP EVENT TRIGGER no")
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     steps.assert_exact(database)
 
 
@@ -94,16 +95,14 @@ def test_a_prepared_transaction_over_an_abort(database: Database, dsn: str, phas
     resumed.close()
     assert clean_up.clean_up(database).operations_aborted == 1
     change(dsn)
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     steps.assert_exact(database)
 
 
 @pytest.mark.parametrize("ended", ["COMMIT", "ROLLBACK"])
 def test_a_prepared_transaction_over_a_drop(database: Database, dsn: str, ended: str) -> None:
     run_sql(dsn, *ROWS)
-    _, run = steps.begin(database)
-    steps.finish_all(database, run)
+    steps.make_index(database)
     name = f"drop_{dsn.rsplit('/')[-1].split('?')[0]}"
     user = steps.session(dsn)
     sql(user, "UPDATE t SET k = 'prepared' WHERE id < 20; DELETE FROM t WHERE id = 21")

@@ -20,10 +20,10 @@ ISOLATIONS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 class Writer(threading.Thread):
     """Writes to table `t (id, k, v)` until told to stop. Serialization failures are retried, as clients do.
 
-    rest_s: seconds between two transactions.
+    rest_s: seconds between two transactions. Without a rest the writers would take the cores that the build is on.
     """
 
-    rest_s = 0.0
+    rest_s = 0.005
 
     def __init__(self, dsn: str, seed: int, number: int, ids: int) -> None:
         super().__init__(daemon=True)

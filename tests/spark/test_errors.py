@@ -57,7 +57,7 @@ def mend(dsn: str) -> None:
     run_sql(dsn, "DROP FUNCTION public.break() CASCADE")
 
 
-pytestmark = pytest.mark.usefixtures("source")
+pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(1)]
 
 
 @pytest.mark.slow

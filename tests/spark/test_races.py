@@ -27,7 +27,7 @@ from tests.spark.driving import (
     rows_committed,
 )
 
-pytestmark = pytest.mark.usefixtures("source")
+pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(2)]
 
 
 def jvm_of(driver: Running) -> psutil.Process:
