@@ -16,6 +16,7 @@ MAX_KEY_COLUMNS = 32  # PostgreSQL's INDEX_MAX_KEYS, which counts key and primar
 MAX_PARALLELISM = 256  # beyond it a server's connections, not our workers, are the limit
 MAX_BATCH_ROWS = 10_000_000  # a batch is one transaction, which a crash undoes whole
 MAX_ROWS_PER_SECOND = 1_000_000_000  # more than any server reads
+MAX_SLICES = 10_000  # of a verification: an hour each, more than a year
 MAX_RANGES = 100_000  # one row each in the control schema, which workers look through for the next one
 
 
@@ -294,7 +295,7 @@ class VerifyOptions:
         if self.max_seconds is not None:
             _in_range("max_seconds", self.max_seconds, 1, 365 * 86_400)
         if self.slices is not None:
-            _in_range("slices", self.slices, 1, 10_000)
+            _in_range("slices", self.slices, 1, MAX_SLICES)
         if self.slices is not None and self.sample is not None:
             raise InvalidInput("give either sample or slices: slices together compare all of the index")
 

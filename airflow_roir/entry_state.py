@@ -25,6 +25,10 @@ class Happening(str, Enum):
     REMOVE_DIRECT = "a removal of the entry, in direct mode"
     FOLD_MATCHED = "the fold, where the base has the entry"
     FOLD_UNMATCHED = "the fold, where the base doesn't have it"
+    TRUNCATE = "a TRUNCATE of the source, or of the leaf that has the row"
+    COPY = "the copy of its row with a partition that came, in capture mode"
+    COPY_DIRECT = "the copy of its row with a partition that came, in direct mode"
+    LEAVE = "the removal of what a partition that left has left, where the entry has no row"
 
 
 # (state, happening) -> next state; None on either side: no delta row.
@@ -43,4 +47,14 @@ ENTRY_STATES: dict[tuple[EntryState | None, Happening], EntryState | None] = {
     (EntryState.ANTIMATTER, Happening.FOLD_UNMATCHED): EntryState.GHOST,
     (EntryState.GHOST, Happening.FOLD_MATCHED): EntryState.GHOST,
     (EntryState.GHOST, Happening.FOLD_UNMATCHED): EntryState.GHOST,
+    # Nothing is copied meanwhile, and afterwards there is nothing to copy.
+    **{(state, Happening.TRUNCATE): None for state in (None, *EntryState)},
+    # As the capture would for the insert of that row.
+    **{(state, Happening.COPY): EntryState.REGULAR for state in (None, *EntryState)},
+    **{(state, Happening.COPY_DIRECT): None for state in (None, *EntryState)},
+    # Antimatter stays: it may be for a copy that a batch is about to commit.
+    (None, Happening.LEAVE): None,
+    (EntryState.REGULAR, Happening.LEAVE): EntryState.ANTIMATTER,
+    (EntryState.ANTIMATTER, Happening.LEAVE): EntryState.ANTIMATTER,
+    (EntryState.GHOST, Happening.LEAVE): EntryState.GHOST,
 }

@@ -17,7 +17,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from airflow_roir.definition import MAX_PARALLELISM
+from airflow_roir.definition import MAX_PARALLELISM, MAX_SLICES
 from airflow_roir.operators.verify import VerifyIndexOperator
 
 WHAT = "What to verify"
@@ -46,7 +46,7 @@ PARAMS = {
         None,
         type=["null", "integer"],
         minimum=1,
-        maximum=10_000,
+        maximum=MAX_SLICES,
         title="Slices",
         description="Compare the index in this many runs; each continues where the last one stopped. Empty: in one "
         "run.",

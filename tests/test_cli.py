@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import prepare
 from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.steps import sql
 from tests.engine.test_partitions import make
 
 ROIR = Path(sys.executable).parent / "roir"
@@ -47,6 +50,34 @@ def roir(dsn: str, *arguments: str, code: int = 0) -> subprocess.CompletedProces
 
 def as_json(dsn: str, *arguments: str, code: int = 0) -> Any:
     return json.loads(roir(dsn, *arguments, "--json", code=code).stdout)
+
+
+def test_status_names_who_holds_up_a_prepare_that_has_no_operation_yet(dsn: str) -> None:
+    """In the rest between two attempts; `--json` names the index, too."""
+    table = '"Weird S"."T ""1"""'
+    holder = steps.session(dsn)
+    sql(holder, f"UPDATE {table} SET v = 0 WHERE id = 1")
+    roir(dsn, "status", "ix", code=2)
+    shown: list[Any] = []
+
+    def look(_line: str) -> None:
+        if not shown:
+            shown.extend([roir(dsn, "status"), as_json(dsn, "status", "ix"), as_json(dsn, "status")])
+            holder.rollback()
+
+    definition = IndexDefinition.parse("ix", table, '"line%no"')
+    options = BuildOptions(lock_timeout_ms=20, lock_patience_s=300)
+    prepare.prepare(Database(dsn), definition, options, "test", look)
+    plain, one, [only] = shown
+    pid = holder.info.backend_pid
+    assert 'prepare of index "Weird S".ix waits since' in plain.stderr
+    assert f"blocked by pid {pid} (postgres, transaction open for" in plain.stderr
+    assert one == only
+    assert (one["index"], one["operation_id"], one["status"]) == ('"Weird S".ix', None, "waiting")
+    [wait] = one["waits"]
+    assert (wait["command"], wait["waiter"]) == ("prepare", "roir")
+    assert f"pid {pid} " in wait["blocked_by"]
+    assert as_json(dsn, "status", "ix")["waits"] == []
 
 
 def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:

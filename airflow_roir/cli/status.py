@@ -57,6 +57,8 @@ def status(
             for wait in waits:
                 say(str(wait))
             for one in found:
+                if one.notice and one.status in (Status.RUNNING, Status.PAUSED):
+                    say(f"index {one.index}: {one.notice}")
                 for line in one.warnings:
                     say(f"warning: {line}")
                 for name in one.partitions_gone:

@@ -238,7 +238,7 @@ class BuildWorker:
         base = physical.base(job.generation_id)
         if stretch.settings:
             execute(self.connection, stretch.settings)
-        rows = f"SELECT {', '.join(self._columns)} FROM {relation} WHERE {stretch.where}"
+        rows = f"SELECT {', '.join(self._columns)} FROM ONLY {relation} WHERE {stretch.where}"
         values: dict[str, Any] = stretch.values
         # An index that is rebuilt from itself is a table of ours.
         if job.scan is not Scan.INDEX and not owner.is_trusted(self.connection, job.source, [relation]):

@@ -28,7 +28,9 @@ _RELATION_KINDS = {
 
 RELATION = """
 SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::text AS persistence,
-       c.relrowsecurity, c.relhassubclass, c.relispartition,
+       c.relrowsecurity, c.relispartition,
+       -- relhassubclass stays true when the last child has gone, until an ANALYZE.
+       c.relhassubclass AND EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid) AS has_children,
        pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner) AS owner,
        (SELECT t.relation::regclass::text FROM roir.partition_tree(c.oid) t JOIN pg_class l ON l.oid = t.relation
          WHERE l.relpersistence = 'u' LIMIT 1) AS unlogged
@@ -284,7 +286,7 @@ def _refuse_relation(name: QualifiedName, row: object) -> None:
         )
     if kind == "p" and getattr(row, "relispartition", False):
         raise InvalidInput(f"table {name} is a partition and has partitions of its own; index the whole table instead")
-    if kind == "r" and getattr(row, "relhassubclass", False):
+    if kind == "r" and getattr(row, "has_children", False):
         raise InvalidInput(
             f"table {name} has inheritance children; its triggers don't see their rows, so it can't be indexed"
         )

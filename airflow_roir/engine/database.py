@@ -124,7 +124,7 @@ class Database:
 
 
 def _check(dsn: str) -> None:
-    """Raise InvalidInput where libpq would quote what it can't read: that may be a part of the password."""
+    """Raise InvalidInput if libpq would quote what it can't read: that may be a part of the password."""
     try:
         given = psycopg2.extensions.parse_dsn(dsn)
     except psycopg2.ProgrammingError:

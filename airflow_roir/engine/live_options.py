@@ -6,7 +6,7 @@ from sqlalchemy import Connection, update
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import operations, tables
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import IllegalTransition
 from airflow_roir.operation import Status
@@ -47,11 +47,9 @@ def change_options(
     if not changes:
         return
     BuildOptions(**changes)  # type: ignore[arg-type]  # validates; raises before anything is written
-    connection.execute(update(tables.operation).where(tables.operation.c.id == row.id).values(**changes, notice=None))
-    for name, value in changes.items():
-        operations.record_event(
-            connection, row.index_id, row.id, actor, f"change {name}", f"{getattr(row, name)} → {value}"
-        )
+    values = {**wanted, "operation": row.id, "actor": actor}
+    call = "SELECT roir.change_options(%(operation)s, %(parallelism)s::int, %(batch_rows)s::int, %(actor)s)"
+    execute(connection, call, values)
 
 
 def refuse_option(database: Database, index: str, actor: str, refusal: str) -> None:

@@ -1,7 +1,7 @@
 """Who of us waits for which lock, and who holds it: for `roir status`, also where no operation's row can say so.
 
 Attempts at a lock last half a second, with rests of two, and each is a session of its own. So a look at the server's
-sessions would mostly find nobody: `Attempts` writes a row after each attempt that failed, and deletes it at its end. A
+sessions would mostly find none: `Attempts` writes a row after each attempt that failed, and deletes it at its end. A
 process that was killed leaves its row, which counts for nothing soon. Workers, whose statements wait for longer, are
 found among the sessions.
 """
@@ -63,7 +63,7 @@ SELECT CASE WHEN o.kind = 'verify' THEN 'verify' ELSE o.phase END AS command,
 
 @dataclass(frozen=True)
 class LockWait:
-    """Somebody of us who waits. command: what for; index: None where it is for no single one; wanted: a relation."""
+    """Somebody of us who waits. command: what for; index: None if it is for no single one; wanted: a relation."""
 
     command: str
     index: str | None
@@ -73,7 +73,7 @@ class LockWait:
     since: datetime | None
 
     def is_for(self, name: QualifiedName) -> bool:
-        """True where it is for the index of that name; one without schema means any."""
+        """True if it is for the index of that name; one without schema means any."""
         if self.index is None:
             return False
         own = parse_name(self.index, "index")

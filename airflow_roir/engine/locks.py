@@ -167,7 +167,7 @@ class Attempts:
     """Attempts at a transaction that needs locks, each for a bounded time, until there is one that gets them all.
 
     name: what is wanted, as users are told; relations: the oids to look for blockers on; modes: the lock modes that
-    block. waiter: who is shown to wait by `roir status`; None where an operation's notice shows it, or nothing may be
+    block. waiter: who is shown to wait by `roir status`; None if an operation's notice shows it, or nothing may be
     written. limit_ms: the `lock_timeout` of the attempt that runs.
     """
 

@@ -31,8 +31,25 @@ SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  ORDER BY g.id
 """
 KEEP_FUNCTIONS = "SELECT roir.keep_marks(%(generation)s, ARRAY['function capture', 'function truncate'])"
+# Functions are replaced without a lock on the table: a writer that ran another one may not have committed yet, and no
+# verification sees what it missed. So of theirs only those that were kept, or looked at when no writer was in flight.
 LOOK = """
-UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{looked}', roir.marks(g.id))
+UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{looked}', (
+         SELECT coalesce(jsonb_object_agg(n.key, n.value), '{}') FROM jsonb_each(roir.marks(g.id)) n
+          WHERE n.key NOT LIKE 'function %%'
+             OR n.value IN (g.shape -> 'marks' -> n.key, g.shape -> 'looked' -> n.key)))
+ WHERE g.id = %(generation)s AND g.shape IS NOT NULL
+"""
+REPLACED = """
+SELECT EXISTS (SELECT FROM roir.mark_changes(%(generation)s) m WHERE m.name LIKE 'function %%')
+   AND NOT EXISTS (SELECT FROM roir.generation g JOIN roir.operation o ON o.index_id = g.index_id
+                    WHERE g.id = %(generation)s AND o.status IN ('running', 'paused'))
+"""
+LOCK = "SELECT FROM roir.generation WHERE id = %(generation)s FOR UPDATE"
+LOOK_AT_FUNCTIONS = """
+UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{looked}', coalesce(g.shape -> 'looked', '{}') || (
+         SELECT coalesce(jsonb_object_agg(n.key, n.value), '{}') FROM jsonb_each(roir.marks(g.id)) n
+          WHERE n.key LIKE 'function %%'))
  WHERE g.id = %(generation)s AND g.shape IS NOT NULL
 """
 # What came or went meanwhile, partitions, is none of it.
@@ -83,6 +100,19 @@ def keep_captures(connection: Connection, generations: list[int]) -> None:
 def follow(connection: Connection, generation_id: int) -> None:
     """Keep the marks of partitions that came."""
     execute(connection, "SELECT roir.follow_marks(%(generation)s)", {"generation": generation_id})
+
+
+def are_functions_replaced(connection: Connection, generation_id: int) -> bool:
+    """True where a capture function was another one for a while, and no operation of the index is under way."""
+    return bool(execute(connection, REPLACED, {"generation": generation_id}).scalar_one())
+
+
+def look_at_functions(connection: Connection, generation_id: int) -> None:
+    """Note the marks of the capture functions for the next verification. Needs the drain lock."""
+    execute(connection, LOCK, {"generation": generation_id})
+    # A verification that has begun meanwhile may have read already what a writer has changed since.
+    if are_functions_replaced(connection, generation_id):
+        execute(connection, LOOK_AT_FUNCTIONS, {"generation": generation_id})
 
 
 def look(connection: Connection, generation_id: int) -> None:

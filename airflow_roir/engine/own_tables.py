@@ -17,7 +17,8 @@ SELECT b.oid IS NOT NULL AS base,
        (SELECT count(*) FROM pg_index x WHERE x.indrelid = b.oid AND x.indisunique AND x.indisvalid) > 0 AS unique_key,
        (SELECT count(*) FROM roir.segment s WHERE s.generation_id = %(generation)s)
        - (SELECT count(*) FROM roir.partition_tree(b.oid) t JOIN pg_class c ON c.oid = t.relation
-           WHERE c.relpersistence = 'p') AS segments_missing
+           WHERE c.relpersistence = 'p') AS segments_missing,
+       roir.table_additions(%(generation)s) AS additions
   FROM (SELECT to_regclass(%(base)s)::oid AS oid) b
 """
 # hides: by the guard against older snapshots, or of partitions that are leaving or joining.
@@ -64,6 +65,11 @@ def _tables(connection: Connection, name: QualifiedName, generation_id: int, ent
         found.append(f"{base} has lost its unique index, so writes to its table fail. {remedy}")
     if row.segments_missing:
         found.append(f"{base} has lost segments, or they are unlogged, so entries are missing. {remedy}")
+    if row.additions:
+        found.append(
+            f"{base}, its segments or its delta have got rules, triggers or row-level security, so writes may fail or "
+            f"be missed. Drop these. Then run roir verify '{name}'; if it finds a difference, run roir build '{name}'"
+        )
     return found
 
 

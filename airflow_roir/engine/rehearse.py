@@ -60,7 +60,7 @@ def rehearse(
     """Validate a definition against the database and plan its ranges and segments. Changes nothing.
 
     patience_s: how long to try where somebody holds the whole table (a TRUNCATE, an ALTER). command: whom `roir status`
-    shows to wait for that; None shows nobody, and nothing is written.
+    shows to wait for that; None shows no wait, and nothing is written.
     Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
     """
     with database.transaction() as connection:

@@ -91,7 +91,7 @@ class KeyReader:
         descending = ", ".join(f"s.{quote(name)} DESC" for name in self.source.primary_key)
         # Within, so that the texts aren't made of each row that is passed over.
         columns = ", ".join(quote(name) for name in self.source.primary_key)
-        head = f"SELECT {texts} FROM (SELECT {columns} FROM {relation} s WHERE {where} ORDER BY"
+        head = f"SELECT {texts} FROM (SELECT {columns} FROM ONLY {relation} s WHERE {where} ORDER BY"
         named = ", ".join(f"k{i} text" for i in range(len(self.source.primary_key)))
         query = f"{head} {key} OFFSET {limit - 1} LIMIT 1) s"
         found = owner.rows(self.connection, self.source, query, named, values, [relation]).first()

@@ -30,7 +30,10 @@ BEGIN
         END IF;
         EXECUTE format('SELECT %s FROM (SELECT ($1).*) r', joining.condition) INTO within USING NEW;
     END IF;
-    IF within THEN
+    -- Once is enough; but a snapshot of long ago may show a note that was acted upon since.
+    IF within AND (current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+                   OR NOT EXISTS (SELECT FROM roir.emptied e
+                                   WHERE e.generation_id = 0 AND e.relation = TG_ARGV[0]::bigint)) THEN
         INSERT INTO roir.emptied (generation_id, relation) VALUES (0, TG_ARGV[0]::bigint);
     END IF;
     RETURN NULL;

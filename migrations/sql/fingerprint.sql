@@ -1,7 +1,20 @@
 -- Whether a build finds what it was prepared for: what it made itself, and a digest and a stamp of its source.
 
+-- What somebody has hung on a generation's tables, and what changes or hides their rows by that: rules, triggers, row
+-- security.
+CREATE FUNCTION roir.table_additions(generation bigint) RETURNS bigint
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH stored (oid) AS MATERIALIZED (
+        SELECT to_regclass(format('roir_data.g%s', generation))::oid
+        UNION ALL SELECT to_regclass(format('roir_data.g%s_delta', generation))::oid
+        UNION ALL SELECT t.relation FROM roir.partition_tree(to_regclass(format('roir_data.g%s', generation))) t)
+    SELECT (SELECT count(*) FROM pg_rewrite r WHERE r.ev_class IN (SELECT s.oid FROM stored s))
+           + (SELECT count(*) FROM pg_trigger g WHERE g.tgrelid IN (SELECT s.oid FROM stored s) AND NOT g.tgisinternal)
+           + (SELECT count(*) FROM stored s JOIN pg_class c ON c.oid = s.oid WHERE c.relrowsecurity)
+$$;
+
 -- What is missing of a building generation's tables: columns by their names, unique indexes, and segments that outlive a
--- crash.
+-- crash; and what was added to them.
 CREATE FUNCTION roir.table_faults(generation bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT (SELECT count(*)
@@ -19,6 +32,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
            + (SELECT count(*) FROM roir.segment s WHERE s.generation_id = g.id)
            - (SELECT count(*) FROM roir.partition_tree(to_regclass(format('roir_data.g%s', g.id))) t
                 JOIN pg_class c ON c.oid = t.relation AND c.relpersistence = 'p')
+           + roir.table_additions(g.id)
       FROM roir.generation g WHERE g.id = table_faults.generation
 $$;
 

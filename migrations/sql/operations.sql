@@ -69,20 +69,24 @@ BEGIN
     RETURN format('paused at %s %%', percent);
 END $$;
 
--- paused -> running, for a run that waits for it (a DAG run goes on by itself), with other options where given.
-CREATE FUNCTION roir.resume(index text, parallelism integer DEFAULT NULL, batch_rows integer DEFAULT NULL,
-                            actor text DEFAULT session_user)
-RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+-- The one place that changes the options which can change while an operation lives; NULL keeps what there is. An event
+-- for each that really changes.
+CREATE FUNCTION roir.change_options(operation bigint, parallelism integer, batch_rows integer, actor text)
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    o roir.operation := roir.latest_operation(index);
+    o roir.operation;
     broken text;
+    changed boolean;
 BEGIN
-    -- The limits are those of the table; what is accepted here is undone where nothing is paused.
+    SELECT x.* INTO o FROM roir.operation x WHERE x.id = change_options.operation FOR UPDATE;
+    -- The limits are those of the table.
     BEGIN
-        UPDATE roir.operation
-           SET parallelism = coalesce(resume.parallelism, operation.parallelism),
-               batch_rows = coalesce(resume.batch_rows, operation.batch_rows)
-         WHERE id = o.id;
+        UPDATE roir.operation x
+           SET parallelism = coalesce(change_options.parallelism, x.parallelism),
+               batch_rows = coalesce(change_options.batch_rows, x.batch_rows), notice = NULL
+         WHERE x.id = o.id AND x.status IN ('running', 'paused')
+           AND (change_options.parallelism <> x.parallelism OR change_options.batch_rows <> x.batch_rows);
+        changed := FOUND;
     EXCEPTION WHEN check_violation THEN
         GET STACKED DIAGNOSTICS broken = CONSTRAINT_NAME;
         RAISE invalid_parameter_value USING
@@ -91,6 +95,23 @@ BEGIN
                                WHERE k.conrelid = 'roir.operation'::regclass AND k.conname = broken)),
             DETAIL = concat_ws(', ', 'parallelism ' || parallelism, 'batch_rows ' || batch_rows);
     END;
+    IF changed THEN
+        INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
+        SELECT o.index_id, o.id, change_options.actor, 'change ' || c.name, format('%s -> %s', c.old, c.new)
+          FROM (VALUES (1, 'parallelism', o.parallelism, change_options.parallelism),
+                       (2, 'batch_rows', o.batch_rows, change_options.batch_rows)) c (ordinal, name, old, new)
+         WHERE c.new <> c.old ORDER BY c.ordinal;
+    END IF;
+END $$;
+
+-- paused -> running, for a run that waits for it (a DAG run goes on by itself), with other options where given.
+CREATE FUNCTION roir.resume(index text, parallelism integer DEFAULT NULL, batch_rows integer DEFAULT NULL,
+                            actor text DEFAULT session_user)
+RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    o roir.operation := roir.latest_operation(index);
+BEGIN
+    PERFORM roir.change_options(o.id, parallelism, batch_rows, actor);
     IF o.status <> 'paused' THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('index %s has no paused operation to resume: its last one is %s', index, o.status);

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -53,9 +51,11 @@ class Task:
 
     def __init__(self) -> None:
         self.paused = False
+        self.meanwhile: Callable[[], None] = lambda: None
         self.xcoms: dict[str, Any] = {}
 
     def get_dag(self, dag_id: str) -> Any:
+        self.meanwhile()
         return SimpleNamespace(is_paused=self.paused)
 
     def xcom_push(self, key: str, value: Any) -> None:
@@ -105,27 +105,15 @@ def driver_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[st
     return replace
 
 
-@contextmanager
-def when_logged(line: str, act: Callable[[], None]) -> Iterator[None]:
-    """In the block: `act` whenever a task logs this line, such as one of its driver's. Fails where none does."""
-    came: list[str] = []
+def when_driven(context: dict[str, Any], shop: Any, act: Callable[[], None]) -> None:
+    """`act` once, when the task looks at its DAG's switch and a driver has taken the operation up."""
+    due = [act]
 
-    class Hearing(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.getMessage() == line:
-                came.append(line)
-                act()
+    def look() -> None:
+        if due and operations.find_operation(shop.database, INDEX).heartbeat_at is not None:
+            due.pop()()
 
-    hearing = Hearing()
-    root, level = logging.getLogger(), logging.getLogger().level
-    root.addHandler(hearing)
-    root.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        root.setLevel(level)
-        root.removeHandler(hearing)
-    assert came, f"nothing logged {line}"
+    context["ti"].meanwhile = look
 
 
 # What a driver does that finds the operation paused in its first batch, and one that seals.
@@ -207,7 +195,8 @@ def test_the_switch_pauses_a_running_build_and_resumes_it(context: dict[str, Any
     def switch_off() -> None:
         context["ti"].paused = True
 
-    with when_logged("driving", switch_off), pytest.raises(AirflowRescheduleException):
+    when_driven(context, shop, switch_off)
+    with pytest.raises(AirflowRescheduleException):
         build(context, operation)
     found = operations.find_operation(shop.database, INDEX)
     assert (found.status, found.paused_by, found.heartbeat_at) == ("paused", SWITCH, None)
@@ -251,7 +240,8 @@ def test_a_pause_while_spark_starts_ends_it_at_once_and_costs_no_try(
             operations.resume(shop.database, INDEX, "ann@desk")
 
     monkeypatch.setattr(driver_process.Driver, "kill", resumed_meanwhile)
-    with when_logged("starting Spark", pause), pytest.raises(AirflowRescheduleException):
+    when_driven(context, shop, pause)
+    with pytest.raises(AirflowRescheduleException):
         build(context, operation)
     found = operations.find_operation(shop.database, INDEX)
     assert found.status == ("running" if way.endswith("back") else "paused")

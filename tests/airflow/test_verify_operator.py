@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import (
     AirflowRescheduleException,
     AirflowSkipException,
 )
-from test_operators import INDEX, SWITCH, UNTIL_PAUSED, WHAT, context, driver_code, prepare, when_logged
+from test_operators import INDEX, SWITCH, UNTIL_PAUSED, WHAT, context, driver_code, prepare, when_driven
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
 from airflow_roir.engine import abort, operations
@@ -142,7 +142,8 @@ def test_the_switch_pauses_and_resumes_with_another_parallelism(
     def switch_off() -> None:
         context["ti"].paused = True
 
-    with when_logged("driving", switch_off), pytest.raises(AirflowRescheduleException):
+    when_driven(context, shop, switch_off)
+    with pytest.raises(AirflowRescheduleException):
         verified(context, parallelism=2)
     paused = operations.find_operation(shop.database, INDEX)
     assert (paused.status, paused.paused_by, paused.phase) == ("paused", SWITCH, "sum")

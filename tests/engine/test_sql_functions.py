@@ -52,6 +52,7 @@ def test_pause_resume_and_abort_by_the_name_as_sql_writes_it(database: Database,
         "prepare",
         "start",
         "pause",
+        "change parallelism",
         "resume",
         "start",
         "abort",
@@ -87,10 +88,10 @@ def test_the_limits_in_sql_are_those_of_the_code(database: Database, dsn: str) -
     steps.begin(database, "ix", '"Weird ""S""".t', "k")
     for name, most in (("parallelism", MAX_PARALLELISM), ("batch_rows", MAX_BATCH_ROWS)):
         # What the limits allow is refused all the same: nothing is paused.
-        for value, refusal in (
-            (most, psycopg2.errors.ObjectNotInPrerequisiteState),
-            (most + 1, psycopg2.errors.InvalidParameterValue),
+        for value, refusal, said in (
+            (most, psycopg2.errors.ObjectNotInPrerequisiteState, "no paused operation"),
+            (most + 1, psycopg2.errors.InvalidParameterValue, f"{name} must be from 1 to {most}"),
         ):
-            with pytest.raises(refusal):
+            with pytest.raises(refusal, match=said):
                 sql(user, f"SELECT roir.resume('ix', {name} => %s)", value)
             user.rollback()

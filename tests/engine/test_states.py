@@ -11,6 +11,7 @@ from airflow_roir.definition import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_ROWS_PE
 from airflow_roir.engine import fold, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
+from airflow_roir.engine.partitions import copy_rows, remove_entries
 from airflow_roir.engine.run import start_run
 from airflow_roir.entry_state import ENTRY_STATES, EntryState, Happening
 from airflow_roir.errors import IllegalTransition, OperationFailed
@@ -240,8 +241,13 @@ def test_an_operation_moves_by_its_verbs_alone(database: Database) -> None:
                             operations.move(connection, row, verb, **values)
 
 
+OF_PARTITIONS = (Happening.TRUNCATE, Happening.COPY, Happening.COPY_DIRECT, Happening.LEAVE)
+
+
 @pytest.mark.parametrize("key", ["'k'", "NULL"])
-@pytest.mark.parametrize(("state", "happening"), sorted(ENTRY_STATES, key=str))
+@pytest.mark.parametrize(
+    ("state", "happening"), sorted((case for case in ENTRY_STATES if case[1] not in OF_PARTITIONS), key=str)
+)
 def test_capture_and_fold_do_to_an_entry_what_the_table_says(
     database: Database, dsn: str, state: EntryState | None, happening: Happening, key: str
 ) -> None:
@@ -284,3 +290,54 @@ def test_capture_and_fold_do_to_an_entry_what_the_table_says(
             assert in_base == [(-1,)]
         case Happening.FOLD_MATCHED if state == EntryState.ANTIMATTER:
             assert in_base == []
+
+
+@pytest.mark.parametrize(
+    ("state", "happening"), sorted((case for case in ENTRY_STATES if case[1] in OF_PARTITIONS), key=str)
+)
+def test_what_happens_to_a_partition_does_to_an_entry_what_the_table_says(
+    database: Database, dsn: str, state: EntryState | None, happening: Happening
+) -> None:
+    run_sql(
+        dsn,
+        "DROP TABLE t",
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY LIST (id)",
+        "CREATE TABLE one PARTITION OF t FOR VALUES IN (1)",
+        "CREATE TABLE two PARTITION OF t FOR VALUES IN (2)",
+        "INSERT INTO t VALUES (1, NULL, 1), (2, NULL, 2)",
+    )
+    _, run = steps.begin(database, include="v")
+    if happening == Happening.COPY_DIRECT:
+        steps.build_all(database, run)
+        steps.seal_all(database, run)
+        fold.switch(database, run)
+    with database.transaction() as connection:
+        job = load_job(connection, run)
+    user = steps.session(dsn)
+    if state is not None:
+        sql(user, f"INSERT INTO roir_data.g1_delta VALUES (NULL, 1, -1, '{state.value}')")
+    user.commit()
+    match happening:
+        case Happening.TRUNCATE:
+            run_sql(dsn, "TRUNCATE one")
+        case Happening.LEAVE:
+            run_sql(dsn, "SELECT roir.detach_partition('one')")
+            with database.transaction() as connection:
+                [row] = remove_entries.leaving(connection)
+            remove_entries.remove(database, row, lambda line: None, 5.0)
+        case _:
+            # As when it was attached with its rows.
+            run_sql(
+                dsn,
+                "SET session_replication_role = replica",
+                "UPDATE roir.source_partition SET status = 'joining' WHERE relation = 'one'::regclass::oid::bigint",
+            )
+            found = "SELECT id, relation FROM roir.source_partition WHERE status = 'joining'"
+            [(joining, leaf)] = sql(user, found)
+            user.commit()
+            assert copy_rows.bring_in(database, job.source, job.generation_id, job.entry, leaf, joining) == 1
+    expected = ENTRY_STATES[state, happening]
+    found = sql(user, "SELECT state FROM roir_data.g1_delta WHERE c2 = 1")
+    assert found == ([] if expected is None else [(expected.value,)])
+    if happening == Happening.COPY_DIRECT:
+        assert sql(user, "SELECT c3 FROM roir_data.g1 WHERE c2 = 1") == [(1,)]

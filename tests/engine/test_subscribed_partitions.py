@@ -82,9 +82,11 @@ def test_a_partitioned_table_that_is_subscribed_to_is_followed_in_every_mode(
         primary.execute(f"DROP DATABASE {there} WITH (FORCE)")
 
 
+@pytest.mark.parametrize("source", ["t", "t2"])
 def test_parallel_workers_that_would_stop_at_the_capture_are_refused_and_told(
-    primary: Server, dsn: str, pg: int
+    primary: Server, dsn: str, pg: int, source: str
 ) -> None:
+    """They stop at the trigger of one partition alone, too, where the subscription is to the whole table."""
     if pg < 16:
         pytest.skip("streams are applied in parallel from PostgreSQL 16 on")
     database = Database(dsn)
@@ -102,9 +104,9 @@ def test_parallel_workers_that_would_stop_at_the_capture_are_refused_and_told(
     )
     try:
         with pytest.raises(InvalidInput, match=r"stop for good .*streaming = on"):
-            steps.begin(database)
+            steps.begin(database, table=source)
         run_sql(dsn, f"ALTER SUBSCRIPTION {name} SET (streaming = on)")
-        steps.make_index(database)
+        steps.make_index(database, table=source)
         assert not any("subscription" in line for line in clean_up.clean_up(database).warnings)
         run_sql(dsn, f"ALTER SUBSCRIPTION {name} SET (streaming = parallel)")
         assert any("subscription" in line for line in clean_up.clean_up(database).warnings)

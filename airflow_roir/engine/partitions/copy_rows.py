@@ -44,7 +44,7 @@ def bring_in(
     """Copy the rows of `relation` (oid) after its watermark in `source_partition`; returns how many.
 
     Safe to kill and to repeat. patience_s: how long to try for locks that writers hold on its rows.
-    Raises AttachDisturbed where rows came into the bounds of a table that is being attached.
+    Raises AttachDisturbed if rows came into the bounds of a table that is being attached.
     """
     rows = 0
     while True:

@@ -168,14 +168,14 @@ def _step(connection: Connection, row: Row[Any], store: Row[Any], found: str, st
 
 
 def _take_away(connection: Connection, row: Row[Any], store: Row[Any], where: str) -> int:
-    """Remove entries that are locked. What is copied from now on waits for that, and is written anew."""
+    """Remove entries that are locked. What is copied from now on waits for that, and is written again."""
     for joining in execute(connection, JOINING, {"generation": row.generation_id}).all():
         query = f"SELECT EXISTS (SELECT FROM {store.name} x WHERE {where} AND {joining.within})"
         if execute(connection, query).scalar_one():
             raise LockNotAcquired(
                 f"entries of partition {row.name} can't be removed yet: {joining.name} is being attached with the same "
-                "bounds. End that: repeat roir attach-partition, or give it up by SELECT roir.cancel_attach("
-                f"'{joining.name}'). roir clean-up goes on with them"
+                "bounds. Run that roir attach-partition again, or cancel it: SELECT roir.cancel_attach("
+                f"'{joining.name}'). The next roir clean-up continues"
             )
     # In a delta it becomes antimatter, whatever the base holds.
     change = (

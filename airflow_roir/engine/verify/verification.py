@@ -5,6 +5,8 @@ Alone it is an operation of kind `verify`, with its runs, pauses and events; aft
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +17,15 @@ from airflow_roir.definition import VerifyOptions, parse_name
 from airflow_roir.engine import catalog, live_options, marks, operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.verify import units
-from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning
+from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationFailed, OperationRunning
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import FORMAT_VERSION, Phase, Status
+
+# For writers that ran a capture function which was replaced.
+PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
     mode: `only`, or `before` if a rebuild follows. Raises NotFound, InvalidInput, OperationRunning (a build of the
     index is unfinished), OperationFailed (an earlier verification must be aborted first).
     """
+    if not options.is_partial:
+        _await_writers(database, index)
     with database.transaction() as connection:
         check_schema(connection)
         found = operations.find_index(connection, parse_name(index, "index"))
@@ -84,6 +92,29 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
         detail = f"generation {generation.id}, {mode}"
         operations.record_event(connection, found.id, operation_id, actor, "verify", detail)
         return BegunVerification(operation_id, verification_id, name, adopted=False)
+
+
+def _await_writers(database: Database, index: str) -> None:
+    """If a capture function was replaced, wait a little for the writers that ran the other one.
+
+    A writer that doesn't end in time is left alone; then the verification doesn't end the warning.
+    """
+    with database.transaction() as connection:
+        check_schema(connection)
+        found = operations.find_index(connection, parse_name(index, "index"))
+        generation = _active(connection, found.id, str(operations.index_name(found)))
+        if not marks.are_functions_replaced(connection, generation.id):
+            return
+        source = catalog.read_source_by_oid(connection, found.source_oid)
+
+    def body(connection: Connection, lock: Callable[[], None]) -> None:
+        lock()
+        marks.look_at_functions(connection, generation.id)
+
+    with suppress(LockNotAcquired):
+        Drain(database, source.sql, source.relations, database.limits.attempt_ms, PATIENCE_S).run(
+            body, lambda line: None
+        )
 
 
 def _adopt(

@@ -1,0 +1,126 @@
+"""What strangers found wrong with what was gone, or altered, for a while, and with what hangs on tables of ours."""
+
+from __future__ import annotations
+
+import psycopg2.extensions
+import pytest
+
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.capture.row_function import function_name
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.verify import compare, verification
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.stages import MODES, Stage
+from tests.engine.steps import sql
+from tests.engine.test_marks import FUNCTION, PLAIN, ROWS, STUB, told, warned
+
+
+def stubbed(dsn: str) -> tuple[psycopg2.extensions.connection, psycopg2.extensions.connection]:
+    """A user whose write ran another capture function, and hasn't committed; the function is as it was again."""
+    admin, writer = steps.session(dsn), steps.session(dsn)
+    admin.autocommit = True
+    [(oid,)] = sql(admin, "SELECT 't'::regclass::oid")
+    [(was,)] = sql(admin, "SELECT pg_get_functiondef(to_regproc(%s))", function_name(oid))
+    sql(admin, STUB.format(function_name(oid)))
+    sql(writer, "UPDATE t SET k = 'missed' WHERE id = 3")
+    sql(admin, was)
+    return admin, writer
+
+
+def test_a_verification_forgives_no_function_whose_writer_is_still_in_flight(
+    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function is replaced without a lock on its table."""
+    run_sql(dsn, *PLAIN, ROWS)
+    Stage(database, "active", include="v").connection.close()
+    _, writer = stubbed(dsn)
+    monkeypatch.setattr(verification, "PATIENCE_S", 0.1)
+    report = compare.verify(database, "ix", VerifyOptions(), "test")
+    assert report.complete
+    assert report.found == 0
+    writer.commit()
+    assert FUNCTION in warned(database)[0]
+    assert compare.verify(database, "ix", VerifyOptions(repair=True), "test").mended == 2
+    assert warned(database) == []
+    steps.assert_exact(database)
+
+
+def test_a_verification_that_is_under_way_forgives_no_function_by_the_next_ones_wait(
+    database: Database, dsn: str
+) -> None:
+    run_sql(dsn, *PLAIN, ROWS)
+    Stage(database, "active", include="v").connection.close()
+    _, writer = stubbed(dsn)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verification, "PATIENCE_S", 0.1)
+        begun = verification.begin(database, "ix", VerifyOptions(), "test")
+    writer.commit()
+    # What it has read by now nobody knows.
+    assert verification.begin(database, "ix", VerifyOptions(), "test").verification_id == begun.verification_id
+    compare.verify(database, "ix", VerifyOptions(), "test")
+    assert FUNCTION in warned(database)[0]
+    assert compare.verify(database, "ix", VerifyOptions(repair=True), "test").mended == 2
+    assert warned(database) == []
+
+
+def test_a_child_that_has_gone_is_none(database: Database, dsn: str) -> None:
+    """The server goes on saying that the table has children until an ANALYZE."""
+    run_sql(dsn, *PLAIN, ROWS)
+    Stage(database, "active", include="v").connection.close()
+    run_sql(dsn, "CREATE TABLE child () INHERITS (t)")
+    assert "inheritance children" in warned(database)[0]
+    run_sql(dsn, "DROP TABLE child")
+    assert warned(database) == []
+    steps.finish_all(database, steps.begin(database, "other", keys="v")[1])
+    steps.assert_exact(database, "other")
+
+
+def test_a_batch_copies_no_row_of_a_child(database: Database, dsn: str) -> None:
+    """The second child leaves no trace in the table's own row of the catalog."""
+    run_sql(dsn, *PLAIN, ROWS)
+    _, run = steps.begin(database, include="v", ranges=1, batch_rows=10, scan="key")
+    worker = steps.worker(database, run)
+    run_sql(dsn, "CREATE TABLE first () INHERITS (t)", "DROP TABLE first")
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    outcome = worker.batch(claim)
+    assert isinstance(outcome, Batch)
+    run_sql(dsn, "CREATE TABLE child () INHERITS (t)", "INSERT INTO child VALUES (25, 'child', 1), (99, 'child', 1)")
+    claim = outcome.claim
+    while isinstance(claim, Claim):
+        outcome = worker.batch(claim)
+        assert isinstance(outcome, Batch)
+        claim = outcome.claim or worker.claim()
+    worker.connection.close()
+    run_sql(dsn, "DROP TABLE child", "ANALYZE t")
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+TRIGGER = "CREATE TRIGGER r BEFORE INSERT OR DELETE ON {} FOR EACH ROW EXECUTE FUNCTION nothing()"
+HUNG = {
+    "rule": "CREATE RULE r AS ON DELETE TO {table} DO INSTEAD NOTHING",
+    "trigger": TRIGGER.format("{table}"),
+    "trigger of a segment": TRIGGER.format("{segment}"),
+    "row security": "ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("hung", HUNG)
+def test_what_is_hung_on_tables_of_ours_is_told(database: Database, dsn: str, hung: str, mode: str) -> None:
+    """It swallowed writes to the index, and nobody said a word."""
+    run_sql(dsn, *PLAIN, ROWS)
+    stage = Stage(database, mode, include="v")
+    names = {"table": stage.delta if mode == "capture" else stage.base, "segment": f"{stage.base}_s001"}
+    run_sql(
+        dsn,
+        "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        HUNG[hung].format(**names),
+    )
+    with stage.connection.begin():
+        said = told(stage.connection, stage)
+    stage.connection.close()
+    assert ("rules, triggers or row-level security" if mode == "active" else "was altered") in said
