@@ -145,7 +145,7 @@ def check_name(connection: Connection, sql: str, oid: int) -> None:
 
 
 def is_renamed(connection: Connection, sql: str, oid: int) -> bool:
-    """True where a table has another name by now. Asked in another session: an error has ended the transaction."""
+    """True if a table has another name by now. Asked in another session: an error has ended the transaction."""
     with connection.engine.connect() as other:
         return not execute(other, NAMED, {"name": sql, "oid": oid}).scalar()
 

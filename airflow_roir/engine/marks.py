@@ -103,7 +103,7 @@ def follow(connection: Connection, generation_id: int) -> None:
 
 
 def are_functions_replaced(connection: Connection, generation_id: int) -> bool:
-    """True where a capture function was another one for a while, and no operation of the index is under way."""
+    """True if a capture function was another one for a while, and no operation of the index is under way."""
     return bool(execute(connection, REPLACED, {"generation": generation_id}).scalar_one())
 
 
