@@ -108,6 +108,7 @@ HUNG = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("hung", HUNG)
 def test_what_is_hung_on_tables_of_ours_is_told(database: Database, dsn: str, hung: str, mode: str) -> None:
