@@ -52,11 +52,11 @@ def exchanged(dsn: str, database: Database) -> Iterator[None]:
             done.append(statement)
             run_sql(dsn, *EXCHANGE)
 
-    event.listen(database._engine, "before_cursor_execute", before)
+    event.listen(database.engine, "before_cursor_execute", before)
     try:
         yield
     finally:
-        event.remove(database._engine, "before_cursor_execute", before)
+        event.remove(database.engine, "before_cursor_execute", before)
         assert done, "no lock was taken"
         run_sql(dsn, *BACK)
 

@@ -106,7 +106,7 @@ def refuse(dsn: str, error: type[RoirError], *words: str, **definition: Any) -> 
             {"table": "wide", "keys": ", ".join(f"c{i}" for i in range(1, 33))},
         ),
         *(
-            (InvalidInput, (f"public.{name}", "taken", "choose another"), {"index": name})
+            (InvalidInput, (f"public.{name}", "has that name", "choose another"), {"index": name})
             for name in ("t", "a_view", "a_matview", "a_sequence", "an_index", "a_type", "a_composite", "t_pkey")
         ),
         (InvalidInput, ("lock_timeout_ms", "deadlock_timeout"), {"options": {"lock_timeout_ms": 1000}}),

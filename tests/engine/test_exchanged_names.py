@@ -36,6 +36,7 @@ WITH RECURSIVE source AS (
 SELECT 'trigger', t.tgrelid::regclass::text, t.tgname::text FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
  WHERE p.pronamespace IN ('roir'::regnamespace, 'roir_data'::regnamespace) AND t.tgrelid NOT IN (SELECT oid FROM source)
    AND t.tgrelid NOT IN (SELECT relation::oid FROM roir.source_partition WHERE status IN ('joining', 'leaving'))
+   AND t.tgrelid NOT IN (SELECT oid FROM pg_class WHERE relnamespace = 'roir'::regnamespace)
    -- Detached without us: they stay, and do nothing.
    AND NOT (t.tgname LIKE 'roir_truncate%%' AND t.tgrelid = ANY (%s))
 UNION ALL

@@ -72,6 +72,7 @@ COMMANDS: dict[str, tuple[Callable[[Database], None], Callable[[Database], objec
 BY_CLEAN_UP = ("drop", "drop of a rebuilt one", "abort", "detach", "detach and drop", "clean-up")
 OURS = """
 SELECT 'trigger', tgrelid::regclass::text, tgname::text FROM pg_trigger WHERE NOT tgisinternal
+   AND tgrelid NOT IN (SELECT oid FROM pg_class WHERE relnamespace = 'roir'::regnamespace)
 UNION ALL SELECT 'function', proname::text, '' FROM pg_proc WHERE pronamespace = 'roir_data'::regnamespace
 UNION ALL SELECT 'relation', relname::text, relkind::text FROM pg_class
  WHERE relnamespace IN ('roir_data'::regnamespace, 'public'::regnamespace)

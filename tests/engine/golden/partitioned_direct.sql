@@ -16,7 +16,7 @@ BEGIN
   END IF;
   IF careful AND NOT pg_has_role((SELECT c.relowner FROM pg_class c WHERE c.oid = TG_RELID), current_user, 'USAGE') THEN
     RAISE insufficient_privilege USING
-      MESSAGE = format('partition %s belongs to %s, its table, which has a roir index, to %s',
+      MESSAGE = format('partition %s belongs to %s, but its table, which has a roir index, to %s',
         TG_RELID::regclass, (SELECT pg_get_userbyid(c.relowner) FROM pg_class c WHERE c.oid = TG_RELID), current_user),
       HINT = format('ALTER TABLE %s OWNER TO %I', TG_RELID::regclass, current_user);
   END IF;
