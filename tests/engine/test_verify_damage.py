@@ -18,7 +18,7 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.verifying import build_index
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 FILL = "INSERT INTO t SELECT i, nullif(i % 5, 2)::text, i FROM generate_series(1, 400) i"

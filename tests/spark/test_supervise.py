@@ -25,7 +25,7 @@ from tests.crash.gate import Gate
 from tests.spark.cluster import ui_of
 from tests.spark.driving import GIVE_UP_S, ROWS, Running, finish_and_check, lift_rate, prepared, rows_committed
 
-pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(2)]
+pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(1)]
 
 
 def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(database: Database) -> None:
