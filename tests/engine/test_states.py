@@ -330,7 +330,8 @@ def test_what_happens_to_a_partition_does_to_an_entry_what_the_table_says(
             run_sql(
                 dsn,
                 "SET session_replication_role = replica",
-                "UPDATE roir.source_partition SET status = 'joining', link = NULL WHERE relation = 'one'::regclass::oid::bigint",
+                "UPDATE roir.source_partition SET status = 'joining', link = NULL "
+                "WHERE relation = 'one'::regclass::oid::bigint",
             )
             found = "SELECT id, relation FROM roir.source_partition WHERE status = 'joining'"
             [(joining, leaf)] = sql(user, found)

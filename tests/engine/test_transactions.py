@@ -85,7 +85,7 @@ def test_a_transaction_does_one_piece_of_work_and_none_is_open_between_two(datab
         steps.fold_all(database, run)
         steps.publish_all(database, run)
         compare.verify(database, "ix", VerifyOptions(parallelism=1))
-    assert {kind: set(pieces) for kind, pieces in done.items()} == dict.fromkeys(PIECES, {1})
+    assert {kind: set(pieces) for kind, pieces in done.items()} == {kind: {1} for kind in PIECES}
     assert len(done["batch"]) >= 10
     assert len(done["segment"]) == 4
     assert len(done["unit"]) >= 10
