@@ -28,6 +28,8 @@ BEGIN
         IF NOT EXISTS (SELECT FROM pg_partition_ancestors(TG_RELID) a WHERE a.relid::oid::bigint = joining.parent) THEN
             RETURN NULL;
         END IF;
+        -- To read the bounds may have come to run somebody's code since the attach began.
+        PERFORM roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(TG_RELID) a));
         EXECUTE format('SELECT %s FROM (SELECT ($1).*) r', joining.condition) INTO within USING NEW;
     END IF;
     -- Once is enough; but a snapshot of long ago may show a note that was acted upon since.

@@ -81,7 +81,7 @@ CODE = {
 def test_what_an_attach_would_run_is_refused_and_named(scene: Scene, door: str) -> None:
     published(scene, *LOADED, *CODE[door])
     scene.tried()
-    with pytest.raises(InvalidInput, match=f"of {scene.owner}, which to attach evil.t3"):
+    with pytest.raises(InvalidInput, match=f"of {scene.owner}; attaching evil.t3"):
         attach_t3(scene)
     assert not scene.tried()
     assert not scene.gains()
@@ -237,8 +237,8 @@ def test_bounds_that_hold_values_of_his_domain_are_refused(scene: Scene) -> None
     assert not scene.gains()
 
 
-def test_bounds_that_come_to_hold_values_of_a_domain_are_not_read(scene: Scene) -> None:
-    """A superuser's type may be given away after the build: then a leaf's TRUNCATE says so."""
+def given_away(scene: Scene, *more: str) -> None:
+    """A published index of his table, whose bounds hold values of a superuser's domain; then it becomes his."""
     run_sql(
         scene.dsn,
         f"GRANT ALL ON SCHEMA public TO {scene.owner}",
@@ -251,6 +251,7 @@ def test_bounds_that_come_to_hold_values_of_a_domain_are_not_read(scene: Scene) 
         "INSERT INTO evil.t VALUES ('{aa}', 'k', 'v')",
     )
     steps.make_index(scene.database, "evil.ix", "evil.t", include="v", parallelism=2, segments=3, ranges=3)
+    run_sql(scene.dsn, *more)
     run_sql(
         scene.dsn,
         f"ALTER DOMAIN public.word OWNER TO {scene.owner}",
@@ -261,6 +262,26 @@ def test_bounds_that_come_to_hold_values_of_a_domain_are_not_read(scene: Scene) 
         "$$ BEGIN RETURN evil.try(); END $$"
     )
     scene.tried()
+
+
+def test_an_arrival_during_an_attach_reads_no_bounds_with_values_of_a_domain(scene: Scene) -> None:
+    """What notes it runs as us, on a default partition that he writes to."""
+    given_away(
+        scene,
+        "CREATE TABLE evil.t0 PARTITION OF evil.t DEFAULT",
+        f"ALTER TABLE evil.t0 OWNER TO {scene.owner}",
+        "CREATE TABLE evil.t3 (LIKE evil.t INCLUDING ALL)",
+        f"ALTER TABLE evil.t3 OWNER TO {scene.owner}",
+        "SELECT roir.begin_attach('evil.t', 'evil.t3', $$FOR VALUES FROM ('{x}') TO ('{z}')$$, 'test')",
+    )
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege, match=r"owner of type public\.word"):
+        scene.as_owner("INSERT INTO evil.t0 VALUES ('{y}', 'k', 'v')")
+    assert not scene.gains()
+
+
+def test_bounds_that_come_to_hold_values_of_a_domain_are_not_read(scene: Scene) -> None:
+    """A superuser's type may be given away after the build: then a leaf's TRUNCATE says so."""
+    given_away(scene)
     with pytest.raises(psycopg2.errors.InsufficientPrivilege, match=r"owner of type public\.word"):
         run_sql(scene.dsn, "TRUNCATE evil.t1")
     assert not scene.gains()
