@@ -164,6 +164,10 @@ class Exchange:
                 sql(session, self.kind.how)
                 session.commit()
                 self.outcome = "done"
+            except psycopg2.errors.UndefinedTable:
+                # The command has dropped it by then.
+                session.rollback()
+                return
             except psycopg2.errors.LockNotAvailable:
                 session.rollback()
                 self.outcome = "blocked"

@@ -149,7 +149,7 @@ def test_a_role_without_rights_is_told_what_it_lacks(database: Database, dsn: st
     run_sql(dsn, f"GRANT USAGE ON SCHEMA roir TO {role}", f"GRANT ALL ON ALL TABLES IN SCHEMA roir TO {role}")
     refuse(stranger, InvalidInput, "control schema", watch=dsn)  # it could not make its tables
     run_sql(dsn, f"GRANT USAGE, CREATE ON SCHEMA roir_data TO {role}")
-    refuse(stranger, InvalidInput, "public.t", "belongs to", "owner", watch=dsn)
+    refuse(stranger, InvalidInput, "public.t", "belongs to", "only a member of that role", watch=dsn)
     run_sql(
         dsn,
         f"CREATE TABLE own (id int PRIMARY KEY, k int); ALTER TABLE own OWNER TO {role}",

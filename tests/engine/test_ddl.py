@@ -428,4 +428,4 @@ def test_a_primary_key_that_is_not_valid_is_refused_and_told(database: Database,
 
 def test_a_newer_server_is_said_to_be_untried() -> None:
     assert checks.untried(18) is None
-    assert "PostgreSQL 19 is untried" in str(checks.untried(19))
+    assert "PostgreSQL 19 is untested" in str(checks.untried(19))

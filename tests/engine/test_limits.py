@@ -196,7 +196,7 @@ def test_no_write_fails_because_of_an_included_column(database: Database, dsn: s
     run_sql(dsn, f"CREATE TABLE t (id int PRIMARY KEY, {listed})", "INSERT INTO t VALUES (1, 1)")
     definition = IndexDefinition.parse("ix", "t", keys, include)
     if COVERING[case] is None:
-        with pytest.raises(InvalidInput, match=r"public.ix: covering is all, and included column .*auto.*none"):
+        with pytest.raises(InvalidInput, match=r"public.ix: covering is all, but included column .*auto.*none"):
             rehearse.rehearse(database, definition, BuildOptions(covering=covering))
         return
     entry = rehearse.rehearse(database, definition, BuildOptions(covering=covering)).entry

@@ -149,7 +149,7 @@ def test_one_that_comes_after_the_publish_is_warned_of_unless_that_is_known(data
     run_sql(dsn, "CREATE PUBLICATION p FOR ALL TABLES")
     for lines in (clean_up.clean_up(database).warnings, status(database, "ix")[0].warnings):
         [line] = lines
-        assert 'index public.ix: publication "p" is of all tables' in line
+        assert 'index public.ix: publication "p" is for all tables' in line
         assert "ALTER SUBSCRIPTION" in line
     steps.make_index(database, table=None, keys=None, ignore_publications=True)
     assert clean_up.clean_up(database).warnings == []

@@ -344,7 +344,7 @@ def test_a_subscriber_of_all_tables_stops_at_the_first_entry_and_goes_on_as_the_
     subscriber = steps.session(primary.dsn(there))
     subscriber.autocommit = True
     try:
-        with pytest.raises(InvalidInput, match='publication "everything" is of all tables'):
+        with pytest.raises(InvalidInput, match='publication "everything" is for all tables'):
             steps.begin(database)
         steps.make_index(database, ignore_publications=True)
         run_sql(dsn, "UPDATE t SET v = -1")

@@ -45,12 +45,9 @@ def fail_in_batches(dsn: str, code: str, message: str, workers: str = "3", gate:
                 RAISE EXCEPTION USING ERRCODE = '{code}', MESSAGE = '{message}';
             END IF;
             RETURN NULL; END $$""",
-        f"CREATE TRIGGER break AFTER INSERT ON roir_data.{base_of(dsn)} EXECUTE FUNCTION public.break()",
+        # A trigger on the entries' table would be told as such.
+        "CREATE TRIGGER break AFTER UPDATE OF watermark ON roir.scan_range EXECUTE FUNCTION public.break()",
     )
-
-
-def base_of(dsn: str) -> str:
-    return f"g{one(Database(dsn), 'SELECT generation_id FROM roir.operation')}"
 
 
 def mend(dsn: str) -> None:
