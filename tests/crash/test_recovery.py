@@ -130,6 +130,7 @@ def test_a_dead_route_is_noticed_within_a_minute_whoever_owes_an_answer() -> Non
         assert int(settings["keepalives_idle"]) + 4 * int(settings["keepalives_interval"]) <= 60
 
 
+@pytest.mark.slow
 def test_what_a_killed_worker_has_begun_is_given_up_by_the_server(scene: Scene) -> None:
     gate = scene.gate("seal")
     victim = Runner(scene.dsn, "")

@@ -76,7 +76,9 @@ def run_machine(
     return Examples.reached
 
 
-@pytest.mark.parametrize("machine", [Machine, BlockMachine, IndexMachine])
+@pytest.mark.parametrize(
+    "machine", [Machine, *(pytest.param(other, marks=pytest.mark.sweep) for other in (BlockMachine, IndexMachine))]
+)
 def test_the_index_is_right_whatever_comes_between(dsn: str, machine: type[Machine]) -> None:
     reached = run_machine(dsn, EXAMPLES or (7 if machine is Machine else 3), machine=machine)
     assert machine is not Machine or set(reached) >= REACHED

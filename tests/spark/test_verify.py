@@ -22,7 +22,7 @@ from tests.crash import gate
 from tests.engine import steps
 from tests.spark.driving import GIVE_UP_S, ROWS, Running, at_work, one
 
-pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(1)]
+pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.slow]
 
 
 @pytest.fixture
