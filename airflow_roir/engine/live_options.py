@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, update
 
-from airflow_roir.definition import parse_name
+from airflow_roir.definition import BuildOptions, parse_name
 from airflow_roir.engine import operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema import check_schema
@@ -40,8 +40,6 @@ def change_options(
     batch_rows: int | None,
 ) -> None:
     """As `set_options`, inside a transaction. Writes an event for each value that really changes."""
-    from airflow_roir.definition import BuildOptions
-
     wanted = {"parallelism": parallelism, "batch_rows": batch_rows}
     changes = {name: value for name, value in wanted.items() if value is not None and value != getattr(row, name)}
     if not changes:

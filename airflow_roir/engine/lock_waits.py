@@ -42,7 +42,7 @@ SELECT CASE WHEN o.kind = 'verify' THEN 'verify' ELSE o.phase END AS command,
        quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index_name,
        coalesce(l.relation::regclass::text, l.locktype) AS wanted,
        string_agg(CASE WHEN b.pid IS NULL THEN 'a prepared transaction'
-                       ELSE format('pid %%s (%%s, transaction open for %%s s, %%s)', b.pid,
+                       ELSE format('pid %s (%s, transaction open for %s s, %s)', b.pid,
                                    coalesce(nullif(concat_ws(' of ', nullif(b.application_name, ''), b.usename), ''),
                                             b.backend_type, 'unknown'),
                                    coalesce(extract(epoch FROM clock_timestamp() - b.xact_start), 0)::int,
@@ -92,7 +92,7 @@ class LockWait:
 
 def lock_waits(connection: Connection) -> list[LockWait]:
     """All of us who wait for a lock now, as of the last attempt, the longest first."""
-    rows = [*execute(connection, WAITS, {"fresh": FRESH_S}), *execute(connection, WORKERS, {"fresh": FRESH_S})]
+    rows = [*execute(connection, WAITS, {"fresh": FRESH_S}), *execute(connection, WORKERS)]
     return [LockWait(*row) for row in rows]
 
 
