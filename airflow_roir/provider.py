@@ -31,6 +31,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_roir.operators.abort",
                     "airflow_roir.operators.pause",
                     "airflow_roir.operators.resume",
+                    "airflow_roir.operators.change",
                     "airflow_roir.operators.revert",
                     "airflow_roir.operators.clean_up",
                     "airflow_roir.operators.detach_partition",
@@ -40,5 +41,31 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "hooks": [{"integration-name": INTEGRATION, "python-modules": ["airflow_roir.hooks.roir"]}],
         "asset-uris": [{"schemes": ["roir"], "handler": "airflow_roir.assets.normalize_uri"}],
-        "extra-links": ["airflow_roir.links.live_options.LiveOptionsLink"],
+        "extra-links": [
+            "airflow_roir.links.live_options.LiveOptionsLink",
+            "airflow_roir.links.index_build.IndexBuildLink",
+        ],
+        "config": {
+            "roir": {
+                "description": "The pages Index build and Indexes.",
+                "options": {
+                    "dag_id": {
+                        "description": "The DAG that builds. Who may read its runs reads the page Indexes, whose "
+                        "button Rebuild triggers it.\n",
+                        "version_added": None,
+                        "type": "string",
+                        "example": None,
+                        "default": "rebuild_index",
+                    },
+                    "connections": {
+                        "description": "Ids of the connections whose databases the pages show, separated by commas. "
+                        "Empty: those that runs of the DAGs have named. The pages reach no others.\n",
+                        "version_added": None,
+                        "type": "string",
+                        "example": "warehouse, shop",
+                        "default": "",
+                    },
+                },
+            }
+        },
     }

@@ -47,6 +47,10 @@ LOOKUPS = {
     "ours": "SELECT day, id FROM orders_by_customer WHERE customer = $1",
     "ours, joined": "SELECT o.* FROM orders_by_customer i JOIN orders o ON o.day = i.day AND o.id = i.id "
     "WHERE i.customer = $1",
+    "roir.rows, by key": "SELECT * FROM roir.rows(NULL::orders, 'orders_by_customer', "
+    "jsonb_build_object('customer', $1))",
+    "roir.rows, by entries": "SELECT * FROM roir.rows(NULL::orders, "
+    "ARRAY(SELECT i FROM orders_by_customer i WHERE customer = $1))",
 }
 BY_KEY = "ours, then by key"
 

@@ -27,6 +27,7 @@ with DAG(
             "postgres_default",
             type="string",
             minLength=1,
+            examples=["postgres_default"],
             title="PostgreSQL connection",
             description="Id of the Airflow connection of the database to clean up.",
         )

@@ -1,4 +1,4 @@
-"""Pauses, resumes or aborts the build or verification of one index, or reverts its last rebuild.
+"""Pauses, resumes, changes or aborts the build or verification of one index, or reverts its last rebuild.
 
 Copy this file into your DAGs folder. Trigger it and fill in the form. The switch of `rebuild_index`
 pauses every build of that DAG; this DAG acts on a single operation, also one that was started from a command line. If a
@@ -9,15 +9,25 @@ from __future__ import annotations
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_roir.definition import MAX_PARALLELISM
+from airflow_roir.definition import (
+    LIVE_OPTIONS,
+    MAX_BATCH_ROWS,
+    MAX_PARALLELISM,
+    MIN_BATCH_ROWS,
+    MIN_ROWS_PER_SECOND,
+)
 from airflow_roir.operators.abort import AbortIndexBuildOperator
+from airflow_roir.operators.change import ChangeIndexBuildOperator
 from airflow_roir.operators.pause import PauseIndexBuildOperator
 from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
 
+# An empty field is rendered as None, which keeps the operation's own value.
+OPTIONS = {name: f"{{{{ params.{name} }}}}" for name in LIVE_OPTIONS}
+
 with DAG(
     dag_id="control_index",
-    description="Pause, resume or abort the build or verification of one index, or revert its last rebuild",
+    description="Pause, resume, change or abort the build or verification of one index, or revert its last rebuild",
     doc_md=__doc__,
     schedule=None,
     catchup=False,
@@ -32,16 +42,22 @@ with DAG(
         "action": Param(
             "pause",
             type="string",
-            enum=["pause", "resume", "abort", "revert"],
+            enum=["pause", "resume", "change", "abort", "revert"],
+            values_display={
+                "pause": "pause: stop after the open batches",
+                "resume": "resume: continue, with other options if given",
+                "change": "change: other options, running or paused",
+                "abort": "abort: remove what was built so far",
+                "revert": "revert: show the generation before the last rebuild",
+            },
             title="Action",
-            description="Abort removes what was built so far; the table and the published index stay as they are. "
-            "Revert shows readers the generation that the last rebuild replaced.",
+            description="Abort leaves the table and the published index as they are.",
         ),
         "reason": Param(
             None,
             type=["null", "string"],
             title="Reason",
-            description="Kept with the operation, for other users. Not used by resume.",
+            description="Kept with the operation, for other users. Not used by resume and change.",
         ),
         "parallelism": Param(
             None,
@@ -49,12 +65,30 @@ with DAG(
             minimum=1,
             maximum=MAX_PARALLELISM,
             title="Parallelism",
-            description="For resume: workers at the same time. Empty: as many as before.",
+            description="For resume and change: workers at the same time. Empty: as many as before. The newest change "
+            "wins, wherever it was made: the build task shows the number in its Task State Store.",
+        ),
+        "batch_rows": Param(
+            None,
+            type=["null", "integer"],
+            minimum=MIN_BATCH_ROWS,
+            maximum=MAX_BATCH_ROWS,
+            title="Most rows per batch",
+            description="For resume and change. Empty: as before.",
+        ),
+        "max_rows_per_second": Param(
+            None,
+            type=["null", "integer"],
+            minimum=0,
+            title="Rate limit, rows per second",
+            description=f"For resume and change: over all workers, at least {MIN_ROWS_PER_SECOND}. 0: no limit. "
+            "Empty: as before.",
         ),
         "postgres_conn_id": Param(
             "postgres_default",
             type="string",
             minLength=1,
+            examples=["postgres_default"],
             title="PostgreSQL connection",
             description="Id of the Airflow connection of the index's database.",
         ),
@@ -70,7 +104,8 @@ with DAG(
 
     choose() >> [
         PauseIndexBuildOperator(task_id="pause", reason="{{ params.reason or 'from the DAG control_index' }}"),
-        ResumeIndexBuildOperator(task_id="resume", parallelism="{{ params.parallelism or '' }}"),
+        ResumeIndexBuildOperator(task_id="resume", **OPTIONS),
+        ChangeIndexBuildOperator(task_id="change", **OPTIONS),
         AbortIndexBuildOperator(task_id="abort", reason="{{ params.reason or 'from the DAG control_index' }}"),
         RevertIndexOperator(task_id="revert", reason="{{ params.reason or 'from the DAG control_index' }}"),
     ]

@@ -1,7 +1,8 @@
 """Builds or rebuilds one global index of a PostgreSQL table, online. Copy this file into your DAGs folder.
 
 Trigger the DAG and fill in the form. Pause the DAG to pause its builds after their open batches; unpause it to resume
-them. Change `parallelism` at any time, in the build task's Task State Store.
+them. Change `parallelism`, `batch_rows` and `max_rows_per_second` at any time: by the DAG `control_index`, or in the
+build task's Task State Store. The newest change wins.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from airflow_roir.definition import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_RANGES
+from airflow_roir.definition import (
+    MAX_BATCH_ROWS,
+    MAX_PARALLELISM,
+    MAX_RANGES,
+    MIN_BATCH_ROWS,
+    MIN_ROWS_PER_SECOND,
+)
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
@@ -56,17 +63,18 @@ PARAMS = {
         minimum=1,
         maximum=MAX_PARALLELISM,
         title="Parallelism",
-        description="Workers at the same time. You can change the number at any time: build task, Task State Store.",
+        description="Workers at the same time. You can change it at any time: DAG control_index, or build task, "
+        "Task State Store. The newest change wins.",
         section=HOW,
     ),
     "batch_rows": Param(
         100_000,
         type="integer",
-        minimum=1,
+        minimum=MIN_BATCH_ROWS,
         maximum=MAX_BATCH_ROWS,
         title="Most rows per batch",
         description="A batch is one transaction, and a pause takes effect at its end. The size adapts so that a batch "
-        "takes about a second.",
+        f"takes about a second. At least {MIN_BATCH_ROWS:,}: each batch costs a commit.",
         section=HOW,
     ),
     "ranges": Param(
@@ -81,18 +89,23 @@ PARAMS = {
     "max_rows_per_second": Param(
         None,
         type=["null", "integer"],
-        minimum=1,
+        minimum=MIN_ROWS_PER_SECOND,
         title="Rate limit, rows per second",
-        description="For the copy, over all workers. Empty: no limit.",
+        description="For the copy, over all workers. Empty: no limit. You can change it while the build runs.",
         section=HOW,
     ),
     "scan": Param(
         "auto",
         type="string",
         enum=["auto", "key", "block", "index"],
+        values_display={
+            "auto": "auto: the fastest",
+            "key": "key: the table by primary key",
+            "block": "block: the table by block",
+            "index": "index: the index that is rebuilt",
+        },
         title="Scan",
-        description="Copy the table by primary key (key) or by block (block), or copy the index that is rebuilt "
-        "(index). Auto takes the fastest.",
+        description="What to copy, and in which order.",
         section=HOW,
     ),
     "ignore_row_security": Param(
@@ -114,6 +127,12 @@ PARAMS = {
         "after",
         type="string",
         enum=["after", "before", "both", "none"],
+        values_display={
+            "after": "after: the new index, before it is published",
+            "before": "before: the index that a rebuild replaces",
+            "both": "both",
+            "none": "none",
+        },
         title="Verify",
         description="After: compare the new index with the table, and publish only if they match. Before: count what "
         "is wrong in the index that a rebuild replaces.",
@@ -123,6 +142,7 @@ PARAMS = {
         "local",
         type="string",
         minLength=1,
+        examples=["local", "local[4]", "spark://host:7077", "k8s://https://host:443", "yarn"],
         title="Spark",
         description="Id of an Airflow connection that holds a Spark master, or a master: local, local[4], "
         "spark://host:7077, k8s://https://host:443, yarn.",
@@ -132,6 +152,7 @@ PARAMS = {
         "postgres_default",
         type="string",
         minLength=1,
+        examples=["postgres_default"],
         title="PostgreSQL connection",
         description="Id of the Airflow connection of the table's database.",
         section=WHERE,

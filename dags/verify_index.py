@@ -1,7 +1,8 @@
 """Compares one global index with its table while users write, and repairs it on request.
 
 Copy this file into your DAGs folder. Trigger the DAG and fill in the form. Pause the DAG to pause its verifications;
-unpause it to resume them. Change `parallelism` at any time, in the verify task's Task State Store.
+unpause it to resume them. Change `parallelism` at any time, by the DAG `control_index` or in the verify task's Task
+State Store.
 
 If something is still wrong at the end, the run fails. Its log names the first discrepancies; the table
 `roir.discrepancy` has all of them.
@@ -72,7 +73,8 @@ PARAMS = {
         minimum=1,
         maximum=MAX_PARALLELISM,
         title="Parallelism",
-        description="Workers at the same time. You can change the number at any time: verify task, Task State Store.",
+        description="Workers at the same time. You can change the number at any time: DAG control_index, or "
+        "verify task, Task State Store. The newest change wins.",
         section=HOW,
     ),
     "max_duration": Param(
@@ -87,6 +89,7 @@ PARAMS = {
         "local",
         type="string",
         minLength=1,
+        examples=["local", "local[4]", "spark://host:7077", "k8s://https://host:443", "yarn"],
         title="Spark",
         description="Id of an Airflow connection that holds a Spark master, or a master: local, local[4], "
         "spark://host:7077, k8s://https://host:443, yarn.",
@@ -96,6 +99,7 @@ PARAMS = {
         "postgres_default",
         type="string",
         minLength=1,
+        examples=["postgres_default"],
         title="PostgreSQL connection",
         description="Id of the Airflow connection of the index's database.",
         section=WHERE,

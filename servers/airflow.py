@@ -21,6 +21,7 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -37,6 +38,7 @@ T = TypeVar("T")
 READY_S = 240
 # Measured: eight seconds from SIGTERM to the process group until everything is gone.
 STOP_S = 20
+FAB = "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"
 PORTS = (
     "AIRFLOW__API__PORT",
     "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT",
@@ -113,12 +115,20 @@ class StandaloneAirflow:
 
     def start(self) -> None:
         """Start everything; returns at once. See `wait_until_ready`."""
+        self._prepare_home()
+        self._spawn("standalone")
+
+    def _prepare_home(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
-        passwords = {"admin": self.password, "viewer": self.password}
+        users = self.environment["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"].split(",")
+        passwords = {user.split(":")[0]: self.password for user in users}
         (self.home / "passwords.json").write_text(json.dumps(passwords))
+        _offer_plugin(self.home)
+
+    def _spawn(self, *command: str) -> None:
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "airflow", "standalone"],
+                [sys.executable, "-m", "airflow", *command],
                 env=self.environment,
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
@@ -313,6 +323,76 @@ class StandaloneAirflow:
     @staticmethod
     def _task_path(dag_id: str, run_id: str, task_id: str) -> str:
         return f"/api/v2/dags/{dag_id}/dagRuns/{_q(run_id)}/taskInstances/{task_id}"
+
+
+class ApiServer(StandaloneAirflow):
+    """The API server alone, with its database and the DAGs in it: nothing runs, runs that are triggered stay queued.
+
+    Up in half a minute. users: `name:role`, separated by commas, all with the same password; of Airflow's simple auth
+    manager, or of FAB if `fab`.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        dags: Path,
+        metadata: str,
+        *,
+        users: str = "admin:admin,op:op,user:user,viewer:viewer",
+        fab: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        of_fab = {"AIRFLOW__CORE__AUTH_MANAGER": FAB, "AIRFLOW__FAB__AUTH_RATE_LIMITED": "False"}
+        given = {"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": users} | (of_fab if fab else {})
+        super().__init__(home, dags, metadata, environment=given | dict(environment or {}), everyone_is_admin=False)
+        self.fab = fab
+
+    def start(self) -> None:
+        """Make the database, read the DAGs, then start the server."""
+        self._prepare_home()
+        self.run("db", "migrate")
+        self.run("dags", "reserialize")
+        self._spawn("api-server")
+
+    def run(self, *command: str) -> None:
+        """Run one of Airflow's commands to its end. Raises AirflowError with what it said."""
+        self.run_python("-m", "airflow", *command)
+
+    def run_python(self, *arguments: str) -> None:
+        """As `run`, for Python itself."""
+        done = subprocess.run(
+            [sys.executable, *arguments], env=self.environment, cwd=self.home, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise AirflowError(f"{arguments}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
+
+    def wait_until_ready(self, dag_ids: Iterable[str] = (), seconds: float = READY_S) -> None:
+        """Wait until the server answers. Raises AirflowError with the end of the log."""
+
+        def ready() -> bool:
+            if self._process is None or self._process.poll() is not None:
+                raise AirflowError(f"airflow api-server has ended:\n{self.log_tail()}")
+            try:
+                with urlopen(f"{self.url}/api/v2/version", timeout=10):
+                    return True
+            except (URLError, ConnectionError, TimeoutError):
+                return False
+
+        wait_until(ready, seconds, "Airflow's API server")
+
+    def token(self, user: str) -> str:
+        """A token of that user, as a header takes it."""
+        return self._token(user)
+
+
+def _offer_plugin(home: Path) -> None:
+    """Have Airflow load the pages where the environment was made before they had an entry point."""
+    plugin = "airflow_roir.page.plugin:RoirPlugin"
+    if not any(point.value == plugin for point in entry_points(group="airflow.plugins")):
+        (home / "plugins").mkdir(exist_ok=True)
+        (home / "plugins" / "roir_pages.py").write_text(
+            "from airflow_roir.page.plugin import RoirPlugin  # noqa: F401\n"
+        )
 
 
 def processes_of(home: Path) -> list[psutil.Process]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,12 @@ def with_template(dsn: str) -> None:
     run_sql(dsn, "CREATE DATABASE roir_template")
     schema.init(Database(database_dsn(dsn, "roir_template"), "roir tests"))
     run_sql(database_dsn(dsn, "roir_template"), "SELECT roir.unguard()")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where commands leave Spark's own log: not in the home of whoever runs the tests."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 def database_dsn(dsn: str, name: str) -> str:

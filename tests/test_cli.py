@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from airflow_roir import __version__
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.database import Database
@@ -48,6 +49,11 @@ def roir(dsn: str, *arguments: str, code: int = 0) -> subprocess.CompletedProces
     return done
 
 
+def operation(dsn: str) -> Any:
+    [found] = as_json(dsn, "status", "ix")["operations"]
+    return found
+
+
 def as_json(dsn: str, *arguments: str, code: int = 0) -> Any:
     return json.loads(roir(dsn, *arguments, "--json", code=code).stdout)
 
@@ -62,22 +68,23 @@ def test_status_names_who_holds_up_a_prepare_that_has_no_operation_yet(dsn: str)
 
     def look(_line: str) -> None:
         if not shown:
-            shown.extend([roir(dsn, "status"), as_json(dsn, "status", "ix"), as_json(dsn, "status")])
+            shown.append(roir(dsn, "status"))
+            shown.extend(as_json(dsn, "status", *which)["operations"] for which in (("ix",), ()))
             holder.rollback()
 
     definition = IndexDefinition.parse("ix", table, '"line%no"')
     options = BuildOptions(lock_timeout_ms=20, lock_patience_s=300)
     prepare.prepare(Database(dsn), definition, options, "test", look)
-    plain, one, [only] = shown
+    plain, [one], [only] = shown
     pid = holder.info.backend_pid
-    assert 'prepare of index "Weird S".ix waits since' in plain.stderr
-    assert f"blocked by pid {pid} (postgres, transaction open for" in plain.stderr
+    assert 'prepare of index "Weird S".ix waits since' in plain.stdout
+    assert f"blocked by pid {pid} (postgres, transaction open for" in plain.stdout
     assert one == only
     assert (one["index"], one["operation_id"], one["status"]) == ('"Weird S".ix', None, "waiting")
     [wait] = one["waits"]
     assert (wait["command"], wait["waiter"]) == ("prepare", "roir")
     assert f"pid {pid} " in wait["blocked_by"]
-    assert as_json(dsn, "status", "ix")["waits"] == []
+    assert operation(dsn)["waits"] == []
 
 
 def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:
@@ -87,10 +94,12 @@ def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:
     run_sql(dsn, "SELECT roir.guard()")
     assert as_json(dsn, "plan", *BUILD[1:])["uncaptured_ddl"] == "refused"
     run_sql(dsn, "SELECT roir.unguard()")
-    built = as_json(dsn, *BUILD, "--parallelism", "3", "--batch-rows", "500", "--master", "local[3]")
-    assert (built["status"], built["phase"], built["rows"], built["parallelism"]) == ("completed", "done", 5000, 3)
-    assert roir(dsn, "build", "ix", "--revert-window", "0").stdout.count("completed") == 1
-    shown = as_json(dsn, "status", "ix")
+    built = as_json(dsn, *BUILD, "--parallelism", "3", "--batch-rows", "1000", "--master", "local[3]")
+    [one], [done] = built["indexes"], built["operations"]
+    assert (one["state"], one["rows"], one["verified"]["different"]) == ("published", 5000, 0)
+    assert (done["status"], done["phase"], done["rows"], done["parallelism"]) == ("completed", "done", 5000, 3)
+    assert "completed" in roir(dsn, "build", "ix", "--revert-window", "0").stdout
+    shown = operation(dsn)
     for name in ("percent_complete", "rows_per_second", "seconds_left", "total_execution_time", "phase_seconds"):
         assert name in shown
     assert (shown["kind"], shown["percent_complete"]) == ("rebuild", 100)
@@ -114,7 +123,7 @@ def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:
     assert as_json(dsn, "clean-up")["generations_dropped"] == 1
     assert [event["action"] for event in as_json(dsn, "status", "ix", "--history")].count("publish") == 2
     roir(dsn, "drop", "ix")
-    assert as_json(dsn, "status") == []
+    assert as_json(dsn, "status") == {"indexes": [], "operations": []}
 
 
 def test_partitions_go_and_come(dsn: str) -> None:
@@ -124,8 +133,8 @@ def test_partitions_go_and_come(dsn: str) -> None:
     assert "dropped; 100 entries removed" in roir(dsn, "detach-partition", "t1", "--drop", "--reason", "old").stdout
     run_sql(dsn, "CREATE TABLE n (LIKE t INCLUDING ALL)", "INSERT INTO n VALUES (15, 1, 'a', 1)", "DROP TABLE t2")
     attached = roir(dsn, "attach-partition", "t", "n", "FOR VALUES FROM (10) TO (20)")
-    assert "n attached to t; 1 entries added" in attached.stdout
-    assert "partition public.t2 was dropped" in roir(dsn, "status", "ix").stderr
+    assert "n attached to t; 1 entry added" in attached.stdout
+    assert "partition public.t2 was dropped" in roir(dsn, "status", "ix").stdout
     assert as_json(dsn, "sync-partitions", "t")["gone"] == ["public.t2"]
     assert as_json(dsn, "verify", "ix", "--without-spark")["rows"] == 101
     assert "is no partition" in roir(dsn, "detach-partition", "t", code=2).stderr
@@ -159,13 +168,18 @@ def test_pause_resume_and_abort_from_other_processes(dsn: str) -> None:
     definition = IndexDefinition.parse("ix", '"Weird S"."T ""1"""', '"line%no"')
     prepare.prepare(Database(dsn), definition, BuildOptions(batch_rows=1000))
     assert "paused at 0 %" in roir(dsn, "pause", "ix", "--reason", "lunch").stdout
-    paused = as_json(dsn, "status", "ix")
+    paused = operation(dsn)
     assert (paused["status"], paused["pause_reason"]) == ("paused", "lunch")
-    resumed = as_json(dsn, "resume", "ix", "--parallelism", "1", "--batch-rows", "700")
-    assert (resumed["status"], resumed["parallelism"], resumed["batch_rows"]) == ("completed", 1, 700)
+    changed = roir(dsn, "change", "ix", "--parallelism", "3", "--max-rows-per-second", "9000").stdout
+    assert changed == "changed: parallelism 2 -> 3, max_rows_per_second no limit -> 9000\n"
+    assert "nothing to change" in roir(dsn, "change", "ix", code=2).stderr
+    assert "or 0 for no limit" in roir(dsn, "change", "ix", "--max-rows-per-second", "5", code=2).stderr
+    [resumed] = as_json(dsn, "resume", "ix", "--parallelism", "1", "--max-rows-per-second", "0")["operations"]
+    assert (resumed["status"], resumed["parallelism"], resumed["max_rows_per_second"]) == ("completed", 1, None)
     prepare.prepare(Database(dsn), IndexDefinition.parse("ix"), BuildOptions())
     roir(dsn, "abort", "ix", "--reason", "changed my mind")
-    assert as_json(dsn, "status", "ix")["status"] == "aborted"
+    assert operation(dsn)["status"] == "aborted"
+    assert "was aborted: there is nothing to resume" in roir(dsn, "resume", "ix", code=2).stderr
     assert as_json(dsn, "verify", "ix", "--without-spark")["rows"] == 5000
 
 
@@ -181,6 +195,11 @@ def test_pause_resume_and_abort_from_other_processes(dsn: str) -> None:
 )
 def test_bad_input_says_what_and_exits_with_2(dsn: str, arguments: tuple[str, ...], said: str) -> None:
     assert said in roir(dsn, *arguments, code=2).stderr
+
+
+def test_the_version_needs_no_database() -> None:
+    done = subprocess.run([ROIR, "--version"], env={}, capture_output=True, text=True, check=True)
+    assert done.stdout == f"roir {__version__}\n"
 
 
 def imported_by(dsn: str, *arguments: str) -> set[str]:
@@ -226,10 +245,13 @@ def test_without_a_dsn_it_says_how_to_give_one() -> None:
 
 
 def test_a_pause_while_spark_starts_ends_the_command_at_once(database: Database, dsn: str, tmp_path: Path) -> None:
-    # A Java that never comes up.
+    # A Java that says what it is, and never comes up.
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
-    java.write_text("#!/bin/sh\nsleep 600\n")
+    java.write_text(
+        '#!/bin/sh\ncase "$*" in *-version) echo "    java.home = '
+        f'{tmp_path}" >&2; echo "    java.specification.version = 17" >&2; exit;; esac\nexec sleep 600\n'
+    )
     java.chmod(0o755)
     environment = {**os.environ, "ROIR_DSN": dsn, "JAVA_HOME": str(tmp_path)}
     building = subprocess.Popen(

@@ -9,7 +9,7 @@ import gc
 import sys
 
 # Each module adds its commands to the application, in the order of the help text.
-from airflow_roir.cli import build, operations, partitions, status, verify  # noqa: F401
+from airflow_roir.cli import build, change, dags, operations, partitions, role, status, verify  # noqa: F401
 from airflow_roir.cli.app import EXIT_CODES, app, say
 from airflow_roir.errors import RoirError
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from airflow_roir.definition import MAX_PARALLELISM
+from airflow_roir import __version__
+from airflow_roir.definition import MAX_PARALLELISM, MIN_BATCH_ROWS
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
-    from airflow_roir.engine.status import OperationStatus
 
 EXIT_CODES = """
 Exit codes: 0 done; 1 failed, or verify found a difference; 2 bad input, nothing was changed, or it was undone; 3 the
-operation is paused; 4 another run drives the operation.
+operation is paused; 4 another run drives the operation; 130 Ctrl-C ended --watch, and nothing else.
 """
 
 app = typer.Typer(
@@ -33,7 +33,9 @@ app = typer.Typer(
 Index = Annotated[str, typer.Argument(help="The index: name or schema.name, quoted as in SQL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Parallelism = Annotated[int | None, typer.Option(help=f"Workers at the same time, 1 to {MAX_PARALLELISM}.")]
-BatchRows = Annotated[int | None, typer.Option(help="The most source rows per batch; each batch commits.")]
+BatchRows = Annotated[
+    int | None, typer.Option(help=f"The most source rows per batch; each batch commits. At least {MIN_BATCH_ROWS:,}.")
+]
 Master = Annotated[str | None, typer.Option(help="Spark master: local[n], spark://…, sc://…")]
 Conf = Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value; may be repeated.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take over even from a run that is alive.")]
@@ -46,7 +48,7 @@ Segments = Annotated[
     int | None, typer.Option(help="Pieces of the index, each sealed as one unit; by default the plan chooses.")
 ]
 MaxRows = Annotated[
-    int | None, typer.Option("--max-rows-per-second", help="A rate limit for the copy, over all workers.")
+    int | None, typer.Option("--max-rows-per-second", help="A rate limit for the copy, over all workers; 0: no limit.")
 ]
 BatchMs = Annotated[int, typer.Option("--batch-ms", help="Target time per batch, in ms; the size adapts.")]
 Scan = Annotated[
@@ -77,6 +79,12 @@ RevertWindow = Annotated[
 ]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        show(f"roir {__version__}")
+        raise typer.Exit()
+
+
 @app.callback()
 def common(
     context: typer.Context,
@@ -88,6 +96,9 @@ def common(
             show_default=False,
         ),
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version, and end.", is_eager=True, callback=_show_version)
+    ] = False,
 ) -> None:
     context.obj = dsn
 
@@ -104,6 +115,11 @@ def print_json(value: Any) -> None:
     show(json.dumps(value, indent=2))
 
 
+def print_json_line(value: Any) -> None:
+    """JSON in one line, for whoever reads along."""
+    show(json.dumps(value))
+
+
 def show(line: str) -> None:
     """To standard output: what the command was called for."""
     _write(sys.stdout, line)
@@ -118,35 +134,3 @@ def _write(stream: TextIO, line: str) -> None:
     stream.write(line + "\n")
     # At once, for a program that reads along; and a reader that has gone is noticed here, where typer ends the command.
     stream.flush()
-
-
-# Texts to the left, numbers to the right.
-COLUMNS = ("index", "status", "phase", "%", "rows", "rows/s", "left", "time", "workers")
-TEXTS = 3
-
-
-def status_table(found: list[OperationStatus]) -> str:
-    """One line per operation below the names of the columns. Not by rich, which is slow to import."""
-    rows = [COLUMNS, *map(_cells, found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if number < TEXTS else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-
-
-def _cells(one: OperationStatus) -> tuple[str, ...]:
-    return (
-        one.index,
-        one.status,
-        one.phase,
-        f"{one.percent_complete:g}",
-        f"{one.rows:,}",
-        f"{one.rows_per_second:,.0f}" if one.rows_per_second is not None else "",
-        f"{one.seconds_left:g} s" if one.seconds_left is not None else "",
-        f"{one.total_execution_time:.1f} s",
-        str(one.parallelism),
-    )

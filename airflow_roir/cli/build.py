@@ -74,7 +74,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Validate a build and show what it would do. Changes nothing."""
-    from airflow_roir.engine import checks, rehearse, schema, view
+    from airflow_roir.engine import checks, rehearse, schema, slow, view
 
     options = _options(
         parallelism=parallelism,
@@ -113,6 +113,8 @@ def plan(
     }
     if untried:
         facts["server"] = untried
+    if warnings := slow.slow(options, rehearsal.plan.rows, rehearsal.plan.ranges):
+        facts["slow"] = warnings
     if as_json:
         print_json(facts)
         return
@@ -181,6 +183,7 @@ def resume(
     index: Index,
     parallelism: Parallelism = None,
     batch_rows: BatchRows = None,
+    max_rows_per_second: MaxRows = None,
     master: Master = None,
     conf: Conf = None,
     take_over: TakeOver = False,
@@ -188,15 +191,16 @@ def resume(
 ) -> None:
     """Run a paused or interrupted operation to its end, from its last committed batch."""
     from airflow_roir.cli.execute import carry_on
-    from airflow_roir.engine import live_options, operations
+    from airflow_roir.engine import operations
 
     database = database_of(context)
-    row = operations.find_operation(database, index)
-    if parallelism is not None or batch_rows is not None:
-        live_options.set_options(database, index, operations.default_actor(), parallelism, batch_rows)
+    row = operations.find_resumable(database, index)
+    given = {"parallelism": parallelism, "batch_rows": batch_rows, "max_rows_per_second": max_rows_per_second}
+    if any(value is not None for value in given.values()):
+        operations.change_options(database, index, actor=operations.default_actor(), **given)
     say(f"operation {row.id} continues in phase {row.phase}")
     carry_on(database, index, master, conf, take_over, as_json)
 
 
 def _options(**given: Any) -> BuildOptions:
-    return BuildOptions(**{name: value for name, value in given.items() if value is not None})
+    return BuildOptions.asked(**given)

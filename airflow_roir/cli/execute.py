@@ -12,7 +12,9 @@ from typing import Any
 import typer
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_roir.cli.app import print_json, say, show, status_table
+from airflow_roir.cli.app import print_json, say, show
+from airflow_roir.cli.look import look
+from airflow_roir.cli.status import print_overview
 from airflow_roir.engine import finalize, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.meanwhile import meanwhile
@@ -21,6 +23,7 @@ from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import OperationPaused, RoirError
 from airflow_roir.operation import Phase, Status
+from airflow_roir.quantity import counted, rate
 
 # How soon a pause is seen while Spark starts, and how often the progress bar moves.
 LOOK_EVERY_S = 0.5
@@ -43,12 +46,7 @@ def carry_on(
         if now.phase in (Phase.FOLD, Phase.PUBLISH) and not paused:
             finalize.finalize(database, index, owner, say, take_over=take_over)
     ended = operation_status(database, row.id)
-    if as_json:
-        print_json(ended.as_dict())
-    else:
-        show(status_table([ended]))
-    if ended.notice:
-        say(ended.notice)
+    print_overview(look(database, index), as_json)
     _exit_if_paused(ended, index)
 
 
@@ -96,6 +94,7 @@ def _on_spark(
     take_over: bool,
 ) -> None:
     from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
+    from airflow_roir.spark.log_file import spark_log
     from airflow_roir.spark.options import SparkOptions
 
     if wrong := [setting for setting in conf or [] if "=" not in setting]:
@@ -104,7 +103,7 @@ def _on_spark(
     if row.status == Status.PAUSED:
         # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
         operations.resume(database, index, operations.default_actor())
-    command = driver_command(index, owner, spark, take_over=take_over, keep_pause=True)
+    command = driver_command(index, owner, spark, take_over=take_over, keep_pause=True, log=spark_log(row.id))
     driver = Driver(command, driver_environment(database.dsn), _relay)
     code = _follow(
         driver,
@@ -159,8 +158,7 @@ def _has_paused(database: Database, operation_id: int, owner: str) -> bool:
 
 
 def _relay(line: str) -> None:
-    if line.startswith("roir: "):
-        say(line.removeprefix("roir: "))
+    say(line.removeprefix("roir: "))
 
 
 def _pause_quietly(database: Database, index: str) -> None:
@@ -192,8 +190,9 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[No
     def look() -> None:
         with suppress(SQLAlchemyError):
             now = operation_status(database, operation_id)
-            rate = f", {now.rows_per_second:,.0f} rows/s" if now.rows_per_second else ""
-            bar.update(task, completed=now.percent_complete, description=f"{now.phase}: {now.rows:,} rows{rate}")
+            speed = f", {rate(now.rows_per_second)}" if now.rows_per_second else ""
+            said = f"{now.phase}: {counted(now.rows, 'row')}{speed}"
+            bar.update(task, completed=now.percent_complete, description=said)
 
     with bar, meanwhile(look, LOOK_EVERY_S, "roir-progress"):
         yield

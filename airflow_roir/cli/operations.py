@@ -14,11 +14,12 @@ def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
     """Pause the running operation of an index. Workers commit their open batch, then stop."""
     from airflow_roir.engine import operations
     from airflow_roir.engine.status import operation_status
+    from airflow_roir.quantity import percent
 
     database = database_of(context)
     row = operations.pause(database, index, operations.default_actor(), reason)
     status = operation_status(database, row.id)
-    show(f"paused at {status.percent_complete:g} %; resume with: roir resume {shlex.quote(index)}")
+    show(f"paused at {percent(status.percent_complete)}; resume with: roir resume {shlex.quote(index)}")
 
 
 @app.command()
@@ -59,15 +60,17 @@ def clean_up(context: typer.Context, as_json: AsJson = False) -> None:
     """Remove ghosts, deltas, retired generations after their revert window, and unfinished aborts."""
     from airflow_roir.engine import clean_up as cleaning
     from airflow_roir.engine import operations
+    from airflow_roir.quantity import counted
 
     report = cleaning.clean_up(database_of(context), operations.default_actor())
     if as_json:
         print_json(report.as_dict())
         return
     show(
-        f"removed: {report.ghosts} ghosts, {report.deltas_dropped} deltas, {report.generations_dropped} generations, "
-        f"{report.guards_removed} view guards, {report.partition_entries} entries of detached partitions; "
-        f"finished: {report.operations_aborted} aborts"
+        f"removed: {counted(report.ghosts, 'ghost')}, {counted(report.deltas_dropped, 'delta')}, "
+        f"{counted(report.generations_dropped, 'generation')}, {counted(report.guards_removed, 'view guard')}, "
+        f"{counted(report.partition_entries, 'entry', 'entries')} of detached partitions; "
+        f"finished: {counted(report.operations_aborted, 'abort')}"
     )
     for line in report.warnings:
         show(f"warning: {line}")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from airflow_roir.cli.app import AsJson, Reason, app, database_of, print_json, say, show
+from airflow_roir.quantity import counted
 
 
 @app.command(name="detach-partition")
@@ -23,7 +24,7 @@ def detach_partition(
     removed = detaching.detach_partition(
         database_of(context), partition, operations.default_actor(), reason, drop, report=say
     )
-    show(f"partition {partition} {'dropped' if drop else 'detached'}; {removed:,} entries removed")
+    show(f"partition {partition} {'dropped' if drop else 'detached'}; {counted(removed, 'entry', 'entries')} removed")
 
 
 @app.command(name="attach-partition")
@@ -38,7 +39,7 @@ def attach_partition(
     from airflow_roir.engine.partitions import attach as attaching
 
     copied = attaching.attach_partition(database_of(context), table, partition, bounds, operations.default_actor(), say)
-    show(f"{partition} attached to {table}; {copied:,} entries added")
+    show(f"{partition} attached to {table}; {counted(copied, 'entry', 'entries')} added")
 
 
 @app.command(name="sync-partitions")
@@ -56,6 +57,6 @@ def sync_partitions(
         print_json(report.as_dict())
         return
     show(
-        f"gone: {', '.join(report.gone) or 'none'}, {report.entries_removed:,} entries removed; "
-        f"came: {', '.join(report.came) or 'none'}, {report.entries_added:,} entries added",
+        f"gone: {', '.join(report.gone) or 'none'}, {counted(report.entries_removed, 'entry', 'entries')} removed; "
+        f"came: {', '.join(report.came) or 'none'}, {counted(report.entries_added, 'entry', 'entries')} added",
     )

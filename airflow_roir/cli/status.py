@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Annotated, Any
+import shutil
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from airflow_roir.cli.app import AsJson, app, database_of, print_json, say, show, status_table
-from airflow_roir.errors import NotFound
-from airflow_roir.operation import Status
+from airflow_roir.cli.app import AsJson, app, database_of, print_json, show
 
 if TYPE_CHECKING:
+    from airflow_roir.cli.look import Look
     from airflow_roir.engine.database import Database
-    from airflow_roir.engine.lock_waits import LockWait
 
 
 @app.command()
@@ -21,62 +20,50 @@ def status(
     context: typer.Context,
     index: Annotated[str | None, typer.Argument(help="One index; by default all.")] = None,
     as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until nothing runs.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="A live view, until nothing runs; without a terminal a line per change.")
+    ] = False,
     history: Annotated[bool, typer.Option("--history", help="Who did what to one index, when and why.")] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Measure one index's bloat with pgstattuple, which reads all entries.")
+    ] = False,
 ) -> None:
-    """Show the state of operations."""
-    from airflow_roir.engine.status import status as read_status
-    from airflow_roir.engine.status import waiting
-
+    """Show the indexes, and their latest operations."""
     database = database_of(context)
-    if history:
-        if index is None:
-            raise typer.BadParameter("--history needs the name of an index")
+    if (history or exact) and index is None:
+        raise typer.BadParameter(f"{'--history' if history else '--exact'} needs the name of an index")
+    if watch and (history or exact):
+        raise typer.BadParameter("--watch goes with neither --history nor --exact")
+    if history and index is not None:
         print_history(database, index, as_json)
+    elif watch:
+        from airflow_roir.cli.watch import watch as follow
+
+        raise typer.Exit(follow(database, index, as_json))
+    else:
+        from airflow_roir.cli.look import look
+
+        print_overview(look(database, index, exact), as_json)
+
+
+def print_overview(seen: Look, as_json: bool) -> None:
+    """Both parts, as JSON or as text."""
+    from airflow_roir.cli.overview import overview_lines
+
+    if as_json:
+        print_json(seen.as_dict())
         return
-    while True:
-        waits = waiting(database, index)
-        try:
-            found = read_status(database, index)
-        except NotFound:
-            # An index that is prepared for the first time exists when it has its locks.
-            if not waits:
-                raise
-            found = []
-        if as_json:
-            facts = {one.index: one.as_dict() for one in found}
-            for wait in waits:
-                if wait.index is not None:
-                    facts.setdefault(wait.index, _not_begun(wait))
-            for name, fact in facts.items():
-                fact["waits"] = [wait.as_dict() for wait in waits if wait.index == name]
-            print_json(next(iter(facts.values())) if index else list(facts.values()))
-        else:
-            if found or not waits:
-                show(status_table(found))
-            for wait in waits:
-                say(str(wait))
-            for one in found:
-                if one.notice and one.status in (Status.RUNNING, Status.PAUSED):
-                    say(f"index {one.index}: {one.notice}")
-                for line in one.warnings:
-                    say(f"warning: {line}")
-                for name in one.partitions_gone:
-                    say(
-                        f"index {one.index}: partition {name} was dropped or detached without roir; "
-                        "run roir sync-partitions on the table"
-                    )
-        if not watch or (not waits and all(one.status != Status.RUNNING for one in found)):
-            return
-        time.sleep(1.0)
+    for line in overview_lines(seen, terminal_width()):
+        show(line)
 
 
-def _not_begun(wait: LockWait) -> dict[str, Any]:
-    """What JSON says of an index without an operation."""
-    return {"index": wait.index, "operation_id": None, "status": "waiting", "phase": wait.command}
+def terminal_width() -> int | None:
+    """The width of the terminal that standard output is; None if it is none: then nothing is fitted."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_history(database: Database, index: str, as_json: bool) -> None:
+    from airflow_roir.cli.cells import printable
     from airflow_roir.engine import operations
 
     events = operations.events(database, index)
@@ -95,4 +82,4 @@ def print_history(database: Database, index: str, as_json: bool) -> None:
         )
         return
     for e in events:
-        show(f"{e.at:%Y-%m-%d %H:%M:%S}  {e.action:20} {e.actor}  {e.detail or ''}")
+        show(f"{e.at:%Y-%m-%d %H:%M:%S}  {e.action:20} {printable(e.actor)}  {printable(e.detail or '')}".rstrip())

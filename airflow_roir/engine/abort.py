@@ -82,7 +82,8 @@ def _conclude(connection: Connection, row: operations.OperationRow, actor: str) 
     now = connection.execute(select(operation).where(operation.c.id == row.id).with_for_update()).one()
     if now.status != Status.ABORTING:
         return False
-    verification.give_up(connection, row.id)
+    # Before its units are forgotten: how far it was is kept by this move.
     operations.move(connection, now, Verb.REMOVE, finished_at=func.clock_timestamp())
+    verification.give_up(connection, row.id)
     operations.record_event(connection, row.index_id, row.id, actor, "aborted")
     return True

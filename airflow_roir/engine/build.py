@@ -259,6 +259,9 @@ def work(
     """
     with database.connect() as connection:
         with connection.begin():
+            # One that comes up after a pause leaves before it reads anything else.
+            if why_stop(read_control(connection, run), worker):
+                return
             job = load_job(connection, run)
             operations.start_clock(connection, run.operation_id, run.epoch)
         builder = BuildWorker(connection, job, worker)

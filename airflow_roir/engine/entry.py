@@ -48,6 +48,15 @@ class EntryColumn:
         """
         return f"::{self.cast}" if self.domain else ""
 
+    def parameter(self, number: int) -> str:
+        """SQL for a parameter of a dynamic statement that is compared with this column.
+
+        One of type `name` brings a collation of its own, so that another one of the column would leave neither (42P22).
+        """
+        if self.cast == "name" and self.collation not in (None, 'pg_catalog."C"'):
+            return f"${number} COLLATE {self.collation}"
+        return f"${number}"
+
     def of(self, record: str) -> str:
         """SQL for this column of a source's row, as its base type."""
         return f"{record}.{quote(self.source)}{self.to_base_type}"

@@ -6,13 +6,15 @@ While an operation runs the fingerprint stops it. Afterwards nothing does, so cl
 from __future__ import annotations
 
 from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine import catalog, marks, operations, own_tables, publications, restore, subscriptions
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.relation_size import LOCK_TIMEOUT, PATIENCE_MS
 from airflow_roir.engine.source import Column, Source
 from airflow_roir.errors import InvalidInput, NotFound
 
@@ -97,6 +99,26 @@ def warnings(connection: Connection, operation_id: int | None = None) -> list[st
         found += _renamed(connection, name, row.id, Entry.from_json(row.entry))
         found += _leaves_of_others(connection, name, source)
     return [*dict.fromkeys(found), *restore.replaced(connection, operation_id)]
+
+
+def warnings_at_once(connection: Connection, operation_id: int, index: str) -> list[str]:
+    """As `warnings`, of one index, but never behind a lock: definitions of views and bounds are read under one.
+
+    If somebody holds the table or the view for itself, a line says that it wasn't looked at.
+    """
+    savepoint = connection.begin_nested()
+    try:
+        execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
+        return warnings(connection, operation_id)
+    except DBAPIError as error:
+        if sqlstate(error) != LOCK_TIMEOUT:
+            raise
+        return [
+            f"index {index}: can't be checked now, since somebody holds a lock on its table or its view; look again "
+            "when that is released"
+        ]
+    finally:
+        savepoint.rollback()
 
 
 def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]:

@@ -1,53 +1,45 @@
-"""The options of an operation that can change while it lives."""
+"""The options of an operation that can change while it lives, as the engine itself changes and refuses them.
+
+Users change them by `operations.change_options` and `operations.resume`.
+"""
 
 from __future__ import annotations
 
 from sqlalchemy import Connection, update
 
-from airflow_roir.definition import BuildOptions, parse_name
+from airflow_roir.definition import LIVE_OPTIONS, check_live_options, parse_name
 from airflow_roir.engine import operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import IllegalTransition
-from airflow_roir.operation import Status
 
 
-def set_options(
-    database: Database,
-    index: str,
-    actor: str,
-    parallelism: int | None = None,
-    batch_rows: int | None = None,
-) -> operations.OperationRow:
-    """Change a live operation's parallelism or batch rows; workers follow at their next batch boundary.
+def adopt_options(connection: Connection, row: operations.OperationRow, actor: str, **given: int | None) -> None:
+    """Give an unfinished operation the options of whoever takes it up, in the caller's transaction.
 
-    Raises InvalidInput for a bad value (the old one stays), NotFound, IllegalTransition (nothing is live).
+    given: as in `operations.change_options`; None keeps the operation's own. Raises InvalidInput for a new value that
+    can't be used.
     """
-    with database.transaction() as connection:
-        check_schema(connection)
-        row = operations.live_or_last(connection, parse_name(index, "index"))
-        if row.status not in (Status.RUNNING, Status.PAUSED):
-            raise IllegalTransition(f"index {index} has no operation to change: its last one is {row.status}")
-        change_options(connection, row, actor, parallelism, batch_rows)
-        return operations.read_operation(connection, row.id)
-
-
-def change_options(
-    connection: Connection,
-    row: operations.OperationRow,
-    actor: str,
-    parallelism: int | None,
-    batch_rows: int | None,
-) -> None:
-    """As `set_options`, inside a transaction. Writes an event for each value that really changes."""
-    wanted = {"parallelism": parallelism, "batch_rows": batch_rows}
-    changes = {name: value for name, value in wanted.items() if value is not None and value != getattr(row, name)}
-    if not changes:
-        return
-    BuildOptions(**changes)  # type: ignore[arg-type]  # validates; raises before anything is written
-    values = {**wanted, "operation": row.id, "actor": actor}
-    call = "SELECT roir.change_options(%(operation)s, %(parallelism)s::int, %(batch_rows)s::int, %(actor)s)"
+    changes = {name: value for name, value in given.items() if value is not None and value != getattr(row, name)}
+    check_live_options(changes)
+    values = {**dict.fromkeys(LIVE_OPTIONS), **changes, "operation": row.id, "actor": actor}
+    call = (
+        "SELECT roir.change_options(%(operation)s, %(parallelism)s, %(batch_rows)s, %(max_rows_per_second)s, %(actor)s)"
+    )
     execute(connection, call, values)
+
+
+def told(before: operations.OperationRow, after: operations.OperationRow) -> str:
+    """What a change has changed, for people. before, after: the operation's row, one and the same operation's."""
+    changes = [
+        f"{name} {_shown(getattr(before, name))} -> {_shown(getattr(after, name))}"
+        for name in LIVE_OPTIONS
+        if getattr(before, name) != getattr(after, name)
+    ]
+    return f"changed: {', '.join(changes)}" if changes else "nothing changes: these values are in effect already"
+
+
+def _shown(value: int | None) -> str:
+    return "no limit" if value is None else str(value)
 
 
 def refuse_option(database: Database, index: str, actor: str, refusal: str) -> None:

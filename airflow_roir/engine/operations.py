@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import QualifiedName, parse_name, quote
+from airflow_roir.definition import QualifiedName, check_live_options, parse_name, quote
 from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.locks import WAITING
@@ -76,6 +76,23 @@ def find_operation(database: Database, index: str) -> OperationRow:
     with database.transaction() as connection:
         check_schema(connection)
         return live_or_last(connection, parse_name(index, "index"))
+
+
+def find_resumable(database: Database, index: str) -> OperationRow:
+    """The latest operation of the index of that name, if a run can carry it to its end.
+
+    Raises NotFound, and InvalidInput if it has ended, failed or is being aborted.
+    """
+    row = find_operation(database, index)
+    why = {
+        Status.COMPLETED: "is completed: there is nothing to resume. roir status shows the index",
+        Status.ABORTED: "was aborted: there is nothing to resume. Begin again: roir build",
+        Status.ABORTING: "is being aborted and can't be resumed. roir clean-up finishes that",
+        Status.FAILED: f"has failed and can't be resumed: {row.error}. Abort it, then build again: roir abort",
+    }.get(Status(row.status))
+    if why is not None:
+        raise InvalidInput(f"index {parse_name(index, 'index')}: operation {row.id} ({row.kind}) {why}")
+    return row
 
 
 def live_or_last(connection: Connection, name: QualifiedName) -> OperationRow:
@@ -196,13 +213,40 @@ def pause(database: Database, index: str, actor: str, reason: str = "") -> Opera
 
 
 def resume(
-    database: Database, index: str, actor: str, parallelism: int | None = None, batch_rows: int | None = None
+    database: Database,
+    index: str,
+    actor: str,
+    parallelism: int | None = None,
+    batch_rows: int | None = None,
+    max_rows_per_second: int | None = None,
 ) -> OperationRow:
-    """Lift the pause of an operation: a DAG run that waits for that continues.
+    """Lift the pause of an operation: a DAG run that waits for that continues. The options are as in `change_options`.
 
     `resume` drives nothing itself; `start_run` does. Raises NotFound, InvalidInput, IllegalTransition (not paused).
     """
-    return _request(database, "resume", index, {"actor": actor, "parallelism": parallelism, "batch_rows": batch_rows})
+    options = {"parallelism": parallelism, "batch_rows": batch_rows, "max_rows_per_second": max_rows_per_second}
+    check_live_options(options)
+    return _request(database, "resume", index, {"actor": actor, **options})
+
+
+def change_options(
+    database: Database,
+    index: str,
+    *,
+    actor: str,
+    parallelism: int | None = None,
+    batch_rows: int | None = None,
+    max_rows_per_second: int | None = None,
+) -> OperationRow:
+    """Change a live operation's options, running or paused; workers follow at their next batch. None keeps a value.
+
+    max_rows_per_second: over all workers; 0 is no limit. An event is written for each value that really changes.
+    Raises InvalidInput for a bad value (nothing is changed), or none at all; NotFound; IllegalTransition (nothing is
+    live).
+    """
+    options = {"parallelism": parallelism, "batch_rows": batch_rows, "max_rows_per_second": max_rows_per_second}
+    check_live_options(options)
+    return _request(database, "change", index, {"actor": actor, **options})
 
 
 def request_abort(database: Database, index: str, actor: str, reason: str = "") -> OperationRow:
@@ -294,6 +338,17 @@ def running_elsewhere(row: OperationRow, index: str) -> OperationRunning:
         f"index {index}: operation {row.id} is being driven by {row.owner}; wait for it, pause it "
         f"(roir pause {index}), or take over (--take-over)"
     )
+
+
+def last_event(connection: Connection, operation_id: int, action: str) -> Row[Any] | None:
+    """The newest event of that action of an operation."""
+    event = tables.event
+    return connection.execute(
+        select(event)
+        .where(event.c.operation_id == operation_id, event.c.action == action)
+        .order_by(event.c.id.desc())
+        .limit(1)
+    ).first()
 
 
 def events(database: Database, index: str) -> Sequence[Row[Any]]:

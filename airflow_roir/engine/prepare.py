@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import Connection, insert, update
 from sqlalchemy.exc import IntegrityError
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import LIVE_OPTIONS, BuildOptions, IndexDefinition
 from airflow_roir.engine import (
     catalog,
     checks,
@@ -32,6 +32,7 @@ from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.plan import Bound, Piece
 from airflow_roir.engine.rehearse import Rehearsal, check_columns
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.slow import slow
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition
 from airflow_roir.errors import OperationFailed, OperationRunning, SourceChanged
@@ -64,7 +65,7 @@ def prepare(
 ) -> PreparedOperation:
     """Begin an operation: a create, or a rebuild where the index exists. Idempotent.
 
-    An unfinished operation of the index is adopted with its own options; only parallelism and batch rows change. Raises
+    An unfinished operation of the index is adopted with its own options; only those of LIVE_OPTIONS change. Raises
     InvalidInput, NotFound, LockNotAcquired (nothing stays behind), OperationFailed (an operation of the index failed
     and must be aborted first), SourceChanged (one of another index on the source must be).
     """
@@ -95,7 +96,7 @@ def _begin(
     begun = time.monotonic()
     try:
         with telling_of_names():
-            return drain.run(
+            prepared = drain.run(
                 lambda connection, lock: _prepare(connection, lock, rehearsal, options, actor, begun), report
             )
     except IntegrityError:
@@ -105,6 +106,9 @@ def _begin(
         if adopted is None:
             raise
         return adopted
+    for line in slow(options, rehearsal.plan.rows, rehearsal.plan.ranges):
+        report(line)
+    return prepared
 
 
 def is_rebuild(database: Database, definition: IndexDefinition) -> bool:
@@ -158,6 +162,7 @@ def _prepare(
     check_columns(connection, source, rehearsal.definition)
     installation.install(connection, source)
     execute(connection, "SELECT roir.keep_shape(%(generation)s)", {"generation": generation_id})
+    warnings = slow(options, plan.rows, plan.ranges)
     operation_id = int(
         connection.execute(
             insert(tables.operation)
@@ -172,6 +177,7 @@ def _prepare(
                 max_rows_per_second=options.max_rows_per_second,
                 options=options.fixed(),
                 rows_estimate=plan.rows,
+                notice=" ".join(warnings) or None,
                 fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
                 format_version=BLOCK_FORMAT_VERSION if rehearsal.choice.scan.by_blocks else FORMAT_VERSION,
                 created_by=actor,
@@ -247,7 +253,7 @@ def _adopt(
     stored_definition(connection, existing, definition)
     if operations.heart_beats(row, connection):
         raise operations.running_elsewhere(row, str(name))
-    live_options.change_options(connection, row, actor, options.parallelism, options.batch_rows)
+    live_options.adopt_options(connection, row, actor, **{name: getattr(options, name) for name in LIVE_OPTIONS})
     operations.record_event(connection, existing.id, row.id, actor, "adopt", f"in phase {row.phase}")
     return PreparedOperation(row.id, row.generation_id, str(name), row.kind, adopted=True)
 

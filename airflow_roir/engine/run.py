@@ -140,6 +140,16 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
         yield
 
 
+def show_spark_ui(database: Database, run: Run, url: str | None) -> None:
+    """Where Spark's pages of this run are, for whoever looks at the operation; None once they are gone."""
+    with database.transaction() as connection:
+        connection.execute(
+            update(tables.operation)
+            .where(tables.operation.c.id == run.operation_id, tables.operation.c.epoch == run.epoch)
+            .values(spark_ui=url)
+        )
+
+
 def start_clock(database: Database, run: Run) -> None:
     """Count this run's time from now on."""
     with database.transaction() as connection:

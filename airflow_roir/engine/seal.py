@@ -140,6 +140,8 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
     """Seal segments until none is free, the operation is paused, or this worker is one too many. Raises Fenced."""
     with database.connect() as connection:
         with connection.begin():
+            if why_stop(read_control(connection, run), worker):
+                return
             job = load_job(connection, run)
             operations.start_clock(connection, run.operation_id, run.epoch)
         sealer = SealWorker(database, connection, job, worker)

@@ -11,17 +11,22 @@ from sqlalchemy import Connection
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import health, operations
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.indexes import IndexFacts, read_indexes
 from airflow_roir.engine.lock_waits import LockWait, lock_waits
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.operation import Phase
+from airflow_roir.errors import NotFound
+from airflow_roir.operation import Phase, Status
 
 
 @dataclass(frozen=True)
 class OperationStatus:
     """One operation. Durations in seconds: total_execution_time counts neither pauses nor Spark's start-up.
 
-    seconds_left and rows_per_second are None if there is nothing yet to derive them from. notice: whom it
-    waits for, or the last option that was refused. warnings: of the published index (`health`), by `status` only.
+    seconds_left and rows_per_second are None if there is nothing yet to derive them from; rows_per_second_now is of the
+    last seconds, and null unless it runs. seconds_left_low, seconds_left_high: between these in most builds. driven: a
+    run drives it, and has given a sign of life lately; else none has for silent_seconds. notice: whom it waits for,
+    or the last option that was refused. ended_by, end_reason: who aborted it and why. warnings: of the published index
+    (`health`), by `status` only.
     """
 
     index: str
@@ -33,7 +38,10 @@ class OperationStatus:
     rows: int
     rows_estimate: int
     rows_per_second: float | None
+    rows_per_second_now: float | None
     seconds_left: float | None
+    seconds_left_low: float | None
+    seconds_left_high: float | None
     total_execution_time: float
     phase_seconds: dict[str, float]
     parallelism: int
@@ -44,11 +52,15 @@ class OperationStatus:
     segments_sealed: int
     segments: int
     owner: str | None
+    driven: bool
+    silent_seconds: float | None
     started_at: datetime
     paused_at: datetime | None
     finished_at: datetime | None
     pause_reason: str | None
     paused_by: str | None
+    ended_by: str | None
+    end_reason: str | None
     error: str | None
     notice: str | None
     partitions_gone: tuple[str, ...] = ()
@@ -61,7 +73,25 @@ class OperationStatus:
         }
 
 
-QUERY = "SELECT * FROM roir.resumable_operations WHERE operation_id = ANY (%(ids)s) ORDER BY name"
+# silent: since the last heartbeat; a run that has left in order has none, and the last event tells.
+QUERY = """
+SELECT r.*, extract(epoch FROM clock_timestamp() - coalesce(r.heartbeat_at, (
+         SELECT max(e.at) FROM roir.event e WHERE e.operation_id = r.operation_id)))::float8 AS silent,
+       r.heartbeat_at IS NOT NULL
+       AND abs(extract(epoch FROM clock_timestamp() - r.heartbeat_at)) < %(fresh)s AS beats,
+       a.actor AS ended_by, a.detail AS end_reason
+  FROM roir.resumable_operations r
+  LEFT JOIN LATERAL (
+       SELECT e.actor, e.detail FROM roir.event e
+        WHERE e.operation_id = r.operation_id AND e.action = 'abort' AND r.state IN ('aborting', 'aborted')
+        ORDER BY e.id DESC LIMIT 1) a ON true
+ WHERE r.operation_id = ANY (%(ids)s) ORDER BY r.name
+"""
+
+
+NEWEST = """
+SELECT max(o.id) FROM roir.operation o JOIN roir.index i ON i.id = o.index_id WHERE i.dropped_at IS NULL GROUP BY i.id
+"""
 
 
 def status(database: Database, index: str | None = None) -> list[OperationStatus]:
@@ -74,17 +104,53 @@ def status(database: Database, index: str | None = None) -> list[OperationStatus
         if index is not None:
             ids = [operations.live_or_last(connection, parse_name(index, "index")).id]
         else:
-            ids = list(
-                execute(
-                    connection,
-                    "SELECT max(o.id) FROM roir.operation o JOIN roir.index i ON i.id = o.index_id "
-                    "WHERE i.dropped_at IS NULL GROUP BY i.id",
-                ).scalars()
-            )
+            ids = list(execute(connection, NEWEST).scalars())
         return [
-            replace(one, warnings=tuple(health.warnings(connection, one.operation_id)))
+            replace(one, warnings=tuple(health.warnings_at_once(connection, one.operation_id, one.index)))
             for one in _read(connection, ids)
         ]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All indexes, or one, and the newest operation of each; by name. waits: who of us waits for a lock.
+
+    now: by the server's clock, as all other moments.
+    """
+
+    now: datetime
+    indexes: tuple[IndexFacts, ...]
+    operations: tuple[OperationStatus, ...]
+    waits: tuple[LockWait, ...]
+
+
+def overview(database: Database, index: str | None = None, exact: bool = False) -> Overview:
+    """Everything that `roir status` shows, in one transaction that changes nothing and waits for no lock.
+
+    An index that is prepared for the first time has no row before it has its locks: then there are only waits.
+    exact: as in `indexes`. Raises NotFound, SchemaVersionMismatch.
+    """
+    name = None if index is None else parse_name(index, "index")
+    with database.transaction() as connection:
+        check_schema(connection)
+        now = execute(connection, "SELECT clock_timestamp()").scalar_one()
+        waits = tuple(one for one in lock_waits(connection) if name is None or one.is_for(name))
+        try:
+            found = None if name is None else operations.find_index(connection, name).id
+        except NotFound:
+            if not waits:
+                raise
+            return Overview(now, (), (), waits)
+        if found is None:
+            ids = list(execute(connection, NEWEST).scalars())
+        else:
+            newest = operations.newest_operation(connection, found)
+            ids = [] if newest is None else [newest.id]
+        facts = tuple(read_indexes(connection, found, exact))
+        # In the same order: the server sorts names by its own collation.
+        order = {one.index: number for number, one in enumerate(facts)}
+        read = sorted(_read(connection, ids) if ids else (), key=lambda one: (order.get(one.index, -1), one.index))
+        return Overview(now, facts, tuple(read), waits)
 
 
 def waiting(database: Database, index: str | None = None) -> list[LockWait]:
@@ -118,7 +184,8 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
     gone = {row.id: tuple(row.names) for row in execute(connection, GONE, {"ids": ids})}
     return [
         OperationStatus(
-            index=row.name,
+            # As everywhere else: the view quotes key words, too.
+            index=str(parse_name(row.name, "index")),
             operation_id=row.operation_id,
             kind=row.kind,
             status=row.state,
@@ -126,8 +193,11 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             percent_complete=float(row.percent_complete),
             rows=row.rows,
             rows_estimate=row.rows_estimate,
-            rows_per_second=None if row.rows_per_second is None else float(row.rows_per_second),
-            seconds_left=None if row.seconds_left is None else float(row.seconds_left),
+            rows_per_second=_number(row.rows_per_second),
+            rows_per_second_now=_number(row.rows_per_second_now),
+            seconds_left=_number(row.seconds_left),
+            seconds_left_low=_number(row.seconds_left_low),
+            seconds_left_high=_number(row.seconds_left_high),
             total_execution_time=float(row.total_execution_time),
             phase_seconds=dict(row.phase_seconds),
             parallelism=row.parallelism,
@@ -138,14 +208,22 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             segments_sealed=row.segments_sealed,
             segments=row.segments,
             owner=row.owner,
+            driven=row.state == Status.RUNNING and row.beats,
+            silent_seconds=_number(row.silent),
             started_at=row.start_time,
             paused_at=row.last_pause_time,
             finished_at=row.finish_time,
             pause_reason=row.pause_reason,
             paused_by=row.paused_by,
+            ended_by=row.ended_by,
+            end_reason=row.end_reason,
             error=row.error,
             notice=row.notice,
             partitions_gone=gone.get(row.operation_id, ()),
         )
-        for row in execute(connection, QUERY, {"ids": ids})
+        for row in execute(connection, QUERY, {"ids": ids, "fresh": operations.HEARTBEAT_FRESH_S})
     ]
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

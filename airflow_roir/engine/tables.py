@@ -14,6 +14,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Double,
     ForeignKey,
     Identity,
     Index,
@@ -233,6 +234,8 @@ operation = Table(
     Column("error", Text),
     # Whom the run waits for, or the last option that was refused, until one is accepted.
     Column("notice", Text),
+    # Where the driver shows its jobs, while it runs.
+    Column("spark_ui", Text),
     CheckConstraint("kind IN ('create', 'rebuild', 'verify')", name="kind"),
     _one_of("status", Status),
     _one_of("phase", Phase),
@@ -276,6 +279,22 @@ scan_range = Table(
     Column("claim_token", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("operation_id", "ordinal"),
     CheckConstraint("rows >= 0 AND batches >= 0", name="counts"),
+)
+
+# What was seen at the beats of an operation (migrations/sql/progress.sql): a few hundred rows of each.
+progress_sample = Table(
+    "progress_sample",
+    metadata,
+    Column("operation_id", BigInteger, ForeignKey(operation.c.id), primary_key=True),
+    Column("at", DateTime(timezone=True), primary_key=True, server_default=func.clock_timestamp()),
+    Column("phase", Text, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("percent", Numeric(4, 1), nullable=False),
+    # Of all rows, the part that is copied; seconds of work, without pauses; the options that were in effect.
+    Column("share", Double, nullable=False),
+    Column("worked", Double, nullable=False),
+    Column("parallelism", Integer, nullable=False),
+    Column("max_rows_per_second", Integer),
 )
 
 lock_wait = Table(

@@ -63,8 +63,14 @@ class RoirHook(BaseHook):
 def dsn_of(connection: Connection) -> str:
     """Build the libpq connection string of an Airflow connection, and mask its secrets.
 
-    Raises InvalidInput for extras that libpq doesn't know and for tokens that expire during a build.
+    Raises InvalidInput for a connection of another type, for extras that libpq doesn't know, and for tokens that expire
+    during a build.
     """
+    if connection.conn_type != RoirHook.conn_type:
+        raise InvalidInput(
+            f"connection {connection.conn_id!r} is of type {connection.conn_type!r}, and an index is built through one "
+            "of type 'postgres'. Name another connection in the form, or change the type of this one"
+        )
     extras = connection.extra_dejson
     if extras.get("iam") or extras.get("azure_conn_id"):
         raise InvalidInput(

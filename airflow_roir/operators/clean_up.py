@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
 
-from airflow_roir.engine import clean_up
+from airflow_roir.engine import clean_up, schema
 from airflow_roir.hooks.roir import RoirHook
+from airflow_roir.task.open_database import open_database
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 
 if TYPE_CHECKING:
@@ -19,7 +21,8 @@ class CleanUpIndexesOperator(BaseOperator):
     """Deletes ghosts, drops empty deltas and retired generations after their revert window, for every index of a
     database (docs/architecture.md#phases); returns what was removed, as counters.
 
-    It never touches a generation that is building, and any run of it may be killed and repeated.
+    It never touches a generation that is building, and any run of it may be killed and repeated. Without a control
+    schema there is nothing to clean up, and the task is skipped.
 
     postgres_conn_id: the Airflow connection of the database (templated).
     """
@@ -34,7 +37,13 @@ class CleanUpIndexesOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, int]:
         """Clean up once."""
         with failing_clearly():
-            database = RoirHook(self.postgres_conn_id).get_database(f"roir airflow {self.task_id}")
+            database = open_database(self.postgres_conn_id, f"roir airflow {self.task_id}")
+            with database.transaction() as connection:
+                if schema.current(connection) is None:
+                    raise AirflowSkipException(
+                        f"nothing to clean up: the database of connection {self.postgres_conn_id} has no control "
+                        "schema yet; `roir init` creates it"
+                    )
             report = clean_up.clean_up(database, owner_of(context["ti"]), report=self.log.info)
         for left in report.waiting:
             self.log.info("Left for the next clean-up: %s", left)

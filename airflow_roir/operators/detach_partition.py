@@ -9,6 +9,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_roir.engine.partitions import detach
 from airflow_roir.hooks.roir import RoirHook
+from airflow_roir.task.open_database import open_database
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class DetachPartitionOperator(BaseOperator):
     def execute(self, context: Context) -> int:
         """Detach the partition."""
         with failing_clearly():
-            database = RoirHook(self.postgres_conn_id).get_database(f"roir airflow {self.task_id}")
+            database = open_database(self.postgres_conn_id, f"roir airflow {self.task_id}")
             owner = owner_of(context["ti"])
             return detach.detach_partition(
                 database, self.partition, owner, self.reason, self.drop, report=self.log.info

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.assets import index_asset, published_alias
-from airflow_roir.engine import finalize, status
+from airflow_roir.engine import finalize
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import Fenced, OperationPaused, OperationRunning, VerificationFailed
 from airflow_roir.operation import Status
 from airflow_roir.task.background import Background
 from airflow_roir.task.discrepancies import log_report
+from airflow_roir.task.lineage import Lineage, as_operator_lineage, lineage
 from airflow_roir.task.operation_task import DrivingOperator
+from airflow_roir.task.published import published_facts
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.ui_requests import Watcher
 
@@ -23,7 +25,8 @@ class FinalizeIndexBuildOperator(DrivingOperator):
     """Folds the delta, marks the ghosts and publishes the generation (docs/architecture.md#phases); returns the
     operation's id.
 
-    A published index is reported as an event of its asset (`assets.index_asset`), so that other DAGs can follow it.
+    A published index is reported as an event of its asset (`assets.index_asset`), so that other DAGs can follow it; the
+    event's extra has what `published_facts` tells. OpenLineage hears of the source and the index.
     Pausing the DAG stops it between two batches of the fold, as in the build. Where the new generation differs from
     the source it isn't published, and the task fails without a retry: to compare again, clear it.
     """
@@ -31,6 +34,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.outlets: list[Any] = [*self.outlets, published_alias()]
+        self._lineage: Lineage | None = None
 
     def execute(self, context: Context) -> int:
         """Drive the operation until it is published, or leave."""
@@ -57,11 +61,15 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                 if ended.status != Status.COMPLETED:
                     self.leave_or_fail(database, ti, "it ended unpublished", asked_to=True)
             row = self.read(database)
-            # With its schema, which the name that the user gave may lack.
-            name = status.operation_status(database, row.id).index
+            facts = published_facts(database, row.id)
+        # With its schema, which the name that the user gave may lack.
+        name = facts["index"]
+        self._lineage = lineage(database.dsn, name, facts["source"])
         asset = index_asset(name, self.postgres_conn_id)
-        context["outlet_events"][published_alias()].add(
-            asset, extra={"operation_id": row.id, "generation_id": row.generation_id}
-        )
+        context["outlet_events"][published_alias()].add(asset, extra=facts)
         self.log.info("Published index %s: asset %s", name, asset.uri)
         return int(row.id)
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """For Airflow's OpenLineage provider: the source and the index; None before the publish."""
+        return None if self._lineage is None else as_operator_lineage(self._lineage)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.errors import OperationRunning
+from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
 from airflow_roir.task.form_values import optional_text, whole_number, yes_or_no
 from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
@@ -42,6 +43,7 @@ class PrepareIndexBuildOperator(RoirOperator):
     rescheduled, while another run drives the index's operation, or while a verification of the index is unfinished.
     """
 
+    operator_extra_links = (IndexBuildLink(),)
     template_fields: Sequence[str] = (
         *RoirOperator.template_fields,
         "table",
@@ -124,7 +126,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         given["covering"] = optional_text(self.covering)
         given["verify"] = optional_text(self.verify)
         given |= {name: yes_or_no(name, getattr(self, name)) for name in TRUTHS}
-        return BuildOptions(**{name: value for name, value in given.items() if value is not None})
+        return BuildOptions.asked(**given)
 
 
 def _columns(value: str | Sequence[str] | None) -> str | Sequence[str] | None:

@@ -9,8 +9,10 @@ import argparse
 import os
 import signal
 import sys
+import traceback
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from sqlalchemy.exc import DBAPIError
 
@@ -18,6 +20,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.operations import default_actor
 from airflow_roir.errors import OperationPaused, RoirError, SparkFailed
 from airflow_roir.operation import Status
+from airflow_roir.spark.log_file import diverted
 from airflow_roir.spark.options import SparkOptions
 from airflow_roir.spark.supervise import drive
 
@@ -30,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--master", help="Spark master URL, local[n], or sc://… for Spark Connect")
     parser.add_argument("--take-over", action="store_true", help="take over even from a run that is alive")
     parser.add_argument("--keep-pause", action="store_true", help="end at once if the operation is paused")
+    parser.add_argument("--spark-log", type=Path, metavar="FILE", help="where Spark's own log goes, by default here")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
     options = parser.parse_args(arguments)
     dsn = os.environ.get("ROIR_DSN")
@@ -40,28 +44,52 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(f"--conf takes KEY=VALUE, not {wrong[0]!r}", 2)
     conf = dict(setting.split("=", 1) for setting in options.conf)
     signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        status = drive(
-            Database(dsn, f"roir {options.index} driver"),
-            options.index,
-            owner,
-            SparkOptions(options.master, conf),
-            options.take_over,
-            _report,
-            lift_pause=not options.keep_pause,
-        )
-    except RoirError as error:
-        return _say(str(error), error.exit_code)
-    except DBAPIError as error:
-        return _say(str(error.orig).strip(), 1)
-    except KeyboardInterrupt:
-        return _say("interrupted; the operation is paused", OperationPaused.exit_code)
-    if status.status == Status.PAUSED:
-        return _say(
-            f"paused by {status.paused_by} at {status.percent_complete:g} %: {status.pause_reason}",
-            OperationPaused.exit_code,
-        )
-    return 0
+    job = _Job(Database(dsn, f"roir {options.index} driver"), options, owner, conf)
+    if options.spark_log is None:
+        return job.run(sys.stderr, None)
+    with diverted(options.spark_log) as (voice, log):
+        return job.run(voice, log)
+
+
+class _Job:
+    """The work of one call, told line by line."""
+
+    def __init__(self, database: Database, options: argparse.Namespace, owner: str, conf: dict[str, str]) -> None:
+        self._database = database
+        self._options = options
+        self._owner = owner
+        self._spark = SparkOptions(options.master, conf)
+
+    def run(self, voice: TextIO, log: Path | None) -> int:
+        """Its exit code. voice: where the lines go; log: the file of Spark's own, only told."""
+        try:
+            status = drive(
+                self._database,
+                self._options.index,
+                self._owner,
+                self._spark,
+                self._options.take_over,
+                lambda line: _report(line, voice),
+                lift_pause=not self._options.keep_pause,
+                log=log,
+            )
+        except RoirError as error:
+            return _say(str(error), error.exit_code, voice)
+        except DBAPIError as error:
+            return _say(str(error.orig).strip(), 1, voice)
+        except KeyboardInterrupt:
+            return _say("interrupted; the operation is paused", OperationPaused.exit_code, voice)
+        except Exception as error:
+            # A defect: its stack is for the other log, too, but the reader of this one must know.
+            traceback.print_exc()
+            return _say(f"{type(error).__name__}: {error}{'' if log is None else f'; its stack is in {log}'}", 1, voice)
+        if status.status == Status.PAUSED:
+            return _say(
+                f"paused by {status.paused_by} at {status.percent_complete:g} %: {status.pause_reason}",
+                OperationPaused.exit_code,
+                voice,
+            )
+        return 0
 
 
 def _interrupt(_signal: int, _frame: Any) -> None:
@@ -70,17 +98,17 @@ def _interrupt(_signal: int, _frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _report(line: str) -> None:
+def _report(line: str, voice: TextIO) -> None:
     """Raises SparkFailed if no process reads: without its parent a run hears of no switch and no changed option."""
     try:
-        print(f"roir: {line}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"roir: {line}", file=voice, flush=True)
     except BrokenPipeError:
         raise SparkFailed("the process that started this run has died (an Airflow task, for example)") from None
 
 
-def _say(message: str, code: int) -> int:
+def _say(message: str, code: int, voice: TextIO | None = None) -> int:
     with suppress(SparkFailed):
-        _report(message)
+        _report(message, voice or sys.stderr)
     return code
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from airflow_roir.spark.options import SparkOptions
 
@@ -32,11 +33,13 @@ def driver_command(
     *,
     take_over: bool = False,
     keep_pause: bool = False,
+    log: Path | None = None,
 ) -> list[str]:
     """The driver's command line. It never holds a secret.
 
     owner: how the run is named to others. take_over: fence a run that still seems alive, at once. keep_pause: whoever
-    starts the driver has lifted an older pause already, so that one found by the driver is a newer wish.
+    starts the driver has lifted an older pause already, so that one found by the driver is a newer wish. log: the file
+    that Spark's own log goes to, see `log_file.diverted`; by default it comes up among the driver's lines.
     """
     command = [sys.executable, "-m", "airflow_roir.spark", "--index", index, "--owner", owner]
     if options.master:
@@ -45,6 +48,8 @@ def driver_command(
         command.append("--take-over")
     if keep_pause:
         command.append("--keep-pause")
+    if log is not None:
+        command += ["--spark-log", str(log)]
     for name, value in sorted(options.conf.items()):
         command += ["--conf", f"{name}={value}"]
     return command

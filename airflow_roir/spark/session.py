@@ -17,7 +17,8 @@ from airflow_roir.spark.options import LOCAL_MASTER, SparkOptions, is_connect, w
 from airflow_roir.spark.package import write_package
 
 SETTINGS = {
-    "spark.log.level": "ERROR",
+    # For Spark's own log; the lines for the user come from us.
+    "spark.log.level": "WARN",
     "spark.ui.showConsoleProgress": "false",
     # A second copy of a worker would only fence the first one, over and over: a worker's task is long by design.
     "spark.speculation": "false",
@@ -66,7 +67,7 @@ def _open(options: SparkOptions, name: str) -> Any:
         return _less_patient(builder.remote(master).getOrCreate())
     for key, value in {**SETTINGS, **options.conf}.items():
         builder = builder.config(key, value)
-    if master is None and "PYSPARK_GATEWAY_PORT" in os.environ:
+    if master is None and is_submitted():
         return builder.getOrCreate()
     return builder.master(with_task_failures(master or LOCAL_MASTER)).getOrCreate()
 
@@ -84,9 +85,41 @@ def _close(spark: Any) -> None:
         spark.stop()
 
 
+def is_submitted() -> bool:
+    """True inside `spark-submit`, which has started the JVM already."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def pages_of(spark: Any) -> str | None:
+    """The address of Spark's own pages; None without any, or if a Spark Connect server has them."""
+    url = spark.sparkContext.uiWebUrl if is_classic(spark) else None
+    return url if url and re.fullmatch(r"https?://[^\s\"'<>]{1,500}", url) else None
+
+
+def tasks_without_slot(spark: Any) -> int | None:
+    """How many workers wait for a slot; None through Spark Connect, which doesn't say."""
+    if not is_classic(spark):
+        return None
+    try:
+        tracker = spark.sparkContext.statusTracker()
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    except Exception:
+        # Its JVM is gone, which the workers are about to tell.
+        return 0
+    # Each worker is a job with one task.
+    return sum(1 for stage in stages if stage is not None and not stage.numActiveTasks and not stage.numCompletedTasks)
+
+
 def is_classic(spark: Any) -> bool:
     """False if the session is a Spark Connect client's: there is no SparkContext then."""
     return not type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def shared_cores(spark: Any) -> int | None:
+    """The cores of the one machine that all workers share; None on a cluster, which may grow."""
+    if not is_classic(spark) or not re.match(r"local(\[|$)", spark.sparkContext.master):
+        return None
+    return os.cpu_count()
 
 
 def _is_remote(spark: Any) -> bool:

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
+
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import build, seal
 from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
+from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, show_spark_ui, start_run
+from airflow_roir.engine.slow import slow
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import OperationFailed, OperationPaused, RoirError, SparkFailed, WorkerFailed
 from airflow_roir.operation import Phase, Status
+from airflow_roir.quantity import counted
 from airflow_roir.spark.driver_process import SPARK_IS_UP
-from airflow_roir.spark.options import SparkOptions
+from airflow_roir.spark.java import use_java
+from airflow_roir.spark.news import UNITS, News
+from airflow_roir.spark.options import SparkOptions, is_connect
 from airflow_roir.spark.patience import Patience
-from airflow_roir.spark.session import is_alive, is_python_error, spark_session, why
+from airflow_roir.spark.session import (
+    is_alive,
+    is_python_error,
+    is_submitted,
+    pages_of,
+    shared_cores,
+    spark_session,
+    tasks_without_slot,
+    why,
+)
 from airflow_roir.spark.task import worker_failed, workers_at_work
 from airflow_roir.spark.worker_pool import Ended, Workers
 
@@ -27,10 +45,11 @@ WATCH_EVERY_S = 1.0
 # So often within this time a worker is submitted anew.
 LOST_WORKERS = 5
 LOST_WINDOW_S = 600.0
-# A worker should be at work so soon after it was submitted; later it waits for a slot.
+# A worker has a slot so soon after it was submitted, where others have got theirs. Where none has, or nobody can say,
+# Spark may just be slow to start.
 SLOT_S = 10.0
+FIRST_SLOT_S = 30.0
 ENGINE = {Phase.BUILD: build, Phase.SEAL: seal, Phase.SUM: compare, Phase.CHECK: compare}
-UNITS = {Phase.BUILD: "ranges", Phase.SEAL: "segments", Phase.SUM: "units", Phase.CHECK: "units"}
 
 
 def drive(
@@ -41,22 +60,42 @@ def drive(
     take_over: bool = False,
     report: Callable[[str], None] = lambda line: None,
     lift_pause: bool = True,
+    log: Path | None = None,
 ) -> OperationStatus:
     """Build and seal the index's live operation on Spark, or verify it, in a run of its own, from its present phase.
 
-    Returns its status: phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises,
-    SparkFailed, and WorkerFailed for what workers reported; the operation then holds the reason.
+    log: the file that Spark's own log goes to; only told. Returns the operation's status: phase `fold` when sealed,
+    `done` when verified, or `paused`. Raises JavaMissing, with nothing changed, what `start_run` raises, SparkFailed,
+    and WorkerFailed for what workers reported; the operation then holds the reason.
     """
+    if not is_connect(options.master) and not is_submitted():
+        use_java()
     run = start_run(database, index, owner, take_over, lift_pause)
     with driving(database, run), heartbeat(database, run):
         if _control(database, run).phase in ENGINE:
             report(f"operation {run.operation_id}: starting Spark")
+            if log is not None:
+                report(f"Spark's own log: {log}")
             with spark_session(options, f"roir {run.index} operation {run.operation_id}") as spark:
                 report(SPARK_IS_UP)
-                # A stage of a verification may have to be followed by another one in the same phase.
-                while (phase := Phase(_control(database, run).phase)) in ENGINE:
-                    _PhaseOnSpark(spark, database, run, phase, report).run()
+                with _pages_shown(database, run, pages_of(spark), report):
+                    # A stage of a verification may have to be followed by another one in the same phase.
+                    while (phase := Phase(_control(database, run).phase)) in ENGINE:
+                        _PhaseOnSpark(spark, database, run, phase, report).run()
     return operation_status(database, run.operation_id)
+
+
+@contextmanager
+def _pages_shown(database: Database, run: Run, url: str | None, report: Callable[[str], None]) -> Iterator[None]:
+    if url is not None:
+        report(f"Spark's pages: {url}")
+    database.retry(lambda: show_spark_ui(database, run, url))
+    try:
+        yield
+    finally:
+        # They go with the driver. If the server can't be reached, the next run shows its own.
+        with suppress(DBAPIError):
+            show_spark_ui(database, run, None)
 
 
 class _PhaseOnSpark:
@@ -67,13 +106,13 @@ class _PhaseOnSpark:
         self._database = database
         self._run = run
         self._phase = phase
-        self._report = report
+        self._news = News(database, run, phase, report)
         self._workers = Workers(spark, database, run, phase)
         self._lost = 0
         self._lost_at = 0.0
         self._patience = Patience(database.limits.outage_s, self._workers.wait)
-        self._submitted_at: dict[int, float] = {}
-        self._waiting: frozenset[int] = frozenset()
+        self._submitted_at = 0.0
+        self._waiting = 0
 
     def run(self) -> None:
         """Return when the phase is done. Raises OperationPaused, OperationFailed, SparkFailed, WorkerFailed, Fenced."""
@@ -81,21 +120,31 @@ class _PhaseOnSpark:
         if row.phase != self._phase:
             return
         begun = time.monotonic()
-        self._report(f"{self._phase.value}: {row.parallelism} workers")
-        try:
-            self._supervise()
-        except BaseException as error:
-            # Written down first: else the other workers would go on to the end of the phase before this is heard of.
-            settle(self._database, self._run, error, fatal=False)
-            self._leave(error)
-            raise
-        row = _control(self._database, self._run)
+        self._news.begin(row.parallelism)
+        if self._phase == Phase.BUILD:
+            # The rest is told when the options are given.
+            for line in slow(row, 0, cores=shared_cores(self._spark)):
+                self._news.say(line)
+        while True:
+            try:
+                self._supervise()
+            except BaseException as error:
+                # Written down first: else the other workers would go on to the end of the phase before this is heard
+                # of.
+                settle(self._database, self._run, error, fatal=False)
+                self._leave(error)
+                raise
+            row = _control(self._database, self._run)
+            # Paused, and resumed while its workers still left: this run works on.
+            if row.status != Status.RUNNING or row.phase != self._phase or not self._work_left().undone:
+                break
+        self._news.pieces(last=True)
         if row.status == Status.PAUSED:
             raise OperationPaused(f"index {self._run.index}: paused by {row.paused_by}: {row.pause_reason}")
         if row.status == Status.FAILED:
             raise OperationFailed(f"index {self._run.index}: {row.error}")
         self._database.retry(lambda: ENGINE[self._phase].finish(self._database, self._run))
-        self._report(f"{self._phase.value}: done in {time.monotonic() - begun:.1f} s")
+        self._news.say(f"done in {time.monotonic() - begun:.1f} s")
 
     def _supervise(self) -> None:
         workers = self._workers
@@ -103,16 +152,23 @@ class _PhaseOnSpark:
             row = _control(self._database, self._run)
             if failures := self._hear(workers.collect()):
                 raise failures[0]
+            if row.status == Status.PAUSED and workers.busy:
+                self._news.say(
+                    f"paused by {row.paused_by}; waiting for the open batches of {counted(len(workers.busy), 'worker')}"
+                )
             if row.status != Status.RUNNING or row.phase != self._phase:
                 break
+            self._news.workers(row.parallelism)
+            self._news.pieces()
             left = self._work_left()
             missing = sorted(set(range(row.parallelism)) - workers.busy)
-            for number in missing[: left.free]:
-                self._submitted_at[number] = time.monotonic()
+            # Who is busy and holds nothing is still starting, and is about to claim a piece that is free now.
+            for number in missing[: max(0, min(left.free, left.undone - len(workers.busy)))]:
+                self._submitted_at = time.monotonic()
                 workers.start(
                     number,
                     f"{self._run.index}: {self._phase.value}, worker {number} of {row.parallelism}, "
-                    f"{left.free} {UNITS[self._phase]} unclaimed",
+                    f"{left.free} {UNITS[self._phase]}s unclaimed",
                 )
             if not left.undone and not self._database.retry(self._at_work):
                 # Whom Spark has no slot for, or has lost, need not come any more.
@@ -131,20 +187,18 @@ class _PhaseOnSpark:
         """Report what workers did. Whatever failed is kept with the operation, so that no error hides another."""
         failures = [failure for one in ended if (failure := self._failure(one, leaving)) is not None]
         for failure in failures:
-            self._report(f"{self._phase.value}: {failure}")
+            self._news.say(str(failure))
             settle(self._database, self._run, failure, fatal=False)
         return failures
 
     def _failure(self, ended: Ended, leaving: bool) -> RoirError | None:
         """The error, if trying again won't help: a worker's own error, or a Spark that is of no more use."""
-        phase = self._phase.value
         for row in ended.rows:
             if row.error is None:
-                what = f"{UNITS[self._phase].removesuffix('s')} {row.ordinal}"
-                what += "" if self._phase == Phase.SEAL else f": {row.rows} rows"
-                self._report(f"{phase}: worker {row.worker}, {what} in {row.seconds:.2f} s")
-            elif row.error.startswith("fenced: "):
-                self._report(f"{phase}: worker {row.worker} stopped: a newer worker has taken its place")
+                # The news have told it from the committed state, when it was done.
+                continue
+            if row.error.startswith("fenced: "):
+                self._news.say(f"worker {row.worker} stopped: a newer worker has taken its place")
             else:
                 return WorkerFailed(row.error)
         if ended.error is None:
@@ -152,8 +206,12 @@ class _PhaseOnSpark:
         failure = why(ended.error)
         if is_python_error(ended.error):
             return worker_failed(ended.worker, failure)
-        self._report(f"{phase}: Spark lost worker {ended.worker}: {failure}")
-        if leaving or (is_alive(self._spark) and self._may_try_again()):
+        if leaving:
+            # It was to go, and what it has done is committed: how Spark ended it is for Spark's own log.
+            print(f"worker {ended.worker} has left: {failure}", file=sys.stderr, flush=True)  # noqa: T201
+            return None
+        if is_alive(self._spark) and self._may_try_again():
+            self._news.say(f"Spark lost worker {ended.worker}, which starts again after its last batch: {failure}")
             return None
         return SparkFailed(f"Spark gave up on worker {ended.worker}: {failure}")
 
@@ -167,19 +225,20 @@ class _PhaseOnSpark:
         return self._lost <= LOST_WORKERS and self._patience.wait()
 
     def _watch_slots(self) -> None:
-        """Say how many workers Spark has no slot for; they begin as soon as others leave or the cluster grows."""
-        now = time.monotonic()
-        late = {number for number, since in self._submitted_at.items() if now - since >= SLOT_S}
-        if not late:
+        """Say when all workers are at work, or how many wait for a slot of Spark's."""
+        if self._news.all_began and not self._waiting:
             return
-        for number in self._database.retry(self._at_work) | (late - self._workers.busy):
-            self._submitted_at.pop(number, None)
-        waiting = frozenset(late & self._submitted_at.keys())
-        if waiting - self._waiting:
-            self._report(
-                f"{self._phase.value}: {len(waiting)} of {len(self._workers.busy)} workers have not begun in "
-                f"{SLOT_S:g} s: Spark is slow, or has no free slot for them"
-            )
+        at_work = self._database.retry(self._at_work) & self._workers.busy
+        self._news.at_work(len(at_work))
+        since = time.monotonic() - self._submitted_at
+        busy, waiting = len(self._workers.busy), 0
+        if since >= SLOT_S:
+            known = tasks_without_slot(self._spark)
+            waiting = busy - len(at_work) if known is None else known
+            if (known is None or waiting >= busy) and since < FIRST_SLOT_S:
+                waiting = 0
+        if waiting > self._waiting:
+            self._news.say(f"no free slot of Spark's yet for {waiting} of {counted(busy, 'worker')}")
         self._waiting = waiting
 
     def _at_work(self) -> set[int]:

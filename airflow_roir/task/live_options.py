@@ -1,4 +1,4 @@
-"""Options as the user edits them in the Task State Store while an operation runs or is paused."""
+"""The options that change while an operation lives, in its row and in the task's Task State Store: the newest wins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub lacks it
 
-from airflow_roir.definition import BuildOptions
+from airflow_roir.definition import check_live_options
 from airflow_roir.errors import InvalidInput
 from airflow_roir.task.form_values import whole_number
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from airflow.sdk.execution_time.context import TaskStateStoreAccessor
 
 log = logging.getLogger(__name__)
+
+# The key under which the store holds the options that row and store last had in common: whatever differs from them was
+# changed since. Also for who reads the store.
+IN_EFFECT = "in_effect"
 
 
 class Apply(Protocol):
@@ -25,60 +29,70 @@ class Apply(Protocol):
         """Raises InvalidInput for a value that can't be used."""
 
 
-def seed(store: TaskStateStoreAccessor, values: Mapping[str, int | None]) -> None:
-    """Write the values of the trigger form into the store, unless it has them already.
-
-    They never expire: the default of thirty days is shorter than a long pause.
-    """
-    for key, value in values.items():
-        if value is not None and store.get(key) is None:
-            store.set(key, value, retention=NEVER_EXPIRE)
-
-
 class LiveOptions:
-    """Follows the stored values: tells what changed, refuses once what can't be used, and keeps the old value.
+    """Keeps the Task State Store and the operation's row the same. A change in either is carried to the other.
 
-    refused: told of each refusal, besides the log.
-    current: the options in effect; no others are followed. A key that is missing from the store, or was deleted
-    there, changes nothing.
+    in_effect: what the store holds under that key; None or anything but a mapping is an operation that no task has
+        followed yet. refused: told of each refusal, besides the log.
+
+    The newest change wins, whoever made it. If both have changed while no task looked, which can't be told apart by
+    time, the store's value is taken.
     """
 
-    def __init__(
-        self, current: Mapping[str, int | None], refused: Callable[[str], object] = lambda _refusal: None
-    ) -> None:
+    def __init__(self, in_effect: Any = None, refused: Callable[[str], object] = lambda _refusal: None) -> None:
+        self.in_effect: dict[str, int] = dict(in_effect) if isinstance(in_effect, Mapping) else {}
         self._tell_refused = refused
-        self._keys = tuple(current)
-        self.current = {key: value for key, value in current.items() if value is not None}
-        # As text: to Python, True equals 1, and only one of them is a number of workers.
-        self._refused: dict[str, str] = {}
 
-    def follow(self, stored: Mapping[str, Any], apply: Apply | None = None) -> dict[str, int]:
-        """Compare the stored values with those in effect; returns the changes that are in effect now.
+    def settle(self, stored: Mapping[str, Any], row: Mapping[str, int], apply: Apply) -> dict[str, Any]:
+        """Compare both sides; returns what has to be written to the store, by key.
 
-        apply: called once per change, with that option as keyword. None only validates: the caller puts the result
-            into effect by starting with it.
+        stored: the store's values; a missing or empty one changes nothing. row: the operation's, of the options that
+            may change; no limit is 0. apply: called once per change of the store, with that option as keyword.
         """
-        changes: dict[str, int] = {}
-        for key in self._keys:
-            value = stored.get(key)
-            if value is None or self._refused.get(key) == repr(value):
-                continue
-            try:
-                number = whole_number(key, value)
-                if number is None or number == self.current.get(key):
-                    self._refused.pop(key, None)
-                    continue
-                BuildOptions(**{key: number})  # type: ignore[arg-type]  # validates
-                if apply is not None:
-                    apply(**{key: number})
-            except InvalidInput as refusal:
-                self._refused[key] = repr(value)
-                kept = self.current.get(key, "its old value")
-                said = f"Refused a value of the Task State Store: {refusal}. {key} stays at {kept}"
-                log.warning("%s", said)
-                self._tell_refused(said)
-                continue
-            log.info("%s changes from %s to %s", key, self.current.get(key, "its old value"), number)
-            self.current[key] = changes[key] = number
-            self._refused.pop(key, None)
-        return changes
+        writes: dict[str, Any] = {}
+        agreed: dict[str, int] = {}
+        for key, now in row.items():
+            wish, value = self._wish(key, stored.get(key), now), now
+            if wish not in (None, now, self.in_effect.get(key, now)):
+                value = self._apply(key, wish, now, apply)
+            elif now != self.in_effect.get(key, now):
+                log.info("%s is %s now, not %s: changed outside of this task", key, now, self.in_effect[key])
+            if wish != value:
+                writes[key] = value
+            agreed[key] = value
+        # At the end: where an error comes in between, no value may count as agreed that the store won't get.
+        if agreed != self.in_effect or stored.get(IN_EFFECT) is None:
+            self.in_effect = agreed
+            writes[IN_EFFECT] = agreed
+        return writes
+
+    def _wish(self, key: str, raw: Any, now: int) -> int | None:
+        """The stored value; None if there is none, or none that can be used."""
+        try:
+            value = whole_number(key, raw)
+            check_live_options({key: value})
+        except InvalidInput as refusal:
+            self._refuse(key, refusal, now)
+            return None
+        return value
+
+    def _apply(self, key: str, wish: int | None, now: int, apply: Apply) -> int:
+        assert wish is not None
+        try:
+            apply(**{key: wish})
+        except InvalidInput as refusal:
+            self._refuse(key, refusal, now)
+            return now
+        log.info("%s changes from %s to %s: changed in the Task State Store", key, now, wish)
+        return wish
+
+    def _refuse(self, key: str, refusal: InvalidInput, now: int) -> None:
+        said = f"Refused a value of the Task State Store: {refusal}. {key} stays at {now}"
+        log.warning("%s", said)
+        self._tell_refused(said)
+
+
+def write(store: TaskStateStoreAccessor, values: Mapping[str, Any]) -> None:
+    """Write into the store for good: the default of thirty days is shorter than a long pause."""
+    for key, value in values.items():
+        store.set(key, value, retention=NEVER_EXPIRE)

@@ -49,20 +49,26 @@ Turn = Go | Done | Wait | Stop
 
 
 def decide(
-    operation: OperationState, done_phases: frozenset[Phase], switch: str, dag_paused: bool, driver: str | None
+    operation: OperationState,
+    done_phases: frozenset[Phase],
+    switch: str,
+    dag_paused: bool,
+    driver: str | None,
+    aborted: str | None = None,
 ) -> Turn:
     """Decide from committed state alone.
 
     done_phases: phases in which this task has nothing left to do.
     switch: the name under which this DAG's switch pauses; such a pause ends as soon as the DAG isn't paused.
     driver: the other run that drives the operation now; None if there is none.
+    aborted: who has aborted the operation, and why, as far as that is known.
 
     A run also pauses its operation if something fails: a later try resumes that one.
     """
     if operation.status == Status.COMPLETED:
         return Done()
     if operation.status in (Status.ABORTING, Status.ABORTED):
-        return Stop(f"operation {operation.id} was aborted; trigger a new run to start again")
+        return Stop(was_aborted(operation.id, aborted))
     if operation.status == Status.FAILED:
         return Stop(
             f"operation {operation.id} has failed: {operation.error or 'no reason kept'}. Abort it, then trigger a "
@@ -80,3 +86,8 @@ def decide(
     if dag_paused:
         return Wait(f"paused by {switch}: unpause to resume", by_switch=True)
     return Go()
+
+
+def was_aborted(operation_id: int, who: str | None) -> str:
+    """What to tell of an aborted operation. who: and why, as far as that is known."""
+    return f"operation {operation_id} was aborted{f' by {who}' if who else ''}; trigger a new run to start again"

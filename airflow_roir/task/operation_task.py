@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
@@ -10,14 +10,16 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import operations, status
 from airflow_roir.engine.database import is_transient
-from airflow_roir.errors import IllegalTransition
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import IllegalTransition, NotFound
+from airflow_roir.links.index_build import IndexBuildLink, show_link
 from airflow_roir.operation import Phase, Status
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
-from airflow_roir.task.form_values import whole_number
-from airflow_roir.task.next_step import Done, Go, Stop, Wait, decide
+from airflow_roir.task.form_values import one_line, whole_number
+from airflow_roir.task.next_step import Done, Go, Stop, Wait, decide, was_aborted
 from airflow_roir.task.roir_operator import RoirOperator, owner_of
 from airflow_roir.task.ui_requests import Watcher
-from airflow_roir.task.wait_for_job import follow
+from airflow_roir.task.wait_for_job import Interrupted, follow
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
@@ -34,6 +36,7 @@ class DrivingOperator(RoirOperator):
     """
 
     template_fields: Sequence[str] = (*RoirOperator.template_fields, "operation_id")
+    operator_extra_links: Any = (IndexBuildLink(),)
     done_phases: frozenset[Phase] = frozenset()
 
     def __init__(self, *, operation_id: int | str | None = None, **kwargs: Any) -> None:
@@ -41,23 +44,36 @@ class DrivingOperator(RoirOperator):
         self.operation_id = operation_id
         self._killed = False
 
+    def pre_execute(self, context: Any) -> None:
+        """Show the link to the page now. Airflow would at the end, and it is for while the task runs."""
+        super().pre_execute(context)
+        show_link(self, context["ti"])
+
     def on_kill(self) -> None:
         """Only note it: this runs as a signal handler on the main thread, and `execute` goes on afterwards."""
         self._killed = True
 
     def read(self, database: Database) -> OperationRow:
         """The operation as it is now. Raises AirflowFailException if it ended unfinished and another one has begun."""
-        newest = operations.find_operation(database, self.index)
         begun = whole_number("operation_id", self.operation_id)
-        if begun is None or newest.id == begun:
-            return newest
+        if begun is None:
+            return operations.find_operation(database, self.index)
         with database.transaction() as connection:
+            check_schema(connection)
             row = operations.read_operation(connection, begun)
-        if row.status == Status.COMPLETED and row.index_id == newest.index_id:
+        try:
+            newest = operations.find_operation(database, self.index)
+        except NotFound:
+            # With the creation of an index its abort removes the index, too.
+            if aborted := self._aborted(database, row):
+                raise AirflowFailException(was_aborted(row.id, aborted)) from None
+            raise
+        if newest.id == begun or (row.status == Status.COMPLETED and row.index_id == newest.index_id):
             return row
+        aborted = self._aborted(database, row)
         raise AirflowFailException(
-            f"operation {begun} of index {self.index} has ended, and operation {newest.id} has begun since; this run "
-            "has nothing more to do"
+            f"operation {begun} of index {self.index} has ended{f' (aborted by {aborted})' if aborted else ''}, and "
+            f"operation {newest.id} has begun since; this run has nothing more to do"
         )
 
     def take_turn(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> OperationRow | None:
@@ -69,7 +85,9 @@ class DrivingOperator(RoirOperator):
         row = self.read(database)
         with database.transaction() as connection:
             driven = operations.heart_beats(row, connection) and row.owner != owner_of(ti)
-        match decide(row, self.done_phases, actor_of_switch(ti.dag_id), dag_paused, row.owner if driven else None):
+        driver = row.owner if driven else None
+        aborted = self._aborted(database, row)
+        match decide(row, self.done_phases, actor_of_switch(ti.dag_id), dag_paused, driver, aborted):
             case Done():
                 self.log.info("Operation %s has finished this task already: it is in phase %s", row.id, row.phase)
                 turn = None
@@ -83,6 +101,14 @@ class DrivingOperator(RoirOperator):
             case Go():
                 turn = row
         return turn
+
+    def _aborted(self, database: Database, row: OperationRow) -> str | None:
+        """Who aborted the operation, and why; None for one that wasn't aborted."""
+        if row.status not in (Status.ABORTING, Status.ABORTED):
+            return None
+        with database.transaction() as connection:
+            event = operations.last_event(connection, row.id, "abort")
+        return None if event is None else f"{one_line(event.actor)}: {one_line(event.detail or 'no reason given')}"
 
     def wait_for(self, database: Database, why: str, seconds: int) -> NoReturn:
         """End this stretch, saying why and how far the operation is."""
@@ -112,16 +138,27 @@ class DrivingOperator(RoirOperator):
         database: Database,
         ti: RuntimeTaskInstanceProtocol,
         watcher: Watcher,
-        change_options: Callable[[Mapping[str, Any]], object] = lambda _values: None,
+        turn: Callable[[], object] = lambda: None,
     ) -> None:
-        """Follow a job to its end; see `follow`."""
-        follow(
-            wait,
-            watcher,
-            is_killed=lambda: self._killed,
-            request_pause=lambda: self.request_pause(database, ti),
-            change_options=change_options,
-        )
+        """Follow a job to its end; see `follow`. A task that Airflow ends leaves, which costs no try."""
+        try:
+            follow(
+                wait,
+                watcher,
+                is_killed=lambda: self._killed,
+                request_pause=lambda: self.request_pause(database, ti),
+                turn=turn,
+            )
+        except Interrupted:
+            if not self._killed:
+                raise
+            # Marked or cleared, its state is no longer `running`: Airflow's server then refuses this, and what the
+            # user chose holds. A shutdown finds the state as it was.
+            self.log.info(
+                "Airflow has ended this task: the work leaves, and keeps all that is committed. Unless somebody marked "
+                "or cleared the task, it continues by itself when Airflow is up"
+            )
+            raise leave(LEAVE_S) from None
 
     def leave_or_fail(
         self, database: Database, ti: RuntimeTaskInstanceProtocol, failure: str, asked_to: bool
@@ -138,7 +175,7 @@ class DrivingOperator(RoirOperator):
         if row.status == Status.PAUSED and row.paused_by == row.owner:
             failure = row.pause_reason or failure
         other = row.owner if asked_to and row.status == Status.RUNNING and row.owner != owner_of(ti) else None
-        match decide(row, frozenset(), switch, dag_paused=False, driver=other):
+        match decide(row, frozenset(), switch, dag_paused=False, driver=other, aborted=self._aborted(database, row)):
             case Stop(why):
                 raise AirflowFailException(why)
             case Wait(why):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from airflow_roir.engine.status import OperationStatus
+from airflow_roir.quantity import counted, left, percent, rate
 
 # Often enough to see that it moves, seldom enough to read the log of a night.
 EVERY_S = 30.0
@@ -37,10 +38,10 @@ class Progress:
 
 
 def progress_line(status: OperationStatus) -> str:
-    """One line for people: `build: 43 %, 120,000 rows, 1,785 rows/s, 12 s left`."""
-    parts = [f"{status.percent_complete:.0f} %", f"{status.rows:,} rows"]
+    """One line for people: `build: 43.4 %, 120,000 rows, 1,785 rows/s, about 12 s left`."""
+    parts = [percent(status.percent_complete), counted(status.rows, "row")]
     if status.rows_per_second is not None:
-        parts.append(f"{status.rows_per_second:,.0f} rows/s")
-    if status.seconds_left is not None:
-        parts.append(f"{status.seconds_left:,.0f} s left")
+        parts.append(rate(status.rows_per_second))
+    if (remaining := left(status.seconds_left, status.seconds_left_low, status.seconds_left_high)) is not None:
+        parts.append(remaining)
     return f"{status.phase}: {', '.join(parts)}"

@@ -19,6 +19,8 @@ from airflow_roir.errors import (
     VerificationFailed,
 )
 from airflow_roir.hooks.roir import RoirHook
+from airflow_roir.task.form_values import one_line, optional_text
+from airflow_roir.task.open_database import open_database
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
@@ -53,8 +55,18 @@ class RoirOperator(BaseOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def get_database(self) -> Database:
-        """The engine's handle of the task's connection; `pg_stat_activity` shows the task's name."""
-        return RoirHook(self.postgres_conn_id).get_database(f"roir airflow {self.task_id}")
+        """The engine's handle of the task's connection; `pg_stat_activity` shows the task's name.
+
+        The first line of the task's log says what it works on: runs look alike otherwise.
+        """
+        operation = optional_text(getattr(self, "operation_id", None))
+        self.log.info(
+            "Index %s, %sconnection %s",
+            one_line(str(self.index)),
+            f"operation {one_line(operation)}, " if operation else "",
+            one_line(str(self.postgres_conn_id)),
+        )
+        return open_database(self.postgres_conn_id, f"roir airflow {self.task_id}")
 
 
 def owner_of(ti: RuntimeTaskInstanceProtocol) -> str:

@@ -10,14 +10,18 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import live_options, operations, status
 from airflow_roir.engine.database import is_transient
+from airflow_roir.engine.slow import slow_operation
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.hooks.spark import resolve_spark
+from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.links.live_options import LiveOptionsLink
 from airflow_roir.operation import Status
 from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
+from airflow_roir.spark.log_file import spark_log
 from airflow_roir.task.form_values import optional_text
-from airflow_roir.task.live_options import Apply, LiveOptions, seed
+from airflow_roir.task.live_options import IN_EFFECT, Apply, LiveOptions, write
+from airflow_roir.task.log_folder import log_folder_of
 from airflow_roir.task.operation_task import DrivingOperator
 from airflow_roir.task.progress import Progress
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
@@ -38,13 +42,13 @@ class SparkDrivingOperator(DrivingOperator):
     spark: a Spark master, or the id of an Airflow connection that holds one; None or 'local' runs Spark inside the
         driver (templated). See `hooks.spark`.
 
-    The operation's row holds the options that can change while it runs. The task offers them in its Task State Store.
-    A change there takes effect at once, or at the next start; at a start the store has the last word over changes made
-    elsewhere.
+    The operation's row holds the options that can change while it runs. The task shows them in its Task State Store,
+    where they can be edited. The newest change wins, whoever made it: the task carries an edit to the row, and a change
+    of the row (by `control_index`, `roir change`, SQL) to the store.
     """
 
     template_fields: Sequence[str] = (*DrivingOperator.template_fields, "spark")
-    operator_extra_links = (LiveOptionsLink(),)
+    operator_extra_links = (LiveOptionsLink(), IndexBuildLink())
     # What the Task State Store holds for the user to change, each a column of the operation's row.
     live_options: tuple[str, ...] = ("parallelism",)
 
@@ -52,16 +56,35 @@ class SparkDrivingOperator(DrivingOperator):
         super().__init__(**kwargs)
         self.spark = spark
         self._driver: Driver | None = None
+        self._options = LiveOptions()
+        self._change: Apply = lambda **_values: None
         self._left_early = False
+        self._settled: Mapping[str, Any] | None = None
 
     def offer_live_options(self, context: Context, database: Database) -> None:
-        """Write the options that may change, as the operation has them, to the Task State Store; show the button."""
-        ti = context["ti"]
+        """Settle the options that may change between the operation and the Task State Store; show the button."""
+        ti, store = context["ti"], context["task_state_store"]
         # Now and not at the end, where Airflow would do it: the button is for while it runs.
         link = LiveOptionsLink()
         ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))
         row = self.read(database)
-        seed(context["task_state_store"], {key: getattr(row, key) for key in self.live_options})
+        actor = f"task state store of DAG {ti.dag_id}"
+        self._options = LiveOptions(
+            store.get(IN_EFFECT),
+            refused=lambda refusal: live_options.refuse_option(database, self.index, actor, refusal),
+        )
+
+        def change(**values: int) -> None:
+            for line in slow_operation(operations.change_options(database, self.index, actor=actor, **values)):
+                self.log.warning("%s", line)
+
+        self._change = change
+        if row.status in (Status.RUNNING, Status.PAUSED):
+            stored = {key: store.get(key) for key in (*self.live_options, IN_EFFECT)}
+            write(store, self._options.settle(stored, self._options_of(row), self._change))
+
+    def _options_of(self, row: OperationRow) -> dict[str, int]:
+        return {key: getattr(row, key) or 0 for key in self.live_options}
 
     def drive_on_spark(self, context: Context, database: Database, row: OperationRow) -> None:
         """Drive the operation, as `take_turn` gave it, until the driver's phases are done, or leave.
@@ -70,12 +93,6 @@ class SparkDrivingOperator(DrivingOperator):
         """
         ti, store = context["ti"], context["task_state_store"]
         with failing_clearly():
-            actor = f"task state store of DAG {ti.dag_id}"
-            options = LiveOptions(
-                {key: getattr(row, key) for key in self.live_options},
-                refused=lambda refusal: live_options.refuse_option(database, self.index, actor, refusal),
-            )
-            options.follow({key: store.get(key) for key in self.live_options}, self._change(database, actor))
             owner = owner_of(ti)
             if row.status == Status.PAUSED:
                 # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
@@ -87,19 +104,20 @@ class SparkDrivingOperator(DrivingOperator):
                 # A fresh heartbeat under our own name is that of a try which was killed moments ago.
                 take_over=row.owner == owner,
                 keep_pause=True,
+                log=spark_log(row.id, log_folder_of(ti)),
             )
         self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
         dsn = RoirHook(self.postgres_conn_id).get_dsn()
-        self._driver = Driver(command, driver_environment(dsn), forward=self.log.info)
+        self._driver = Driver(command, driver_environment(dsn), forward=self._tell)
         try:
             progress = Progress(lambda: status.operation_status(database, row.id), self.log.info)
-            with Watcher(ti, store, self.live_options) as watcher:
+            with Watcher(ti, store, (*self.live_options, IN_EFFECT)) as watcher:
                 self.drive(
                     self._driver_ended,
                     database,
                     ti,
                     watcher,
-                    lambda stored: self._turn(database, actor, options, stored, progress, row.id, owner),
+                    lambda: self._turn(database, watcher, progress, row.id, owner),
                 )
         finally:
             self._driver.kill()
@@ -117,26 +135,14 @@ class SparkDrivingOperator(DrivingOperator):
         if self._driver is not None:
             self._driver.terminate()
 
+    def _tell(self, line: str) -> None:
+        self.log.info("%s", line.removeprefix("roir: "))
+
     def _driver_ended(self, seconds: float) -> bool:
         assert self._driver is not None
         return self._driver.wait(seconds) is not None
 
-    def _change(self, database: Database, actor: str) -> Apply:
-        def change(**values: int) -> object:
-            return live_options.set_options(database, self.index, actor, **values)
-
-        return change
-
-    def _turn(
-        self,
-        database: Database,
-        actor: str,
-        options: LiveOptions,
-        stored: Mapping[str, Any],
-        progress: Progress,
-        operation_id: int,
-        owner: str,
-    ) -> None:
+    def _turn(self, database: Database, watcher: Watcher, progress: Progress, operation_id: int, owner: str) -> None:
         try:
             assert self._driver is not None
             if self._driver.is_starting and operations.has_paused(database, operation_id, owner):
@@ -145,7 +151,14 @@ class SparkDrivingOperator(DrivingOperator):
                 self._driver.kill()
                 operations.has_paused(database, operation_id, owner)
                 return
-            options.follow(stored, self._change(database, actor))
+            stored = watcher.found()
+            # Once per look.
+            if stored is not None and stored is not self._settled:
+                with database.transaction() as connection:
+                    row = operations.read_operation(connection, operation_id)
+                if row.status in (Status.RUNNING, Status.PAUSED):
+                    watcher.write(self._options.settle(stored, self._options_of(row), self._change))
+                self._settled = stored
             progress.turn()
         except IllegalTransition:
             # Somebody has ended the operation in this very moment, and the driver is about to say so.

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
+from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub lacks it
 from airflow.sdk.exceptions import AirflowRuntimeError
 
 from airflow_roir.task.dag_switch import is_dag_paused
@@ -27,14 +29,18 @@ class Store(Protocol):
     def get(self, key: str, default: Any = None) -> Any:
         """The stored value, or the default."""
 
+    def set(self, key: str, value: Any, *, retention: timedelta | None = None) -> None:
+        """Store a value."""
+
 
 class Watcher:
     """Looks at the DAG's switch and at keys of the Task State Store, about once a second.
 
     ti: the running task instance; store: its Task State Store, None to watch the switch only; keys: what to read
-    there. Used as a context manager, or stepped by `look()` alone.
+    there. Used as a context manager, or stepped by `look()` alone. What is given to `write` goes to the store at the
+    next look, unless the user has changed the value since the last one.
 
-    `paused` and `values` are what the last look that succeeded found. `orphaned` says that the task's supervisor is
+    `paused` and `found()` are what the last look that succeeded found. `orphaned` says that the task's supervisor is
     gone: no request reaches this task any more, and its result reaches no one.
     """
 
@@ -44,7 +50,8 @@ class Watcher:
         self.keys = keys
         self.paused = False
         self.orphaned = False
-        self.values: Mapping[str, Any] = {}
+        self.values: Mapping[str, Any] | None = None
+        self._writes: dict[str, tuple[Any, Any]] = {}
         self._stop = threading.Event()
         # A daemon: a look that blocks must not keep the task's process alive.
         self._thread = threading.Thread(target=self._run, name="roir-watcher", daemon=True)
@@ -56,11 +63,31 @@ class Watcher:
             if paused is not None:
                 self.paused = paused
             if self.store is not None:
-                self.values = {key: self.store.get(key) for key in self.keys}
+                self._look_into(self.store)
         except AirflowRuntimeError:
             return
         except (EOFError, OSError):
             self.orphaned = True
+
+    def _look_into(self, store: Store) -> None:
+        writes = dict(self._writes)
+        for key, (seen, value) in writes.items():
+            if store.get(key) == seen:
+                store.set(key, value, retention=NEVER_EXPIRE)
+        self.values = {key: store.get(key) for key in self.keys}
+        # After the values: what `found` gives out must never be older than a write that it no longer waits for.
+        for key, written in writes.items():
+            if self._writes.get(key) is written:
+                del self._writes[key]
+
+    def found(self) -> Mapping[str, Any] | None:
+        """What the last look found in the store; None before the first one, and while values are to be written."""
+        return None if self._writes else self.values
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Have values written to the store, by the thread: a write blocks as a look does."""
+        found = self.values or {}
+        self._writes |= {key: (found.get(key), value) for key, value in values.items()}
 
     def _run(self) -> None:
         while not self._stop.is_set() and not self.orphaned:

@@ -5,8 +5,7 @@ A free function over callables; the operators bind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from airflow.sdk.exceptions import AirflowException
 
@@ -25,14 +24,14 @@ def follow(
     watcher: Watcher,
     is_killed: Callable[[], bool],
     request_pause: Callable[[], None],
-    change_options: Callable[[Mapping[str, Any]], object],
+    turn: Callable[[], object],
 ) -> None:
     """Return when the job has ended; raise Interrupted if the task must leave it.
 
     wait: waits for the job, at most this many seconds; True when it has ended.
     request_pause: called at every turn while the DAG's switch is off, not once: a driver that was just starting
         may have resumed the operation after an earlier request. The job then ends by itself, at a batch boundary.
-    change_options: called at every turn with what the Task State Store holds.
+    turn: called at every turn.
     """
     while not wait(POLL_S):
         if is_killed():
@@ -41,7 +40,7 @@ def follow(
             raise Interrupted("the task's supervisor is gone; all committed work stays")
         if watcher.paused:
             request_pause()
-        change_options(watcher.values)
+        turn()
     # A signal that ended the job may have been meant for the task.
     if is_killed():
         raise Interrupted("the task was killed; all committed work stays")

@@ -59,59 +59,91 @@ BEGIN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('index %s has no running operation to pause: its last one is %s', index, o.status);
     END IF;
-    -- The time up to the request is work too; the batch that workers still finish then counts for nothing.
+    -- The time up to the request is work too; the batch that workers still finish then counts for nothing. The tick is
+    -- the user's, no sign of life of a run.
     PERFORM roir.tick(o.id, o.epoch);
     UPDATE roir.operation
-       SET status = 'paused', paused_at = clock_timestamp(), paused_by = actor, pause_reason = reason, ticked_at = NULL
+       SET status = 'paused', paused_at = clock_timestamp(), paused_by = actor, pause_reason = reason, ticked_at = NULL,
+           heartbeat_at = o.heartbeat_at
      WHERE id = o.id AND status = 'running';
     INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
     VALUES (o.index_id, o.id, actor, 'pause', format('at %s %%: %s', percent, reason));
     RETURN format('paused at %s %%', percent);
 END $$;
 
--- The one place that changes the options which can change while an operation lives; NULL keeps what there is. An event
--- for each that really changes.
-CREATE FUNCTION roir.change_options(operation bigint, parallelism integer, batch_rows integer, actor text)
-RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+-- The one place that changes the options which can change while an operation lives; NULL keeps what there is, and a rate
+-- of 0 is no limit. An event for each that really changes; returns them, NULL if none does. Workers read the row before
+-- each batch, so that a change takes effect there.
+CREATE FUNCTION roir.change_options(operation bigint, parallelism integer, batch_rows integer,
+                                    max_rows_per_second integer, actor text)
+RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o roir.operation;
-    broken text;
-    changed boolean;
+    c record;
+    done text[];
 BEGIN
     SELECT x.* INTO o FROM roir.operation x WHERE x.id = change_options.operation FOR UPDATE;
-    -- The limits are those of the table.
-    BEGIN
-        UPDATE roir.operation x
-           SET parallelism = coalesce(change_options.parallelism, x.parallelism),
-               batch_rows = coalesce(change_options.batch_rows, x.batch_rows), notice = NULL
-         WHERE x.id = o.id AND x.status IN ('running', 'paused')
-           AND (change_options.parallelism <> x.parallelism OR change_options.batch_rows <> x.batch_rows);
-        changed := FOUND;
-    EXCEPTION WHEN check_violation THEN
-        GET STACKED DIAGNOSTICS broken = CONSTRAINT_NAME;
+    IF o.kind = 'verify' AND (batch_rows IS NOT NULL OR max_rows_per_second IS NOT NULL) THEN
         RAISE invalid_parameter_value USING
-            MESSAGE = format('%s must be from 1 to %s', replace(broken, 'operation_', ''),
-                             (SELECT substring(pg_get_constraintdef(k.oid) FROM '<= (\d+)') FROM pg_constraint k
-                               WHERE k.conrelid = 'roir.operation'::regclass AND k.conname = broken)),
-            DETAIL = concat_ws(', ', 'parallelism ' || parallelism, 'batch_rows ' || batch_rows);
-    END;
-    IF changed THEN
-        INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
-        SELECT o.index_id, o.id, change_options.actor, 'change ' || c.name, format('%s -> %s', c.old, c.new)
-          FROM (VALUES (1, 'parallelism', o.parallelism, change_options.parallelism),
-                       (2, 'batch_rows', o.batch_rows, change_options.batch_rows)) c (ordinal, name, old, new)
-         WHERE c.new <> c.old ORDER BY c.ordinal;
+            MESSAGE = 'a verification has no batches and no rate limit; of its options only parallelism changes';
     END IF;
+    FOR c IN SELECT v.* FROM (VALUES
+            (1, 'parallelism', o.parallelism, change_options.parallelism, 1, 256),
+            -- The table allows fewer. A user's batches of a few rows cost a commit each, and the build never ends.
+            (2, 'batch_rows', o.batch_rows, change_options.batch_rows, 1000, 10000000),
+            (3, 'max_rows_per_second', o.max_rows_per_second, change_options.max_rows_per_second, 100, 1000000000))
+            v (ordinal, name, old, new, least, most)
+        WHERE v.new IS NOT NULL AND v.new IS DISTINCT FROM coalesce(v.old, 0) ORDER BY v.ordinal
+    LOOP
+        IF c.new NOT BETWEEN c.least AND c.most AND (c.name <> 'max_rows_per_second' OR c.new <> 0) THEN
+            RAISE invalid_parameter_value USING
+                MESSAGE = format('%s is %s; it must be from %s to %s%s', c.name, c.new, c.least, c.most,
+                                 CASE WHEN c.name = 'max_rows_per_second' THEN ', or 0 for no limit' ELSE '' END);
+        END IF;
+        CONTINUE WHEN o.status NOT IN ('running', 'paused');
+        done := done || format('%s %s -> %s', c.name, coalesce(c.old::text, 'no limit'),
+                               CASE WHEN c.new = 0 THEN 'no limit' ELSE c.new::text END);
+        INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
+        VALUES (o.index_id, o.id, change_options.actor, 'change ' || c.name,
+                substr(done[cardinality(done)], length(c.name) + 2));
+    END LOOP;
+    UPDATE roir.operation x
+       SET parallelism = coalesce(change_options.parallelism, x.parallelism),
+           batch_rows = coalesce(change_options.batch_rows, x.batch_rows),
+           max_rows_per_second = nullif(coalesce(change_options.max_rows_per_second, x.max_rows_per_second), 0),
+           notice = NULL
+     WHERE x.id = o.id AND x.status IN ('running', 'paused') AND done IS NOT NULL;
+    RETURN array_to_string(done, ', ');
+END $$;
+
+-- Changes a live operation's options, whoever drives it, running or paused.
+CREATE FUNCTION roir.change(index text, parallelism integer DEFAULT NULL, batch_rows integer DEFAULT NULL,
+                            max_rows_per_second integer DEFAULT NULL, actor text DEFAULT session_user)
+RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    o roir.operation := roir.latest_operation(index);
+    done text;
+BEGIN
+    IF num_nonnulls(parallelism, batch_rows, max_rows_per_second) = 0 THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = 'nothing to change: give parallelism, batch_rows or max_rows_per_second';
+    END IF;
+    done := roir.change_options(o.id, parallelism, batch_rows, max_rows_per_second, actor);
+    IF o.status NOT IN ('running', 'paused') THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = format('index %s has no operation to change: its last one is %s', index, o.status);
+    END IF;
+    RETURN coalesce('changed: ' || done, 'nothing changes: these values are in effect already');
 END $$;
 
 -- paused -> running, for a run that waits for it (a DAG run goes on by itself), with other options where given.
 CREATE FUNCTION roir.resume(index text, parallelism integer DEFAULT NULL, batch_rows integer DEFAULT NULL,
-                            actor text DEFAULT session_user)
+                            max_rows_per_second integer DEFAULT NULL, actor text DEFAULT session_user)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o roir.operation := roir.latest_operation(index);
 BEGIN
-    PERFORM roir.change_options(o.id, parallelism, batch_rows, actor);
+    PERFORM roir.change_options(o.id, parallelism, batch_rows, max_rows_per_second, actor);
     IF o.status <> 'paused' THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('index %s has no paused operation to resume: its last one is %s', index, o.status);
@@ -122,7 +154,8 @@ BEGIN
      WHERE id = o.id AND status = 'paused';
     INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
     VALUES (o.index_id, o.id, actor, 'resume',
-            concat_ws(', ', 'parallelism ' || parallelism, 'batch_rows ' || batch_rows));
+            concat_ws(', ', 'parallelism ' || parallelism, 'batch_rows ' || batch_rows,
+                      'max_rows_per_second ' || max_rows_per_second));
     RETURN 'resumed; a waiting DAG run continues automatically; if none waits: roir resume ' || index;
 END $$;
 

@@ -115,6 +115,7 @@ CREATE TABLE roir.operation (
     finished_at timestamptz,
     error text,
     notice text,
+    spark_ui text,
     CONSTRAINT operation_completed_is_done CHECK ((status = 'completed') = (phase = 'done')),
     CONSTRAINT operation_finished CHECK ((status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)),
     CONSTRAINT operation_phase_of_kind CHECK (phase = 'done' OR (kind = 'verify') = (phase IN ('sum', 'check'))),

@@ -18,6 +18,7 @@ TOPICS = (
     "tables",
     "verification",
     "arrows",
+    "progress",
     "status",
     "operations",
     "rights",
@@ -25,6 +26,7 @@ TOPICS = (
     "capture",
     "partitions",
     "view",
+    "reading",
     "detach",
     "attach",
     "home",
@@ -58,7 +60,9 @@ def downgrade() -> None:
     op.execute("DROP SCHEMA roir_data")
     op.execute("SELECT roir.unguard()")
     op.execute("DROP VIEW roir.resumable_operations")
-    op.execute("DROP FUNCTION roir.refuse_arrow() CASCADE")  # with the triggers of the tables
+    op.execute("DROP FUNCTION roir.refuse_arrow(), roir.take_sample() CASCADE")  # with the triggers of the tables
+    # What is left of the functions stands on no view but this one, and this one on one of them.
+    op.execute("DROP VIEW roir.operation_work CASCADE")
     for kind, names in (("FUNCTION", FUNCTIONS), ("TABLE", TABLES)):
         op.execute(f"DROP {kind} {op.get_bind().exec_driver_sql(names).scalar_one()}")
     op.execute("DROP TYPE roir.entry_state")

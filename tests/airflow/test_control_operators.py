@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from airflow.sdk.exceptions import AirflowFailException
 from test_operators import INDEX, WHAT, build, context, driver_code, prepare
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import live_options, operations, status
+from airflow_roir.engine import operations, status
 from airflow_roir.engine.prepare import prepare as prepare_index
 from airflow_roir.engine.run import start_run
 from airflow_roir.operators.abort import AbortIndexBuildOperator
+from airflow_roir.operators.change import ChangeIndexBuildOperator
 from airflow_roir.operators.pause import PauseIndexBuildOperator
 from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
@@ -48,6 +50,28 @@ def test_a_paused_build_waits_and_goes_on_when_it_is_resumed(
     assert (standing(shop).status, standing(shop).parallelism) == ("running", 5)
     assert build(context, operation) == operation
     assert len(asked) == 1
+
+
+def test_options_are_changed_by_a_task(context: dict[str, Any], shop: Any, capsys: Any) -> None:
+    operation = prepare(context)
+
+    def change(**options: str) -> str:
+        task = ChangeIndexBuildOperator(task_id="change", **WHAT, **options)
+        assert task.execute(context) == operation  # type: ignore[arg-type]
+        return str(capsys.readouterr().out)
+
+    wanted = {"parallelism": "5", "batch_rows": "", "max_rows_per_second": "700"}
+    assert "changed: parallelism 2 -> 5, max_rows_per_second no limit -> 700" in change(**wanted)
+    assert "nothing changes" in change(**wanted)
+    assert "max_rows_per_second 700 -> no limit" in change(max_rows_per_second="0")
+    for bad, said in (({}, "nothing to change"), ({"max_rows_per_second": "99"}, "or 0 for no limit")):
+        with pytest.raises(AirflowFailException, match=said):
+            change(**bad)
+    assert (standing(shop).parallelism, standing(shop).batch_rows, standing(shop).max_rows_per_second) == (
+        5,
+        1000,
+        None,
+    )
 
 
 def test_what_cannot_be_done_fails_without_a_retry(context: dict[str, Any], shop: Any) -> None:
@@ -87,18 +111,25 @@ def test_a_refused_option_shows_in_the_status_until_one_is_accepted(
     assert refused.notice is not None
     assert "parallelism stays at 2" in refused.notice
     assert operations.events(shop.database, INDEX)[-1].action == "refuse"
-    live_options.set_options(shop.database, INDEX, "me", parallelism=3)
+    operations.change_options(shop.database, INDEX, actor="me", parallelism=3)
     assert (standing(shop).parallelism, standing(shop).notice) == (3, None)
 
 
 def test_the_form_chooses_the_task(dags_folder: Path) -> None:
     dag = DagBag(dag_folder=str(dags_folder / "control_index.py"), load_op_links=False).dags["control_index"]
     choose = dag.get_task("choose")
-    assert choose.downstream_task_ids == {"pause", "resume", "abort", "revert"}
+    assert choose.downstream_task_ids == {"pause", "resume", "change", "abort", "revert"}
     assert set(dag.params.get_param("action").schema["enum"]) == choose.downstream_task_ids
     kinds = {task_id: type(dag.get_task(task_id)) for task_id in sorted(choose.downstream_task_ids)}
+    # An empty field changes nothing, and 0 is a value.
+    form = deepcopy(dag.params)
+    form.update({"index": "i", "action": "change", "max_rows_per_second": 0, "batch_rows": 5000})
+    change = dag.get_task("change").prepare_for_execution()
+    change.render_template_fields({"params": form.validate()})
+    assert (change.parallelism, change.batch_rows, change.max_rows_per_second) == ("None", "5000", "0")
     assert kinds == {
         "abort": AbortIndexBuildOperator,
+        "change": ChangeIndexBuildOperator,
         "pause": PauseIndexBuildOperator,
         "resume": ResumeIndexBuildOperator,
         "revert": RevertIndexOperator,

@@ -15,7 +15,15 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, VerifyOptions
+from airflow_roir import run_notes
+from airflow_roir.definition import (
+    MIN_BATCH_ROWS,
+    MIN_ROWS_PER_SECOND,
+    BuildOptions,
+    IndexDefinition,
+    QualifiedName,
+    VerifyOptions,
+)
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 
@@ -58,12 +66,16 @@ def rendered(dag: DAG, task_id: str, **conf: Any) -> Any:
 
 def test_every_file_is_a_dag_without_an_error(bag: DagBag) -> None:
     assert bag.import_errors == {}
-    assert set(bag.dags) == {"rebuild_index", "verify_index", "clean_up_indexes", "control_index"}
+    shipped = {"rebuild_index", "verify_index", "clean_up_indexes", "control_index"}
+    examples = {"rebuild_bloated_indexes", "verify_indexes_weekly"}
+    assert set(bag.dags) == shipped | examples
+    # Whoever copies the whole folder has not asked for builds at night.
+    assert all(bag.dags[name].is_paused_upon_creation and bag.dags[name].max_active_runs == 1 for name in examples)
 
 
 def test_no_dag_file_imports_another(dags_folder: Path) -> None:
-    files = {path.stem for path in dags_folder.glob("*.py")}
-    for path in dags_folder.glob("*.py"):
+    files = {path.stem for path in dags_folder.rglob("*.py")}
+    for path in dags_folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 assert node.level == 0
@@ -115,9 +127,9 @@ def test_every_field_of_the_form_is_explained(bag: DagBag) -> None:
         {"index": ""},
         {"index": "i", "parallelism": 0},
         {"index": "i", "parallelism": "two"},
-        {"index": "i", "batch_rows": 0},
+        {"index": "i", "batch_rows": MIN_BATCH_ROWS - 1},
         {"index": "i", "ranges": 0},
-        {"index": "i", "max_rows_per_second": 0},
+        {"index": "i", "max_rows_per_second": MIN_ROWS_PER_SECOND - 1},
         {"index": "i", "postgres_conn_id": ""},
         {"index": "i", "verify": "sometimes"},
     ],
@@ -244,4 +256,38 @@ def test_the_finished_index_is_an_outlet_and_the_parallelism_is_a_button(rebuild
     encoded = DagSerialization.to_dict(rebuild)
     tasks = {task["__var"]["task_id"]: task["__var"] for task in encoded["dag"]["tasks"]}
     assert "roir_index_published" in json.dumps(tasks["finalize"]["outlets"])
-    assert tasks["build"]["_operator_extra_links"] == {"Change parallelism": "_link_LiveOptionsLink"}
+    assert tasks["build"]["_operator_extra_links"] == {
+        "Change parallelism": "_link_LiveOptionsLink",
+        "Index build": "_link_IndexBuildLink",
+    }
+
+
+def test_a_runs_note_names_its_index(bag: DagBag) -> None:
+    def note(dag: Any, conf: dict[str, Any] | None, note: str | None = None) -> str | None:
+        decoded = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+        run = SimpleNamespace(dag=decoded, conf=conf, note=note)
+        run_notes.on_dag_run_running(run, "started")  # type: ignore[arg-type]
+        return run.note
+
+    rebuild, clean_up = bag.dags["rebuild_index"], bag.dags["clean_up_indexes"]
+    assert note(rebuild, {"index": "public.f"}) == "`public.f`"
+    assert note(bag.dags["control_index"], {"index": "public.f", "action": "pause"}) == "pause `public.f`"
+    assert note(rebuild, {"index": '"`<b>\n`"' + "x" * 2000}) == "`" + ('" <b>  "' + "x" * 2000)[:200] + "`"
+    # What a user has written stays, and other DAGs are no business of ours.
+    assert note(rebuild, {"index": "public.f"}, "mine") == "mine"
+    assert note(clean_up, {}) is note(rebuild, {}) is note(rebuild, {"index": 7}) is None
+    with DAG("theirs") as theirs:
+        pass
+    assert note(theirs, {"index": "public.f"}) is None
+
+
+def test_what_a_form_offers_may_be_taken(bag: DagBag) -> None:
+    for dag in bag.dags.values():
+        for name in dag.params:
+            schema = dag.params.get_param(name).schema
+            assert set(schema.get("values_display", ())) <= set(schema.get("enum", ())), name
+            for offered in (*schema.get("enum", ()), *schema.get("examples", ())):
+                form = deepcopy(dag.params)
+                form.update({"index": "i"} if "index" in form else {})
+                form.update({name: offered})
+                form.validate()

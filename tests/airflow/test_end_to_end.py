@@ -137,7 +137,7 @@ def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirf
                 "keys": "kind, id",
                 "include": "price",
                 "parallelism": 2,
-                "batch_rows": 200,
+                "batch_rows": 1000,
                 "ranges": 8,
                 "max_rows_per_second": RATE,
                 "postgres_conn_id": warehouse,
@@ -166,14 +166,15 @@ def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirf
         assert f"at {paused.percent_complete:.0f} %, paused by {SWITCH}: unpause to resume" in log
 
         # While nothing runs: more workers, and a value that can't be used.
-        assert airflow.get_stored(DAG, run, "build") == {"parallelism": 2, "batch_rows": 200}
+        seeded = {"parallelism": 2, "batch_rows": 1000, "max_rows_per_second": RATE}
+        assert airflow.get_stored(DAG, run, "build") == seeded | {"in_effect": seeded}
         airflow.put_stored(DAG, run, "build", "parallelism", "4")
         airflow.put_stored(DAG, run, "build", "batch_rows", "plenty")
         assert standing().rows == paused.rows
 
         airflow.unpause(DAG)
         wait_until(lambda: standing().rows > paused.rows, PATIENCE_S, "the build to go on")
-        assert (standing().parallelism, standing().batch_rows) == (4, 200)
+        assert (standing().parallelism, standing().batch_rows) == (4, 1000)
         # And once more while it runs.
         airflow.put_stored(DAG, run, "build", "parallelism", 3)
         wait_until(lambda: standing().parallelism == 3, PATIENCE_S, "the change to be followed")
@@ -193,8 +194,8 @@ def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirf
     for task in ("prepare", "build", "finalize"):
         assert airflow.task(DAG, run, task)["try_number"] == 1
     log = airflow.task_log(DAG, run, "build")
-    assert "batch_rows stays at 200" in log
-    assert "parallelism changes from 4 to 3" in log
+    assert "batch_rows stays at 1000" in log
+    assert "parallelism changes from 4 to 3: changed in the Task State Store" in log
     actions = [(event.action, event.actor) for event in operations.events(shop.database, index)]
     assert actions.count(("pause", SWITCH)) == 1
     assert ("change parallelism", f"task state store of DAG {DAG}") in actions
@@ -220,7 +221,7 @@ def test_a_task_marked_failed_takes_its_driver_along_and_goes_on_when_it_is_clea
     airflow: StandaloneAirflow, shop: Any
 ) -> None:
     airflow.add_connection(FOLLOWED, "postgres", **{key: value for key, value in shop.fields.items() if value})
-    conf = {"index": "item_by_price", "table": "item", "keys": "price", "batch_rows": 200, "ranges": 8}
+    conf = {"index": "item_by_price", "table": "item", "keys": "price", "batch_rows": 1000, "ranges": 8}
     conf |= {"max_rows_per_second": RATE, "postgres_conn_id": FOLLOWED}
     run = airflow.trigger(DAG, conf)
 
@@ -271,8 +272,8 @@ def test_a_corrupted_entry_is_found_mended_and_counted(airflow: StandaloneAirflo
     assert [counts[name] for name in named] == [ROWS, ROWS, 0, 0, 1, 1, True]
     assert "different: kind k77, id 77 (mended)" in log
     assert "sum: 2 workers" in log
-    # Of what the store held, only what is the user's is left.
-    assert airflow.get_stored("verify_index", run, "verify") == {"parallelism": 2}
+    # The verification's own id is not left there.
+    assert airflow.get_stored("verify_index", run, "verify") == {"parallelism": 2, "in_effect": {"parallelism": 2}}
     assert airflow.task("verify_index", run, "verify")["try_number"] == 1
     steps.assert_exact(shop.database, "item_by_kind")
 

@@ -1,4 +1,4 @@
-"""`parallelism` and `batch_rows` in the Task State Store: followed, refused, kept."""
+"""The options that change while an operation lives, in its row and in the Task State Store: the newest wins."""
 
 from __future__ import annotations
 
@@ -10,98 +10,98 @@ import pytest
 from airflow.sdk import NEVER_EXPIRE
 
 from airflow_roir.errors import InvalidInput
-from airflow_roir.task.live_options import LiveOptions, seed
+from airflow_roir.task.live_options import IN_EFFECT, LiveOptions, write
 
 
-class MemoryStore:
-    """Stands in for Airflow's store, which lies outside."""
+class Sides:
+    """A store and an operation's row, kept the same by `LiveOptions`: a new one for each stretch of the task."""
 
-    def __init__(self, **values: Any) -> None:
-        self.values: dict[str, Any] = values
+    def __init__(self, **row: int) -> None:
+        self.row = row
+        self.values: dict[str, Any] = {}
         self.retention: dict[str, timedelta | None] = {}
+        self.refusals: list[str] = []
+        self.stretch()
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.values.get(key, default)
+    def stretch(self) -> None:
+        self.options = LiveOptions(self.values.get(IN_EFFECT), self.refusals.append)
+        self.settle()
+
+    def settle(self) -> None:
+        write(self, self.options.settle(self.values, self.row, self.apply))  # type: ignore[arg-type]
 
     def set(self, key: str, value: Any, *, retention: timedelta | None = None) -> None:
         self.values[key] = value
         self.retention[key] = retention
 
-
-def test_the_form_seeds_the_store_for_good() -> None:
-    store = MemoryStore()
-    seed(store, {"parallelism": 2, "batch_rows": 5000})  # type: ignore[arg-type]
-    assert store.values == {"parallelism": 2, "batch_rows": 5000}
-    assert store.retention == {"parallelism": NEVER_EXPIRE, "batch_rows": NEVER_EXPIRE}
+    def apply(self, **options: int) -> None:
+        self.row |= options
 
 
-def test_a_later_try_does_not_undo_what_the_user_made_of_it() -> None:
-    store = MemoryStore(parallelism="8")
-    seed(store, {"parallelism": 2, "batch_rows": None})  # type: ignore[arg-type]
-    assert store.values == {"parallelism": "8"}
+def test_the_store_shows_the_row_for_good() -> None:
+    sides = Sides(parallelism=2, max_rows_per_second=0)
+    assert sides.values == {
+        "parallelism": 2,
+        "max_rows_per_second": 0,
+        IN_EFFECT: {"parallelism": 2, "max_rows_per_second": 0},
+    }
+    assert set(sides.retention.values()) == {NEVER_EXPIRE}
 
 
-def test_a_change_is_applied_once() -> None:
-    options = LiveOptions({"parallelism": 2, "batch_rows": 1000})
-    applied: list[dict[str, int]] = []
-
-    def apply(**values: int) -> None:
-        applied.append(values)
-
-    assert options.follow({"parallelism": 2, "batch_rows": 1000}, apply) == {}
-    assert options.follow({"parallelism": "6", "batch_rows": 1000}, apply) == {"parallelism": 6}
-    assert options.follow({"parallelism": "6", "batch_rows": 1000}, apply) == {}
-    assert options.follow({"parallelism": 2, "batch_rows": 10}, apply) == {"parallelism": 2, "batch_rows": 10}
-    assert applied == [{"parallelism": 6}, {"parallelism": 2}, {"batch_rows": 10}]
-
-
-def test_a_deleted_key_changes_nothing() -> None:
-    options = LiveOptions({"parallelism": 3, "batch_rows": 1000})
-    assert options.follow({"parallelism": None}) == {}
-    assert options.current == {"parallelism": 3, "batch_rows": 1000}
+@pytest.mark.parametrize("meanwhile", [Sides.settle, Sides.stretch])
+def test_the_newest_change_wins_whoever_made_it(meanwhile: Any) -> None:
+    sides = Sides(parallelism=2, max_rows_per_second=0)
+    for step, wanted in (
+        (lambda: sides.values.update(parallelism="6"), 6),
+        (lambda: sides.row.update(parallelism=5), 5),
+        (lambda: sides.values.update(parallelism=6), 6),
+        (lambda: sides.row.update(parallelism=2), 2),
+        (lambda: None, 2),
+        # Both meanwhile: nobody knows which came first.
+        (lambda: (sides.row.update(parallelism=3), sides.values.update(parallelism=4)), 4),
+        (lambda: (sides.row.update(parallelism=7), sides.values.update(parallelism=7)), 7),
+        (lambda: sides.values.pop("parallelism"), 7),
+    ):
+        step()
+        meanwhile(sides)
+        assert (sides.row["parallelism"], int(sides.values["parallelism"])) == (wanted, wanted)
+        assert sides.row["max_rows_per_second"] == 0
 
 
 @pytest.mark.parametrize("bad", ["many", 0, -1, 1.5, True, 100_000, [2]])
-def test_a_bad_value_is_refused_once_and_the_old_one_stays(bad: object, caplog: Any) -> None:
-    options = LiveOptions({"parallelism": 3, "batch_rows": 1000})
-    applied: list[dict[str, int]] = []
+def test_a_bad_value_is_refused_once_and_the_store_shows_what_stays(bad: object, caplog: Any) -> None:
+    sides = Sides(parallelism=1)
+    sides.values["parallelism"] = bad
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert options.follow({"parallelism": bad}, lambda **values: applied.append(values)) == {}
-    assert len(caplog.records) == 1
-    assert "parallelism stays at 3" in caplog.text
-    assert applied == []
-    # After a good one it is news again.
-    assert options.follow({"parallelism": 3}) == {}
-    with caplog.at_level(logging.WARNING):
-        options.follow({"parallelism": bad})
-    assert len(caplog.records) == 2
-
-
-def test_true_is_refused_and_one_is_not() -> None:
-    options = LiveOptions({"parallelism": 3})
-    assert options.follow({"parallelism": True}) == {}
-    assert options.follow({"parallelism": 1}) == {"parallelism": 1}
+            sides.settle()
+    assert "parallelism stays at 1" in caplog.text
+    assert len(sides.refusals) == len(caplog.records) == 1
+    assert (sides.row, sides.values["parallelism"]) == ({"parallelism": 1}, 1)
 
 
 def test_what_the_engine_refuses_stays_out_too(caplog: Any) -> None:
-    options = LiveOptions({"parallelism": 3, "batch_rows": 1000})
+    sides = Sides(parallelism=3)
+    sides.values["parallelism"] = 5
 
     def refuse(**_: int) -> None:
         raise InvalidInput("the cluster has four cores")
 
     with caplog.at_level(logging.WARNING):
-        assert options.follow({"parallelism": 5}, refuse) == {}
+        assert sides.options.settle(sides.values, sides.row, refuse) == {"parallelism": 3}
     assert "the cluster has four cores" in caplog.text
-    assert options.current["parallelism"] == 3
 
 
-def test_a_failed_attempt_to_apply_is_made_again() -> None:
-    options = LiveOptions({"parallelism": 3, "batch_rows": 1000})
+def test_a_change_that_cannot_be_made_now_is_made_later() -> None:
+    sides = Sides(parallelism=3, batch_rows=1000)
+    sides.row["parallelism"] = 4
+    sides.values["batch_rows"] = 5000
 
     def fail(**_: int) -> None:
         raise ConnectionError("gone")
 
     with pytest.raises(ConnectionError):
-        options.follow({"parallelism": 5}, fail)
-    assert options.follow({"parallelism": 5}) == {"parallelism": 5}
+        sides.options.settle(sides.values, sides.row, fail)
+    sides.settle()
+    assert sides.row == {"parallelism": 4, "batch_rows": 5000}
+    assert sides.values["parallelism"] == 4

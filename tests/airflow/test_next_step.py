@@ -82,3 +82,9 @@ FAILED = Operation(status="failed", error="the source was altered")
 )
 def test_the_decision(operation: Operation, dag_paused: bool, driver: str | None, turn: Turn) -> None:
     assert decide(operation, BUILD_DONE, SWITCH, dag_paused, driver) == turn
+
+
+def test_who_aborted_an_operation_is_told() -> None:
+    assert decide(ABORTED, BUILD_DONE, SWITCH, False, None, "ann@desk: too slow") == Stop(
+        "operation 7 was aborted by ann@desk: too slow; trigger a new run to start again"
+    )

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from datetime import datetime, timezone
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRescheduleException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowRescheduleException,
+    AirflowSkipException,
+)
 
 from airflow_roir.assets import published_alias
 from airflow_roir.engine import operations, status
@@ -79,7 +86,7 @@ def context(shop: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def prepare(context: dict[str, Any], **more: Any) -> int:
     what: dict[str, Any] = {"table": "item", "keys": "kind", "include": "price", "parallelism": "2"} | WHAT
-    what["batch_rows"] = "100"
+    what["batch_rows"] = "1000"
     return PrepareIndexBuildOperator(task_id="prepare", **what | more).execute(context)  # type: ignore[arg-type]
 
 
@@ -207,7 +214,7 @@ def test_the_switch_pauses_a_running_build_and_resumes_it(context: dict[str, Any
     driver_code(TAKE_UP + "end_run(database, run)")
     assert build(context, operation) == operation
     now = operations.find_operation(shop.database, INDEX)
-    assert (now.status, now.parallelism, now.batch_rows) == ("running", 6, 100)
+    assert (now.status, now.parallelism, now.batch_rows) == ("running", 6, 1000)
     assert shop.run("SELECT action FROM roir.event WHERE action IN ('pause', 'resume') ORDER BY id") == [
         ("pause",),
         ("resume",),
@@ -250,6 +257,39 @@ def test_a_pause_while_spark_starts_ends_it_at_once_and_costs_no_try(
         assert found.paused_by == (SWITCH if way == "switch" else "ann@desk")
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_task_that_airflow_ends_leaves_with_its_driver_and_without_a_try(
+    context: dict[str, Any], shop: Any, driver_code: Any, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """By SIGTERM, of a shutdown. One whose supervisor has died reaches nobody any more, and fails."""
+    from airflow_roir.spark import driver_process
+
+    ended: list[int | None] = []
+    kill = driver_process.Driver.kill
+
+    def noted(self: Any) -> None:
+        kill(self)
+        ended.append(self.wait(0))
+
+    monkeypatch.setattr(driver_process.Driver, "kill", noted)
+    asked = driver_code(HANGS)
+    operation = prepare(context)
+    operator = BuildIndexOperator(task_id="build", operation_id=operation, **WHAT)
+    when_driven(context, shop, operator.on_kill if killed else lambda: (_ for _ in ()).throw(EOFError()))
+    before = datetime.now(timezone.utc)
+    with pytest.raises(AirflowException) as leaving:
+        operator.execute(context)  # type: ignore[arg-type]
+    assert isinstance(leaving.value, AirflowRescheduleException) == killed
+    if isinstance(leaving.value, AirflowRescheduleException):
+        assert (leaving.value.reschedule_date - before).total_seconds() > 15
+    assert ended == [-15]
+    # Spark's own log is where the task's is.
+    log = Path(asked[0][asked[0].index("--spark-log") + 1])
+    assert log.parts[-4:] == ("dag_id=rebuild_index", "run_id=run_1", "task_id=build", f"spark-{operation}.log")
+    assert log.is_relative_to(Path(os.environ["AIRFLOW_HOME"]) / "logs")
+
+
 def test_the_store_is_seeded_and_what_it_holds_is_started_with(
     context: dict[str, Any], shop: Any, driver_code: Any
 ) -> None:
@@ -257,12 +297,44 @@ def test_the_store_is_seeded_and_what_it_holds_is_started_with(
     operation = prepare(context)
     driver_code("")
     build(context, operation)
-    assert context["task_state_store"].values == {"parallelism": 2, "batch_rows": 100}
-    context["task_state_store"].values |= {"parallelism": "6", "batch_rows": "lots"}
+    store = context["task_state_store"].values
+    seeded = {"parallelism": 2, "batch_rows": 1000, "max_rows_per_second": 0}
+    assert store == seeded | {"in_effect": seeded}
+    store |= {"parallelism": "6", "batch_rows": "lots", "max_rows_per_second": 500}
     build(context, operation)
-    assert shop.run("SELECT parallelism, batch_rows, options ?| '{parallelism,batch_rows}' FROM roir.operation") == [
-        (6, 100, False)
-    ]
+    read = "SELECT parallelism, batch_rows, max_rows_per_second FROM roir.operation"
+    assert shop.run(read) == [(6, 1000, 500)]
+    keys = "{parallelism,batch_rows,max_rows_per_second}"
+    assert shop.run(f"SELECT options ?| '{keys}' FROM roir.operation") == [(False,)]
+    # And what somebody else has changed since isn't undone by the store: it shows that.
+    operations.pause(shop.database, INDEX, "ann@desk")
+    operations.resume(shop.database, INDEX, "ann@desk", parallelism=3, max_rows_per_second=0)
+    build(context, operation)
+    assert shop.run(read) == [(3, 1000, None)]
+    assert (store["parallelism"], store["batch_rows"], store["max_rows_per_second"]) == (3, 1000, 0)
+
+
+def test_a_change_from_elsewhere_shows_in_the_store_while_it_runs(
+    context: dict[str, Any], shop: Any, driver_code: Any
+) -> None:
+    driver_code(UNTIL_PAUSED)
+    operation = prepare(context)
+    store = context["task_state_store"]
+
+    def look() -> None:
+        now = operations.find_operation(shop.database, INDEX)
+        if now.heartbeat_at is not None and now.parallelism == 2:
+            operations.change_options(shop.database, INDEX, actor="ann@desk", parallelism=7)
+        elif store.values["parallelism"] == 7 and "edited" not in store.values:
+            store.values |= {"parallelism": 4, "edited": True}
+        elif now.parallelism == 4:
+            context["ti"].paused = True
+
+    context["ti"].meanwhile = look
+    with pytest.raises(AirflowRescheduleException):
+        build(context, operation)
+    changes = [event.detail for event in operations.events(shop.database, INDEX) if "parallelism" in event.action]
+    assert changes == ["2 -> 7", "7 -> 4"]
 
 
 def test_the_button_is_there_while_it_runs(context: dict[str, Any], driver_code: Any) -> None:
@@ -319,7 +391,7 @@ def test_an_operation_that_has_taken_the_place_of_ours_is_left_alone(context: di
     abort = AbortIndexBuildOperator(task_id="abort", reason="typo", **WHAT)
     assert abort.execute(context) == operation  # type: ignore[arg-type]
     asked = driver_code("raise SystemExit(9)")
-    with pytest.raises(AirflowFailException):
+    with pytest.raises(AirflowFailException, match="aborted by airflow rebuild_index run_1: typo;"):
         build(context, operation)
     other = prepare(context)
     assert other != operation
@@ -344,6 +416,29 @@ def test_a_database_without_the_control_schema_fails_clearly(context: dict[str, 
     shop.run("DROP SCHEMA roir CASCADE")
     with pytest.raises(AirflowFailException, match="roir init"):
         prepare(context)
+    # Every hour, and nothing is wrong yet.
+    with pytest.raises(AirflowSkipException, match="nothing to clean up"):
+        CleanUpIndexesOperator(task_id="clean_up", postgres_conn_id="warehouse").execute(context)  # type: ignore[arg-type]
+
+
+def test_a_connection_that_cannot_serve_fails_at_once_and_says_what_to_do(
+    context: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_WEB", json.dumps({"conn_type": "http", "host": "h"}))
+    cases = {"nowhere": "airflow connections add nowhere --conn-type postgres", "web": "type 'http'"}
+    for name, said in cases.items():
+        with pytest.raises(AirflowFailException, match=said):
+            prepare(context, postgres_conn_id=name)
+        with pytest.raises(AirflowFailException, match=said):
+            CleanUpIndexesOperator(task_id="clean_up", postgres_conn_id=name).execute(context)  # type: ignore[arg-type]
+
+
+def test_the_first_line_of_a_log_says_what_the_task_works_on(context: dict[str, Any], capsys: Any) -> None:
+    operation = prepare(context)
+    assert f"Index {INDEX}, connection warehouse" in capsys.readouterr().out
+    with pytest.raises(AirflowFailException):
+        FinalizeIndexBuildOperator(task_id="finalize", operation_id=operation, **WHAT).execute(context)  # type: ignore[arg-type]
+    assert f"Index {INDEX}, operation {operation}, connection warehouse" in capsys.readouterr().out
 
 
 def test_finalize_waits_its_turn_and_refuses_an_unsealed_index(context: dict[str, Any], shop: Any) -> None:

@@ -10,14 +10,20 @@ import pytest
 from airflow_roir.task.progress import EVERY_S, Progress, progress_line
 
 STATUS: Any = SimpleNamespace(
-    phase="build", percent_complete=43.4, rows=120_000, rows_per_second=1785.0, seconds_left=12.0
+    phase="build",
+    percent_complete=43.4,
+    rows=120_000,
+    rows_per_second=1785.0,
+    seconds_left=12.0,
+    seconds_left_low=11.0,
+    seconds_left_high=13.0,
 )
 
 
 def test_a_line_says_what_is_known() -> None:
-    assert progress_line(STATUS) == "build: 43 %, 120,000 rows, 1,785 rows/s, 12 s left"
-    unknown = SimpleNamespace(**vars(STATUS) | {"rows_per_second": None, "seconds_left": None, "rows": 0})
-    assert progress_line(unknown) == "build: 43 %, 0 rows"  # type: ignore[arg-type]
+    assert progress_line(STATUS) == "build: 43.4 %, 120,000 rows, 1,785 rows/s, about 12 s left"
+    unknown = SimpleNamespace(**vars(STATUS) | {"rows_per_second": None, "seconds_left": None, "rows": 1})
+    assert progress_line(unknown) == "build: 43.4 %, 1 row"  # type: ignore[arg-type]
 
 
 def test_it_is_said_now_and_then_and_again_after_a_failure() -> None:

@@ -40,6 +40,9 @@ class MemoryStore:
     def get(self, key: str, default: Any = None) -> Any:
         return self.values.get(key, default)
 
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        self.values[key] = value
+
 
 API_DOWN = AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={}))
 
@@ -66,7 +69,11 @@ class Run:
         self.pauses += 1
 
     def go(self) -> None:
-        follow(self.wait, self.watcher, lambda: self.killed, self.request_pause, self.seen.append)
+        follow(self.wait, self.watcher, lambda: self.killed, self.request_pause, self.turn)
+
+    def turn(self) -> None:
+        if (found := self.watcher.found()) is not None:
+            self.seen.append(found)
 
 
 def test_unknown_is_neither_paused_nor_not() -> None:
@@ -82,16 +89,32 @@ def test_a_watcher_keeps_what_it_knew_while_the_api_server_is_away() -> None:
     task, store = Task(), MemoryStore(parallelism=2)
     watcher = Watcher(task, store, ("parallelism", "batch_rows"))  # type: ignore[arg-type]
     watcher.look()
-    assert (watcher.paused, watcher.values) == (False, {"parallelism": 2, "batch_rows": None})
+    assert (watcher.paused, watcher.found()) == (False, {"parallelism": 2, "batch_rows": None})
     task.switch, store.values = API_DOWN, {"parallelism": 3}
     watcher.look()
     assert (watcher.paused, watcher.orphaned) == (False, False)
     task.switch = True
     watcher.look()
-    assert (watcher.paused, watcher.values["parallelism"]) == (True, 3)
+    assert (watcher.paused, watcher.found()) == (True, {"parallelism": 3, "batch_rows": None})
     task.switch = API_DOWN
     watcher.look()
     assert watcher.paused
+
+
+def test_a_write_reaches_the_store_at_the_next_look_unless_the_user_was_there_first() -> None:
+    task, store = Task(), MemoryStore(parallelism=2, batch_rows=1000)
+    watcher = Watcher(task, store, ("parallelism", "batch_rows"))  # type: ignore[arg-type]
+    assert watcher.found() is None
+    watcher.look()
+    watcher.write({"parallelism": 5, "batch_rows": 5000})
+    store.values["batch_rows"] = 2000
+    task.switch = API_DOWN
+    watcher.look()
+    task.switch = False
+    # What is found is never older than what was written.
+    assert watcher.found() is None or watcher.found() == {"parallelism": 5, "batch_rows": 2000}
+    watcher.look()
+    assert watcher.found() == store.values == {"parallelism": 5, "batch_rows": 2000}
 
 
 @pytest.mark.parametrize("gone", [EOFError("closed"), BrokenPipeError()])

@@ -24,7 +24,7 @@ from airflow_roir.errors import RoirError
 from airflow_roir.operation import Status
 from airflow_roir.spark import task
 
-OPTIONS = BuildOptions(batch_rows=200, ranges=8, segments=3)
+OPTIONS = BuildOptions(batch_rows=1_000, ranges=8, segments=3)
 
 
 class Runner:

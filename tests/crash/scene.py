@@ -28,8 +28,8 @@ from tests.crash.gate import PATIENCE_S, Gate
 from tests.engine.steps import session
 from tests.engine.writers import Writer
 
-ROWS = 4_000
-BATCH_ROWS = 200
+ROWS = 20_000
+BATCH_ROWS = 1_000
 ROIR = Path(sys.executable).parent / "roir"
 # A JVM that starts with half the work.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

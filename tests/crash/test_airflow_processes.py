@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -122,7 +122,54 @@ def test_the_scheduler_is_killed(airflow: StandaloneAirflow, scene: Scene, phase
     for process in schedulers:
         process.kill()
     gate.open()
-    # What supervises Airflow starts it again; the log goes where that of the first went.
+    with scheduler_again(airflow):
+        finished(airflow, scene, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", some(["build", "fold"], "build"))
+def test_a_scheduler_that_is_asked_to_end_leaves_the_work_and_goes_on_later(
+    airflow: StandaloneAirflow, scene: Scene, phase: str
+) -> None:
+    """SIGTERM to its process group, as a container's or systemd's stop sends it. It costs the task no try."""
+    gate = scene.gate(phase)
+    run = trigger(airflow, scene)
+    gate.reached()
+    victims = executor_processes(airflow)
+    task = "build" if phase == "build" else "finalize"
+    tries = airflow.task(DAG, run, task)["try_number"]
+    scene.killed("Airflow scheduler, by SIGTERM", phase)
+    for process in victims:
+        process.terminate()
+    # The gate is shut: a scheduler that waited for the work would never end.
+    wait_until(lambda: not any(is_alive(process) for process in victims), "the scheduler's end")
+    assert scene.processes("airflow_roir.spark") == []
+    left = airflow.task(DAG, run, task)
+    assert (left["state"], left["try_number"]) == ("up_for_reschedule", tries), airflow.task_log(DAG, run, task, tries)
+    gate.open()
+    with scheduler_again(airflow):
+        finished(airflow, scene, run)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """False for a zombie, too: `airflow standalone` doesn't always ask how its children ended."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def executor_processes(airflow: StandaloneAirflow) -> list[psutil.Process]:
+    """The scheduler's process group as it is without `airflow standalone`: the tasks have groups of their own."""
+    schedulers = [process for process in processes_of(airflow.home) if is_scheduler(process)]
+    assert schedulers
+    group = os.getpgid(schedulers[0].pid)
+    family = {*schedulers, *(child for process in schedulers for child in process.children(recursive=True))}
+    return [process for process in family if os.getpgid(process.pid) == group]
+
+
+@contextmanager
+def scheduler_again(airflow: StandaloneAirflow) -> Iterator[None]:
+    """What supervises Airflow starts it again; the log goes where that of the first went."""
     with airflow.log_file.open("ab") as log:
         again = subprocess.Popen(
             [sys.executable, "-m", "airflow", "scheduler"],
@@ -133,7 +180,7 @@ def test_the_scheduler_is_killed(airflow: StandaloneAirflow, scene: Scene, phase
             stderr=subprocess.STDOUT,
         )
     try:
-        finished(airflow, scene, run)
+        yield
     finally:
         again.terminate()
         again.wait()

@@ -10,7 +10,7 @@ import psycopg2
 import psycopg2.extensions
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, finalize, fold, live_options, prepare, publish, seal
+from airflow_roir.engine import build, finalize, fold, operations, prepare, publish, seal
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
@@ -88,7 +88,7 @@ def make_index(
 
 def start_with(database: Database, parallelism: int, index: str = "ix", owner: str = "test", **how: Any) -> Run:
     """A run of the index's operation, with so many workers from now on."""
-    live_options.set_options(database, index, owner, parallelism)
+    operations.change_options(database, index, actor=owner, parallelism=parallelism)
     return start_run(database, index, owner, **how)
 
 

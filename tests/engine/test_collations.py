@@ -229,3 +229,28 @@ def test_segments_and_partitions_by_icus_order(database: Database, dsn: str) -> 
         )
 
     through_modes(database, write, include="v", ranges=6, segments=4, batch_rows=20)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("by", ["", "PARTITION BY HASH (id)"], ids=["plain", "partitioned"])
+def test_names_of_another_collation_than_that_of_their_type_are_written(database: Database, dsn: str, by: str) -> None:
+    """A parameter of type name has a collation of its own: the capture's dynamic statements say which one they mean."""
+    run_sql(
+        dsn,
+        f'CREATE TABLE t (id name COLLATE "POSIX" PRIMARY KEY, k name COLLATE "POSIX", v text) {by}',
+        *(["CREATE TABLE t1 PARTITION OF t FOR VALUES WITH (MODULUS 1, REMAINDER 0)"] if by else []),
+        "INSERT INTO t SELECT 'id ' || i, 'k ' || i % 7, nullif(i % 3, 1)::text FROM generate_series(1, 60) i",
+    )
+
+    def write(mode: str) -> None:
+        user = steps.session(dsn)
+        sql(user, "DELETE FROM t WHERE id IN (SELECT id FROM t ORDER BY id LIMIT 5)")
+        sql(user, "UPDATE t SET v = CASE WHEN v IS NULL THEN 'was null' END WHERE k::text IN ('k 1', 'k 2')")
+        sql(
+            user,
+            "UPDATE t SET k = NULL WHERE k::text = 'k 3' AND v IS NULL; "
+            "UPDATE t SET id = id || '!' WHERE k::text = 'k 4'",
+        )
+        user.commit()
+
+    through_modes(database, write, keys="k, v")

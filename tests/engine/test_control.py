@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import abort, build, fold, live_options, operations, prepare, publish, seal
+from airflow_roir.engine import abort, build, fold, operations, prepare, publish, seal
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database
@@ -84,15 +84,29 @@ def test_pause_takes_effect_at_the_next_batch_and_keeps_what_is_committed(databa
     assert (before.status, before.rows, before.pause_reason, before.paused_by) == ("paused", 100, "lunch", "me")
     assert worker.batch(batch.claim) == Stop("paused")
     assert worker.claim() == Stop("paused")
-    live_options.set_options(database, "ix", "me", parallelism=5, batch_rows=7)
+    operations.change_options(database, "ix", actor="me", parallelism=5, batch_rows=7000)
     resumed = start_run(database, "ix", "test")
     after = operation_status(database, prepared.operation_id)
-    assert (after.status, after.rows, after.parallelism, after.batch_rows) == ("running", 100, 5, 7)
+    assert (after.status, after.rows, after.parallelism, after.batch_rows) == ("running", 100, 5, 7000)
     again = steps.worker(database, resumed)
     assert claimed(again).scan.watermark == batch.claim.scan.watermark
     again.connection.close()
     steps.finish_all(database, start_run(database, "ix", "test", take_over=True))
     steps.assert_exact(database)
+
+
+def test_a_rate_limit_that_changes_is_followed_while_the_worker_waits(database: Database) -> None:
+    _, run = steps.begin(database, parallelism=1, ranges=1, max_rows_per_second=100)
+    slept: list[float] = []
+
+    def wait(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            operations.change_options(database, "ix", actor="me", max_rows_per_second=0)
+
+    assert sum(done.rows for done in build.work(database, run, 0, wait)) == 1000
+    # Ten seconds' worth at the old rate: after the change nobody waits.
+    assert len(slept) == 3
 
 
 def test_a_worker_above_a_lowered_parallelism_leaves_its_range_to_others(database: Database) -> None:
@@ -101,7 +115,7 @@ def test_a_worker_above_a_lowered_parallelism_leaves_its_range_to_others(databas
     batch = worker.batch(claimed(worker))
     assert isinstance(batch, Batch)
     assert batch.claim is not None
-    live_options.set_options(database, "ix", "me", parallelism=1)
+    operations.change_options(database, "ix", actor="me", parallelism=1)
     assert worker.batch(batch.claim) == Stop("leave")
     assert claimed(steps.worker(database, run, 0)).scan.watermark == batch.claim.scan.watermark
 

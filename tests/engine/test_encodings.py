@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, drop, live_options, operations, schema
+from airflow_roir.engine import clean_up, drop, operations, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import InvalidInput
@@ -66,7 +66,7 @@ def test_an_operation_goes_its_way_in_any_encoding(
     )
     user.commit()
     _, run = steps.begin(database, keys=f'"k{letter}"', include="v", ranges=3, segments=2, batch_rows=7)
-    live_options.set_options(database, "ix", "me", parallelism=3)
+    operations.change_options(database, "ix", actor="me", parallelism=3)
     operations.pause(database, "ix", "me", "what no encoding but Unicode has: → … 🦀")
     run = start_run(database, "ix", "test")
     sql(user, f"UPDATE t SET \"k{letter}\" = '{letter}x' WHERE id LIKE '{letter}1%%'")

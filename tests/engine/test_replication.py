@@ -159,7 +159,7 @@ def test_an_attach_waits_for_an_older_snapshot_on_a_standby(primary: Server, dsn
         there = database_dsn(standby, dsn.rsplit("/", 1)[1])
         replayed(dsn, there)
         old = steps.session(there, "REPEATABLE READ")
-        assert sql(old, "SELECT count(*) FROM t1") == [(20,)]
+        # It holds no lock on t1: the replay of an attempt's lock would wait for it, and it for the replay.
         sql(old, "SELECT count(*) FROM pg_class")
         wait_until(lambda: walsenders(dsn, "backend_xmin IS NOT NULL"), "the standby's feedback")
         said: list[str] = []

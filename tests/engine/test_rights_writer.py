@@ -316,6 +316,7 @@ def test_what_runs_with_our_rights_is_known(scene: Scene) -> None:
     assert {row[0]: row[1:] for row in rows} == {
         "roir.published": (False, True, True),
         "roir.is_in_mode": (False, True, True),
+        "roir.take_sample": (False, True, False),
         "roir.note_arrival": (False, True, False),
         "roir.refuse_ddl": (False, True, True),
         "roir.refuse_drop": (False, True, True),

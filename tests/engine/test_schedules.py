@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from airflow_roir.engine import abort, build, fold, live_options, operations, publish, seal
+from airflow_roir.engine import abort, build, fold, operations, publish, seal
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
@@ -93,7 +93,9 @@ class Schedule:
     def change(self) -> None:
         """Another parallelism, live."""
         if self.row().status == Status.RUNNING:
-            live_options.set_options(self.database, "ix", "schedule", self.chance.randint(1, MOST_WORKERS))
+            operations.change_options(
+                self.database, "ix", actor="schedule", parallelism=self.chance.randint(1, MOST_WORKERS)
+            )
 
     def kill(self) -> None:
         """A worker dies in the middle of a batch: its transaction is rolled back, its claim stays."""

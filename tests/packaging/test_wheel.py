@@ -65,12 +65,40 @@ def database(tmp_path: Path) -> Iterator[str]:
         server.cleanup()
 
 
+def test_the_wheel_is_built_without_the_development_environment(tmp_path: Path) -> None:
+    """On a machine that has nothing yet: `make -n` says what would be run."""
+    command = ["make", "--dry-run", "--directory", REPOSITORY, "build", f"VENV={tmp_path}/none"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "uv build --wheel" in said
+    assert "--group" not in said
+
+
 def test_the_wheel_ships_every_migration(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         shipped = {name for name in archive.namelist() if name.startswith("airflow_roir/migrations/")}
     kept = [path for path in (REPOSITORY / "migrations").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert shipped == {"airflow_roir/" + path.relative_to(REPOSITORY).as_posix() for path in kept}
     assert "airflow_roir/migrations/env.py" in shipped
+
+
+def test_the_dags_come_out_of_an_installed_wheel(wheel: Path, installed: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {name for name in archive.namelist() if name.startswith("airflow_roir/dags/")}
+    kept = [path for path in (REPOSITORY / "dags").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert shipped == {"airflow_roir/" + path.relative_to(REPOSITORY).as_posix() for path in kept}
+    run([installed / "bin" / "roir", "dags", "--to", tmp_path / "dags"], tmp_path)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "dags").iterdir()} == {
+        file.name: file.read_bytes() for file in (REPOSITORY / "dags").glob("*.py")
+    }
+
+
+def test_the_wheel_ships_the_pages(wheel: Path) -> None:
+    kept = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "airflow_roir/page/static").iterdir()}
+    with zipfile.ZipFile(wheel) as archive:
+        assert kept <= {*archive.namelist()}
+        (points,) = [name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt")]
+        assert "\nroir = airflow_roir.page.plugin:RoirPlugin\n" in archive.read(points).decode()
+    assert {Path(name).name for name in kept} == {"page.html", "page.css", "page.js", "draw.js", "run.js", "indexes.js"}
 
 
 def test_the_wheel_holds_the_package_and_its_licence_alone(wheel: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_pause_does_not_wait_for_executors_that_never_come(database: Database,
     """More memory than any worker of the cluster has: Spark goes on asking for it."""
     operation = prepared(database)
     with Running(database, cluster.url, EXECUTOR_SETTINGS | {"spark.executor.memory": "8g"}) as driver:
-        driver.wait_for(lambda: "4 of 4 workers have not begun" in driver.said)
+        driver.wait_for(lambda: "no free slot of Spark's yet for 4 of 4 workers" in driver.said)
         operations.pause(database, "ix", "me", "the cluster is full")
         assert driver.wait() == 3, driver.said
     assert operation_status(database, operation.operation_id).pause_reason == "the cluster is full"
@@ -118,7 +118,9 @@ def test_nobody_is_waited_for_once_nothing_is_left(database: Database, cluster: 
     operation = prepared(database)
     with Running(database, cluster.url, EXECUTOR_SETTINGS | {"spark.executor.memory": "8g"}) as driver:
         for phase, work in (("build", build.work), ("seal", seal.work)):
-            driver.wait_for(lambda phase=phase: f"{phase}: 4 of 4 workers have not begun" in driver.said)
+            driver.wait_for(
+                lambda phase=phase: f"{phase}: no free slot of Spark's yet for 4 of 4 workers" in driver.said
+            )
             run = Run(operation.operation_id, one(database, "SELECT epoch FROM roir.operation"), "ix", "test")
             assert list(work(database, run, 0))
         assert driver.wait() == 0, driver.said

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from airflow_roir.engine import live_options, operations
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import start_run
@@ -89,7 +89,7 @@ def test_the_error_of_a_worker_that_was_to_leave_is_not_dropped(database: Databa
         driver.wait_for(
             lambda: one(database, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
         )
-        live_options.set_options(database, "ix", "me", parallelism=1)
+        operations.change_options(database, "ix", actor="me", parallelism=1)
         operations.pause(database, "ix", "me", "tea")
         driver.wait_for(lambda: at_work(database) == {3})
         gate.close()
@@ -148,6 +148,18 @@ def test_what_executors_lack_is_said_in_one_line(database: Database, tmp_path: P
     assert paused.pause_reason is not None
     assert "No module named" in paused.pause_reason
     assert driver.lines[-1] == f"roir: {paused.pause_reason}"
+
+
+@pytest.mark.sample(1)
+def test_a_machine_without_java_is_told_what_to_install_and_nothing_has_begun(database: Database) -> None:
+    operation = prepared(database)
+    with Running(database, environment={"PATH": "/no/such/folder", "JAVA_HOME": "/nor/this"}) as driver:
+        assert driver.wait() == 2, driver.said
+    (line,) = driver.lines
+    assert line.startswith("roir: Spark needs Java 17 or newer")
+    assert "JAVA_HOME=/nor/this is no Java that runs" in line
+    assert "apt-get install openjdk-17-jre-headless" in line
+    assert operation_status(database, operation.operation_id).owner is None
 
 
 def test_an_unknown_master_pauses_with_the_reason(database: Database) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_roir.engine import live_options, operations
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
@@ -48,9 +48,9 @@ def test_workers_leave_and_come_back_as_the_parallelism_changes(database: Databa
     prepared(database, rate=1_000, parallelism=3, ranges=24)
     with Running(database, master=None) as driver:
         driver.wait_for(lambda: at_work(database) == {0, 1, 2})
-        live_options.set_options(database, "ix", "me", parallelism=1)
+        operations.change_options(database, "ix", actor="me", parallelism=1)
         driver.wait_for(lambda: at_work(database) == {0})
-        live_options.set_options(database, "ix", "me", parallelism=18)
+        operations.change_options(database, "ix", actor="me", parallelism=18)
         driver.wait_for(lambda: at_work(database) == set(range(18)))
         lift_rate(database)
         assert driver.wait() == 0, driver.said

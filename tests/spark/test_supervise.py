@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_roir.engine import live_options, operations
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.spark.driver_process import driver_command, driver_environment
@@ -23,22 +23,39 @@ from tests.conftest import run_sql
 from tests.crash import gate
 from tests.crash.gate import Gate
 from tests.spark.cluster import ui_of
-from tests.spark.driving import GIVE_UP_S, ROWS, Running, finish_and_check, lift_rate, prepared, rows_committed
+from tests.spark.driving import GIVE_UP_S, ROWS, Running, finish_and_check, lift_rate, one, prepared, rows_committed
 
 pytestmark = [pytest.mark.usefixtures("source"), pytest.mark.sample(1)]
 
 
-def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(database: Database) -> None:
+def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(database: Database, tmp_path: Path) -> None:
     operation = prepared(database, rate=10_000)
-    driver = Running(database)
-    driver.wait_for(lambda: rows_committed(database) > 5_000)
+    log = tmp_path / "spark.log"
+    driver = Running(database, log=log)
+    # It is told as it is done, and not when its worker leaves.
+    driver.wait_for(lambda: " done, 1 of 8: 5,000 rows in " in driver.said)
+    assert f"roir: Spark's pages: {one(database, 'SELECT spark_ui FROM roir.operation')}" in driver.lines
     operations.pause(database, "ix", "me", "a look")
     assert driver.wait() == 3, driver.said
+    assert one(database, "SELECT spark_ui FROM roir.operation") is None
+    # What Spark prints, that all is well, is nothing for the user.
+    assert f"roir: Spark's own log: {log}" in driver.lines
+    assert {line.split(":")[0] for line in driver.lines} == {"roir"}, driver.said
+    assert "log4j" in log.read_text()
+    order = [
+        "starting Spark",
+        "Spark is up",
+        "build: 4 workers",
+        "build: range",
+        "build: paused by me",
+        "paused by me at",
+    ]
+    assert [driver.said.index(f"{text}") for text in order] == sorted(driver.said.index(text) for text in order)
     assert "paused by me" in driver.lines[-1]
     paused = operation_status(database, operation.operation_id)
     assert 0 < paused.rows < ROWS
     lift_rate(database)
-    live_options.set_options(database, "ix", "me", parallelism=3)
+    operations.change_options(database, "ix", actor="me", parallelism=3)
     driver = Running(database)
     assert driver.wait() == 0, driver.said
     assert any("build: 3 workers" in line for line in driver.lines)
@@ -134,14 +151,15 @@ def test_the_same_job_runs_by_spark_submit(database: Database) -> None:
     finish_and_check(database)
 
 
-def test_the_dsn_is_in_no_command_line_log_or_page_of_spark(database: Database, dsn: str) -> None:
+def test_the_dsn_is_in_no_command_line_log_or_page_of_spark(database: Database, dsn: str, tmp_path: Path) -> None:
     secret = "s3cret-of-the-database"
     prepared(database)
     gate.install(dsn)
     # It builds for as long as its pages are read.
     shut = Gate(dsn, "build")
     secretive = Database(dsn.replace("postgres:@", f"postgres:{secret}@"))
-    driver = Running(secretive, "local[2]", {"spark.ui.port": "0"})
+    log = tmp_path / "spark.log"
+    driver = Running(secretive, "local[2]", {"spark.ui.port": "0"}, log=log)
     driver.wait_for(shut.waiting)
     tree = [psutil.Process(driver.pid), *psutil.Process(driver.pid).children(recursive=True)]
     shown = [" ".join(child.cmdline()) for child in tree if child.status() != psutil.STATUS_ZOMBIE]
@@ -151,7 +169,7 @@ def test_the_dsn_is_in_no_command_line_log_or_page_of_spark(database: Database, 
         shown.append(fetch(f"{api}/{application}/{page}"))
     shut.open()
     assert driver.wait() == 0, driver.said
-    shown += driver.lines
+    shown += [*driver.lines, log.read_text()]
     assert len(shown) > 8
     assert not [text for text in shown if secret in text]
 

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import live_options, operations
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import start_run
@@ -77,7 +77,7 @@ def test_two_workers_are_paused_and_three_go_on(database: Database, dsn: str, ba
     assert len(done) == 5
     assert {worker for _, _, worker in done} == {0, 1}
     assert one(database, "SELECT count(*) FROM roir.verification_unit WHERE NOT done") > 5
-    live_options.set_options(database, "ix", "me", parallelism=3)
+    operations.change_options(database, "ix", actor="me", parallelism=3)
     with Running(database, "local[4]") as driver:
         assert driver.wait() == 0, driver.said
     assert "sum: 3 workers" in driver.said

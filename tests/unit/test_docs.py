@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from dataclasses import fields
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,11 @@ import typer.main
 from airflow_roir import cli, errors
 from airflow_roir.definition import BuildOptions
 from airflow_roir.engine import database, entry, fold, operations, tables
+from airflow_roir.engine.indexes import IndexFacts
 from airflow_roir.engine.status import OperationStatus
+from airflow_roir.entry_state import ENTRY_STATES
 from airflow_roir.generation_state import ARROWS
-from airflow_roir.operation import TRANSITIONS, Phase, Status
+from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb
 from airflow_roir.task import dag_switch
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +32,20 @@ DOCS = (
     ARCHITECTURE,
     OPERATIONS,
     LIMITS,
-    *(ROOT / "docs" / f"{name}.md" for name in ("regressions", "reliability", "performance", "spark")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in (
+            "regressions",
+            "reliability",
+            "performance",
+            "spark",
+            "troubleshooting",
+            "how-it-works",
+            "first-index",
+            "comparison",
+            "faq",
+        )
+    ),
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
 )
@@ -39,9 +56,11 @@ by_document = pytest.mark.parametrize("document", DOCS, ids=lambda path: path.na
 
 
 def code_of(document: Path) -> list[str]:
-    """Everything that is set as code: spans, and indented blocks, continued lines joined, comments left out."""
+    """Everything that is set as code: spans and blocks, continued lines joined, comments left out."""
     text = document.read_text()
-    blocks = "\n".join(re.findall(r"^ {4,}(\S.*)$", text, re.MULTILINE)).replace("\\\n", " ")
+    indented = re.findall(r"^ {4,}(\S.*)$", text, re.MULTILINE)
+    fenced = re.findall(r"^```(?:sh|sql)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    blocks = "\n".join(indented + fenced).replace("\\\n", " ")
     return re.findall(r"`([^`\n]+)`", text) + [line.split(" #", 1)[0] for line in blocks.split("\n")]
 
 
@@ -94,7 +113,7 @@ def test_every_command_is_described(command: str) -> None:
 def test_the_table_of_options_is_the_codes() -> None:
     described: dict[str, set[str]] = {command: set() for command in COMMANDS}
     for option, of, _ in rows_of(OPERATIONS, "option"):
-        if option != "--dsn":
+        if option not in ("--dsn", "--version"):
             for command in of.split(", "):
                 described[command].add(option)
     assert described == {command: options_of(command) for command in COMMANDS}
@@ -259,8 +278,12 @@ def test_every_file_of_the_engine_is_in_the_code_map() -> None:
 def test_every_field_and_value_of_the_status_is_described() -> None:
     rows = rows_of(OPERATIONS, "field")
     shown = {name for names, _ in rows for name in names.split(", ")}
-    # The command adds `waits`, which an index without an operation has too.
-    assert shown == {*(field.name for field in fields(OperationStatus)), "waits"}
+    # The command adds what a look tells, and `waits`, which an index without an operation has too. Its warnings are
+    # those of the index.
+    stored = {field.name for field in fields(OperationStatus)} - {"warnings", "partitions_gone"}
+    assert shown == {*stored, "workers_alive", "held_up", "waits"}
+    of_index = {name for names, _ in rows_of(OPERATIONS, "of an index") for name in names.split(", ")}
+    assert of_index == {field.name for field in fields(IndexFacts)}
     values = dict(rows)
     assert re.findall(r"\w+", values["status"]) == [status.value for status in Status]
     assert re.findall(r"\w+", values["phase"]) == [phase.value for phase in Phase]
@@ -289,3 +312,44 @@ def test_settings_and_options_that_are_named_exist() -> None:
 def test_a_number_in_the_text_is_the_codes(document: Path, phrase: str, value: int, expected: int) -> None:
     assert phrase in re.sub(r"\s+", " ", document.read_text())
     assert value == expected
+
+
+def test_every_page_is_in_a_table_of_contents_and_held_against_the_code() -> None:
+    folder = ROOT / "docs"
+    listed = {
+        (page.parent / f"{name}.md").relative_to(folder)
+        for page in folder.rglob("*.md")
+        for contents in re.findall(r"^```\{toctree\}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+        for name in re.findall(r"^([\w/-]+)$", contents, re.MULTILINE)
+    }
+    pages = {page.relative_to(folder) for page in folder.rglob("*.md") if "_build" not in page.parts}
+    assert listed == pages - {Path("index.md")}
+    # What is made from the code needs no comparison with it.
+    assert {page for page in DOCS if page.parent == folder} == {*folder.glob("*.md")} - {folder / "index.md"}
+
+
+def drawn(name: str) -> set[str]:
+    """The arrows that a picture of states says it has."""
+    text = (ROOT / "docs" / "images" / f"{name}-light.svg").read_text()
+    return {arrow for kept in re.findall(r'data-arrow="([^"]+)"', text) for arrow in unescape(kept).split("; ")}
+
+
+def test_the_pictures_of_states_are_the_codes() -> None:
+    moves = [one for one in TRANSITIONS if one.verb in (Verb.ADVANCE, Verb.COMPLETE)]
+    assert drawn("phases") == {f"{one.phase.value} > {one.to_phase.value}" for one in moves}
+    changes = {(one.status.value, one.to_status.value) for one in TRANSITIONS if one.verb is not Verb.ADVANCE}
+    assert drawn("statuses") == {" > ".join(change) for change in changes}
+    entries = {
+        (state.value if state else "none", following.value if following else "none")
+        for (state, _), following in ENTRY_STATES.items()
+        if state is not following
+    }
+    assert drawn("entry-states") == {" > ".join(change) for change in entries}
+    lives = {f"{arrow.was} > {arrow.becomes}" for arrow in ARROWS if arrow.table == "generation"}
+    assert drawn("generations") == lives
+
+
+def test_the_pictures_are_drawn_from_the_code_as_it_is() -> None:
+    """Else: `make charts`."""
+    for path, content in runpy.run_path(str(ROOT / "docs" / "states.py"))["files"]().items():
+        assert path.read_text() == content, f"{path.name}: make charts"

@@ -33,6 +33,7 @@ FORBIDDEN = re.compile(rf"\b(?:{'|'.join(INSTEAD)})\b")
 def texts_of_code(path: Path) -> Iterator[str]:
     """Every text between quotes: help, messages, docstrings; an f-string's pieces apart."""
     for node in ast.walk(ast.parse(path.read_text())):
+        # A value of `held_up`, for programs.
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 

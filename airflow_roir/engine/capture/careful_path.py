@@ -51,7 +51,8 @@ def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
     entry = target.entry
     # The primary key holds the partition key, so the row is in the event's own leaf. A kept plan over the source would
     # lock all leaves, and wait for whoever holds another one.
-    where = entry.same([column.of("s") for column in entry.columns], [f"${i + 1}" for i in entry.identity_positions])
+    given = [entry.columns[i].parameter(i + 1) for i in entry.identity_positions]
+    where = entry.same([column.of("s") for column in entry.columns], given)
     which = "AND roir.is_mine(s.xmin) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
     columns = ", ".join(f"{column.of('s')} AS c{i + 1}" for i, column in enumerate(entry.columns))
     of_the_leaf = [
@@ -62,7 +63,7 @@ def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
     ours = [f"s.c{i + 1}" for i in entry.identity_positions]
     if source.partitioned:
         # The server asks who writes to a table for no right on its leaves. Planned for these values, it locks one leaf.
-        where = entry.same(ours, [f"${i + 1}" for i in entry.identity_positions])
+        where = entry.same(ours, given)
         which = "AND roir.is_mine(s.written) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
         columns = ", ".join(entry.physical(prefix="s."))
         view = physical.source_view(target.generation_id)

@@ -204,7 +204,9 @@ def _delete(entry: Entry, table: str, record: str) -> list[str]:
     any_null = " OR ".join(is_null(values[i]) for i in nullable)
     terms = []
     for i in entry.identity_positions:
-        null, equal = (literal(entry.same_column(i, names[i], f"${i + 1}", null)) for null in (True, False))
+        null, equal = (
+            literal(entry.same_column(i, names[i], entry.columns[i].parameter(i + 1), null)) for null in (True, False)
+        )
         terms.append(f"CASE WHEN {is_null(values[i])} THEN {null} ELSE {equal} END" if i in nullable else equal)
     using = ", ".join(values)
     joined = " || ' AND ' || ".join(terms)

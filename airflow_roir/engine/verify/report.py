@@ -12,6 +12,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import NotFound
+from airflow_roir.quantity import counted
 
 # How many discrepancies the reports and the log name.
 FIRST = 10
@@ -63,7 +64,7 @@ class VerifyReport:
         found += f", corrupt {self.corrupt}" if self.corrupt else ""
         found += f", damaged {self.damaged}" if self.damaged else ""
         found += f"; mended {self.mended}" if self.mended else ""
-        return f"{self.rows} rows{'' if self.complete else ' of a part'}; {found}"
+        return f"{counted(self.rows, 'row')}{'' if self.complete else ' of a part'}; {found}"
 
 
 def report(database: Database, verification_id: int) -> VerifyReport:

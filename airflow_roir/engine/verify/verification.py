@@ -131,7 +131,7 @@ def _adopt(
         )
     if operations.heart_beats(row, connection):
         raise operations.running_elsewhere(row, name)
-    live_options.change_options(connection, row, actor, options.parallelism, None)
+    live_options.adopt_options(connection, row, actor, parallelism=options.parallelism)
     operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
     return BegunVerification(row.id, unfinished(connection, row.id).id, name, adopted=True)
 

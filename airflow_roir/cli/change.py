@@ -1,0 +1,34 @@
+"""The command that changes a live operation's options."""
+
+from __future__ import annotations
+
+import typer
+
+from airflow_roir.cli.app import BatchRows, Index, MaxRows, Parallelism, app, database_of, say, show
+
+
+@app.command()
+def change(
+    context: typer.Context,
+    index: Index,
+    parallelism: Parallelism = None,
+    batch_rows: BatchRows = None,
+    max_rows_per_second: MaxRows = None,
+) -> None:
+    """Change an unfinished operation, running or paused. Workers follow at their next batch."""
+    from airflow_roir.engine import live_options, operations
+    from airflow_roir.engine.slow import slow_operation
+
+    database = database_of(context)
+    before = operations.find_operation(database, index)
+    after = operations.change_options(
+        database,
+        index,
+        actor=operations.default_actor(),
+        parallelism=parallelism,
+        batch_rows=batch_rows,
+        max_rows_per_second=max_rows_per_second,
+    )
+    show(live_options.told(before, after))
+    for line in slow_operation(after):
+        say(line)

@@ -1,0 +1,47 @@
+"""The command that puts our DAG files into a DAGs folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from airflow_roir.cli.app import app, show
+from airflow_roir.errors import InvalidInput
+
+
+@app.command()
+def dags(
+    to: Annotated[Path, typer.Option("--to", help="Airflow's DAGs folder, or a folder in it; made if missing.")],
+    force: Annotated[bool, typer.Option("--force", help="Write over files that differ, too.")] = False,
+) -> None:
+    """Copy the DAGs into a DAGs folder. Files there that differ stay, and then nothing is written."""
+    shipped = {file.name: file.read_bytes() for file in sorted(dags_folder().glob("*.py"))}
+    there = {name: (to / name).read_bytes() for name in shipped if (to / name).exists()}
+    differing = [name for name, content in there.items() if content != shipped[name]]
+    if differing and not force:
+        raise InvalidInput(
+            f"{', '.join(differing)} in {to}: not as this version ships it; you or an upgrade changed it. Nothing was "
+            f"written. Compare it with {dags_folder()}, or write over it with --force"
+        )
+    to.mkdir(parents=True, exist_ok=True)
+    for name, content in shipped.items():
+        if there.get(name) == content:
+            show(f"{to / name}: up to date")
+            continue
+        # Whole or not at all: Airflow may read the folder at any moment. It takes no notice of other endings.
+        part = to / f".{name}.part"
+        part.write_bytes(content)
+        os.replace(part, to / name)
+        show(f"{to / name}: written{' over another version' if name in there else ''}")
+
+
+def dags_folder() -> Path:
+    """Where the DAG files are: inside the installed package, or beside it in a source checkout."""
+    import airflow_roir
+
+    package = Path(airflow_roir.__file__).parent
+    inside = package / "dags"
+    return inside if inside.is_dir() else package.parent / "dags"

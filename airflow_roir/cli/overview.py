@@ -1,0 +1,220 @@
+"""What `roir status` prints: two parts, the indexes and their operations. Not by rich, which is slow to import.
+
+Without a terminal nothing is cut, and lines are as long as they are. On a terminal a table that is too wide becomes a
+paragraph for each row, so that nothing is cut there either.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from airflow_roir.cli.cells import listed, printable, table, width, wrapped
+from airflow_roir.cli.look import PAUSING, Look
+from airflow_roir.operation import Status
+from airflow_roir.quantity import counted, duration, left, percent, rate, size
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from airflow_roir.engine.indexes import IndexFacts
+    from airflow_roir.engine.progress import Progress
+    from airflow_roir.engine.status import OperationStatus
+
+INDEX_COLUMNS = ("index", "generation", "published", "verified", "rows", "size", "of a table of")
+INDEX_TEXTS = 4
+OPERATION_COLUMNS = ("index", "operation", "state", "phase", "done", "rate", "time left", "worked")
+OPERATION_TEXTS = 4
+INDENT = "    "
+# What holds a run up and isn't seen in its rate.
+WORTH_SAYING = ("lock", "rate limit", "starting", "another run", "server")
+
+
+def overview_lines(seen: Look, cells: int | None = None) -> Iterator[str]:
+    """The two parts. cells: the terminal's width, None without one."""
+    indexes, operations = seen.overview.indexes, seen.overview.operations
+    if not indexes and not seen.overview.waits:
+        yield "no index yet; make one with: roir build INDEX --table TABLE --keys COLUMNS"
+        return
+    if indexes:
+        yield "indexes"
+        rows = [_index_row(one) for one in indexes]
+        notes = [list(index_notes(one)) for one in indexes]
+        yield from _part(INDEX_COLUMNS, INDEX_TEXTS, rows, notes, cells)
+    waiting = seen.not_begun()
+    if operations or waiting:
+        if indexes:
+            yield ""
+        yield "operations"
+        rows = [_operation_row(seen, one) for one in operations]
+        notes = [list(operation_notes(seen, one)) for one in operations]
+        if operations:
+            yield from _part(OPERATION_COLUMNS, OPERATION_TEXTS, rows, notes, cells)
+        for wait in waiting:
+            yield from wrapped(printable(str(wait)), cells)
+
+
+def _part(
+    columns: Sequence[str], texts: int, rows: list[tuple[str, ...]], notes: list[list[str]], cells: int | None
+) -> Iterator[str]:
+    lines = table([columns, *rows], texts)
+    if cells is None or max(map(width, lines)) <= cells:
+        head, *body = lines
+        yield head
+        for line, more in zip(body, notes, strict=True):
+            yield line
+            for note in more:
+                yield from wrapped(note, cells, INDENT)
+        return
+    for row, more in zip(rows, notes, strict=True):
+        yield from wrapped(row[0], cells)
+        named = [f"{name} {cell}" for name, cell in zip(columns[1:], row[1:], strict=True) if cell]
+        yield from listed(named, cells, INDENT)
+        for note in more:
+            yield from wrapped(note, cells, INDENT)
+
+
+def _index_row(one: IndexFacts) -> tuple[str, ...]:
+    return (
+        printable(one.index),
+        str(one.generation) if one.generation is not None else one.state,
+        f"{duration(one.age_seconds)} ago" if one.age_seconds is not None else "",
+        verified(one) if one.generation is not None else "",
+        f"{one.rows:,}" if one.rows is not None else "",
+        size(one.bytes) if one.bytes else "",
+        size(one.source_bytes) if one.source is not None else "dropped",
+    )
+
+
+def verified(one: IndexFacts) -> str:
+    """When the index was verified, and with what outcome."""
+    last = one.verified
+    if last is None or one.published_at is None or one.age_seconds is None:
+        return "never"
+    ago = max(0.0, one.age_seconds + (one.published_at - last.at).total_seconds())
+    part = {"all": "", "sample": " in a sample", "slice": " in a slice"}.get(last.part, " as far as it came")
+    wrong = last.found - last.repaired
+    outcome = "exact" if not last.found else f"{wrong:,} wrong" if wrong else f"{last.repaired:,} repaired"
+    return f"{duration(ago)} ago, {outcome}{part}"
+
+
+def index_notes(one: IndexFacts) -> Iterator[str]:
+    """What else there is to say of an index: lines."""
+    name = shlex.quote(one.index)
+    if one.revert_until is not None:
+        old = next((g for g in one.generations if g.status == "retired"), None)
+        if old is not None:
+            yield (
+                f"generation {old.id} ({size(old.bytes)}) is kept until {one.revert_until:%Y-%m-%d %H:%M} UTC: "
+                f"roir revert {printable(name)}"
+            )
+    last = one.verified
+    if last is not None and last.found > last.repaired:
+        kinds = ("missing", "extra", "different", "corrupt", "damaged")
+        found = ", ".join(f"{kind} {getattr(last, kind):,}" for kind in kinds if getattr(last, kind))
+        yield f"the verification found {found}; repaired {last.repaired:,}: roir verify {printable(name)} --repair"
+    if one.bloat is not None and one.bloat.win_bytes:
+        about = "" if one.bloat.exact else "about "
+        yield (
+            f"a rebuild would win {about}{size(one.bloat.win_bytes)}, {percent(100 * (one.bloat.win_share or 0))} of "
+            f"its size: roir build {printable(name)}"
+        )
+    if one.bloat is not None and one.bloat.exact and not one.bloat.win_bytes:
+        yield "a rebuild would win nothing that is worth it"
+    if one.bloat is not None and one.bloat.note:
+        yield f"bloat: {printable(one.bloat.note)}"
+    for line in one.warnings:
+        yield f"warning: {printable(line)}"
+
+
+def _operation_row(seen: Look, one: OperationStatus) -> tuple[str, ...]:
+    found = seen.progress.get(one.operation_id)
+    moves = one.status in (Status.RUNNING, Status.PAUSED)
+    now = one.rows_per_second_now
+    return (
+        printable(one.index),
+        f"{one.kind} {one.operation_id}",
+        seen.state(one),
+        "" if one.phase == "done" else _phase(one, found),
+        percent(one.percent_complete),
+        rate(now) if now else "",
+        (left(one.seconds_left, one.seconds_left_low, one.seconds_left_high) or "").removesuffix(" left")
+        if moves
+        else "",
+        duration(found.seconds_worked if found else one.total_execution_time),
+    )
+
+
+def _phase(one: OperationStatus, found: Progress | None) -> str:
+    """As `progress` names it, which tells the comparison from the publish."""
+    if found is not None:
+        return next((phase.name for phase in found.phases if phase.state == "now"), one.phase)
+    return one.phase
+
+
+def operation_notes(seen: Look, one: OperationStatus) -> Iterator[str]:
+    """Who drives an operation, what holds it up, what is to be done: lines."""
+    yield driven(seen, one)
+    found = seen.progress.get(one.operation_id)
+    if found is not None and one.status == Status.RUNNING and found.held_up.by in WORTH_SAYING:
+        yield printable(found.held_up.text)
+    if (
+        one.notice
+        and one.status in (Status.RUNNING, Status.PAUSED)
+        and (found is None or one.notice != found.held_up.text or found.held_up.by not in WORTH_SAYING)
+    ):
+        yield printable(one.notice)
+    for wait in seen.waits_of(one.index):
+        yield printable(str(wait))
+
+
+def driven(seen: Look, one: OperationStatus) -> str:
+    """The state of an operation in words, with who drives it, or who ended it."""
+    state = seen.state(one)
+    found = seen.progress.get(one.operation_id)
+    name = printable(shlex.quote(one.index))
+    if state == Status.RUNNING:
+        if one.driven:
+            return f"running, driven by {printable(one.owner or 'unknown')}"
+        if one.silent_seconds is None:
+            return f"running, no run drives it yet: a waiting task begins within half a minute, or: roir resume {name}"
+        since = duration(one.silent_seconds)
+        return f"running, but no run has driven it for {since}: its task's next try will, or: roir resume {name}"
+    who = f" by {printable(one.paused_by or 'unknown')}: {printable(one.pause_reason or '')}"
+    if state == PAUSING:
+        alive = found.workers.alive if found is not None else 0
+        rest = f"; {counted(alive, 'worker')} still to commit" if alive else "; its run is still to leave"
+        return f"pausing, on request{who}{rest}"
+    if state == Status.PAUSED:
+        return f"paused{_ago(one.paused_at, seen)}{who}; resume with: roir resume {name}"
+    if state == Status.FAILED:
+        return f"failed: {printable(one.error or '')}; abort it with: roir abort {name}"
+    by = f", aborted by {printable(one.ended_by)}: {printable(one.end_reason or '')}" if one.ended_by else ""
+    if state == Status.ABORTING:
+        return f"aborting{by}; roir clean-up finishes it if its run is gone"
+    if state == Status.ABORTED:
+        return f"ended{_ago(one.finished_at, seen)}{by}; what it had built is removed"
+    what = "compared" if one.kind == "verify" else "copied"
+    at = f", {rate(one.rows_per_second)} while it {what}" if one.rows_per_second else ""
+    return f"completed{_ago(one.finished_at, seen)}: {counted(one.rows, 'row')} {what}{at}"
+
+
+def _ago(moment: datetime | None, seen: Look) -> str:
+    return "" if moment is None else f" {duration(max(0.0, (seen.overview.now - moment).total_seconds()))} ago"
+
+
+def operation_line(seen: Look, one: OperationStatus) -> str:
+    """One operation in one line, for whoever reads along without a terminal."""
+    found = seen.progress.get(one.operation_id)
+    parts = []
+    if seen.state(one) in (Status.RUNNING, PAUSING, Status.PAUSED):
+        parts = [f"{_phase(one, found)}: {percent(one.percent_complete)}", counted(one.rows, "row")]
+        if one.rows_per_second_now:
+            parts.append(rate(one.rows_per_second_now))
+        if seen.state(one) == Status.RUNNING and (
+            remaining := left(one.seconds_left, one.seconds_left_low, one.seconds_left_high)
+        ):
+            parts.append(remaining)
+    notes = "; ".join(operation_notes(seen, one))
+    return f"{printable(one.index)}: {one.kind} {one.operation_id}, {', '.join([*parts, notes])}"

@@ -1,0 +1,210 @@
+"""`roir status --watch`: looks every second, until nothing runs any more.
+
+A thread looks, so that the view tells of a server that doesn't answer, and Ctrl-C ends it at once all the same. On a
+terminal the view is live (`live.py`); elsewhere each change is a line.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.cli.app import print_json_line, show
+from airflow_roir.cli.cells import printable
+from airflow_roir.cli.look import Look, look
+from airflow_roir.cli.overview import operation_line
+from airflow_roir.cli.status import print_overview
+from airflow_roir.engine.database import is_transient
+from airflow_roir.errors import NotFound
+from airflow_roir.quantity import duration
+
+if TYPE_CHECKING:
+    from airflow_roir.engine.database import Database
+    from airflow_roir.engine.status import OperationStatus
+
+EVERY_S = 1.0
+# A look that takes longer is said.
+SLOW_S = 3.0
+# What a shell gives for a command that Ctrl-C ended; the operation goes on.
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Silence:
+    """The server gives no answer: since when (a clock's seconds), and what was said last, if anything."""
+
+    since: float
+    said: str
+
+    def __str__(self) -> str:
+        what = f": {self.said}" if self.said else ""
+        return f"no answer since {duration(round(time.monotonic() - self.since))}{what}"
+
+
+class View(Protocol):
+    """What shows the looks."""
+
+    def show(self, seen: Look | None, silence: Silence | None) -> None:
+        """Show the last look, and whether the server is silent since."""
+
+
+def watch(database: Database, index: str | None, as_json: bool) -> int:
+    """Show what happens until nothing runs; the exit code. Raises what the first look raises."""
+    live = not as_json and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
+    try:
+        first = look(database, index)
+        if not first.moves:
+            print_json_line(first.as_dict()) if as_json else print_overview(first, as_json=False)
+            return 0
+        with _ended_by_sigterm():
+            if live:
+                from airflow_roir.cli.live import LiveView
+
+                with LiveView() as view:
+                    last = _follow(database, index, first, view)
+            else:
+                last = _follow(database, index, first, Lines(as_json))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if last is None:
+        # A program that reads JSON sees that no line follows.
+        if not as_json:
+            show(f"index {printable(index or '')} is gone: it was dropped, or its first build was aborted")
+    elif live:
+        print_overview(last, as_json=False)
+    return 0
+
+
+def _follow(database: Database, index: str | None, first: Look, view: View) -> Look | None:
+    """The last look; None if the index is gone."""
+    seen, looker = first, Looker(lambda: look(database, index))
+    view.show(seen, None)
+    silence: Silence | None = None
+    while seen.moves:
+        begun = time.monotonic()
+        looker.ask()
+        found = looker.answer(EVERY_S)
+        while found is None:
+            # The server hangs, or the way to it does.
+            if silence is not None or time.monotonic() - begun > SLOW_S:
+                silence = silence or Silence(begun, "")
+                view.show(seen, silence)
+            found = looker.answer(EVERY_S)
+        if isinstance(found, Look):
+            seen, silence = found, None
+        elif isinstance(found, NotFound):
+            return None
+        elif isinstance(found, DBAPIError) and is_transient(found):
+            silence = Silence(silence.since if silence else begun, _said(found))
+        else:
+            raise found
+        view.show(seen, silence)
+        time.sleep(max(0.0, EVERY_S - (time.monotonic() - begun)))
+    return seen
+
+
+def _said(error: DBAPIError) -> str:
+    """What the server or the system said, without the address that libpq puts before it."""
+    lines = str(error.orig).strip().splitlines() or [""]
+    return printable(lines[0].rsplit(" failed: ", 1)[-1].removeprefix("FATAL: ").strip())
+
+
+class Looker:
+    """A thread that looks whenever it is asked to."""
+
+    def __init__(self, take: Callable[[], Look]) -> None:
+        self._take = take
+        self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[Look | Exception] = queue.SimpleQueue()
+        # It may hang in the network for minutes, and must not keep the command from its end.
+        threading.Thread(target=self._work, name="roir-look", daemon=True).start()
+
+    def ask(self) -> None:
+        """Have it look."""
+        self._asked.put(None)
+
+    def answer(self, patience_s: float) -> Look | Exception | None:
+        """What it saw, or why it couldn't; None if it is still looking after `patience_s`."""
+        try:
+            return self._found.get(timeout=patience_s)
+        except queue.Empty:
+            return None
+
+    def _work(self) -> None:
+        while True:
+            self._asked.get()
+            try:
+                self._found.put(self._take())
+            except Exception as error:
+                self._found.put(error)
+
+
+class Lines:
+    """A line per change, for pipes and logs; JSON: one object per line."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._shown: dict[object, str] = {}
+
+    def show(self, seen: Look | None, silence: Silence | None) -> None:
+        """Print what differs from the last time."""
+        if silence is not None:
+            # Once, with its reason, and not each second.
+            self._line("server", silence.said or "silent", str(silence))
+            return
+        if self._shown.pop("server", None) is not None and not self._as_json:
+            show(f"{_clock()} the server answers again")
+        if seen is None:
+            return
+        if self._as_json:
+            print_json_line(seen.as_dict())
+            return
+        for one in seen.overview.operations:
+            self._line(one.index, _facts(seen, one), operation_line(seen, one))
+        for wait in seen.not_begun():
+            line = printable(str(wait))
+            self._line((wait.index, wait.waiter), line, line)
+
+    def _line(self, key: object, what: str, line: str) -> None:
+        if self._shown.get(key) == what:
+            return
+        self._shown[key] = what
+        if not self._as_json:
+            show(f"{_clock()} {line}")
+
+
+def _facts(seen: Look, one: OperationStatus) -> str:
+    """What makes another line: not that time passes."""
+    found = seen.progress.get(one.operation_id)
+    held = found.held_up.by if found is not None else None
+    facts = (seen.state(one), one.phase, one.percent_complete, one.rows, one.driven, one.owner, one.notice, held)
+    return repr((one.operation_id, *facts, [wait.waiter for wait in seen.waits_of(one.index)]))
+
+
+def _clock() -> str:
+    return time.strftime("%H:%M:%S")
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as an error would, so that the terminal is left as it was."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,189 @@
+"""Who works on an operation, what each worker does, and what holds the operation up.
+
+Whoever may connect may name his session as ours: only sessions of our own role count, or of one that may do all that
+the owner of the control schema may. Of others' sessions nothing but their locks is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.engine.bars import Bars
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.lock_waits import FRESH_S
+from airflow_roir.engine.locks import WAITING
+from airflow_roir.engine.operations import HEARTBEAT_FRESH_S
+from airflow_roir.operation import Phase, Status
+
+BY = (
+    "nothing",
+    "reading",
+    "writing",
+    "lock",
+    "rate limit",
+    "starting",
+    "another run",
+    "no run",
+    "pause",
+    "server",
+)
+# A text of the database is shown up to this.
+MOST_SAID = 500
+
+SESSIONS = r"""
+SELECT s.worker, s.state, s.kind, s.event, s.pid,
+       CASE WHEN s.kind = 'Lock' THEN (
+            SELECT string_agg(CASE WHEN b.pid IS NULL THEN 'a prepared transaction'
+                                   ELSE format('pid %%s (%%s)', b.pid, coalesce(nullif(concat_ws(' of ',
+                                        nullif(b.application_name, ''), b.usename), ''), b.backend_type, 'unknown'))
+                              END, '; ' ORDER BY b.pid)
+              FROM (SELECT DISTINCT unnest(pg_blocking_pids(s.pid)) AS pid) p
+              LEFT JOIN pg_stat_activity b ON b.pid = p.pid) END AS blocked_by,
+       CASE WHEN s.kind = 'Lock' THEN (
+            SELECT bool_or(b.application_name LIKE 'roir %%' AND NOT starts_with(b.application_name, %(prefix)s)
+                           AND (b.usesysid = u.mine OR pg_has_role(b.usesysid, u.owner, 'MEMBER')))
+              FROM unnest(pg_blocking_pids(s.pid)) AS p (pid) JOIN pg_stat_activity b ON b.pid = p.pid) END AS by_us
+  FROM (SELECT n.nspowner AS owner, r.oid AS mine FROM pg_namespace n, pg_roles r
+         WHERE n.nspname = 'roir' AND r.rolname = current_user) u
+ CROSS JOIN LATERAL (
+       SELECT DISTINCT ON (1) substring(a.application_name FROM ' worker (\d{1,5}) ')::int AS worker, a.state,
+              a.wait_event_type AS kind, a.wait_event AS event, a.pid
+         FROM pg_stat_activity a
+        WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
+          AND starts_with(a.application_name, %(prefix)s)
+          AND (a.usesysid = u.mine OR pg_has_role(a.usesysid, u.owner, 'MEMBER'))
+        -- A worker vacuums in a second session.
+        ORDER BY 1, a.state = 'active' DESC, a.pid) s
+ WHERE s.worker IS NOT NULL
+"""
+LOCK_WAITS = """
+SELECT w.wanted, w.blocked_by FROM roir.lock_wait w
+ WHERE w.index_name = %(index)s AND w.seen_at > clock_timestamp() - make_interval(secs => %(fresh)s)
+ ORDER BY w.since LIMIT 1
+"""
+READS = ("DataFileRead", "DataFilePrefetch", "BufFileRead", "AioIoCompletion", "AioIoUringExecution")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """holds: `range 12`, None between two. state: reading, writing, lock, idle. waits_for: who holds the lock."""
+
+    worker: int
+    holds: str | None
+    state: str
+    waits_for: str | None = None
+
+
+@dataclass(frozen=True)
+class Workers:
+    """wanted: the parallelism. alive: None if nothing tells."""
+
+    wanted: int
+    alive: int
+    list: tuple[Worker, ...]
+
+
+@dataclass(frozen=True)
+class HeldUp:
+    """by: one of `BY`. text: the same for people."""
+
+    by: str
+    text: str
+
+
+def cut(text: str) -> str:
+    """A text of the database as it may be shown: in one line, and not for ever."""
+    line = "".join(sign if sign.isprintable() else " " for sign in text[: MOST_SAID + 1])
+    return line if len(line) <= MOST_SAID else f"{line[:MOST_SAID]}…"
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """The workers of an operation, and what their sessions say of what holds them up."""
+
+    workers: Workers
+    sessions: tuple[Row[Any], ...]
+
+
+def at_work(connection: Connection, row: Row[Any], bars: Bars) -> AtWork:
+    """Who works on an operation. row: the operation's; bars: what is worked on."""
+    held = bars.held
+    prefix = f"roir {row.operation_id}.{row.epoch} worker "
+    sessions = tuple(execute(connection, SESSIONS, {"prefix": prefix}))
+    by_number = {one.worker: one for one in sessions}
+    if not sessions and not is_fresh(row):
+        # Claims of a run that is gone are nobody's.
+        held = {}
+    workers = []
+    for number in sorted(held.keys() | by_number.keys()):
+        session = by_number.get(number)
+        if sessions and session is None:
+            continue
+        holds = f"{bars.of[:-1]} {held[number]}" if number in held else None
+        blocked_by = session and session.blocked_by and cut(session.blocked_by)
+        workers.append(Worker(number, holds, _state(session, bars.of), blocked_by))
+    return AtWork(Workers(row.parallelism, len(workers), tuple(workers)), sessions)
+
+
+def _state(session: Row[Any] | None, of: str) -> str:
+    if session is None:
+        # A thread of a run whose sessions don't say what they are for.
+        return "reading" if of == "units" else "writing"
+    if session.kind == "Lock":
+        return "lock"
+    if session.state == "idle":
+        return "idle"
+    return "reading" if of == "units" or session.event in READS else "writing"
+
+
+def is_fresh(row: Row[Any]) -> bool:
+    """True while the run that drives the operation has given a sign of life lately."""
+    return row.heartbeat_age is not None and abs(row.heartbeat_age) < HEARTBEAT_FRESH_S
+
+
+def held_up(connection: Connection, row: Row[Any], work: AtWork) -> HeldUp:
+    """What holds an operation up, the most certain first."""
+    if row.state == Status.PAUSED:
+        return HeldUp("pause", cut(f"paused by {row.paused_by}: {row.pause_reason}"))
+    if row.state != Status.RUNNING:
+        return HeldUp("nothing", "")
+    if row.heartbeat_age is None:
+        return HeldUp("starting", "no run drives it yet: a waiting task begins within half a minute, else roir resume")
+    if not is_fresh(row):
+        return HeldUp("no run", "no run has driven it for a while: the next try of its task does, or roir resume")
+    return _by_lock(connection, row, work) or _by_work(row, work)
+
+
+def _by_lock(connection: Connection, row: Row[Any], work: AtWork) -> HeldUp | None:
+    for session in work.sessions:
+        if session.kind == "Lock":
+            by = "another run" if session.by_us else "lock"
+            return HeldUp(
+                by, cut(f"worker {session.worker} waits for a lock, blocked by {session.blocked_by or 'unknown'}")
+            )
+    if row.notice is not None and row.notice.startswith(WAITING):
+        return HeldUp("lock", cut(row.notice))
+    waits = execute(connection, LOCK_WAITS, {"index": row.name, "fresh": FRESH_S}).first()
+    if waits is not None:
+        return HeldUp("lock", cut(f"waits for a lock on {waits.wanted}, blocked by {waits.blocked_by}"))
+    return None
+
+
+def _by_work(row: Row[Any], work: AtWork) -> HeldUp:
+    if row.ticked_at is None:
+        return HeldUp("starting", "Spark is starting: no worker has begun yet")
+    states = [one.state for one in work.workers.list]
+    idle = states.count("idle")
+    if row.phase == Phase.BUILD and row.max_rows_per_second and (not states or 2 * idle >= len(states)):
+        return HeldUp("rate limit", f"the limit of {row.max_rows_per_second:,} rows/s")
+    if any(one.event == "SyncRep" for one in work.sessions):
+        return HeldUp("server", "waits for a synchronous standby")
+    if not states:
+        return HeldUp("nothing", "")
+    by = "reading" if states.count("reading") > states.count("writing") else "writing"
+    return HeldUp(
+        by, f"{states.count(by)} of {len(states)} workers are {by}" if len(states) > 1 else f"the worker is {by}"
+    )

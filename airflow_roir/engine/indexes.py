@@ -1,0 +1,232 @@
+"""What there is to know of each index: what readers see, its size and age, when it was verified, what is wrong.
+
+`progress` tells of an operation; this tells of the index, also while nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.definition import QualifiedName, parse_name
+from airflow_roir.engine import health, operations
+from airflow_roir.engine.bloat import Bloat, bloat
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.relation_size import relation_sizes
+from airflow_roir.engine.schema import check_schema
+
+# operation: the newest one. An index of which a drop was killed half-way has no generation any more.
+INDEXES = """
+SELECT i.id, i.schema_name, i.name, i.source_oid, n.nspname AS source_schema, c.relname AS source_name,
+       clock_timestamp() AS now,
+       (SELECT max(o.id) FROM roir.operation o WHERE o.index_id = i.id) AS newest,
+       (SELECT o.id FROM roir.operation o
+         WHERE o.index_id = i.id AND o.status NOT IN ('completed', 'aborted')) AS unfinished
+  FROM roir.index i
+  LEFT JOIN pg_class c ON c.oid = i.source_oid::oid AND c.relkind IN ('r', 'p')
+  LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE i.dropped_at IS NULL AND (%(index)s IS NULL OR i.id = %(index)s)
+ ORDER BY i.schema_name, i.name
+"""
+GENERATIONS = """
+SELECT id, index_id, status, published_at, retired_at, drop_after, ghosts
+  FROM roir.generation WHERE status <> 'dropped' AND index_id = ANY (%(indexes)s)
+ ORDER BY id DESC
+"""
+# Of the segments and the delta.
+STORES = """
+SELECT g.id AS generation, s.oid::bigint
+  FROM unnest(%(generations)s::bigint[]) g (id)
+ CROSS JOIN LATERAL (
+       SELECT h.inhrelid AS oid FROM pg_inherits h WHERE h.inhparent = to_regclass(format('roir_data.g%%s', g.id))
+       UNION ALL SELECT to_regclass(format('roir_data.g%%s_delta', g.id))) s
+ WHERE s.oid IS NOT NULL
+"""
+LEAVES = """
+SELECT s.oid AS source, t.relation::bigint AS leaf
+  FROM unnest(%(sources)s::bigint[]) s (oid)
+ CROSS JOIN LATERAL (
+       SELECT relation FROM roir.partition_tree(s.oid::oid) WHERE leaf
+       UNION ALL SELECT oid FROM pg_class WHERE oid = s.oid::oid AND relkind = 'r') t
+"""
+# The newest that has ended, of the generation that readers see: one of an older generation says nothing of it.
+VERIFIED = """
+SELECT DISTINCT ON (v.index_id) v.index_id, v.finished_at AS at, v.rows, v.missing, v.extra, v.different, v.corrupt,
+       v.damaged, v.mended, v.complete, v.options
+  FROM roir.verification v JOIN roir.generation g ON g.id = v.generation_id AND g.status = 'active'
+ WHERE v.finished_at IS NOT NULL AND v.index_id = ANY (%(indexes)s)
+ ORDER BY v.index_id, v.finished_at DESC, v.id DESC
+"""
+# Partitions whose entries the readers of the index still see.
+GONE = """
+SELECT g.index_id, c.name
+  FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ CROSS JOIN LATERAL roir.partition_changes(g.id, i.source_oid::oid) c
+ WHERE g.status = 'active' AND g.index_id = ANY (%(indexes)s) AND c.gone ORDER BY g.index_id, c.name
+"""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation that has tables. status: building, active (what readers see) or retired. bytes: all it takes."""
+
+    id: int
+    status: str
+    bytes: int
+    published_at: datetime | None
+    retired_at: datetime | None
+    drop_after: datetime | None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The last verification of the generation that readers see.
+
+    part: all; sample; slice; or time limit, if that ended it. corrupt: B-trees that amcheck or a lookup refused.
+    repaired: of all these, those that are right now.
+    """
+
+    at: datetime
+    rows: int
+    missing: int
+    extra: int
+    different: int
+    corrupt: int
+    damaged: int
+    repaired: int
+    part: str
+
+    @property
+    def found(self) -> int:
+        """All that it found."""
+        return self.missing + self.extra + self.different + self.corrupt + self.damaged
+
+
+@dataclass(frozen=True)
+class IndexFacts:
+    """One index. Sizes in bytes, with the B-trees; source_bytes: the table's rows with TOAST, without its indexes.
+
+    state: published, building (for the first time) or not published. source is None if the table was dropped.
+    rows: entries, about. generation, published_at, age_seconds: of what readers see. revert_until: when the replaced
+    generation is dropped. verified: None if what readers see was never verified. operation: the unfinished one.
+    bloat: None if nothing is published.
+    """
+
+    index: str
+    source: str | None
+    state: str
+    rows: int | None
+    bytes: int
+    source_bytes: int
+    generation: int | None
+    published_at: datetime | None
+    age_seconds: float | None
+    revert_until: datetime | None
+    generations: tuple[Generation, ...]
+    verified: Verified | None
+    warnings: tuple[str, ...]
+    bloat: Bloat | None
+    operation: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: moments in ISO 8601."""
+        facts: dict[str, Any] = _plain(asdict(self))
+        return facts | {"bloat": None if self.bloat is None else self.bloat.as_dict()}
+
+
+def indexes(database: Database, index: str | None = None, exact: bool = False) -> list[IndexFacts]:
+    """Every index that isn't dropped, or the one of that name; by name. Changes nothing and waits for no lock.
+
+    exact: measure the bloat by pgstattuple, if it is there, which reads all entries.
+    Sizes of what somebody holds for itself alone are as of the last VACUUM or ANALYZE; rows and bloat are estimates.
+    Raises NotFound, InvalidInput (no name, or an ambiguous one), SchemaVersionMismatch.
+    """
+    with database.transaction() as connection:
+        check_schema(connection)
+        wanted = None if index is None else operations.find_index(connection, parse_name(index, "index")).id
+        return read_indexes(connection, wanted, exact)
+
+
+def read_indexes(connection: Connection, index_id: int | None = None, exact: bool = False) -> list[IndexFacts]:
+    """As `indexes`, in the caller's transaction, whose schema is checked; by id."""
+    rows = execute(connection, INDEXES, {"index": index_id}).all()
+    ids = [row.id for row in rows]
+    if not ids:
+        return []
+    generations: dict[int, list[Row[Any]]] = defaultdict(list)
+    for one in execute(connection, GENERATIONS, {"indexes": ids}):
+        generations[one.index_id].append(one)
+    stores = _grouped(
+        execute(connection, STORES, {"generations": [g.id for of in generations.values() for g in of]}).all()
+    )
+    leaves = _grouped(execute(connection, LEAVES, {"sources": sorted({row.source_oid for row in rows})}).all())
+    sizes = relation_sizes(connection, [oid for of in (stores, leaves) for oids in of.values() for oid in oids])
+    verified = {row.index_id: _verified(row) for row in execute(connection, VERIFIED, {"indexes": ids})}
+    gone = _grouped(execute(connection, GONE, {"indexes": ids}).all())
+
+    def takes(generation: int) -> int:
+        return sum(sizes[oid].total for oid in stores.get(generation, ()) if oid in sizes)
+
+    found = []
+    for row in rows:
+        name = operations.index_name(row)
+        have = generations[row.id]
+        active = next((g for g in have if g.status == "active"), None)
+        shown = active or next((g for g in have if g.status == "building"), None)
+        swollen = None if active is None else bloat(connection, active.id, active.ghosts, exact)
+        warnings = [] if row.newest is None else health.warnings_at_once(connection, row.newest, str(name))
+        warnings += [
+            f"index {name}: partition {partition} was dropped or detached without roir; run roir sync-partitions on "
+            "the table"
+            for partition in gone.get(row.id, ())
+        ]
+        found.append(
+            IndexFacts(
+                index=str(name),
+                source=str(QualifiedName(row.source_schema, row.source_name)) if row.source_name else None,
+                state="published" if active else "building" if shown else "not published",
+                rows=None if swollen is None else swollen.rows,
+                bytes=takes(shown.id) if shown else 0,
+                source_bytes=sum(sizes[oid].own for oid in leaves.get(row.source_oid, ()) if oid in sizes),
+                generation=active.id if active else None,
+                published_at=active.published_at if active else None,
+                age_seconds=(row.now - active.published_at).total_seconds() if active else None,
+                revert_until=max((g.drop_after for g in have if g.status == "retired"), default=None),
+                generations=tuple(
+                    Generation(g.id, g.status, takes(g.id), g.published_at, g.retired_at, g.drop_after) for g in have
+                ),
+                verified=verified.get(row.id),
+                warnings=tuple(warnings),
+                bloat=swollen,
+                operation=row.unfinished,
+            )
+        )
+    return found
+
+
+def _grouped(rows: Sequence[Row[Any]]) -> dict[int, list[Any]]:
+    groups: dict[int, list[Any]] = defaultdict(list)
+    for row in rows:
+        key, value = tuple(row)
+        groups[key].append(value)
+    return groups
+
+
+def _verified(row: Row[Any]) -> Verified:
+    part = "all"
+    if not row.complete:
+        part = "sample" if row.options.get("sample") else "slice" if row.options.get("slices") else "time limit"
+    return Verified(row.at, row.rows, row.missing, row.extra, row.different, row.corrupt, row.damaged, row.mended, part)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,91 @@
+"""How much room tables take on disk. Never waits for a lock: who looks must not stand behind who holds up a build."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine.database import execute, sqlstate
+
+# A session that came for such a lock after we had looked: rather an estimate than a status that hangs.
+PATIENCE_MS = 100
+LOCK_TIMEOUT = "55P03"
+
+# A size is read under an ACCESS SHARE lock on the table, its indexes and its TOAST table: also who only waits for an
+# ACCESS EXCLUSIVE one is in the way of that.
+LOCKED = """
+WITH locked AS (
+    SELECT relation FROM pg_locks
+     WHERE locktype = 'relation' AND mode = 'AccessExclusiveLock' AND pid <> pg_backend_pid()
+       AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+SELECT relation::bigint FROM locked
+ UNION SELECT i.indrelid::bigint FROM pg_index i JOIN locked ON locked.relation = i.indexrelid
+ UNION SELECT c.oid::bigint FROM pg_class c JOIN locked ON locked.relation = c.reltoastrelid
+"""
+# Null where it was dropped meanwhile.
+MEASURED = """
+SELECT oid::bigint, coalesce(pg_relation_size(oid), 0) AS heap, coalesce(pg_table_size(oid), 0) AS own,
+       coalesce(pg_total_relation_size(oid), 0) AS total
+  FROM pg_class WHERE oid = ANY (%(oids)s::oid[]) AND relkind IN ('r', 'm', 't')
+"""
+# As of the last VACUUM, ANALYZE or CREATE INDEX.
+ESTIMATED = """
+SELECT c.oid::bigint, c.relpages * b.size AS heap, (c.relpages + coalesce(t.relpages, 0)) * b.size AS own,
+       (c.relpages + coalesce(t.relpages, 0) + coalesce((
+          SELECT sum(x.relpages) FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+           WHERE i.indrelid IN (c.oid, t.oid)), 0)) * b.size AS total
+  FROM pg_class c LEFT JOIN pg_class t ON t.oid = c.reltoastrelid
+ CROSS JOIN (SELECT current_setting('block_size')::bigint AS size) b
+ WHERE c.oid = ANY (%(oids)s::oid[]) AND c.relkind IN ('r', 'm', 't')
+"""
+
+
+@dataclass(frozen=True)
+class RelationSize:
+    """Bytes. heap: the rows alone; own: with TOAST and maps; total: with all indexes."""
+
+    heap: int
+    own: int
+    total: int
+
+
+def relation_sizes(connection: Connection, oids: Iterable[int]) -> dict[int, RelationSize]:
+    """The sizes of ordinary tables by oid, in the caller's transaction; what is no such table is left out.
+
+    Of a table that somebody holds, or wants, for itself alone, the size is the one of its last VACUUM or ANALYZE.
+    """
+    wanted = set(oids)
+    if not wanted:
+        return {}
+    locked = wanted & set(execute(connection, LOCKED).scalars())
+    sizes = _estimated(connection, locked)
+    try:
+        return sizes | _measured(connection, wanted - locked)
+    except DBAPIError as error:
+        if sqlstate(error) != LOCK_TIMEOUT:
+            raise
+        return _estimated(connection, wanted)
+
+
+def _measured(connection: Connection, oids: set[int]) -> dict[int, RelationSize]:
+    savepoint = connection.begin_nested()
+    try:
+        execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
+        return _read(connection, MEASURED, oids)
+    finally:
+        # With it ends the time-out, and every lock that was taken to measure.
+        savepoint.rollback()
+
+
+def _estimated(connection: Connection, oids: set[int]) -> dict[int, RelationSize]:
+    return _read(connection, ESTIMATED, oids) if oids else {}
+
+
+def _read(connection: Connection, sql: str, oids: set[int]) -> dict[int, RelationSize]:
+    return {
+        row.oid: RelationSize(int(row.heap), int(row.own), int(row.total))
+        for row in execute(connection, sql, {"oids": sorted(oids)})
+    }

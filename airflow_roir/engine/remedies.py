@@ -1,0 +1,33 @@
+"""What to do next about an error of an operation, in a line; docs/operations.md "What to do when" says more."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+# By what the errors say, the more specific first. {index} is quoted for a shell.
+REMEDIES = (
+    (r"no lock on|waiting for a lock", "End the transaction that is named. Then: roir resume {index}"),
+    (r"could not extend|No space left|disk full", "Make room; roir clean-up frees some. Then: roir resume {index}"),
+    (r"is called .+ now", "Rename the label back. Then: roir resume {index}"),
+    (r"partition", "roir sync-partitions TABLE brings the index up to date. Then: roir resume {index}"),
+    (
+        r"differs from its table",
+        "roir.discrepancy has the rows. roir resume {index} compares again; or roir abort {index}",
+    ),
+    (r"[Ff]enced|drives operation", "Nothing: a newer run drives it, and this one has changed nothing"),
+    (r"interrupted", "roir resume {index}"),
+    (
+        r"connection|terminating|shutting down|starting up|server closed|too many clients",
+        "See that PostgreSQL is up and reachable. The task's next try resumes, or: roir resume {index}",
+    ),
+    (r"permission denied|must be owner", "Give roir's role the right that is named. Then: roir resume {index}"),
+)
+FAILED = "To continue would give a wrong index: roir abort {index}, then build again"
+OTHERWISE = "Remove the cause. Then: roir resume {index}"
+
+
+def remedy(said: str, index: str, failed: bool) -> str:
+    """What to do about an error. said: its message; failed: the operation can't continue."""
+    found = FAILED if failed else next((text for pattern, text in REMEDIES if re.search(pattern, said)), OTHERWISE)
+    return found.format(index=shlex.quote(index))

@@ -1,0 +1,73 @@
+"""The SQL that makes a role which may build: what docs/operations.md says under "Roles and rights", and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_roir.definition import QualifiedName, quote
+
+HEAD = """\
+-- Run it in the tables' database as a superuser, by psql for example. Then give the role a password there, by
+-- \\password and its name: so the password itself is in no log. Then, as the new role: roir init.\
+"""
+
+
+def role_sql(role: str, schemas: Sequence[str] = ("public",), tables: Sequence[QualifiedName] = ()) -> str:
+    """Statements for a superuser, or whoever may grant all that; to be run in the tables' database, as often as wanted.
+
+    role: its name, as it is, not quoted. schemas: where indexes are to be, by their names. tables: the role becomes a
+    member of their owners; where an owner is a superuser the statements stop, since such a member would be one, too.
+
+    No password: psql's `\\password` sends only what is kept of it. Raises InvalidInput for a name that can't be.
+    """
+    who, name = quote(role), _literal(role)
+    statements = [
+        _block(
+            "BEGIN",
+            f"  IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname OPERATOR(pg_catalog.=) {name}) THEN",
+            f"    CREATE ROLE {who} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS;",
+            "  END IF;",
+            "  -- For roir init, which makes the schemas roir and roir_data.",
+            "  EXECUTE pg_catalog.format('GRANT CONNECT, CREATE, TEMPORARY ON DATABASE %I TO %I',",
+            f"                            pg_catalog.current_database(), {name});",
+            "END",
+        ),
+        "-- For the views of the indexes.",
+        *(f"GRANT USAGE, CREATE ON SCHEMA {quote(schema)} TO {who};" for schema in schemas),
+        *(_membership(name, _literal(table.sql)) for table in tables),
+    ]
+    return "\n".join([HEAD, "BEGIN;", *statements, "COMMIT;"])
+
+
+def _membership(role: str, table: str) -> str:
+    return _block(
+        "DECLARE",
+        "  owner record;",
+        "BEGIN",
+        "  -- The capture runs as the table's owner, who alone may also trigger, lock and attach.",
+        "  SELECT r.rolname AS name, r.rolsuper INTO STRICT owner",
+        "    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) c.relowner",
+        f"   WHERE c.oid OPERATOR(pg_catalog.=) {table}::pg_catalog.regclass;",
+        "  IF owner.rolsuper THEN",
+        "    RAISE EXCEPTION USING",
+        f"      MESSAGE = pg_catalog.format('table %s belongs to a superuser, whose members are as mighty', {table}),",
+        "      HINT = 'Give the table to a role of its own first: ALTER TABLE ... OWNER TO ...';",
+        f"  ELSIF owner.name OPERATOR(pg_catalog.<>) {role} THEN",
+        f"    EXECUTE pg_catalog.format('GRANT %I TO %I', owner.name, {role});",
+        "  END IF;",
+        "END",
+    )
+
+
+def _block(*lines: str) -> str:
+    body = "\n".join(lines)
+    tag = "$roir$"
+    while tag in body:
+        tag = f"{tag[:-1]}_$"
+    return f"DO {tag}\n{body}\n{tag};"
+
+
+def _literal(text: str) -> str:
+    """Whatever standard_conforming_strings says."""
+    doubled = text.replace("'", "''")
+    return "E'" + doubled.replace("\\", "\\\\") + "'" if "\\" in text else f"'{doubled}'"

@@ -1,0 +1,51 @@
+"""What makes a build slow that its options could avoid, in words; told once, where the options are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_roir.definition import BuildOptions
+
+# A copy that its rate limit makes last longer than this was perhaps not meant to.
+LONG_S = 3600
+# So many commits are seconds of work by themselves.
+MANY_BATCHES = 10_000
+# A worker waits for PostgreSQL nearly all of its time, but each is a process.
+WORKERS_PER_CORE = 2
+
+
+def slow(options: BuildOptions | Any, rows: int, pieces: int | None = None, cores: int | None = None) -> list[str]:
+    """One sentence for each option that makes an operation slow; none for one that doesn't matter at this size.
+
+    options: those of a build, or an operation's row. rows: of the source, estimated. pieces: the ranges that are left.
+    cores: of the machine, if all workers share one.
+    """
+    found = []
+    batches = rows // options.batch_rows
+    if batches > MANY_BATCHES:
+        found.append(
+            f"slow: batches of {options.batch_rows:,} rows make {batches:,} commits; "
+            f"{BuildOptions.batch_rows:,} rows are usual (--batch-rows)"
+        )
+    rate = options.max_rows_per_second
+    if rate and rows / rate > LONG_S:
+        found.append(
+            f"slow: at {rate:,} rows per second the copy of {rows:,} rows takes {rows / rate / 3600:,.1f} hours; you "
+            "can change the limit while it runs (--max-rows-per-second)"
+        )
+    if pieces is not None and options.parallelism > max(pieces, BuildOptions.parallelism):
+        ranges = "1 range is" if pieces == 1 else f"{pieces:,} ranges are"
+        found.append(
+            f"{options.parallelism} workers are asked for, but {ranges} left: the other workers aren't started"
+        )
+    if cores is not None and options.parallelism > cores * WORKERS_PER_CORE:
+        found.append(
+            f"slow: {options.parallelism} workers share {cores} {'core' if cores == 1 else 'cores'}; more than "
+            f"{cores * WORKERS_PER_CORE} slow each other down (--parallelism)"
+        )
+    return found
+
+
+def slow_operation(row: Any) -> list[str]:
+    """The same of an operation's row, whose options have changed. A verification has none of these options."""
+    return [] if row.kind == "verify" else slow(row, row.rows_estimate or 0)

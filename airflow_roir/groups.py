@@ -1,0 +1,88 @@
+"""An index build as a group of tasks for your own DAGs, for one index or mapped over many.
+
+from airflow_roir.groups import rebuild_index_group
+
+load() >> rebuild_index_group(index="public.flights_by_plane")
+rebuild_index_group.override(group_id="nightly").partial(spark="spark_cluster").expand(index=names())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import task_group
+
+from airflow_roir.errors import InvalidInput
+from airflow_roir.hooks.roir import RoirHook
+from airflow_roir.operators.build import BuildIndexOperator
+from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
+from airflow_roir.operators.prepare import PrepareIndexBuildOperator
+from airflow_roir.operators.verify import VerifyIndexOperator
+
+# Every try continues after the last one's batches, and a pause uses none up. Together about half an hour of waiting,
+# enough for a database that restarts or fails over.
+RETRIES: dict[str, Any] = {
+    "retries": 6,
+    "retry_delay": timedelta(seconds=30),
+    "retry_exponential_backoff": 2.0,
+    "max_retry_delay": timedelta(minutes=10),
+}
+
+
+@task_group(default_args=RETRIES)  # type: ignore[untyped-decorator]
+def rebuild_index_group(
+    index: str,
+    table: str | None = None,
+    keys: str | Sequence[str] | None = None,
+    include: str | Sequence[str] | None = None,
+    postgres_conn_id: str = RoirHook.default_conn_name,
+    spark: str | None = None,
+    verify: str = "after",
+    verify_before: bool = False,
+    builds_at_once: int | None = None,
+    options: dict[str, Any] | None = None,
+) -> None:
+    """Prepares, builds and publishes an index, as the DAG `rebuild_index` does.
+
+    All but `verify_before`, `builds_at_once` and the names in `options` may be templates or the output of another task.
+
+    index, table, keys, include: as of `PrepareIndexBuildOperator`; without a table an existing index is rebuilt.
+    postgres_conn_id: the Airflow connection of the database.
+    spark: see `SparkDrivingOperator`.
+    verify: `after` compares the new index with the table, and publishes it only if they match; `none`.
+    verify_before: compare the index that is rebuilt, too, to know what the rebuild repairs.
+    builds_at_once: how many indexes of a mapped group, in one DAG run, are built at the same time; None is no limit.
+        All of them are prepared at once all the same, and from then on writers to their tables write to the new ones.
+    options: other arguments of `PrepareIndexBuildOperator`, parallelism for example.
+
+    The tasks are retried for about half an hour; `rebuild_index_group.override(default_args=…)` changes that.
+    """
+    if not (isinstance(verify_before, bool) and isinstance(options, dict | None)):
+        raise InvalidInput("give verify_before, builds_at_once and options by partial(): they shape the group itself")
+    what: dict[str, Any] = {"index": index, "postgres_conn_id": postgres_conn_id}
+    given = options or {}
+    prepare = PrepareIndexBuildOperator(
+        task_id="prepare",
+        table=table,
+        keys=keys,
+        include=include,
+        verify=verify,
+        # The comparison before is skipped where there is nothing to compare.
+        trigger_rule="none_failed" if verify_before else "all_success",
+        **what,
+        **given,
+    )
+    # Not a template: of a mapped group it is the id of the same index.
+    operation: Any = prepare.output
+    build = BuildIndexOperator(
+        task_id="build", operation_id=operation, spark=spark, max_active_tis_per_dagrun=builds_at_once, **what
+    )
+    finalize = FinalizeIndexBuildOperator(task_id="finalize", operation_id=operation, **what)
+    if verify_before:
+        compare = VerifyIndexOperator(
+            task_id="verify_before", mode="before", spark=spark, fail_on_difference=False, **what
+        )
+        compare >> prepare
+    prepare >> build >> finalize

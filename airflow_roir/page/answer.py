@@ -1,0 +1,53 @@
+"""What the pages' endpoints answer: JSON of bounded size, with an ETag, so that nothing is sent twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+# A name is at most 63 bytes; reasons, errors and notices are for people.
+LONGEST_TEXT = 2_000
+LONGEST_LIST = 1_000
+# What is different at each look although nothing has changed.
+CLOCKS = ("now", "heartbeat_age", "age_seconds")
+
+
+def bounded(value: Any) -> Any:
+    """The same without control signs (text comes from whoever may write to the database), and not endlessly long."""
+    if isinstance(value, str):
+        text = value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + "…"
+        return "".join(sign if sign == "\n" or not _misleads(sign) else "\N{REPLACEMENT CHARACTER}" for sign in text)
+    if isinstance(value, dict):
+        return {bounded(str(name)): bounded(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [bounded(one) for one in value[:LONGEST_LIST]]
+    return value
+
+
+def _misleads(sign: str) -> bool:
+    # Cc: control; Cf: signs that turn the direction of writing; Cs: halves of signs, which JSON can't hold.
+    return unicodedata.category(sign) in ("Cc", "Cf", "Cs")
+
+
+def answer(request: Request, content: dict[str, Any]) -> Response:
+    """The content, or 304 without it if the asker has it. The asker keeps its own clock."""
+    content = bounded(content)
+    tag = f'W/"{hashlib.sha256(_without_clocks(content)).hexdigest()[:32]}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    if tag in [one.strip() for one in request.headers.get("if-none-match", "").split(",")]:
+        return Response(status_code=304, headers=headers)
+    return JSONResponse(content, headers=headers)
+
+
+def _without_clocks(content: dict[str, Any]) -> bytes:
+    def still(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: still(one) for name, one in value.items() if name not in CLOCKS}
+        return [still(one) for one in value] if isinstance(value, list) else value
+
+    return json.dumps(still(content), sort_keys=True).encode()

@@ -1,0 +1,96 @@
+"""The databases that the pages show: one per Airflow connection. Nothing of a connection's secrets leaves here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.exceptions import AirflowNotFoundException
+from airflow.models.connection import Connection
+from airflow.models.dagrun import DagRun
+from airflow.utils.session import create_session
+from sqlalchemy import event, select
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine.database import Database, is_transient, said, sqlstate
+from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.hooks.roir import dsn_of
+from airflow_roir.page.settings import DEFAULT_CONNECTION, named_connections, our_dags
+
+# Runs whose forms are read for the connections that they name.
+RUNS = 300
+MOST = 16
+# A look is short; one that isn't shall not go on when nobody waits for it any more.
+STATEMENT_MS, LOCK_MS = 6_000, 1_000
+
+
+def connection_ids() -> list[str]:
+    """The connections that `[roir] connections` names; if it names none, those that runs of our DAGs have named."""
+    if named := named_connections():
+        return list(named)
+    with create_session() as session:
+        forms = session.scalars(
+            select(DagRun.conf).where(DagRun.dag_id.in_(our_dags())).order_by(DagRun.id.desc()).limit(RUNS)
+        ).all()
+    ids = [connection_of(form) for form in forms]
+    return list(dict.fromkeys([DEFAULT_CONNECTION, *ids]))[:MOST]
+
+
+def connection_of(form: Any) -> str:
+    """The connection that a run's form names."""
+    given = form.get("postgres_conn_id") if isinstance(form, dict) else None
+    return given.strip() if isinstance(given, str) and given.strip() else DEFAULT_CONNECTION
+
+
+def open_database(connection_id: str, user: str | None = None) -> Database:
+    """The engine's handle of a connection. Opens nothing by itself.
+
+    user: who changes something, for `pg_stat_activity`; None: sessions can only read, and for some seconds.
+    Raises NotFound if the connection isn't defined, isn't of PostgreSQL, or isn't one of `[roir] connections`.
+    """
+    named = named_connections()
+    if named and connection_id not in named:
+        raise NotFound(f"connection {connection_id!r} isn't among those that [roir] connections names")
+    try:
+        connection = Connection.get_connection_from_secrets(connection_id)
+    except AirflowNotFoundException:
+        raise NotFound(f"there is no connection {connection_id!r}") from None
+    if connection.conn_type != "postgres":
+        raise InvalidInput(f"connection {connection_id!r} isn't of type postgres")
+    database = Database(dsn_of(connection), "roir page" if user is None else f"roir page {user}")
+    event.listen(database.engine, "connect", _only_read if user is None else _in_time)
+    return database
+
+
+def _in_time(session: Any, _record: Any) -> None:
+    _set(session, statement_timeout=STATEMENT_MS, lock_timeout=LOCK_MS * 5)
+
+
+def _only_read(session: Any, _record: Any) -> None:
+    _set(session, statement_timeout=STATEMENT_MS, lock_timeout=LOCK_MS, default_transaction_read_only="on")
+
+
+def _set(session: Any, **settings: object) -> None:
+    session.autocommit = True
+    with session.cursor() as cursor:
+        for name, value in settings.items():
+            cursor.execute("SELECT pg_catalog.set_config(%s, %s, false)", (name, str(value)))
+    session.autocommit = False
+
+
+def trouble(connection_id: str, error: DBAPIError) -> str:
+    """What to tell of a database's error. libpq's own texts quote host, user and database, so they stay here."""
+    state, text = sqlstate(error), str(error.orig)
+    of = f"the database of connection {connection_id}"
+    if state in ("57014", "55P03"):
+        return f"{of} didn't answer within {STATEMENT_MS // 1000} s"
+    if state == "42501":
+        return f"the role of connection {connection_id} lacks a right: {said(error)}"
+    if state[:2] in ("42", "3F"):
+        return f"the control schema in {of} isn't this version's: run roir init"
+    if "authentication failed" in text or "no password supplied" in text or state[:2] == "28":
+        return f"{of} refuses the login"
+    if "does not exist" in text and not state:
+        return f"{of} refuses the login: its role or database doesn't exist"
+    if is_transient(error):
+        return f"{of} can't be reached"
+    return f"{of} reports an error{f' ({state})' if state else ''}; the API server's log has it"

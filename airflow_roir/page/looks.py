@@ -1,0 +1,103 @@
+"""Looks at the databases, shared: many tabs that poll one operation within a second share one query."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from airflow_roir.errors import RoirError
+
+T = TypeVar("T")
+
+# As often as a page asks.
+FRESH_S = 1.0
+# A database that can't be reached isn't asked by every tab in turn.
+FAILED_FRESH_S = 3.0
+# Longer than a connection attempt may take (ten seconds) nobody waits.
+PATIENCE_S = 8.0
+# Of results, kept; a result is some ten kilobytes.
+KEPT = 256
+# Threads by database: one that hangs must hold up neither the others nor Airflow's own API.
+THREADS = 2
+LANES = 32
+
+
+class NoAnswer(RoirError):
+    """A database did not answer in time."""
+
+
+@dataclass
+class _Look:
+    future: Future[Any] = field(default_factory=Future)
+    until: float = float("inf")
+
+
+class Looks:
+    """Shares results by key, within a lane (a database); bounded in keys, lanes and threads. Safe between threads.
+
+    fresh_s: how long a result is given to others who ask for the same; failed_s: the same for an error.
+    """
+
+    def __init__(self, fresh_s: float = FRESH_S, failed_s: float = FAILED_FRESH_S, kept: int = KEPT) -> None:
+        self._fresh_s, self._failed_s, self._kept = fresh_s, failed_s, kept
+        self._looks: OrderedDict[Hashable, _Look] = OrderedDict()
+        self._lanes: OrderedDict[str, ThreadPoolExecutor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    async def look(self, lane: str, key: Hashable, work: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+        """The result of `work`, or of another's call with that key that is under way or fresh.
+
+        Raises what `work` raised, NoAnswer after `patience_s` seconds.
+        """
+        future = self._begin(lane, (lane, key), work)
+        try:
+            # Shielded: one tab that is closed must not end the look of the others.
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise NoAnswer(f"the database of connection {lane} hasn't answered within {patience_s:g} s") from None
+
+    def forget(self, lane: str) -> None:
+        """Look again from here on: something was changed in that database."""
+        with self._lock:
+            for key in [key for key in self._looks if isinstance(key, tuple) and key[0] == lane]:
+                del self._looks[key]
+
+    def __len__(self) -> int:
+        return len(self._looks)
+
+    def _begin(self, lane: str, key: Hashable, work: Callable[[], Any]) -> Future[Any]:
+        with self._lock:
+            found = self._looks.get(key)
+            if found is not None and time.monotonic() < found.until:
+                self._looks.move_to_end(key)
+                return found.future
+            look = self._looks[key] = _Look()
+            self._looks.move_to_end(key)
+            while len(self._looks) > self._kept:
+                self._looks.popitem(last=False)
+            # Still under the lock: another may drop the lane. It doesn't wait for a free thread.
+            self._lane(lane).submit(self._run, look, work)
+        return look.future
+
+    def _lane(self, lane: str) -> ThreadPoolExecutor:
+        executor = self._lanes.pop(lane, None) or ThreadPoolExecutor(THREADS, thread_name_prefix="roir-look")
+        self._lanes[lane] = executor
+        while len(self._lanes) > LANES:
+            self._lanes.popitem(last=False)[1].shutdown(wait=False)
+        return executor
+
+    def _run(self, look: _Look, work: Callable[[], Any]) -> None:
+        try:
+            result = work()
+        except BaseException as error:  # handed on to all who wait
+            look.until = time.monotonic() + self._failed_s
+            look.future.set_exception(error)
+        else:
+            look.until = time.monotonic() + self._fresh_s
+            look.future.set_result(result)

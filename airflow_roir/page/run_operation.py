@@ -1,0 +1,111 @@
+"""Pause, resume, abort and change one operation for a user of Airflow's UI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import MAX_PARALLELISM, parse_name
+from airflow_roir.engine import operations
+from airflow_roir.engine.database import Database, execute, said, sqlstate
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import IllegalTransition, InvalidInput, NotFound, OperationRunning, RoirError
+from airflow_roir.page.targets import Found, Run, find
+from airflow_roir.quantity import counted
+from airflow_roir.task.dag_switch import actor_of_switch
+
+# What the functions in migrations/sql/operations.sql raise.
+REFUSALS: dict[str, type[RoirError]] = {
+    "P0002": NotFound,
+    "55000": IllegalTransition,
+    "42P09": InvalidInput,
+    "22023": InvalidInput,
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the operation that a run drives.
+
+    user: of Airflow; the operation's events name it. operation: the one that the user saw. If another one has begun
+    since, nothing is changed.
+    """
+
+    database: Database
+    connection_id: str
+    run: Run
+    operation: int
+    user: str
+
+    @property
+    def actor(self) -> str:
+        """The name that events and the status show."""
+        return f"airflow user {self.user}"
+
+    def pause(self, reason: str) -> str:
+        """Pause it. Raises as `_call`; returns what to tell the user."""
+        self._call("pause", {"reason": reason or "on the page Index build", "actor": self.actor})
+        return "Paused. The workers finish their open batches."
+
+    def resume(self) -> str:
+        """Lift the pause. Raises as `_call`."""
+        self._call("resume", {"actor": self.actor})
+        if self.run.switch_off:
+            return f"Resumed. Turn the switch of {self.run.dag_id} on: until then Airflow starts no task of it."
+        return "Resumed. The task continues within half a minute."
+
+    def abort(self, reason: str) -> str:
+        """Fence the workers. The next clean-up removes what was built; Airflow's API has no time for that."""
+        self._call("abort", {"reason": reason or "on the page Index build", "actor": self.actor})
+        return "Aborted. The next run of clean_up_indexes removes what was built."
+
+    def set_workers(self, number: int) -> str:
+        """Set the parallelism, live. Raises as `_call`, InvalidInput."""
+        if not 1 <= number <= MAX_PARALLELISM:
+            raise InvalidInput(f"the number of workers must be from 1 to {MAX_PARALLELISM}")
+        with self.database.transaction() as connection:
+            index = self._found(connection).index
+        # The task carries it to its Task State Store.
+        operations.change_options(self.database, index, actor=self.actor, parallelism=number)
+        return f"{counted(number, 'worker')} from now on"
+
+    def _found(self, connection: Connection) -> Found:
+        check_schema(connection)
+        for one in find(connection, self.connection_id, self.run):
+            if one.operation == self.operation:
+                if not one.drives:
+                    break
+                return one
+        raise OperationRunning(
+            f"run {self.run.run_id} of DAG {self.run.dag_id} doesn't drive operation {self.operation} (any more)"
+        )
+
+    def _call(self, function: str, values: dict[str, Any]) -> None:
+        """Call one of the functions that users have in SQL, on this operation alone.
+
+        Raises NotFound, IllegalTransition, InvalidInput, OperationRunning (the run doesn't drive it).
+        """
+        try:
+            with self.database.transaction() as connection:
+                index = parse_name(self._found(connection).index, "index").sql
+                # Locks the row: nobody ends it, and nobody begins another one, before we have changed it.
+                latest = execute(
+                    connection, "SELECT (roir.latest_operation(%(index)s)).id", {"index": index}
+                ).scalar_one()
+                if latest != self.operation:
+                    raise IllegalTransition(f"operation {self.operation} has ended; operation {latest} has begun since")
+                named = ", ".join(f"{name} => %({name})s" for name in values)
+                execute(connection, f"SELECT roir.{function}(%(index)s, {named})", {"index": index, **values})
+        except DBAPIError as error:
+            refusal = REFUSALS.get(sqlstate(error))
+            if refusal is None:
+                raise
+            raise refusal(said(error)) from None
+
+
+def is_paused_by_switch(run: Run, paused_by: str | None) -> bool:
+    """Whether the operation was paused by the switch of the run's DAG, and so ends its pause with it."""
+    return paused_by == actor_of_switch(run.dag_id)

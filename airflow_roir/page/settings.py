@@ -1,0 +1,24 @@
+"""Airflow's configuration section `[roir]`, and the DAGs that are ours."""
+
+from __future__ import annotations
+
+from airflow.configuration import conf
+
+DEFAULT_CONNECTION = "postgres_default"
+VERIFY_DAG, CONTROL_DAG, CLEAN_UP_DAG = "verify_index", "control_index", "clean_up_indexes"
+
+
+def build_dag() -> str:
+    """The DAG that builds: who may read it reads the page *Indexes*."""
+    return str(conf.get("roir", "dag_id", fallback="rebuild_index")).strip() or "rebuild_index"
+
+
+def our_dags() -> frozenset[str]:
+    """The DAGs in whose runs the trigger form says which index and which connection they are about."""
+    return frozenset({build_dag(), "rebuild_index", VERIFY_DAG, CONTROL_DAG})
+
+
+def named_connections() -> tuple[str, ...]:
+    """The ids that `[roir] connections` names; none: those that runs have named."""
+    text = str(conf.get("roir", "connections", fallback="") or "")
+    return tuple(dict.fromkeys(name for part in text.replace("\n", ",").split(",") if (name := part.strip())))

@@ -1,0 +1,292 @@
+// The page Indexes: every index of every database, and what can be done with it.
+
+import { keep } from "./draw.js";
+import { DASH, Poll, Refused, banner, bytes, clock, count, duration, el, followTheme, link, many, mark, put, question, say, send, share } from "./page.js";
+
+followTheme();
+const main = document.getElementById("main");
+const stale = banner(main);
+const title = el("h1", { text: "Indexes" });
+const sum = el("p", { class: "source" });
+const filter = el("input", { type: "search", placeholder: "Filter by name or table", "aria-label": "Filter by name or table", oninput: () => last && draw(last) });
+const said = el("p", { class: "said", role: "status" });
+const list = el("div", { class: "databases" });
+const STATE = { published: "Published", building: "Building", "not published": "Not published" };
+const PARTS = { sample: "a sample only", slice: "a slice only", "time limit": "up to its time limit only" };
+const KINDS = ["missing", "extra", "different", "corrupt", "damaged"];
+let last = null;
+// Cards keep their nodes, so that an open question or an unfolded part stays as it is.
+const cards = new Map();
+
+main.replaceChildren(
+  el("header", { class: "head" }, el("div", { class: "title" }, title, sum), el("div", { class: "controls" }, filter)),
+  said,
+  list,
+);
+
+const poll = new Poll({
+  address: () => "api/indexes",
+  every: (content) => (content.databases.some((one) => one.indexes.some((index) => index.operation)) ? 5 : 15),
+  show: (content) => {
+    stale.fresh();
+    mark(main, "aria-busy", null);
+    last = content;
+    draw(content);
+  },
+  old: (reason, since) => {
+    mark(main, "aria-busy", null);
+    stale.old(reason, since);
+  },
+});
+
+function draw(content) {
+  const all = content.databases.flatMap((one) => one.indexes);
+  const wanted = filter.value.trim().toLowerCase();
+  put(sum, `${many(all.length, "index", "indexes")} in ${many(content.databases.length, "database")}`);
+  const seen = new Set();
+  const sections = content.databases.map((database) => {
+    const shown = database.indexes.filter((index) => !wanted || `${index.index} ${index.source ?? ""}`.toLowerCase().includes(wanted));
+    const section = sectionOf(database.connection);
+    section.show(database, content);
+    keepNodes(
+      section.list,
+      shown.map((index) => {
+        const key = `${database.connection} ${index.index}`;
+        seen.add(key);
+        const card = cards.get(key) ?? new Card();
+        cards.set(key, card);
+        card.show(index, database.connection, content);
+        return card.node;
+      }),
+    );
+    put(section.empty, shown.length || database.trouble ? "" : wanted ? "None matches." : "No index yet. Trigger rebuild_index to build one.");
+    return section.node;
+  });
+  for (const key of cards.keys()) if (!seen.has(key) && !wanted) cards.delete(key);
+  keepNodes(list, sections.length ? sections : [nothing]);
+}
+
+const nothing = el("div", { class: "empty" }, el("p", { text: "No database has roir’s control schema yet." }), el("p", { class: "faint" }, "Run ", el("code", { text: "roir init" }), ", then trigger rebuild_index."));
+
+/** Put these nodes below `parent`, and move only those that aren't in their place. */
+function keepNodes(parent, nodes) {
+  nodes.forEach((node, n) => parent.children[n] === node || parent.insertBefore(node, parent.children[n] ?? null));
+  while (parent.children.length > nodes.length) parent.lastElementChild.remove();
+}
+
+const sections = new Map();
+
+function sectionOf(connection) {
+  if (!sections.has(connection)) {
+    const trouble = el("p", { class: "note warn", hidden: true });
+    const cleanUp = el("button", { type: "button", text: "Clean up" });
+    const asks = el("div", { class: "asks" });
+    const rows = el("div", { class: "cards" });
+    const empty = el("p", { class: "faint" });
+    sections.set(connection, {
+      list: rows,
+      empty,
+      node: el("section", { class: "database", "aria-label": `Connection ${connection}` }, el("header", { class: "row ends" }, el("h2", {}, el("span", { class: "faint", text: "Connection " }), connection), cleanUp), asks, trouble, rows, empty),
+      show(database, content) {
+        trouble.hidden = !database.trouble;
+        put(trouble, database.trouble ? `Not shown: ${database.trouble}.` : "");
+        cleanUp.hidden = !content.may.clean_up || Boolean(database.trouble);
+        cleanUp.onclick = () =>
+          ask(asks, cleanUp, {
+            title: "Clean up this database?",
+            text: "Removes ghosts, deltas, and generations whose revert window is over. It can be repeated at any time.",
+            verb: "Clean up",
+            yes: () => trigger(content.dags.clean_up, { postgres_conn_id: connection }),
+          });
+      },
+    });
+  }
+  return sections.get(connection);
+}
+
+class Card {
+  constructor() {
+    this.name = el("h3");
+    this.chip = el("span", { class: "chip" });
+    this.source = el("p", { class: "source" });
+    this.now = el("p", { class: "source" });
+    this.buttons = el("div", { class: "controls" });
+    this.asks = el("div", { class: "asks" });
+    this.warnings = el("ul", { class: "warnings" });
+    this.facts = el("dl", { class: "facts" });
+    this.generations = el("tbody");
+    this.node = el(
+      "article",
+      { class: "panel index" },
+      el("header", { class: "head" }, el("div", { class: "title" }, el("div", { class: "row" }, this.name, this.chip), this.source, this.now), this.buttons),
+      this.asks,
+      this.warnings,
+      this.facts,
+      (this.unfolds = el(
+        "details",
+        {},
+        (this.summary = el("summary")),
+        el(
+          "div",
+          { class: "scrolls", tabindex: 0, role: "region", "aria-label": "Generations" },
+          el(
+            "table",
+            {},
+            el("caption", { class: "unseen", text: "Generations of the index" }),
+            el("thead", {}, el("tr", {}, ...["Generation", "State", "Size", "Published", "Replaced", "Kept until"].map((text) => el("th", { scope: "col", text })))),
+            this.generations,
+          ),
+        ),
+      )),
+    );
+  }
+
+  show(index, connection, content) {
+    put(this.name, index.index);
+    mark(this.chip, "data-status", { published: "completed", building: "running" }[index.state] ?? "aborted");
+    put(this.chip, STATE[index.state] ?? index.state);
+    put(this.source, index.source ? `on ${index.source}` : "its table was dropped");
+    const key = JSON.stringify([index.run, index.operation]);
+    if (this.linked !== key) {
+      this.linked = key;
+      this.now.replaceChildren(...(index.operation ? [`Operation ${index.operation} is under way. `, runOf(index)].filter(Boolean) : []));
+      this.now.hidden = !index.operation;
+    }
+    this.showButtons(index, connection, content);
+    keep(this.warnings, index.warnings ?? [], () => el("li"), (item, text) => put(item, text));
+    this.warnings.hidden = !(index.warnings ?? []).length;
+    keep(
+      this.facts,
+      factsOf(index),
+      () => el("div", {}, el("dt"), el("dd"), el("dd", { class: "faint" })),
+      (fact, [name, value, more, state]) => {
+        put(fact.children[0], name);
+        put(fact.children[1], value);
+        put(fact.children[2], more ?? "");
+        mark(fact.children[1], "data-state", state ?? null);
+      },
+    );
+    const generations = index.generations ?? [];
+    put(this.summary, many(generations.length, "generation"));
+    this.unfolds.hidden = generations.length === 0;
+    keep(
+      this.generations,
+      generations,
+      () => el("tr", {}, el("th", { scope: "row" }), el("td"), el("td"), el("td"), el("td"), el("td")),
+      (row, one) => {
+        const moment = (at) => (at ? clock(at, true) : DASH);
+        [String(one.id), one.status, bytes(one.bytes), moment(one.published_at), moment(one.retired_at), moment(one.drop_after)].forEach((text, n) => put(row.children[n], text));
+      },
+    );
+  }
+
+  showButtons(index, connection, { may, dags }) {
+    const conf = { index: index.index, postgres_conn_id: connection };
+    const busy = Boolean(index.operation);
+    const published = index.state === "published" || (index.generations ?? []).some((one) => one.status === "active");
+    const actions = [
+      may.rebuild && published && {
+        verb: "Rebuild",
+        off: busy,
+        title: "Rebuild this index?",
+        text: `${dags.rebuild} builds it again, while users read and write. Readers see the new one once it is verified. ${win(index)}`.trim(),
+        yes: () => trigger(dags.rebuild, conf),
+      },
+      may.verify && published && {
+        verb: "Verify",
+        off: busy,
+        title: "Verify this index?",
+        text: `${dags.verify} compares it with its table, row by row where sums differ. It changes nothing.`,
+        yes: () => trigger(dags.verify, conf),
+      },
+      may.verify && published && faults(index) > 0 && {
+        verb: "Repair",
+        off: busy,
+        title: "Repair this index?",
+        text: `${dags.verify} compares it with its table and repairs each discrepancy in a short transaction.`,
+        yes: () => trigger(dags.verify, { ...conf, repair: true }),
+      },
+      may.control && index.revert_until && new Date(index.revert_until) > new Date() && {
+        verb: "Revert",
+        off: busy,
+        danger: true,
+        title: "Revert the last rebuild?",
+        text: `Readers see the replaced generation again. It was kept up to date, so nothing is lost. Possible until ${clock(index.revert_until, true)}.`,
+        yes: () => trigger(dags.control, { ...conf, action: "revert", reason: "on the page Indexes" }),
+      },
+    ].filter(Boolean);
+    keep(
+      this.buttons,
+      actions,
+      () => el("button", { type: "button" }),
+      (button, action) => {
+        put(button, action.verb);
+        mark(button, "aria-label", `${action.verb} ${index.index}`);
+        button.disabled = action.off;
+        mark(button, "title", action.off ? "An operation of this index is under way" : null);
+        button.onclick = () => ask(this.asks, button, action);
+      },
+    );
+  }
+}
+
+const faults = ({ verified: v }) => (v ? KINDS.reduce((all, kind) => all + (v[kind] ?? 0), 0) - (v.repaired ?? 0) : 0);
+
+function win({ bloat: b }) {
+  return b?.win_bytes > 0 ? `It wins about ${bytes(b.win_bytes)} (${share(b.win_share)}).` : "";
+}
+
+function bloatOf(b) {
+  if (!b) return "";
+  const win = b.win_bytes === null ? (b.note ?? "not known") : b.win_bytes > 0 ? `a rebuild wins ${bytes(b.win_bytes)}` : "a rebuild wins nothing";
+  return [b.bytes ? bytes(b.bytes) : "", b.ghosts ? many(b.ghosts, "ghost") : "", win].filter(Boolean).join(", ");
+}
+
+function factsOf(index) {
+  const { verified: v, bloat: b } = index;
+  const ago = (at) => (at ? `${duration((Date.now() - new Date(at)) / 1000)} ago` : DASH);
+  const found = v ? KINDS.filter((kind) => v[kind]).map((kind) => `${count(v[kind])} ${kind}`) : [];
+  if (v?.repaired) found.push(`${count(v.repaired)} repaired`);
+  const exact = v && faults(index) <= 0;
+  return [
+    ["Entries", count(index.rows)],
+    ["Size", bytes(index.bytes), index.source_bytes ? `${share((index.bytes ?? 0) / index.source_bytes)} of its source (${bytes(index.source_bytes)})` : ""],
+    ["Built", ago(index.published_at), index.published_at ? clock(index.published_at, true) : ""],
+    [
+      "Verified",
+      v ? (exact ? "exact" : "differs") : "never",
+      v ? [ago(v.at), PARTS[v.part] ?? "", found.join(", ")].filter(Boolean).join(", ") : "",
+      v ? (exact ? "good" : "bad") : null,
+    ],
+    ["Revert", index.revert_until && new Date(index.revert_until) > new Date() ? `until ${clock(index.revert_until, true)}` : "not possible"],
+    ["Bloat", b ? share(b.share) : DASH, bloatOf(b)],
+  ];
+}
+
+/** The page of the DAG run that drives an index's operation. */
+const runOf = ({ run }) => run && link("Watch it", `dags/${encodeURIComponent(run.dag_id)}/runs/${encodeURIComponent(run.run_id)}/plugin/index-build`);
+
+function ask(place, back, what) {
+  const close = () => {
+    place.replaceChildren();
+    back.focus();
+  };
+  place.replaceChildren(question({ ...what, close }));
+}
+
+/** Trigger a DAG by Airflow's own API, with the user's own rights. */
+async function trigger(dag, conf) {
+  try {
+    const run = await send(`../api/v2/dags/${encodeURIComponent(dag)}/dagRuns`, { logical_date: null, conf });
+    const id = run.dag_run_id;
+    said.replaceChildren(`${dag} is triggered. `, link("See its run", `dags/${encodeURIComponent(dag)}/runs/${encodeURIComponent(id)}`));
+    mark(said, "data-wrong", null);
+    say(`${dag} is triggered`);
+  } catch (refusal) {
+    put(said, refusal instanceof Refused ? refusal.message : String(refusal));
+    mark(said, "data-wrong", "true");
+  }
+  poll.now();
+}
+
+poll.now();

@@ -1,0 +1,303 @@
+// What both pages stand on: elements, figures as text, Airflow's theme, links out of the frame, requests, polling.
+
+/** Make an element. `of`: attributes; `class`, `text` and `on…` have their own meaning. Text never becomes HTML. */
+export function el(name, of = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(of)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key === "class") node.className = value;
+    else if (key === "text") node.textContent = value;
+    else if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((one) => one !== null && one !== undefined && one !== false));
+  return node;
+}
+
+/** Write a text only if it differs, so that nothing is painted or read aloud again. */
+export function put(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+/** Set an attribute only if it differs. */
+export function mark(node, name, value) {
+  if (value === null || value === false) node.removeAttribute(name);
+  else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
+}
+
+// --- figures
+
+const whole = new Intl.NumberFormat("en");
+export const DASH = "–";
+export const count = (value) => (value === null || value === undefined ? DASH : whole.format(Math.round(value)));
+export const many = (value, one, more = `${one}s`) => `${count(value)} ${value === 1 ? one : more}`;
+
+export function short(value) {
+  if (value === null || value === undefined) return DASH;
+  const size = Math.abs(value);
+  for (const [limit, unit] of [[1e9, " bn"], [1e6, " m"], [1e4, " k"]]) {
+    if (size >= limit) return `${(value / (limit === 1e4 ? 1e3 : limit)).toFixed(size >= limit * 100 ? 0 : 1)}${unit}`;
+  }
+  return whole.format(Math.round(value));
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return DASH;
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+  let unit = 0;
+  let rest = value;
+  while (Math.abs(rest) >= 1024 && unit < units.length - 1) {
+    rest /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 || rest >= 100 ? rest.toFixed(0) : rest.toFixed(1)} ${units[unit]}`;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return DASH;
+  const s = Math.max(0, seconds);
+  if (s < 1) return "under 1 s";
+  if (s < 90) return `${Math.round(s)} s`;
+  if (s < 90 * 60) {
+    const all = Math.round(s);
+    return s < 600 && all % 60 ? `${Math.floor(all / 60)} min ${all % 60} s` : `${Math.round(s / 60)} min`;
+  }
+  const minutes = Math.round(s / 60);
+  if (minutes < 48 * 60) return minutes % 60 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${minutes / 60} h`;
+  return many(Math.round(s / 86400), "day");
+}
+
+/** An estimate: no more digits than it is worth, so that it doesn't jump at each look. */
+export function roughly(seconds) {
+  const step = [[20, 1], [90, 5], [600, 30], [5400, 60], [36000, 300]].find(([limit]) => seconds < limit)?.[1] ?? 3600;
+  return duration(Math.max(Math.round(seconds / step) * step, step));
+}
+
+export const share = (value) => (value === null || value === undefined ? DASH : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)} %`);
+
+export function clock(moment, withDay = false) {
+  const date = moment instanceof Date ? moment : new Date(moment);
+  if (Number.isNaN(date.getTime())) return DASH;
+  const sameDay = date.toDateString() === new Date().toDateString();
+  const time = date.toLocaleTimeString("en-GB");
+  return sameDay && !withDay ? time : `${date.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" })}, ${time.slice(0, 5)}`;
+}
+
+export const time = (moment) => el("time", { datetime: moment, text: clock(moment) });
+
+// --- Airflow's theme
+
+function wantsDark() {
+  try {
+    if (window.parent !== window) {
+      const root = window.parent.document.documentElement;
+      if (root.classList.contains("dark") || root.dataset.theme === "dark") return true;
+      if (root.classList.contains("light") || root.dataset.theme === "light") return false;
+    }
+    const kept = localStorage.getItem("theme");
+    if (kept === "dark" || kept === "light") return kept === "dark";
+  } catch {
+    // Framed by a page that doesn't let us look: as the system has it.
+  }
+  return matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+export function followTheme() {
+  const show = () => mark(document.documentElement, "data-theme", wantsDark() ? "dark" : "light");
+  show();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+  addEventListener("storage", show);
+  try {
+    if (window.parent !== window) {
+      new MutationObserver(show).observe(window.parent.document.documentElement, { attributes: true, attributeFilter: ["class", "data-theme"] });
+    }
+  } catch {
+    // As above.
+  }
+}
+
+// --- links. The frame may open nothing by itself, so Airflow's own page does it.
+
+/** Where Airflow itself is: this page lies at <Airflow>/roir/…. */
+export const airflow = new URL("../", location.href);
+
+export function link(text, address, of = {}) {
+  const url = new URL(address, airflow);
+  if (url.protocol !== "http:" && url.protocol !== "https:") return el("span", { text });
+  const away = url.origin !== airflow.origin;
+  return el("a", {
+    ...of,
+    href: url.href,
+    text,
+    rel: "noopener noreferrer",
+    onclick: (event) => {
+      if (window.parent === window) return;
+      event.preventDefault();
+      const outside = window.parent.document.createElement("a");
+      outside.href = url.href;
+      outside.rel = "noopener noreferrer";
+      if (away || event.ctrlKey || event.metaKey) outside.target = "_blank";
+      window.parent.document.body.append(outside);
+      outside.click();
+      outside.remove();
+    },
+  });
+}
+
+// --- requests
+
+export class Refused extends Error {
+  constructor(status, text) {
+    super(text);
+    this.status = status;
+  }
+}
+
+async function textOf(response) {
+  try {
+    const { detail } = await response.json();
+    if (typeof detail === "string") return detail;
+    if (Array.isArray(detail)) return detail.map((one) => one.msg).join("; ");
+  } catch {
+    // No JSON: a proxy, perhaps.
+  }
+  return "";
+}
+
+const MEANING = {
+  401: "You are signed out. Sign in again, then reload the page.",
+  403: "You have no right to this.",
+  502: "Airflow's server can't be reached.",
+  504: "Airflow's server doesn't answer.",
+};
+
+/** POST JSON; the answer's JSON. Raises Refused, with words for the user. */
+export async function send(address, body) {
+  let response;
+  try {
+    response = await fetch(address, {
+      method: "POST",
+      credentials: "same-origin",
+      headers: { "Content-Type": "application/json", "X-Roir": "1" },
+      body: JSON.stringify(body),
+    });
+  } catch {
+    throw new Refused(0, "Airflow's server can't be reached. Nothing was changed, as far as this page knows.");
+  }
+  if (!response.ok) {
+    const said = await textOf(response);
+    throw new Refused(response.status, response.status === 403 || !said ? (MEANING[response.status] ?? `Refused (${response.status}).`) : said);
+  }
+  return response.json();
+}
+
+/**
+ * Ask again and again: `address()` gives where, `every(content)` the seconds until the next time, `show(content)` draws,
+ * `old(reason, since)` says that what is drawn is from `since` (a Date, or null) and why no newer is to be had.
+ */
+export class Poll {
+  constructor({ address, every, show, old }) {
+    Object.assign(this, { address, every, show, old });
+    this.tag = null;
+    this.where = null;
+    this.content = null;
+    this.good = null;
+    this.failures = 0;
+    this.timer = null;
+    this.turn = 0;
+    document.addEventListener("visibilitychange", () => document.hidden || this.now());
+  }
+
+  /** Ask at once. An answer that is under way doesn't count any more. */
+  now() {
+    clearTimeout(this.timer);
+    this.turn += 1;
+    this.ask(this.turn);
+  }
+
+  async ask(turn) {
+    let wait;
+    const controller = new AbortController();
+    const limit = setTimeout(() => controller.abort(), 15000);
+    try {
+      const where = this.address();
+      const headers = this.tag && where === this.where ? { "If-None-Match": this.tag } : {};
+      const response = await fetch(where, { headers, credentials: "same-origin", cache: "no-store", signal: controller.signal });
+      const content = response.status === 304 ? this.content : response.ok ? await response.json() : null;
+      if (turn !== this.turn) return;
+      if (content === null) throw new Refused(response.status, MEANING[response.status] ?? ((await textOf(response)) || `Airflow's server answers ${response.status}.`));
+      this.tag = response.headers.get("ETag");
+      this.where = where;
+      this.content = content;
+      this.good = new Date();
+      this.failures = 0;
+      this.show(content);
+      wait = this.every(content) * (document.hidden ? 10 : 1);
+    } catch (error) {
+      if (turn !== this.turn) return;
+      this.failures += 1;
+      this.old(error instanceof Refused ? error.message : "Airflow's server can't be reached.", this.good);
+      if (!(error instanceof Refused || error instanceof TypeError || error.name === "AbortError")) console.error(error);
+      wait = Math.min(2 ** Math.min(this.failures, 4), 15) * (document.hidden ? 4 : 1);
+    } finally {
+      clearTimeout(limit);
+    }
+    this.timer = setTimeout(() => this.ask(turn), wait * 1000);
+  }
+}
+
+/** The banner that says since when the figures are old. */
+export function banner(main) {
+  const node = el("div", { class: "banner", role: "alert", hidden: true });
+  main.before(node);
+  return {
+    old(reason, since) {
+      const from = since ? ` These figures are from ${clock(since)}.` : "";
+      put(node, `${/[.!?]$/.test(reason) ? reason : `${reason}.`}${from} Trying again …`.replace(/^./, (first) => first.toUpperCase()));
+      node.hidden = false;
+      main.classList.add("stale");
+    },
+    fresh() {
+      node.hidden = true;
+      main.classList.remove("stale");
+    },
+  };
+}
+
+/** Say something to a screen reader, once. */
+export function say(text) {
+  const news = document.getElementById("news");
+  put(news, text);
+}
+
+let questions = 0;
+
+/** A question within the page: the frame has no dialogs. Returns the node; `yes(value)` gets the text of its field. */
+export function question({ title, text, field, yes, verb, danger = false, close }) {
+  // Several may be open at a time.
+  const id = `question-${(questions += 1)}`;
+  const input = field ? el("input", { type: "text", maxlength: 500, id: `${id}-field`, autocomplete: "off" }) : null;
+  const sure = el("button", { type: "submit", class: danger ? "danger" : "main", text: verb });
+  const form = el(
+    "form",
+    {
+      class: `question${danger ? " of-danger" : ""}`,
+      role: "alertdialog",
+      "aria-labelledby": `${id}-title`,
+      "aria-describedby": `${id}-text`,
+      onsubmit: (event) => {
+        event.preventDefault();
+        close();
+        yes(input ? input.value.trim() : "");
+      },
+      onkeydown: (event) => event.key === "Escape" && close(),
+    },
+    el("h2", { id: `${id}-title`, text: title }),
+    el("p", { id: `${id}-text`, text }),
+    input && el("label", { for: `${id}-field`, text: field }),
+    input,
+    el("div", { class: "row" }, sure, el("button", { type: "button", text: "Cancel", onclick: close })),
+  );
+  requestAnimationFrame(() => (input ?? form.querySelector("button[type=button]")).focus());
+  return form;
+}

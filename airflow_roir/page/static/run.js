@@ -1,0 +1,435 @@
+// The page Index build: one operation of one run, live.
+
+import { Chart, Delta, Phases, Pieces, keep } from "./draw.js";
+import { DASH, Poll, banner, clock, count, duration, el, followTheme, link, many, mark, put, question, roughly, say, send, short } from "./page.js";
+
+followTheme();
+const asked = new URLSearchParams(location.search);
+const main = document.getElementById("main");
+const stale = banner(main);
+// {connection, operation} that the user chose, where the run has several.
+let chosen = null;
+let page = null;
+
+const KIND = { create: "First build of", rebuild: "Rebuild of", verify: "Verification of" };
+const STATUS = { running: "Running", pausing: "Pausing", paused: "Paused", completed: "Completed", failed: "Failed", aborting: "Aborting", aborted: "Aborted" };
+const OVER = ["completed", "failed", "aborted"];
+const BUILD_TASK = { create: "build", rebuild: "build", verify: "verify" };
+
+function address(path, more = {}) {
+  const of = new URLSearchParams({ dag_id: asked.get("dag_id") ?? "", run_id: asked.get("run_id") ?? "", ...more });
+  return `api/run${path}?${of}`;
+}
+
+const poll = new Poll({
+  address: () => {
+    const kind = /^verify/.test(asked.get("task_id") ?? "") ? { kind: "verify" } : asked.get("task_id") ? { kind: "build" } : {};
+    return address("", chosen ? { ...kind, ...chosen } : kind);
+  },
+  every: (content) => {
+    const status = content.progress?.status;
+    if (status === "running" || status === "pausing" || status === "aborting") return 1;
+    if (status === "paused") return 3;
+    return content.run.state === "running" || content.run.state === "queued" ? 3 : 30;
+  },
+  show: (content) => {
+    stale.fresh();
+    mark(main, "aria-busy", null);
+    if (!content.progress) {
+      page = null;
+      main.replaceChildren(nothing(content));
+      return;
+    }
+    if (page?.operation !== content.progress.operation_id) {
+      page = new Build(content.progress.operation_id);
+      main.replaceChildren(page.node);
+    }
+    page.show(content);
+  },
+  old: (reason, since) => {
+    mark(main, "aria-busy", null);
+    if (!page) main.replaceChildren();
+    stale.old(reason, since);
+  },
+});
+
+function nothing({ run, troubles }) {
+  const waits = run.state === "running" || run.state === "queued";
+  return el(
+    "div",
+    { class: "empty" },
+    el("h1", { text: waits ? "No index build yet" : "No index build" }),
+    el("p", { text: waits ? "This page shows the build as soon as the run has prepared one." : "This run builds and verifies no index." }),
+    run.switch_off && waits ? el("p", { text: `The switch of DAG ${run.dag_id} is off: turn it on, and the run goes on.` }) : null,
+    ...(troubles ?? []).map((text) => el("p", { class: "faint", text: `Not looked at: ${text}.` })),
+    el("p", {}, link("All indexes", "plugin/indexes")),
+  );
+}
+
+class Tile {
+  constructor(name) {
+    this.value = el("strong");
+    this.more = el("small");
+    this.node = el("div", { class: "tile" }, el("span", { text: name }), this.value, this.more);
+  }
+
+  show(value, more = "") {
+    put(this.value, value);
+    put(this.more, more);
+  }
+}
+
+class Build {
+  constructor(operation) {
+    this.operation = operation;
+    this.spoken = null;
+    this.busy = false;
+    this.wanted = null;
+    this.phases = new Phases();
+    this.pieces = new Pieces();
+    this.chart = new Chart();
+    this.delta = new Delta();
+    this.tiles = Object.fromEntries(["Rows", "Rows/s now", "Time worked", "Workers"].map((name) => [name, new Tile(name)]));
+    this.tabs = el("nav", { class: "tabs", "aria-label": "Operations of this run", hidden: true });
+    this.eyebrow = el("p", { class: "eyebrow" });
+    this.name = el("h1");
+    this.source = el("p", { class: "source" });
+    this.chip = el("span", { class: "chip" });
+    this.asks = el("div", { class: "asks" });
+    this.said = el("p", { class: "said", role: "status" });
+    this.percent = el("strong", { class: "percent" });
+    this.left = el("p", { class: "left" });
+    this.fill = el("i");
+    this.meter = el("div", { class: "meter", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": "Work done" }, this.fill);
+    this.held = el("p", { class: "held", hidden: true });
+    this.notes = el("div", { class: "notes" });
+    this.pauseButton = el("button", { type: "button", class: "main", text: "Pause", onclick: () => this.askPause() });
+    this.resumeButton = el("button", { type: "button", class: "main", text: "Resume", onclick: () => this.change("resume") });
+    this.abortButton = el("button", { type: "button", class: "quiet-danger", text: "Abort", onclick: () => this.askAbort() });
+    this.fewer = el("button", { type: "button", "aria-label": "One worker fewer", text: "−", onclick: () => this.step(-1) });
+    this.more = el("button", { type: "button", "aria-label": "One worker more", text: "+", onclick: () => this.step(1) });
+    this.number = el("output", { "aria-label": "Workers wanted" });
+    this.stepper = el("div", { class: "stepper", role: "group", "aria-label": "Number of workers" }, this.fewer, this.number, this.more);
+    this.workers = el("tbody");
+    this.noWorkers = el("p", { class: "faint", text: "No worker is active." });
+    this.pauses = el("ol", { class: "list" });
+    this.errors = el("ol", { class: "list" });
+    this.events = el("tbody");
+    this.links = el("p", { class: "links" });
+    this.node = this.frame();
+  }
+
+  frame() {
+    return el(
+      "article",
+      {},
+      this.tabs,
+      el(
+        "header",
+        { class: "head" },
+        el("div", { class: "title" }, this.eyebrow, el("div", { class: "row" }, this.name, this.chip), this.source),
+        (this.controls = el("div", { class: "controls" }, this.pauseButton, this.resumeButton, this.abortButton)),
+      ),
+      this.said,
+      this.asks,
+      el(
+        "section",
+        { class: "panel hero", "aria-label": "Progress" },
+        el("div", { class: "row ends" }, this.percent, this.left),
+        this.meter,
+        this.phases.node,
+      ),
+      this.held,
+      this.notes,
+      el("section", { class: "tiles", "aria-label": "Figures" }, ...Object.values(this.tiles).map((tile) => tile.node)),
+      el(
+        "div",
+        { class: "columns" },
+        el("div", {}, this.pieces.node, this.chart.node),
+        el(
+          "div",
+          {},
+          (this.workerPanel = el(
+            "section",
+            { class: "panel" },
+            el("header", {}, el("h2", { text: "Workers" }), this.stepper),
+            (this.table = el(
+              "table",
+              { class: "of-workers" },
+              el("caption", { class: "unseen", text: "Workers, what each holds and does" }),
+              el("thead", {}, el("tr", {}, ...["Worker", "Holds", "Does"].map((text) => el("th", { scope: "col", text })))),
+              this.workers,
+            )),
+            this.noWorkers,
+          )),
+          this.delta.node,
+          (this.errorPanel = el("section", { class: "panel", hidden: true }, el("header", {}, el("h2", { text: "Errors" })), this.errors)),
+          (this.pausePanel = el("section", { class: "panel", hidden: true }, el("header", {}, el("h2", { text: "Pauses" })), this.pauses)),
+        ),
+      ),
+      el(
+        "details",
+        { class: "panel" },
+        el("summary", { text: "History" }),
+        el("table", {}, el("caption", { class: "unseen", text: "The last events, newest first" }), el("thead", {}, el("tr", {}, ...["When", "Who", "What"].map((text) => el("th", { scope: "col", text })))), this.events),
+      ),
+      this.links,
+    );
+  }
+
+  show(content) {
+    this.content = content;
+    const { progress: p, run, chosen: one } = content;
+    this.showTabs(content);
+    put(this.eyebrow, KIND[p.kind] ?? "Operation on");
+    put(this.name, p.index);
+    put(this.source, `on ${p.source} · connection ${one.connection} · operation ${p.operation_id}`);
+    mark(this.chip, "data-status", p.status);
+    put(this.chip, STATUS[p.status] ?? p.status);
+    put(this.percent, p.percent === null ? DASH : `${p.percent.toFixed(1)} %`);
+    mark(this.meter, "aria-valuenow", p.percent === null ? null : Math.floor(p.percent));
+    mark(this.meter, "data-status", p.status);
+    this.fill.style.width = `${p.percent ?? 0}%`;
+    this.phases.show(p.phases ?? []);
+    this.showLeft(p);
+    this.showHeld(content);
+    this.showTiles(p);
+    this.pieces.show(p.bars);
+    this.chart.show(p.samples, p.rows_per_second);
+    this.delta.show(p.delta);
+    this.delta.node.hidden = p.kind === "verify" || !p.delta;
+    this.workerPanel.hidden = OVER.includes(p.status);
+    this.showWorkers(p);
+    this.showControls(content);
+    this.showLists(p);
+    this.showLinks(p, run);
+    const words = `${STATUS[p.status] ?? p.status}, phase ${p.phase}`;
+    if (this.spoken !== words) {
+      say(`${p.index}: ${words}`);
+      this.spoken = words;
+    }
+  }
+
+  showTabs({ operations, chosen: one }) {
+    this.tabs.hidden = operations.length < 2;
+    keep(
+      this.tabs,
+      operations.length < 2 ? [] : operations,
+      () => el("button", { type: "button" }),
+      (button, item) => {
+        put(button, `${item.index} · ${item.kind}`);
+        mark(button, "aria-current", item.operation === one.operation && item.connection === one.connection ? "true" : null);
+        button.onclick = () => {
+          chosen = { connection: item.connection, operation: String(item.operation) };
+          poll.now();
+        };
+      },
+    );
+  }
+
+  showLeft(p) {
+    if (p.status === "running" && p.seconds_left !== null) {
+      const [low, high] = [p.seconds_left_low, p.seconds_left_high].map((seconds) => (seconds === null ? null : roughly(seconds)));
+      put(this.left, `about ${roughly(p.seconds_left)} left${low === null || high === null || low === high ? "" : ` (${low} to ${high})`}`);
+    } else if (p.status === "running") {
+      put(this.left, "Time left: not known yet");
+    } else {
+      put(this.left, { completed: "Done", failed: "It can't continue", aborted: "What was built is gone", aborting: "What was built is being removed", paused: "Paused; nothing is lost", pausing: "The open batches end" }[p.status] ?? "");
+    }
+  }
+
+  showHeld({ progress: p, run, paused_by_switch: bySwitch }) {
+    const notes = [];
+    if (run.switch_off && !OVER.includes(p.status)) {
+      notes.push(["warn", `Turn the switch of ${run.dag_id} on${bySwitch ? " to resume" : ""}: while it is off, Airflow starts no task of this run.`]);
+    }
+    if (p.notice) notes.push(["warn", p.notice]);
+    const held = p.held_up;
+    const text = held && held.by !== "nothing" && !OVER.includes(p.status) ? held.text || held.by : "";
+    this.held.hidden = !text;
+    mark(this.held, "data-by", held?.by ?? null);
+    put(this.held, text);
+    keep(this.notes, notes, () => el("p"), (note, [kind, words]) => {
+      note.className = `note ${kind}`;
+      put(note, words);
+    });
+  }
+
+  showTiles(p) {
+    const t = this.tiles;
+    t.Rows.show(short(p.rows), p.rows_estimate ? `of about ${short(p.rows_estimate)}` : "");
+    t["Rows/s now"].show(short(p.rows_per_second_now), p.rows_per_second === null ? "" : `${short(p.rows_per_second)} on average`);
+    t["Time worked"].show(duration(p.seconds_worked), "without pauses");
+    t.Workers.show(`${count(p.workers?.alive)} of ${count(p.workers?.wanted)}`, p.options?.max_rows_per_second ? `limit ${short(p.options.max_rows_per_second)} rows/s` : "no rate limit");
+  }
+
+  showWorkers(p) {
+    const list = p.workers?.list ?? [];
+    this.table.hidden = list.length === 0;
+    this.noWorkers.hidden = list.length > 0;
+    keep(
+      this.workers,
+      list,
+      () => el("tr", {}, el("th", { scope: "row" }), el("td"), el("td")),
+      (row, one) => {
+        put(row.children[0], String(one.worker));
+        put(row.children[1], one.holds ?? DASH);
+        put(row.children[2], `${{ lock: "waits for a lock" }[one.state] ?? one.state ?? DASH}${one.waits_for ? `: ${one.waits_for}` : ""}`);
+        mark(row, "data-state", one.state);
+      },
+    );
+  }
+
+  showControls({ progress: p, may_change: may, chosen: one, paused_by_switch: bySwitch, run }) {
+    const can = may && one.drives;
+    this.controls.hidden = !can;
+    this.pauseButton.hidden = p.status !== "running";
+    this.resumeButton.hidden = p.status !== "paused" && p.status !== "pausing";
+    // The switch that paused it would pause it again.
+    this.resumeButton.disabled = this.busy || (bySwitch && run.switch_off);
+    this.abortButton.hidden = ["completed", "aborting", "aborted"].includes(p.status);
+    this.pauseButton.disabled = this.abortButton.disabled = this.busy;
+    const live = can && ["running", "pausing", "paused"].includes(p.status);
+    this.fewer.hidden = this.more.hidden = !live;
+    const wanted = this.wanted ?? p.workers?.wanted ?? null;
+    put(this.number, wanted === null ? DASH : many(wanted, "worker"));
+    this.fewer.disabled = wanted === null || wanted <= 1;
+    this.more.disabled = wanted === null || wanted >= 256;
+  }
+
+  showLists(p) {
+    const pauses = [...(p.pauses ?? [])].sort((a, b) => b.at.localeCompare(a.at));
+    this.pausePanel.hidden = pauses.length === 0;
+    keep(
+      this.pauses,
+      pauses,
+      () => el("li", {}, el("b"), el("span"), el("small")),
+      (item, pause) => {
+        put(item.children[0], pause.by ?? "unknown");
+        put(item.children[1], pause.why ?? "");
+        put(item.children[2], `${clock(pause.at)} ${pause.until ? `to ${clock(pause.until)}` : "until now"}`);
+      },
+    );
+    const errors = p.errors ?? [];
+    this.errorPanel.hidden = errors.length === 0;
+    keep(
+      this.errors,
+      errors,
+      () => el("li", {}, el("span", { class: "wrong" }), el("span"), el("small")),
+      (item, error) => {
+        put(item.children[0], error.text ?? "");
+        put(item.children[1], error.remedy ?? "");
+        put(item.children[2], clock(error.at));
+      },
+    );
+    keep(
+      this.events,
+      p.events ?? [],
+      () => el("tr", {}, el("td"), el("td"), el("td")),
+      (row, event) => {
+        put(row.children[0], clock(event.at));
+        put(row.children[1], event.actor ?? "");
+        put(row.children[2], [event.action, event.detail].filter(Boolean).join(": "));
+      },
+    );
+  }
+
+  showLinks(p, run) {
+    const task = asked.get("task_id") || BUILD_TASK[p.kind] || "build";
+    const over = OVER.includes(p.status);
+    const key = `${task} ${p.spark_ui} ${over}`;
+    if (this.linked === key) return;
+    this.linked = key;
+    const to = `dags/${encodeURIComponent(run.dag_id)}/runs/${encodeURIComponent(run.run_id)}`;
+    const spark = p.spark_ui && !over ? safe(p.spark_ui) : null;
+    this.links.replaceChildren(
+      link("Log", `${to}/tasks/${encodeURIComponent(task)}`),
+      link("Run", to),
+      ...(spark ? [link("Spark’s UI", spark)] : []),
+      link("All indexes", "plugin/indexes"),
+    );
+  }
+
+  // --- changes
+
+  ask(what) {
+    const back = document.activeElement;
+    const close = () => {
+      this.asks.replaceChildren();
+      back?.focus?.();
+    };
+    this.asks.replaceChildren(question({ ...what, close }));
+  }
+
+  askPause() {
+    this.ask({
+      title: "Pause this operation?",
+      text: "The workers finish their open batches. Nothing that was committed is lost, and the table stays captured.",
+      field: "Why, for others to read (optional)",
+      verb: "Pause",
+      yes: (reason) => this.change("pause", { reason }),
+    });
+  }
+
+  askAbort() {
+    const p = this.content.progress;
+    this.ask({
+      title: p.kind === "verify" ? "Abort this verification?" : "Abort this build?",
+      text: p.kind === "verify" ? "What was compared so far is lost. The index and its table stay as they are." : `What was built so far is lost (${many(p.rows ?? 0, "row")}). The table and the published index stay as they are. To stop for a while, pause it instead.`,
+      field: "Why, for others to read (optional)",
+      verb: "Abort",
+      danger: true,
+      yes: (reason) => this.change("abort", { reason }),
+    });
+  }
+
+  step(by) {
+    const now = this.wanted ?? this.content.progress.workers.wanted;
+    this.wanted = Math.min(Math.max(now + by, 1), 256);
+    this.showControls(this.content);
+    clearTimeout(this.stepping);
+    // Several clicks are one change.
+    this.stepping = setTimeout(() => {
+      const wanted = this.wanted;
+      this.change("workers", { parallelism: wanted }).finally(() => {
+        if (this.wanted === wanted) this.wanted = null;
+      });
+    }, 500);
+  }
+
+  async change(verb, more = {}) {
+    const { connection, operation } = this.content.chosen;
+    this.busy = true;
+    this.showControls(this.content);
+    try {
+      const { said } = await send(address(`/${verb}`), { connection, operation, ...more });
+      // Until the next look shows it.
+      if (more.parallelism) this.content.progress.workers.wanted = more.parallelism;
+      this.tell(said, false);
+    } catch (refusal) {
+      this.tell(refusal.message, true);
+    } finally {
+      this.busy = false;
+      this.showControls(this.content);
+      poll.now();
+    }
+  }
+
+  tell(text, wrong) {
+    put(this.said, text);
+    mark(this.said, "data-wrong", wrong ? "true" : null);
+    clearTimeout(this.telling);
+    this.telling = setTimeout(() => put(this.said, ""), wrong ? 20000 : 8000);
+  }
+}
+
+function safe(address) {
+  try {
+    const url = new URL(address);
+    return url.protocol === "http:" || url.protocol === "https:" ? url.href : null;
+  } catch {
+    return null;
+  }
+}
+
+poll.now();

@@ -1,0 +1,169 @@
+"""From a DAG run to the operations that it is about."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.xcom import XComModel
+from airflow.utils.session import create_session
+from sqlalchemy import Connection, select
+
+from airflow_roir.definition import QualifiedName, parse_name
+from airflow_roir.engine import operations
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.page.databases import connection_of
+from airflow_roir.page.settings import our_dags
+
+# Of one run; a DAG of groups has one per index.
+MOST = 50
+# As `Run.owner` has it; a DAG's id has no space. `airflow user NAME` is one who has aborted it.
+OWNER = re.compile(r"airflow (?!user )([\w.-]+) (.+)")
+
+OPERATIONS = """
+SELECT o.id, o.kind, o.status, o.owner, o.created_by, i.schema_name, i.name,
+       o.status IN ('running', 'paused', 'failed') AS live,
+       o.status = 'running' AND o.heartbeat_at IS NOT NULL
+       AND abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < %(fresh)s AS alive
+  FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+ WHERE o.owner = %(run)s OR o.created_by = %(run)s OR o.id = ANY (%(adopted)s)
+    OR o.id = (SELECT max(x.id) FROM roir.operation x JOIN roir.index n ON n.id = x.index_id
+                WHERE n.dropped_at IS NULL AND n.name = %(name)s
+                  AND (%(schema)s::text IS NULL OR n.schema_name = %(schema)s))
+ ORDER BY o.owner IS NOT DISTINCT FROM %(run)s OR o.created_by = %(run)s OR o.id = ANY (%(adopted)s) DESC, o.id DESC
+ LIMIT %(most)s
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A DAG run as Airflow knows it. switch_off: its DAG is paused. form: what it was triggered with."""
+
+    dag_id: str
+    run_id: str
+    state: str
+    switch_off: bool
+    form: dict[str, Any]
+    adopted: tuple[int, ...]
+
+    @property
+    def owner(self) -> str:
+        """The name under which its tasks drive operations (`task.roir_operator.owner_of`)."""
+        return f"airflow {self.dag_id} {self.run_id}"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its form counts. In another DAG anybody who may trigger that one could name any index there."""
+        return self.dag_id in our_dags()
+
+    @property
+    def connection(self) -> str | None:
+        """The connection that its form names; None: look for its operations everywhere."""
+        return connection_of(self.form) if self.is_ours else None
+
+    @property
+    def index(self) -> QualifiedName | None:
+        """The index that its form names."""
+        given = self.form.get("index") if self.is_ours else None
+        try:
+            return parse_name(given, "index") if isinstance(given, str) else None
+        except InvalidInput:
+            return None
+
+
+@dataclass(frozen=True)
+class Found:
+    """An operation that a run is about. drives: the run drives it, or is the one that would continue it."""
+
+    connection: str
+    operation: int
+    index: str
+    kind: str
+    status: str
+    drives: bool
+
+
+def read_run(dag_id: str, run_id: str) -> Run:
+    """Read the run. Raises NotFound."""
+    with create_session() as session:
+        run = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
+        if run is None:
+            raise NotFound(f"DAG {dag_id} has no run {run_id}")
+        dag = session.get(DagModel, dag_id)
+        values = session.scalars(
+            select(XComModel.value).where(
+                XComModel.dag_id == dag_id,
+                XComModel.run_id == run_id,
+                XComModel.task_id == "prepare",
+                XComModel.key == "return_value",
+            )
+        ).all()
+        return Run(
+            dag_id,
+            run_id,
+            str(getattr(run.state, "value", run.state)),
+            bool(dag is not None and dag.is_paused),
+            run.conf if isinstance(run.conf, dict) else {},
+            tuple(number for value in values if (number := _number(value)) is not None),
+        )
+
+
+def _number(value: Any) -> int | None:
+    try:
+        read = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+    return read if isinstance(read, int) and not isinstance(read, bool) and 0 < read < 2**63 else None
+
+
+def operations_of(database: Database, connection_id: str, run: Run) -> list[Found]:
+    """What the run is about in that database; what it drives or has driven first, newest first."""
+    with database.transaction() as connection:
+        check_schema(connection)
+        return find(connection, connection_id, run)
+
+
+def find(connection: Connection, connection_id: str, run: Run) -> list[Found]:
+    """As `operations_of`, inside a transaction."""
+    index, adopted = run.index, run.adopted if run.is_ours else ()
+    rows = execute(
+        connection,
+        OPERATIONS,
+        {
+            "run": run.owner,
+            "adopted": list(adopted),
+            "name": None if index is None else index.name,
+            "schema": None if index is None else index.schema,
+            "fresh": operations.HEARTBEAT_FRESH_S,
+            "most": MOST,
+        },
+    ).all()
+    return [
+        Found(
+            connection_id,
+            row.id,
+            str(QualifiedName(row.schema_name, row.name)),
+            row.kind,
+            row.status,
+            # Another run that is alive drives its own: this one only waits for it.
+            row.live
+            and (row.owner == run.owner or ((row.created_by == run.owner or row.id in adopted) and not row.alive)),
+        )
+        for row in rows
+    ]
+
+
+def runs_of(database: Database, ids: Sequence[int]) -> dict[int, dict[str, str]]:
+    """The DAG runs that drive these operations, by operation; none for who isn't a DAG run."""
+    query = "SELECT id, owner FROM roir.operation WHERE id = ANY (%(ids)s)"
+    with database.transaction() as connection:
+        rows = execute(connection, query, {"ids": list(ids)}).all() if ids else []
+    found = {row.id: OWNER.fullmatch(row.owner or "") for row in rows}
+    return {one: {"dag_id": match[1], "run_id": match[2]} for one, match in found.items() if match is not None}

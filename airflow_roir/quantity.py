@@ -1,0 +1,78 @@
+"""Quantities as people read them: `58 min 40 s`, `1.2 GB`, `1 worker`; one way for terminal and logs."""
+
+from __future__ import annotations
+
+# The two greatest units that a duration has, each with its next one.
+_SPANS = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
+_SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
+# An estimate is not truer than this.
+A_FEW_SECONDS = 5.0
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `58 min 40 s`, `3 h 12 min`, `2 d 5 h`; nothing is said of a second part that is 0."""
+    seconds = max(0.0, seconds)
+    if round(seconds, 1) < 10:
+        return f"{round(seconds, 1):g} s"
+    for unit, size, part, step in _SPANS:
+        # Rounded first: 59.6 s is 1 min and not 60 s.
+        whole = round(seconds / step) * step
+        if whole >= size:
+            rest = whole % size // step
+            return f"{whole // size} {unit}" + (f" {rest} {part}" if rest else "")
+    return f"{seconds:.0f} s"
+
+
+def size(count: float) -> str:
+    """Bytes, as PostgreSQL counts them (1 kB is 1,024 bytes): `8 kB`, `1.2 GB`."""
+    if count < 1024:
+        return f"{count:.0f} {'byte' if count == 1 else 'bytes'}"
+    unit = 0
+    while count >= 1023.5 and unit < len(_SIZES) - 1:
+        count /= 1024
+        unit += 1
+    return f"{count:.1f} {_SIZES[unit]}" if round(count, 1) < 10 and unit > 1 else f"{count:,.0f} {_SIZES[unit]}"
+
+
+def counted(number: float, noun: str, plural: str | None = None) -> str:
+    """`1 row`, `2,000 rows`; plural: where it isn't the noun with an s."""
+    return f"{number:,.0f} {noun if round(number) == 1 else plural or f'{noun}s'}"
+
+
+def rate(rows_per_second: float) -> str:
+    """`1,785 rows/s`; below ten with a decimal, so that what moves isn't 0."""
+    return f"{rows_per_second:,.0f} rows/s" if rows_per_second >= 10 else f"{rows_per_second:.1f} rows/s"
+
+
+def percent(value: float) -> str:
+    """`43.2 %`, `100 %`. Not rounded up: what is shown as 100 % is done."""
+    return f"{int(value * 10) / 10:g} %"
+
+
+def left(likely: float | None, low: float | None = None, high: float | None = None) -> str | None:
+    """Of an estimate in seconds: `about 12 s left`, `2 min to 5 min left`; None if there is none.
+
+    Never `0 s left`: a moment that is nearly over is `a few seconds`.
+    """
+    if likely is None:
+        return None
+    if max(likely, high or 0.0) < A_FEW_SECONDS:
+        return "a few seconds left"
+    if low is not None and high is not None and high > 1.5 * low:
+        lower, upper = duration(_coarse(low)), duration(_coarse(high))
+        return (
+            f"up to {upper} left"
+            if low < 1
+            else f"{lower} to {upper} left"
+            if lower != upper
+            else f"about {upper} left"
+        )
+    return f"about {duration(_coarse(likely))} left"
+
+
+def _coarse(seconds: float) -> float:
+    """As exact as an estimate is: whole seconds below a minute, then two digits."""
+    for limit, step in ((60, 1), (600, 10), (3_600, 60), (36_000, 600)):
+        if seconds < limit:
+            return max(1.0, round(seconds / step) * step)
+    return round(seconds / 3_600) * 3_600.0

@@ -1,0 +1,52 @@
+"""Writes an index's name into the note of its DAG run, so that runs can be told apart (entry point `airflow.plugins`).
+
+A task can't write its run's note: the API that tasks have knows none. The scheduler tells listeners of each run that
+starts, and saves the run afterwards.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from airflow.listeners import hookimpl
+from airflow.plugins_manager import AirflowPlugin
+
+if TYPE_CHECKING:
+    from airflow.models.dagrun import DagRun
+
+OURS = "airflow_roir.operators."
+# Airflow's own limit of a note is 1,000 characters.
+LONGEST = 200
+
+
+def note_of(dag_run: Any) -> str | None:
+    """What to write; None for a run of another DAG, of no index, or with a note already."""
+    if dag_run.note or not any(_module(task).startswith(OURS) for task in getattr(dag_run.dag, "tasks", ())):
+        return None
+    given = dag_run.conf or {}
+    index = given.get("index") if "index" in given else dict(dag_run.dag.params.dump()).get("index")
+    if not isinstance(index, str) or not index.strip():
+        return None
+    action = given.get("action")
+    name = "".join(character if character.isprintable() else " " for character in index[:LONGEST])
+    # A note is shown as Markdown, and a name is not to be that.
+    return (f"{action} " if isinstance(action, str) and action.isalpha() else "") + f"`{name.replace('`', ' ')}`"
+
+
+def _module(task: Any) -> str:
+    return str(getattr(task, "_task_module", "") or type(task).__module__)
+
+
+@hookimpl  # type: ignore[untyped-decorator]  # pluggy's marker has no types here
+def on_dag_run_running(dag_run: DagRun, msg: str) -> None:
+    """In the scheduler, before it saves the run. What this raises is logged there, and hurts nothing else."""
+    if (note := note_of(dag_run)) is not None:
+        dag_run.note = note
+
+
+class RunNotes(AirflowPlugin):
+    """Registers the listener."""
+
+    name = "roir_run_notes"
+    listeners = [sys.modules[__name__]]

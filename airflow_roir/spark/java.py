@@ -1,0 +1,65 @@
+"""The Java that Spark runs on: found as `scripts/ensure-java` finds it, before anything else is tried."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from airflow_roir.errors import JavaMissing
+
+NEEDED = 17
+# A Java answers in a second; this is for a machine that swaps.
+ANSWER_S = 60.0
+
+
+def use_java(environment: MutableMapping[str, str] = os.environ) -> Path:
+    """Find a Java that Spark can run on, and set JAVA_HOME to it for what is started from here; its home.
+
+    JAVA_HOME comes first, then `java` on PATH. Raises JavaMissing, with what was found and what to install.
+    """
+    found: list[str] = []
+    for where, java in _candidates(environment):
+        home, version = _asked(java, environment)
+        if home is not None and version.isdigit() and int(version) >= NEEDED:
+            environment["JAVA_HOME"] = str(home)
+            return home
+        found.append(f"{where} is {f'Java {version}' if version else 'no Java that runs'}")
+    raise JavaMissing(
+        f"Spark needs Java {NEEDED} or newer on the machine that runs its driver, and there is none "
+        f"({'; '.join(found) or 'JAVA_HOME is not set, and no java is on PATH'}). Install it there (Debian, Ubuntu: "
+        f"apt-get install openjdk-{NEEDED}-jre-headless; Fedora, RHEL: dnf install java-21-openjdk-headless), or set "
+        "JAVA_HOME for Airflow's workers, and start again"
+    )
+
+
+def _candidates(environment: MutableMapping[str, str]) -> list[tuple[str, Path]]:
+    candidates = []
+    if home := environment.get("JAVA_HOME"):
+        candidates.append((f"JAVA_HOME={home}", Path(home) / "bin" / "java"))
+    if on_path := shutil.which("java", path=environment.get("PATH", os.defpath)):
+        candidates.append((on_path, Path(on_path)))
+    return candidates
+
+
+def _asked(java: Path, environment: MutableMapping[str, str]) -> tuple[Path | None, str]:
+    """Its home and its specification's version: `17`, or `1.8` before 9. None and an empty text if it can't run."""
+    try:
+        answer = subprocess.run(
+            [java, "-XshowSettings:properties", "-version"],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_S,
+            check=True,
+        ).stderr
+    except (OSError, subprocess.SubprocessError):
+        return None, ""
+    said = dict(re.findall(r"^ *(java\.home|java\.specification\.version) = (.*)$", answer, re.MULTILINE))
+    home = said.get("java.home", "").strip()
+    return Path(home) if home else None, said.get("java.specification.version", "").strip()

@@ -1,0 +1,97 @@
+"""Spark's own log: what its JVM and its Python workers print, in a file of its own, bounded in size.
+
+A build that succeeds has stack traces in it: of a worker that was told to go, of a node that came late. The lines for
+the user go another way.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from airflow_roir.engine.meanwhile import meanwhile
+
+# A file that has grown beyond this becomes the older one of two.
+LIMIT_BYTES = 10_000_000
+LOOK_EVERY_S = 5.0
+# The folder of these files, wherever the driver is started.
+FOLDER = "ROIR_LOG_FOLDER"
+
+
+def spark_log(operation_id: int, folder: Path | None = None) -> Path:
+    """The file of an operation: in $ROIR_LOG_FOLDER, else in this folder, else in the user's own state."""
+    chosen = os.environ.get(FOLDER)
+    if chosen:
+        folder = Path(chosen)
+    if folder is None:
+        state = os.environ.get("XDG_STATE_HOME")
+        folder = (Path(state) if state else Path("~/.local/state").expanduser()) / "roir"
+    return folder / f"spark-{operation_id}.log"
+
+
+@contextmanager
+def diverted(path: Path) -> Iterator[tuple[TextIO, Path]]:
+    """Send what this process and its children print to the file; yields where lines for the user go, and the file.
+
+    It is readable by its owner alone, since a stack trace may show anything. What is there is kept: stretches of an
+    operation share it. If it can't be written, a new file among the temporary ones takes its place. Raises OSError if
+    that can't be written either.
+
+    Bounded at about twice `LIMIT_BYTES`, the older half in a file with `.1` at its end; a burst between two looks
+    comes on top.
+    """
+    file, path = _opened(path)
+    # Both duplicates stay with this process: what it starts must not hold the pipe of whoever reads the lines.
+    voice = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, errors="backslashreplace")
+    before = {number: os.dup(number) for number in (1, 2)}
+    try:
+        for number in before:
+            os.dup2(file, number)
+        with meanwhile(lambda: _bound(file, path), LOOK_EVERY_S, "roir-spark-log"):
+            yield voice, path
+    finally:
+        # Its reader may have died, as whoever wrote has noticed.
+        with suppress(OSError):
+            voice.close()
+        for number, kept in before.items():
+            os.dup2(kept, number)
+            os.close(kept)
+        os.close(file)
+
+
+def _opened(path: Path) -> tuple[int, Path]:
+    # Appended to by many processes at once, and cut at its beginning; never by way of somebody's link.
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(path, flags, 0o600)
+        os.fchmod(file, 0o600)
+    except OSError:
+        file, name = tempfile.mkstemp(prefix=f"roir-{path.stem}-", suffix=".log")
+        os.close(file)
+        path = Path(name)
+        file = os.open(path, flags)
+    return file, path
+
+
+def _bound(file: int, path: Path) -> None:
+    if os.fstat(file).st_size <= LIMIT_BYTES:
+        return
+    with suppress(OSError):
+        older = path.with_name(f"{path.name}.1")
+        with suppress(FileNotFoundError):
+            older.unlink()
+        with (
+            os.fdopen(os.open(older, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as copy,
+            os.fdopen(os.dup(file), "rb") as log,
+        ):
+            log.seek(0)
+            shutil.copyfileobj(log, copy)
+    # Whether it could be kept or not: a full disk is the last thing that a log may cause.
+    os.ftruncate(file, 0)

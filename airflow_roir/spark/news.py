@@ -1,0 +1,137 @@
+"""What a phase on Spark tells its user, in order and as it happens: who began, what is done, who left and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Row
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import Run
+from airflow_roir.operation import Phase
+from airflow_roir.quantity import counted
+
+UNITS = {Phase.BUILD: "range", Phase.SEAL: "segment", Phase.SUM: "unit", Phase.CHECK: "unit"}
+# Each piece by its name, up to so many; of more their count.
+NAMED = 40
+# Counts come at least so far apart, and further the longer it takes, so that the log of a night can be read.
+SOONEST_S = 5.0
+LATEST_S = 60.0
+SHARE = 0.1
+
+UNITS_OF_STAGE = """
+SELECT u.ordinal, u.rows, u.seconds, u.done FROM roir.verification_unit u
+  JOIN roir.verification v ON v.id = u.verification_id WHERE v.operation_id = %(operation)s
+"""
+PIECES = {
+    Phase.BUILD: "SELECT ordinal, rows, seconds, done FROM roir.scan_range WHERE operation_id = %(operation)s",
+    Phase.SEAL: """
+SELECT s.ordinal, NULL::bigint AS rows, NULL::numeric AS seconds, s.status = 'sealed' AS done FROM roir.segment s
+  JOIN roir.operation o ON o.generation_id = s.generation_id WHERE o.id = %(operation)s
+""",
+    Phase.SUM: UNITS_OF_STAGE,
+    Phase.CHECK: UNITS_OF_STAGE,
+}
+COUNTS = "SELECT count(*) AS pieces, count(*) FILTER (WHERE done) AS done, sum(rows) AS rows FROM ({pieces}) p"
+DONE = "SELECT ordinal, rows, seconds FROM ({pieces}) p WHERE done ORDER BY ordinal"
+
+
+class News:
+    """The news of one phase of a run. say: takes a line. clock: seconds that never go back."""
+
+    def __init__(
+        self,
+        database: Database,
+        run: Run,
+        phase: Phase,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._run = run
+        self._phase = phase
+        self._say = say
+        self._clock = clock
+        self._begun = self._said_at = clock()
+        self._wanted = 0
+        self._at_work = 0
+        self._done = 0
+        self._told: set[int] = set()
+        self._is_named = True
+
+    def say(self, line: str) -> None:
+        """A line of this phase."""
+        self._say(f"{self._phase.value}: {line}")
+
+    def begin(self, workers: int) -> None:
+        """How many workers are wanted, and what earlier stretches have done."""
+        self._wanted = workers
+        self.say(counted(workers, "worker"))
+        if (counts := self._count()) is None:
+            return
+        # Units of a verification come in stages, each with numbers of its own.
+        self._is_named = counts.pieces <= NAMED and PIECES[self._phase] is not UNITS_OF_STAGE
+        self._done = counts.done
+        if counts.done:
+            self._told = {row.ordinal for row in self._finished()} if self._is_named else set()
+            self.say(f"{counts.done:,} of {counted(counts.pieces, UNITS[self._phase])} done before")
+
+    def workers(self, wanted: int) -> None:
+        """How many workers are wanted now; said when it changes."""
+        if wanted != self._wanted:
+            self.say(f"{counted(wanted, 'worker')} from now on, {self._wanted} before")
+        self._wanted = wanted
+
+    def at_work(self, count: int) -> None:
+        """So many workers are at work; said once all of them are."""
+        if not self.all_began and count >= self._wanted:
+            self.say(f"{counted(count, 'worker')} at work")
+        self._at_work = max(self._at_work, count)
+
+    @property
+    def all_began(self) -> bool:
+        """True once as many workers were at work as are wanted now."""
+        return self._at_work >= self._wanted
+
+    def pieces(self, last: bool = False) -> None:
+        """Say what was done since the last time. last: the phase is over, no later line tells what this one leaves.
+
+        A database that can't be reached is no news: whoever needs it says so.
+        """
+        if not (self._is_named or last or self._is_time()):
+            return
+        if (counts := self._count()) is None or counts.done == self._done:
+            return
+        self._done, self._said_at = counts.done, self._clock()
+        noun = UNITS[self._phase]
+        if not self._is_named:
+            rows = "" if counts.rows is None else f", {counted(counts.rows, 'row')}"
+            self.say(f"{counts.done:,} of {counted(counts.pieces, noun)} done{rows}")
+            return
+        for row in self._finished():
+            if row.ordinal not in self._told:
+                self._told.add(row.ordinal)
+                what = "" if row.rows is None else f": {counted(row.rows, 'row')} in {row.seconds:.1f} s"
+                self.say(f"{noun} {row.ordinal} done, {len(self._told)} of {counts.pieces}{what}")
+
+    def _is_time(self) -> bool:
+        now = self._clock()
+        return now - self._said_at >= min(max(SOONEST_S, (now - self._begun) * SHARE), LATEST_S)
+
+    def _count(self) -> Row[Any] | None:
+        found = self._read(COUNTS)
+        return found[0] if found else None
+
+    def _finished(self) -> Sequence[Row[Any]]:
+        return self._read(DONE)
+
+    def _read(self, query: str) -> Sequence[Row[Any]]:
+        try:
+            with self._database.transaction() as connection:
+                sql = query.format(pieces=PIECES[self._phase])
+                return execute(connection, sql, {"operation": self._run.operation_id}).all()
+        except DBAPIError:
+            return []

@@ -1,0 +1,52 @@
+"""What an asset event and the lineage tell of a publish."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow_roir.definition import QualifiedName
+from airflow_roir.engine import status
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.verify.report import report_of
+from airflow_roir.errors import NotFound
+
+if TYPE_CHECKING:
+    from airflow_roir.engine.database import Database
+
+PARTS = """
+SELECT i.schema_name, i.name, n.nspname AS source_schema, c.relname AS source_name, o.generation_id
+  FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+  LEFT JOIN pg_class c ON c.oid = i.source_oid::oid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE o.id = %(operation)s
+"""
+COUNTS = ("rows", "missing", "extra", "different", "corrupt", "damaged", "mended")
+
+
+def published_facts(database: Database, operation_id: int) -> dict[str, Any]:
+    """The metadata of a publish's asset event, for JSON: names as SQL, `seconds` of work without pauses.
+
+    `verified` has the counts of the comparison after the build, None if there was none. `source` is None if the table
+    was dropped meanwhile. Raises NotFound.
+    """
+    with database.transaction() as connection:
+        row = execute(connection, PARTS, {"operation": operation_id}).first()
+    if row is None:
+        raise NotFound(f"there is no operation {operation_id}")
+    now = status.operation_status(database, operation_id)
+    verified = None
+    try:
+        report = report_of(database, operation_id)
+    except NotFound:
+        pass
+    else:
+        verified = {name: getattr(report, name) for name in COUNTS}
+    return {
+        "index": str(QualifiedName(row.schema_name, row.name)),
+        "source": row.source_name and str(QualifiedName(row.source_schema, row.source_name)),
+        "kind": now.kind,
+        "operation_id": operation_id,
+        "generation_id": row.generation_id,
+        "rows": now.rows,
+        "seconds": round(now.total_execution_time, 3),
+        "verified": verified,
+    }

@@ -1,0 +1,89 @@
+"""Rebuilds each night the indexes that would win most by it, one after the other.
+
+An example: copy this file into your DAGs folder, change what you like, and unpause the DAG. An index is taken if at
+least `least_win` per cent of its size would go with a rebuild, by the estimate that `roir indexes` shows too. Pause the
+DAG to pause the builds; unpause it to resume them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import DAG, Param, task
+
+from airflow_roir.definition import MAX_PARALLELISM
+from airflow_roir.groups import rebuild_index_group
+
+with DAG(
+    dag_id="rebuild_bloated_indexes",
+    description="Rebuild the most bloated indexes, every night",
+    doc_md=__doc__,
+    schedule="0 1 * * *",
+    catchup=False,
+    # A night that takes longer than a day is not joined by the next one.
+    max_active_runs=1,
+    is_paused_upon_creation=True,
+    params={
+        "least_win": Param(
+            30,
+            type="number",
+            exclusiveMinimum=0,
+            maximum=100,
+            title="Least win, per cent",
+            description="Rebuild an index if at least this share of its size would go.",
+        ),
+        "most": Param(
+            5,
+            type="integer",
+            minimum=1,
+            title="Most indexes",
+            description="Those that would win most come first; the others wait for the next night. All of them are "
+            "prepared at once, and from then on writes to their tables cost more.",
+        ),
+        "parallelism": Param(
+            2,
+            type="integer",
+            minimum=1,
+            maximum=MAX_PARALLELISM,
+            title="Parallelism",
+            description="Workers of each build at the same time.",
+        ),
+        "spark": Param(
+            "local",
+            type="string",
+            minLength=1,
+            title="Spark",
+            description="Id of an Airflow connection that holds a Spark master, or a master.",
+        ),
+        "postgres_conn_id": Param(
+            "postgres_default",
+            type="string",
+            minLength=1,
+            title="PostgreSQL connection",
+            description="Id of the Airflow connection of the indexes' database.",
+        ),
+    },
+    tags=["roir"],
+) as dag:
+
+    @task
+    def bloated(params: dict[str, Any]) -> list[str]:
+        """The indexes to rebuild, those that win most first. One that has an unfinished operation is left alone."""
+        from airflow_roir.engine.indexes import indexes
+        from airflow_roir.hooks.roir import RoirHook
+
+        worth = [
+            (facts.bloat.win_bytes or 0, facts.index)
+            for facts in indexes(RoirHook(params["postgres_conn_id"]).get_database())
+            if facts.bloat is not None
+            and facts.operation is None
+            and (facts.bloat.win_share or 0) * 100 >= params["least_win"]
+        ]
+        return [index for _, index in sorted(worth, reverse=True)[: params["most"]]]
+
+    rebuild_index_group.override(group_id="rebuild").partial(
+        postgres_conn_id="{{ params.postgres_conn_id }}",
+        spark="{{ params.spark }}",
+        options={"parallelism": "{{ params.parallelism }}"},
+        builds_at_once=1,
+    ).expand(index=bloated())

@@ -1,0 +1,231 @@
+-- How far an operation is, and how long it will take: what roir.resumable_operations and airflow_roir/engine/progress.py
+-- show. Everything is derived from committed rows, so that it can't fall; what is forgotten (the units of a verification
+-- that ended) is kept by the samples, whose greatest percentage is a mark that is never undercut.
+
+-- What was seen at the beats of an operation: a few hundred rows, dense lately, thinner before.
+CREATE TABLE roir.progress_sample (
+    operation_id bigint NOT NULL REFERENCES roir.operation (id),
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    phase text NOT NULL,
+    rows bigint NOT NULL,
+    percent numeric(4, 1) NOT NULL,
+    share double precision NOT NULL,
+    worked double precision NOT NULL,
+    parallelism integer NOT NULL,
+    max_rows_per_second integer,
+    PRIMARY KEY (operation_id, at)
+);
+
+-- Which part of all work each phase is taken for. Only that it grows is promised: `seconds_left` is measured.
+CREATE FUNCTION roir.percent_of(kind text, status text, phase text, copied double precision, sealed double precision,
+                                compared double precision)
+RETURNS numeric LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN status = 'completed' THEN 100.0
+                ELSE trunc(CASE phase WHEN 'build' THEN 60 * copied
+                                      WHEN 'seal' THEN 60 + 25 * sealed
+                                      WHEN 'fold' THEN 85
+                                      WHEN 'publish' THEN 87 + 12 * compared
+                                      ELSE 99 * compared END::numeric, 1) END
+$$;
+
+-- One row per operation: what is done of it. copied, sealed, compared: shares, from 0 to 1; sealing,
+-- comparing: of what is under way.
+CREATE VIEW roir.operation_work AS
+SELECT o.id AS operation_id,
+       r.ranges, r.ranges_done, r.batch_seconds, r.copied,
+       s.segments, s.segments_sealed, s.sealed, s.sealing,
+       v.compared, v.comparing,
+       (r.rows + coalesce(v.rows, 0))::bigint AS rows,
+       t.worked + t.since AS worked,
+       coalesce((o.phase_seconds ->> o.phase)::float8, 0) + t.since AS in_phase,
+       greatest(roir.percent_of(o.kind, o.status, o.phase, r.copied, s.sealed, coalesce(v.compared, 0)), m.percent)
+       AS percent
+  FROM roir.operation o
+ CROSS JOIN LATERAL (
+       SELECT coalesce(sum(x.rows), 0) AS rows, count(*) AS ranges, count(*) FILTER (WHERE x.done) AS ranges_done,
+              coalesce(sum(x.seconds), 0)::float8 AS batch_seconds,
+              -- A range counts its rows up to its share of the estimate made at prepare.
+              coalesce(avg(CASE WHEN x.done THEN 1
+                                ELSE least(x.rows::float8 / n.rows_per_range, 0.99) END), 0)::float8 AS copied
+         -- They are numbered from 0: to count them is to read them all once more.
+         FROM (SELECT greatest(o.rows_estimate::float8 / (max(y.ordinal) + 1), 1) AS rows_per_range
+                 FROM roir.scan_range y WHERE y.operation_id = o.id) n
+         JOIN roir.scan_range x ON x.operation_id = o.id) r
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS segments, count(*) FILTER (WHERE status = 'sealed') AS segments_sealed,
+              count(claim_worker)::float8 / greatest(count(*) - 1, 1) AS sealing,
+              -- The first one, of NULL keys, is empty mostly.
+              coalesce(avg(CASE status WHEN 'sealed' THEN 1 WHEN 'indexed' THEN 0.7 ELSE 0 END)
+                       FILTER (WHERE ordinal > 0), 0)::float8 AS sealed
+         FROM roir.segment WHERE generation_id = o.generation_id AND o.kind <> 'verify') s
+  -- Of a verification that is an operation itself, and of the comparisons before a publish: a later one, after one that
+  -- found something, begins anew. Units are deleted when a verification ends.
+ CROSS JOIN LATERAL (
+       SELECT max(x.rows) FILTER (WHERE o.kind = 'verify') AS rows,
+              max(x.comparing) FILTER (WHERE NOT x.ended) AS comparing,
+              -- One that was given up with its operation is not done.
+              max(CASE WHEN NOT x.ended THEN x.compared WHEN o.status IN ('aborting', 'aborted') THEN 0
+                       ELSE 1 END) AS compared
+         FROM (SELECT y.finished_at IS NOT NULL AS ended,
+                      t.totals * u.held / greatest(u.units, 1) AS comparing,
+                      CASE WHEN y.finished_at IS NULL THEN u.rows ELSE y.rows END AS rows,
+                      -- Sums of one snapshot, of a heap's blocks, mostly are the end: nobody wrote in between.
+                      CASE WHEN u.totals IS NULL THEN 0.99 * u.checks
+                           WHEN y.suspicious IS NULL THEN t.totals * u.totals + t.sums * coalesce(u.sums, 0)
+                           ELSE t.totals + t.sums + (0.99 - t.totals - t.sums) * coalesce(u.checks, 1) END AS compared
+                 FROM roir.verification y
+                CROSS JOIN LATERAL (
+                      SELECT count(*) AS units, count(z.claim_worker) AS held,
+                             coalesce(sum(z.rows) FILTER (WHERE z.side IN ('source', 'heap')
+                                 AND (z.stage = 'total' OR y.suspicious IS NULL AND z.stage = 'check')), 0) AS rows,
+                             bool_or(z.side = 'heap' AND z.stage = 'total') AS by_block,
+                             avg(z.done::int) FILTER (WHERE z.stage = 'total')::float8 AS totals,
+                             avg(z.done::int) FILTER (WHERE z.stage = 'sum')::float8 AS sums,
+                             avg(z.done::int) FILTER (WHERE z.stage = 'check')::float8 AS checks
+                        FROM roir.verification_unit z WHERE z.verification_id = y.id) u
+                CROSS JOIN LATERAL (
+                      SELECT CASE WHEN u.by_block THEN 0.97 ELSE 0.5 END AS totals,
+                             CASE WHEN u.by_block THEN 0.01 ELSE 0.3 END AS sums) t
+                WHERE y.operation_id = o.id) x) v
+ CROSS JOIN LATERAL (
+       SELECT coalesce(sum(value::float8), 0) AS worked,
+              -- least() leaves a NULL out.
+              CASE WHEN o.status = 'running' AND o.ticked_at IS NOT NULL
+                   THEN greatest(least(extract(epoch FROM clock_timestamp() - o.ticked_at), 30), 0)
+                   ELSE 0 END::float8 AS since
+         FROM jsonb_each_text(o.phase_seconds)) t
+ CROSS JOIN LATERAL (SELECT max(x.percent) AS percent FROM roir.progress_sample x WHERE x.operation_id = o.id) m;
+
+-- How long what is left will take, in seconds, and how many rows a second are copied now; NULL where there is nothing to
+-- derive it from. Reads no table: whoever may read the view may call it. earlier_…: the rows and the seconds of the last
+-- completed build of the same index.
+CREATE FUNCTION roir.time_left(o roir.operation, w roir.operation_work, samples roir.progress_sample[], delta_rows bigint,
+                               earlier_rows bigint, earlier_seconds jsonb,
+                               OUT likely double precision, OUT low double precision, OUT high double precision,
+                               OUT rows_per_second double precision)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    compares boolean := coalesce(o.options ->> 'verify', 'after') IN ('after', 'both');
+    -- Of the copying of all rows, without the rests of a rate limit: what the other phases are like.
+    copying double precision := w.batch_seconds / greatest(w.copied, 0.001) / o.parallelism;
+    scale double precision := o.rows_estimate / nullif(earlier_rows, 0)::float8;
+    recent record;
+    rate double precision;
+    taken double precision;
+    part double precision;
+    predicted double precision;
+    sealing double precision;
+    doubt double precision;
+    variance double precision := 0;
+    p text;
+BEGIN
+    IF o.status NOT IN ('running', 'paused') THEN
+        RETURN;
+    END IF;
+    -- Rows, shares and seconds all grow, so that their minima are of one sample.
+    SELECT w.rows - min(s.rows) FILTER (WHERE s.worked > w.worked - 10.5) AS rows,
+           w.worked - min(s.worked) FILTER (WHERE s.worked > w.worked - 10.5) AS seconds,
+           w.copied - min(s.share) FILTER (WHERE s.fits) AS share,
+           w.worked - min(s.worked) FILTER (WHERE s.fits) AS share_seconds
+      INTO recent
+      FROM (SELECT x.*, x.parallelism = o.parallelism AND x.max_rows_per_second IS NOT DISTINCT FROM o.max_rows_per_second
+                        AND x.worked > w.worked - greatest(10, 0.35 * w.in_phase) AS fits
+              FROM unnest(samples) x WHERE x.phase = o.phase) s;
+    IF o.status = 'running' AND o.phase IN ('build', 'sum', 'check') THEN
+        rows_per_second := recent.rows / nullif(recent.seconds, 0);
+    END IF;
+    IF o.kind = 'verify' THEN
+        IF w.percent > 0 THEN
+            likely := w.worked * (100 - w.percent) / w.percent;
+            low := likely * 0.6;
+            high := likely * 1.6;
+        END IF;
+        RETURN;
+    END IF;
+    sealing := coalesce((o.phase_seconds ->> 'seal')::float8, 0);
+    FOREACH p IN ARRAY ARRAY['build', 'seal', 'fold', 'publish'] LOOP
+        CONTINUE WHEN likely IS NULL AND p <> o.phase;
+        taken := CASE WHEN p = o.phase THEN w.in_phase ELSE 0 END;
+        IF p = 'build' THEN
+            rate := recent.share / nullif(recent.share_seconds, 0);
+            IF coalesce(recent.share_seconds, 0) < 1 OR coalesce(rate, 0) <= 0 THEN
+                rate := w.copied / nullif(w.in_phase, 0);
+            END IF;
+            IF coalesce(rate, 0) <= 0 THEN
+                RETURN;
+            END IF;
+            IF o.max_rows_per_second IS NOT NULL THEN
+                rate := least(rate, o.max_rows_per_second / greatest(o.rows_estimate, 1)::float8);
+            END IF;
+            predicted := (1 - w.copied) / rate;
+            doubt := 0.12 + 0.2 / (1 + coalesce(recent.share_seconds, 0) / 5);
+        ELSE
+            -- All of the phase, before anything of it is measured.
+            predicted := coalesce((earlier_seconds ->> p)::float8 * scale,
+                                  CASE p WHEN 'seal' THEN 1.05 * copying
+                                         WHEN 'fold' THEN 0.3 + delta_rows / 30000.0
+                                         ELSE 0.3 + CASE WHEN compares THEN 0.3 * copying + 0.42 * sealing
+                                                         ELSE 0 END END);
+            -- Of an empty table too.
+            predicted := greatest(predicted, 0.1);
+            doubt := CASE WHEN earlier_seconds ? p THEN 0.25 ELSE 0.4 END;
+            part := 0;
+            IF p = o.phase AND p IN ('seal', 'publish') THEN
+                part := CASE p WHEN 'seal' THEN w.sealed ELSE coalesce(w.compared, 0) END;
+                -- What is under way counts half, as far as that is what was expected by now.
+                part := part + least(CASE p WHEN 'seal' THEN w.sealing ELSE coalesce(w.comparing, 0) END / 2,
+                                     greatest(taken / predicted - part, 0));
+                -- A publish begins with a tenth that is no comparing.
+                taken := CASE p WHEN 'seal' THEN taken ELSE greatest(taken - 0.1 * predicted, 0) END;
+                -- The rate as it is measured, and the one expected, which weighs like a quarter of the phase.
+                predicted := (taken + 0.25 * predicted) / (part + 0.25);
+            END IF;
+            IF p = 'seal' THEN
+                sealing := predicted;
+            END IF;
+            predicted := CASE WHEN part >= 1 THEN 0.2
+                              WHEN part > 0 THEN predicted * (1 - part)
+                              ELSE greatest(predicted - taken, 0.1 * predicted) END;
+        END IF;
+        likely := coalesce(likely, 0) + predicted;
+        variance := variance + (doubt * predicted) ^ 2;
+    END LOOP;
+    low := greatest(likely - sqrt(variance), 0);
+    high := likely + sqrt(variance) + 0.5;
+END $$;
+
+-- Keeps a sample of an operation, when its heart beats and when its status or phase changes. As us: whoever may pause an
+-- operation needs no rights on its samples.
+CREATE FUNCTION roir.take_sample() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    last roir.progress_sample;
+    samples bigint;
+    first timestamptz;
+BEGIN
+    SELECT * INTO last FROM roir.progress_sample s WHERE s.operation_id = NEW.id ORDER BY s.at DESC LIMIT 1;
+    IF NEW.status = OLD.status AND NEW.phase = OLD.phase AND abs(extract(epoch FROM clock_timestamp() - last.at)) < 1 THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO roir.progress_sample (operation_id, phase, rows, percent, share, worked, parallelism, max_rows_per_second)
+    SELECT NEW.id, NEW.phase, w.rows, w.percent, w.copied, w.worked, NEW.parallelism, NEW.max_rows_per_second
+      FROM roir.operation_work w WHERE w.operation_id = NEW.id
+    ON CONFLICT DO NOTHING;
+    SELECT count(*), min(s.at) INTO samples, first FROM roir.progress_sample s WHERE s.operation_id = NEW.id;
+    IF samples >= 240 THEN
+        -- The last minute stays; of what is older the last one of each hundredth of the time.
+        DELETE FROM roir.progress_sample s
+         USING (SELECT x.at, row_number() OVER (PARTITION BY floor(extract(epoch FROM x.at - first)
+                    / greatest(extract(epoch FROM clock_timestamp() - first) / 100, 1)) ORDER BY x.at DESC) AS n
+                  FROM roir.progress_sample x WHERE x.operation_id = NEW.id) thick
+         WHERE s.operation_id = NEW.id AND s.at = thick.at AND thick.n > 1
+           AND s.at < clock_timestamp() - interval '1 minute';
+    END IF;
+    RETURN NULL;
+END $$;
+-- A trigger of somebody else's table must not call it.
+REVOKE ALL ON FUNCTION roir.take_sample() FROM PUBLIC;
+
+CREATE TRIGGER sample AFTER UPDATE OF heartbeat_at, status, phase ON roir.operation FOR EACH ROW
+WHEN (NEW.heartbeat_at IS NOT NULL OR OLD.status <> NEW.status OR OLD.phase <> NEW.phase)
+EXECUTE FUNCTION roir.take_sample();

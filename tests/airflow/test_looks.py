@@ -1,0 +1,93 @@
+"""Looks at the databases are shared: they don't grow with the tabs that are open."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from airflow_roir.errors import NotFound
+from airflow_roir.page import looks as shared
+from airflow_roir.page.looks import Looks, NoAnswer
+
+FOR_EVER = 1e9
+
+
+class Counted:
+    """A look that says the how many-th it is."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.calls = 0
+        self.error = error
+
+    def __call__(self) -> int:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return self.calls
+
+
+def many(looks: Looks, work: Callable[[], int], tabs: int) -> list[int | BaseException]:
+    async def ask() -> list[int | BaseException]:
+        return await asyncio.gather(
+            *(looks.look("shop", "progress", work) for _ in range(tabs)), return_exceptions=True
+        )
+
+    return asyncio.run(ask())
+
+
+def test_a_hundred_tabs_ask_once() -> None:
+    work = Counted()
+    assert many(Looks(fresh_s=FOR_EVER), work, 100) == [1] * 100
+    assert work.calls == 1
+
+
+def test_who_asks_later_gets_a_new_look() -> None:
+    looks, work = Looks(fresh_s=0), Counted()
+    assert [many(looks, work, 1), many(looks, work, 1)] == [[1], [2]]
+
+
+def test_a_change_makes_the_next_look_a_new_one() -> None:
+    looks, work = Looks(fresh_s=FOR_EVER), Counted()
+    many(looks, work, 1)
+    looks.forget("another")
+    assert many(looks, work, 1) == [1]
+    looks.forget("shop")
+    assert many(looks, work, 1) == [2]
+
+
+def test_a_database_that_fails_is_not_asked_by_every_tab() -> None:
+    looks, work = Looks(failed_s=FOR_EVER), Counted(NotFound("gone"))
+    assert all(isinstance(one, NotFound) for one in many(looks, work, 50) + many(looks, work, 50))
+    assert work.calls == 1
+
+
+def test_what_is_kept_is_bounded() -> None:
+    looks = Looks(fresh_s=FOR_EVER)
+
+    async def ask() -> None:
+        for number in range(2 * shared.KEPT):
+            await looks.look("shop", number, lambda: 0)
+        for number in range(2 * shared.LANES):
+            await looks.look(f"database {number}", 0, lambda: 0)
+
+    asyncio.run(ask())
+    assert len(looks) == shared.KEPT
+    assert len(looks._lanes) == shared.LANES
+
+
+def test_a_database_that_hangs_holds_up_no_other() -> None:
+    looks, freed = Looks(), threading.Event()
+
+    async def ask() -> int:
+        for number in range(3 * shared.THREADS):
+            with pytest.raises(NoAnswer, match="connection hanging"):
+                await looks.look("hanging", number, freed.wait, patience_s=0.01)
+        return await looks.look("shop", "progress", lambda: 7)
+
+    try:
+        assert asyncio.run(ask()) == 7
+    finally:
+        freed.set()

@@ -1,0 +1,317 @@
+"""The pages: who may read, who may change, what no answer contains. With a real API server and real users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import operations, prepare
+from airflow_roir.page.app import MOST_BYTES, create_app
+from servers.airflow import ApiServer
+from servers.postgres import embedded_postgres
+
+DAG = "rebuild_index"
+INDEX = "public.item_by_price"
+FROM_PAGE = {"X-Roir": "1", "Sec-Fetch-Site": "same-origin"}
+ROUTES = [route for route in create_app().routes if isinstance(route, APIRoute)]
+CASES = [(method, route.path) for route in ROUTES for method in sorted(route.methods)]
+READS = [path for method, path in CASES if method == "GET"]
+CHANGES = [path for method, path in CASES if method != "GET"]
+# FAB has no user of its own with these names; `clerk` reads another DAG and its runs, and nothing else.
+FAB_USERS = """
+from airflow.providers.fab.auth_manager.cli_commands.utils import get_application_builder
+import sys
+with get_application_builder() as builder:
+    sm = builder.sm
+    sm.sync_roles()
+    clerk = sm.add_role("Clerk")
+    for action, resource in [("can_read", "DAG:control_index"), ("can_read", "DAG Runs"), ("can_read", "Website")]:
+        sm.add_permission_to_role(clerk, sm.create_permission(action, resource))
+    for name, role in [("admin", "Admin"), ("op", "Op"), ("user", "User"), ("viewer", "Viewer"), ("clerk", "Clerk")]:
+        assert sm.add_user(name, name, name, name + "@example.org", sm.find_role(role), password=sys.argv[1])
+"""
+
+
+def file_of(path: str) -> str:
+    return path.replace("{name}", "page.css")
+
+
+@pytest.mark.parametrize(("method", "path"), CASES)
+def test_nobody_gets_anything_without_signing_in(method: str, path: str) -> None:
+    """By Airflow's own check, which each route has to ask for: plugins' apps get none."""
+    answer = TestClient(create_app()).request(
+        method,
+        file_of(path),
+        params={"dag_id": DAG, "run_id": "a"},
+        json=None if method == "GET" else {"connection": "c", "operation": 1, "parallelism": 1},
+        headers=FROM_PAGE,
+    )
+    assert answer.status_code == 401, answer.text
+
+
+def test_every_route_but_the_files_asks_for_a_right_on_a_dag() -> None:
+    for route in ROUTES:
+        asked = {getattr(one.dependency, "__qualname__", "") for one in route.dependencies}
+        if route.path != "/static/{name}":
+            assert asked & {"dag_access.<locals>.check", "indexes_access"}, route.path
+        if route.methods != {"GET"}:
+            assert "from_our_page" in asked, route.path
+    assert {*READS} == {"/run", "/indexes", "/static/{name}", "/api/run", "/api/indexes"}
+    assert {*CHANGES} == {f"/api/run/{verb}" for verb in ("pause", "resume", "abort", "workers")}
+
+
+class Page:
+    """What users get of a server, all of it kept to be searched for secrets."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+        self.seen: list[str] = []
+        self.client = httpx.Client(base_url=server.url, timeout=60)
+
+    def ask(
+        self, user: str | None, method: str, path: str, *, headers: dict[str, str] | None = None, **more: Any
+    ) -> httpx.Response:
+        """Ask the page's app as a user; None: as nobody."""
+        signed = {} if user is None else {"Authorization": f"Bearer {self.server.token(user)}"}
+        answer = self.client.request(method, f"/roir{path}", headers=signed | (headers or {}), **more)
+        self.seen.append(f"{answer.headers} {answer.text}")
+        return answer
+
+    def change(self, user: str | None, verb: str, run: str, body: dict[str, Any], dag: str = DAG) -> httpx.Response:
+        """Send what a button of the page sends."""
+        where = f"/api/run/{verb}"
+        return self.ask(user, "POST", where, headers=FROM_PAGE, params={"dag_id": dag, "run_id": run}, json=body)
+
+
+@pytest.fixture(scope="module", params=["simple", "fab"])
+def page(request: pytest.FixtureRequest, dags_folder: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """An API server whose users come from Airflow's simple auth manager, or from FAB."""
+    home = tmp_path_factory.mktemp("api")
+    fab = request.param == "fab"
+    with embedded_postgres() as metadata, ApiServer(home, dags_folder, metadata, fab=fab) as server:
+        if fab:
+            server.run_python("-c", FAB_USERS, server.password)
+        server.wait_until_ready()
+        yield Page(server)
+
+
+@pytest.fixture
+def warehouse(page: Page, shop: Any) -> str:
+    """An Airflow connection to the shop; its password is like nothing else."""
+    name = f"warehouse_{shop.fields['schema']}"
+    page.server.add_connection(name, "postgres", **{key: value for key, value in shop.fields.items() if value})
+    return name
+
+
+@pytest.fixture
+def build(page: Page, shop: Any, warehouse: str) -> tuple[str, dict[str, Any]]:
+    """A run, and what a change of the operation that it drives names."""
+    run = page.server.trigger(DAG, {"index": INDEX, "postgres_conn_id": warehouse, "table": "public.item"})
+    definition = IndexDefinition.parse(INDEX, "public.item", ["price"])
+    begun = prepare.prepare(shop.database, definition, BuildOptions(parallelism=2), f"airflow {DAG} {run}")
+    return run, {"connection": warehouse, "operation": begun.operation_id}
+
+
+@pytest.mark.slow
+def test_each_user_reads_and_changes_what_airflow_allows(
+    page: Page, shop: Any, build: tuple[str, dict[str, Any]]
+) -> None:
+    run, named = build
+    about = {"dag_id": DAG, "run_id": run}
+    for method, path in CASES:
+        assert page.ask(None, method, file_of(path), params=about).status_code == 401, path
+    for user in ("viewer", "user", "op", "admin"):
+        for path in READS:
+            assert page.ask(user, "GET", file_of(path), params=about).status_code == 200, (user, path)
+        read = page.ask(user, "GET", "/api/run", params=about).json()
+        assert read["chosen"] == named | {"index": INDEX, "kind": "create", "status": "running", "drives": True}
+        assert read["progress"]["operation_id"] == named["operation"]
+        assert read["may_change"] is (user != "viewer")
+
+    def row() -> operations.OperationRow:
+        return operations.find_operation(shop.database, INDEX)
+
+    for path in CHANGES:
+        refused = page.change("viewer", path.rsplit("/", 1)[1], run, named | {"parallelism": 3})
+        assert refused.status_code == 403, path
+    assert (row().status, row().parallelism) == ("running", 2)
+
+    assert page.change("user", "workers", run, named | {"parallelism": 5}).status_code == 200
+    assert page.change("user", "pause", run, named | {"reason": "<b>month-end</b>"}).status_code == 200
+    assert (row().status, row().parallelism, row().paused_by) == ("paused", 5, "airflow user user")
+    assert row().pause_reason == "<b>month-end</b>"
+    # The pause itself counted as a beat of the run's heart.
+    shown = page.ask("viewer", "GET", "/api/run", params=about).json()["progress"]
+    assert shown["status"] in ("pausing", "paused")
+    assert [(one["by"], one["why"], one["until"]) for one in shown["pauses"]] == [
+        ("airflow user user", "<b>month-end</b>", None)
+    ]
+    assert page.change("op", "resume", run, named).status_code == 200
+    assert row().status == "running"
+    assert page.change("op", "resume", run, named).status_code == 409
+
+    other = page.server.trigger(DAG, {"index": INDEX, "postgres_conn_id": named["connection"]})
+    shown = page.ask("viewer", "GET", "/api/run", params={"dag_id": DAG, "run_id": other}).json()
+    assert shown["chosen"]["operation"] == named["operation"]
+    foreign = page.server.trigger("clean_up_indexes", {"index": INDEX, "postgres_conn_id": named["connection"]})
+    shown = page.ask("viewer", "GET", "/api/run", params={"dag_id": "clean_up_indexes", "run_id": foreign}).json()
+    assert shown["operations"] == [], "in a DAG that isn't ours nobody's form names an index"
+    with shop.database.transaction() as connection:
+        connection.exec_driver_sql("UPDATE roir.operation SET owner = created_by, heartbeat_at = clock_timestamp()")
+    assert page.change("admin", "pause", other, named).status_code == 409, "that run only waits for the first"
+    assert page.change("admin", "pause", foreign, named, "clean_up_indexes").status_code == 409
+    assert row().status == "running"
+
+    assert page.change("user", "abort", run, named).status_code == 200
+    assert row().status == "aborting"
+    assert page.change("user", "workers", run, named | {"parallelism": 3}).status_code == 409
+
+
+@pytest.mark.slow
+def test_who_reads_another_dag_gets_nothing_of_this_one(page: Page, build: tuple[str, dict[str, Any]]) -> None:
+    if not page.server.fab:
+        pytest.skip("the simple auth manager has no rights by DAG")
+    run, named = build
+    for path in READS:
+        if path == "/static/{name}":
+            continue
+        answer = page.ask("clerk", "GET", path, params={"dag_id": DAG, "run_id": run})
+        assert answer.status_code == 403, path
+        # Whichever of two is checked, the other isn't used.
+        for first, second in (("control_index", DAG), (DAG, "control_index")):
+            both = [("dag_id", first), ("dag_id", second), ("run_id", run)]
+            assert page.ask("clerk", "GET", path, params=both).status_code in (403, 422), path
+    assert page.change("clerk", "pause", run, named).status_code == 403
+    mine = page.server.trigger("control_index", {"index": INDEX, "action": "pause"})
+    assert page.ask("clerk", "GET", "/run", params={"dag_id": "control_index", "run_id": mine}).status_code == 200
+
+
+@pytest.mark.slow
+def test_no_other_site_changes_anything(page: Page, shop: Any, build: tuple[str, dict[str, Any]]) -> None:
+    run, named = build
+    about = {"dag_id": DAG, "run_id": run}
+    for path in CHANGES:
+        body = named | ({"parallelism": 3} if path.endswith("workers") else {})
+        for headers in ({}, {"X-Roir": "1", "Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-origin"}):
+            refused = page.ask("admin", "POST", path, headers=headers, params=about, json=body)
+            assert refused.status_code == 403, (path, headers)
+        # What a form of another site can send.
+        as_form = page.ask("admin", "POST", path, params=about, data={"connection": "c", "operation": "1"})
+        assert as_form.status_code == 422 or as_form.status_code == 403
+        assert page.ask("admin", "GET", path, params=about).status_code == 405
+    assert operations.find_operation(shop.database, INDEX).status == "running"
+    policy = page.ask("viewer", "GET", "/run", params=about).headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+HOSTILE = (
+    "",
+    "~",
+    "\0",
+    "a\0b",
+    "../..",
+    "%00",
+    "' OR 1=1 --",
+    "<script>",
+    "x" * 5000,
+    "-1",
+    "9" * 40,
+    "\u202e",
+    "é\n",
+)
+
+
+@pytest.mark.slow
+def test_bad_input_is_refused_with_a_reason(page: Page, shop: Any, build: tuple[str, dict[str, Any]]) -> None:
+    run, named = build
+    good = {"dag_id": DAG, "run_id": run}
+    for bad in HOSTILE:
+        for name in ("dag_id", "run_id", "kind", "connection", "operation"):
+            for path in ("/api/run", "/run"):
+                answer = page.ask("admin", "GET", path, params=good | {name: bad})
+                assert answer.status_code < 500, (path, name, bad, answer.text)
+        assert 400 <= page.ask("admin", "GET", f"/static/x{quote(bad[:50], safe='')}").status_code < 500
+        for path in CHANGES:
+            usual = named | ({"parallelism": 3} if path.endswith("workers") else {})
+            for name in ("connection", "operation", "parallelism", bad):
+                answer = page.ask("admin", "POST", path, headers=FROM_PAGE, params=good, json=usual | {name: bad})
+                assert 400 <= answer.status_code < 500, (path, name, bad, answer.text)
+                assert answer.json()["detail"]
+        # A reason may be any text, so that this one may pause it.
+        assert page.change("admin", "pause", run, named | {"reason": bad}).status_code < 500, bad
+    for operation in (0, -1, 2**63, 1.5, True, None, [], "1"):
+        answer = page.change("admin", "resume", run, named | {"operation": operation})
+        assert 400 <= answer.status_code < 500, operation
+    for parallelism in (0, -1, 257, 10**30, 2.5, True, None, "4"):
+        answer = page.change("admin", "workers", run, named | {"parallelism": parallelism})
+        assert answer.status_code == 422, parallelism
+    for content in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"connection": "\\ud800", "operation": 1}'):
+        headers = FROM_PAGE | {"Content-Type": "application/json"}
+        answer = page.ask("admin", "POST", "/api/run/resume", headers=headers, params=good, content=content)
+        assert 400 <= answer.status_code < 500, content
+    long = page.change("admin", "resume", run, named | {"reason": "x" * MOST_BYTES})
+    assert long.status_code == 413
+    assert page.change("admin", "resume", run, named | {"operation": 10**9}).status_code == 409
+    shop.run("DROP SCHEMA roir CASCADE")
+    for user_sees in ("/api/run", "/api/indexes"):
+        answer = page.ask("admin", "GET", user_sees, params=good)
+        assert answer.status_code in (200, 503), answer.text
+    assert 400 <= page.change("admin", "resume", run, named).status_code < 500
+
+
+@pytest.mark.slow
+def test_what_has_not_changed_is_not_sent_again(page: Page, shop: Any, build: tuple[str, dict[str, Any]]) -> None:
+    run, named = build
+    about = {"dag_id": DAG, "run_id": run}
+    assert page.change("admin", "pause", run, named).status_code == 200
+    for path in ("/api/run", "/api/indexes"):
+        tag, answers = "", []
+        # The databases of earlier tests are gone; on a busy machine one may be said to be slow before it is.
+        while 304 not in answers and len(answers) < 5:
+            again = page.ask("viewer", "GET", path, params=about, headers={"If-None-Match": tag})
+            answers.append(again.status_code)
+            tag = again.headers["etag"]
+        assert answers[0] == 200, path
+        assert (answers[-1], again.text) == (304, ""), path
+    tag = page.ask("viewer", "GET", "/api/run", params=about).headers["etag"]
+    assert page.change("admin", "resume", run, named).status_code == 200
+    changed = page.ask("viewer", "GET", "/api/run", params=about, headers={"If-None-Match": tag})
+    assert changed.status_code == 200
+
+
+@pytest.mark.slow
+def test_a_database_that_is_down_is_said_to_be_and_nothing_more(page: Page, shop: Any, warehouse: str) -> None:
+    where = {"host": "127.0.0.1", "port": 1, "login": "never-seen-role", "schema": "never-seen-database"}
+    page.server.add_connection(f"down_{warehouse}", "postgres", password="never-seen-password", **where)
+    run = page.server.trigger(DAG, {"index": INDEX, "postgres_conn_id": f"down_{warehouse}"})
+    answer = page.ask("admin", "GET", "/api/run", params={"dag_id": DAG, "run_id": run})
+    assert answer.status_code == 503
+    assert answer.json()["detail"] == f"the database of connection down_{warehouse} can't be reached"
+    shown = {one["connection"]: one["trouble"] for one in page.ask("admin", "GET", "/api/indexes").json()["databases"]}
+    assert shown[f"down_{warehouse}"] == f"the database of connection down_{warehouse} can't be reached"
+
+
+@pytest.mark.slow
+def test_no_answer_has_a_secret(page: Page, shop: Any, build: tuple[str, dict[str, Any]]) -> None:
+    """Of all that the tests of this server were answered, errors included."""
+    run, named = build
+    for path in READS:
+        page.ask("admin", "GET", file_of(path), params={"dag_id": DAG, "run_id": run})
+    # A role that may not log in any more: libpq's own error quotes it.
+    shop.run(f"ALTER ROLE {shop.fields['login']} NOLOGIN")
+    for path in ("/api/run", "/api/indexes"):
+        page.ask("admin", "GET", path, params={"dag_id": DAG, "run_id": run})
+    page.change("admin", "resume", run, named)
+    everything = "\n".join(page.seen)
+    assert INDEX in everything
+    assert "refuses the login" in everything
+    for secret in ("never-seen", shop.fields["password"], shop.fields["login"], shop.fields["host"]):
+        assert secret not in everything

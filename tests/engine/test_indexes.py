@@ -1,0 +1,243 @@
+"""What there is to know of each index, beside its operations: sizes, generations, verification, bloat, warnings."""
+
+from __future__ import annotations
+
+import psycopg2.extensions
+import pytest
+
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import clean_up, drop, operations, revert
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.indexes import IndexFacts, indexes
+from airflow_roir.engine.verify import compare
+from airflow_roir.errors import NotFound, SchemaVersionMismatch
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+from tests.engine.test_contrib import create_extension
+
+ROWS = 10_000
+
+
+def only(database: Database, exact: bool = False) -> IndexFacts:
+    [one] = indexes(database, exact=exact)
+    return one
+
+
+def test_an_index_from_its_first_build_over_rebuild_and_revert_to_its_drop(database: Database, dsn: str) -> None:
+    steps.make_table(dsn, ROWS)
+    assert indexes(database) == []
+    prepared, run = steps.begin(database, include="v")
+    one = only(database)
+    assert (one.state, one.generation, one.published_at, one.bloat, one.verified) == (
+        "building",
+        None,
+        None,
+        None,
+        None,
+    )
+    assert (one.operation, one.source, [g.status for g in one.generations]) == (
+        prepared.operation_id,
+        "public.t",
+        ["building"],
+    )
+    steps.finish_all(database, run)
+    one = only(database)
+    assert (one.state, one.rows, one.generation, one.operation) == ("published", ROWS, 1, None)
+    [(whole,)] = sql(steps.session(dsn), "SELECT pg_table_size('t')")
+    [(own,)] = sql(
+        steps.session(dsn),
+        "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('roir_data.g1')",
+    )
+    [(delta,)] = sql(steps.session(dsn), "SELECT pg_total_relation_size('roir_data.g1_delta')")
+    assert (one.bytes, one.source_bytes) == (own + delta, whole)
+    assert one.age_seconds is not None
+    assert 0 <= one.age_seconds < 600
+    assert one.verified is not None
+    assert (one.verified.rows, one.verified.found, one.verified.part) == (ROWS, 0, "all")
+    assert one.bloat is not None
+    assert (one.bloat.win_bytes, one.bloat.note) == (0, None)
+    steps.make_index(database, table=None, keys=None, verify="none")
+    one = only(database)
+    assert [(g.id, g.status) for g in one.generations] == [(2, "active"), (1, "retired")]
+    assert one.revert_until == one.generations[1].drop_after
+    # The verification was one of the generation that is replaced.
+    assert (one.generation, one.verified) == (2, None)
+    revert.revert(database, "ix", "test")
+    one = only(database)
+    assert one.generation == 1
+    assert one.verified is not None
+    assert one.as_dict()["verified"]["at"] == one.verified.at.isoformat()
+    drop.drop_index(database, "ix", "test")
+    assert indexes(database) == []
+    with pytest.raises(NotFound, match="no index ix"):
+        indexes(database, "ix")
+
+
+def test_a_verification_says_what_it_found_and_of_what_part(database: Database, dsn: str) -> None:
+    steps.make_table(dsn)
+    steps.make_index(database, include="v")
+    run_sql(dsn, "DELETE FROM roir_data.g1 WHERE c2 = 7", "UPDATE roir_data.g1 SET c3 = -1 WHERE c2 = 8")
+    compare.verify(database, "ix", VerifyOptions(repair=True))
+    found = only(database).verified
+    assert found is not None
+    assert (found.rows, found.missing, found.extra, found.different, found.repaired) == (100, 1, 0, 1, 2)
+    for options, part in ((VerifyOptions(sample=10), "sample"), (VerifyOptions(slices=2), "slice")):
+        compare.verify(database, "ix", options)
+        found = only(database).verified
+        assert found is not None
+        assert (found.part, found.missing) == (part, 0)
+
+
+@pytest.mark.parametrize("deleted", [0, 70])
+def test_the_bloat_is_what_a_rebuild_wins(database: Database, dsn: str, deleted: int) -> None:
+    """Of several shapes of rows: the promise is compared with what a rebuild then does win."""
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id bigint PRIMARY KEY, k text, flag bool, n numeric, note text)",
+        "INSERT INTO t SELECT i, repeat(chr(97 + i % 26), 3 + i % 30), i % 2 = 0, nullif(i % 5, 0) * 1.5, "
+        f"CASE WHEN i % 3 > 0 THEN repeat('n', i % 90) END FROM generate_series(1, {3 * ROWS}) i",
+        "ANALYZE t",
+    )
+    steps.make_index(database, keys="k, flag", include="n, note")
+    run_sql(dsn, f"DELETE FROM t WHERE id % 100 < {deleted}")
+    run_sql(dsn, "SELECT pg_stat_force_next_flush()")
+    before = only(database)
+    assert before.bloat is not None
+    assert before.bloat.win_bytes is not None
+    assert before.bloat.win_share is not None
+    steps.make_index(database, table=None, keys=None, verify="none")
+    after = only(database)
+    won = before.generations[0].bytes - after.generations[0].bytes
+    assert before.rows == after.rows == 3 * ROWS * (100 - deleted) // 100
+    if not deleted:
+        # A rebuild wins nothing that is worth a word, and none is said.
+        assert (before.bloat.win_bytes, won < 256 * 1024) == (0, True)
+    else:
+        assert before.bloat.win_bytes == pytest.approx(won, rel=0.15)
+        assert before.bloat.win_share == pytest.approx(won / before.generations[0].bytes, abs=0.1)
+    assert after.bloat is not None
+    assert after.bloat.win_bytes == 0
+
+
+def test_the_bloat_measured_by_pgstattuple_agrees_and_says_what_it_lacks(database: Database, dsn: str) -> None:
+    steps.make_table(dsn, ROWS)
+    steps.make_index(database, include="v")
+    run_sql(dsn, "DELETE FROM t WHERE id % 10 > 0", "SELECT pg_stat_force_next_flush()")
+    guessed = only(database, exact=True).bloat
+    assert guessed is not None
+    assert not guessed.exact
+    assert guessed.note == "estimated, since the extension pgstattuple isn't installed"
+    create_extension(dsn, "pgstattuple", "ext")
+    exact = only(database, exact=True).bloat
+    assert exact is not None
+    assert exact.exact
+    assert exact.win_bytes is not None
+    assert exact.win_bytes == pytest.approx(guessed.win_bytes, rel=0.1)
+
+
+def test_without_statistics_the_bloat_says_so(database: Database, dsn: str) -> None:
+    steps.make_table(dsn)
+    steps.make_index(database)
+    run_sql(dsn, "DELETE FROM pg_statistic WHERE starelid = ANY (SELECT inhrelid FROM pg_inherits)")
+    found = only(database).bloat
+    assert found is not None
+    assert (found.bytes, found.win_bytes, found.note) == (
+        None,
+        None,
+        "its tables have no statistics: ANALYZE makes them",
+    )
+
+
+@pytest.mark.parametrize("what", ["t", "ix", "roir_data.g1"])
+def test_who_holds_a_table_for_itself_holds_up_no_status(database: Database, dsn: str, what: str) -> None:
+    steps.make_table(dsn)
+    steps.make_index(database)
+    free = only(database)
+    holder = steps.session(dsn)
+    sql(holder, f"LOCK TABLE {what} IN ACCESS EXCLUSIVE MODE")
+    one = only(database)
+    assert (one.state, one.rows, one.generation) == (free.state, free.rows, free.generation)
+    assert one.bytes > 0
+    assert one.source_bytes > 0
+    assert ["can't be checked now" in line for line in one.warnings] == [True]
+    holder.rollback()
+    assert only(database).warnings == ()
+
+
+def test_what_is_gone_is_told_and_the_rest_shown(database: Database, dsn: str) -> None:
+    """Under hostile names: the source, the entries, and at last the control schema."""
+    run_sql(
+        dsn,
+        'CREATE TABLE "T "".%s\n<b>" (id int PRIMARY KEY, "k%" text)',
+        'INSERT INTO "T "".%s\n<b>" SELECT i, i FROM generate_series(1, 50) i',
+    )
+    name = 'public."ix %s\n\x1b[31m"'
+    steps.make_index(database, name, '"T "".%s\n<b>"', '"k%"')
+    one = only(database)
+    assert (one.index, one.source, one.rows) == (name, 'public."T "".%s\n<b>"', 50)
+    run_sql(dsn, "DROP TABLE roir_data.g1 CASCADE")
+    one = only(database)
+    assert one.bytes < 100_000
+    assert one.bloat is not None
+    assert one.bloat.note == "the index's tables are gone"
+    assert one.warnings
+    run_sql(dsn, 'DROP TABLE "T "".%s\n<b>" CASCADE')
+    one = only(database)
+    assert (one.source, one.source_bytes) == (None, 0)
+    assert "was dropped" in one.warnings[0]
+    run_sql(dsn, "UPDATE roir.schema_version SET version_num = '9999'")
+    with pytest.raises(SchemaVersionMismatch, match="Upgrade"):
+        indexes(database)
+    run_sql(dsn, "DROP SCHEMA roir CASCADE")
+    with pytest.raises(SchemaVersionMismatch, match="roir init"):
+        indexes(database)
+
+
+def test_an_unfinished_operation_is_named_until_it_ends(database: Database, dsn: str) -> None:
+    steps.make_table(dsn)
+    steps.make_index(database)
+    prepared, _ = steps.begin(database, table=None, keys=None)
+    operations.pause(database, "ix", "test")
+    one = only(database)
+    assert (one.state, one.generation, one.operation) == ("published", 1, prepared.operation_id)
+    assert [g.status for g in one.generations] == ["building", "active"]
+    clean_up.clean_up(database)
+    assert only(database).operation == prepared.operation_id
+
+
+def test_a_plain_owner_sees_its_indexes_with_their_bloat(server: str, dsn: str) -> None:
+    name = psycopg2.extensions.parse_dsn(dsn)["dbname"]
+    run_sql(
+        dsn,
+        "DROP ROLE IF EXISTS indexer",
+        "CREATE ROLE indexer LOGIN",
+        f"GRANT CREATE ON DATABASE {name} TO indexer",
+        "DROP SCHEMA roir, roir_data CASCADE",
+        "GRANT CREATE ON SCHEMA public TO indexer",
+    )
+    plain = Database(psycopg2.extensions.make_dsn(dsn, user="indexer"))
+    from airflow_roir.engine import schema
+
+    schema.init(plain)
+    run_sql(
+        plain.dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text)",
+        f"INSERT INTO t SELECT i, i FROM generate_series(1, {ROWS}) i",
+    )
+    try:
+        steps.make_index(plain)
+        run_sql(plain.dsn, "DELETE FROM t WHERE id % 10 > 0", "SELECT pg_stat_force_next_flush()")
+        one = only(plain)
+        assert (one.rows, one.warnings) == (ROWS // 10, ())
+        assert one.bloat is not None
+        assert one.bloat.win_bytes is not None
+        assert one.bloat.win_bytes > 256 * 1024
+        create_extension(dsn, "pgstattuple", "ext")
+        one = only(plain, exact=True)
+        assert one.bloat is not None
+        assert not one.bloat.exact
+        assert one.bloat.note is not None
+        assert "may not use pgstattuple" in one.bloat.note
+    finally:
+        run_sql(dsn, "DROP SCHEMA roir, roir_data CASCADE", "DROP OWNED BY indexer CASCADE", "DROP ROLE indexer")

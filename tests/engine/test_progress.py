@@ -1,0 +1,361 @@
+"""What the page of an index build is told: the contract, every state, who holds it up, and how little a look costs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg2
+import psycopg2.errors
+import psycopg2.extras
+import pytest
+from sqlalchemy import event
+
+from airflow_roir.definition import MAX_PARALLELISM
+from airflow_roir.engine import abort, bars, operations
+from airflow_roir.engine.build import Batch, Claim
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.progress import MOST_SAMPLES, Progress, progress
+from airflow_roir.engine.remedies import remedy
+from airflow_roir.engine.run import Run, end_run, settle
+from airflow_roir.errors import LockNotAcquired, NotFound, SourceChanged
+from airflow_roir.spark.task import session_name
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+
+pytestmark = pytest.mark.sample(6)
+
+
+@pytest.fixture(autouse=True)
+def table(dsn: str) -> None:
+    steps.make_table(dsn, 400)
+
+
+def look(database: Database) -> Progress:
+    return progress(database, "ix")
+
+
+def begin_to_work(dsn: str, run: Run) -> None:
+    run_sql(dsn, f"UPDATE roir.operation SET ticked_at = clock_timestamp() WHERE id = {run.operation_id}")
+
+
+def step(database: Database, run: Run, number: int = 0) -> Any:
+    """A worker, named as Spark's are, that has copied a batch."""
+    worker = steps.worker(database.named(session_name(run, number)), run, number)
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    assert isinstance(worker.batch(claim), Batch)
+    return worker
+
+
+NUMBER = (int, float)
+OR_NONE = type(None)
+CONTRACT: dict[str, Any] = {
+    "now": str,
+    "index": str,
+    "source": str,
+    "operation_id": int,
+    "kind": str,
+    "status": str,
+    "phase": str,
+    "phases": [{"name": str, "state": str, "seconds": (*NUMBER, OR_NONE)}],
+    "percent": NUMBER,
+    "rows": int,
+    "rows_estimate": int,
+    "rows_per_second": (*NUMBER, OR_NONE),
+    "rows_per_second_now": (*NUMBER, OR_NONE),
+    "seconds_worked": NUMBER,
+    "seconds_left": (*NUMBER, OR_NONE),
+    "seconds_left_low": (*NUMBER, OR_NONE),
+    "seconds_left_high": (*NUMBER, OR_NONE),
+    "bars": {
+        "of": str,
+        "count": int,
+        "done": int,
+        "items": [{"from": int, "to": int, "state": str, "done": NUMBER, "workers": [int], "rows": (int, OR_NONE)}],
+    },
+    "workers": {
+        "wanted": int,
+        "alive": int,
+        "list": [{"worker": int, "holds": (str, OR_NONE), "state": str, "waits_for": (str, OR_NONE)}],
+    },
+    "delta": {"rows": int, "regular": int, "antimatter": int, "ghosts": int, "bytes": int, "sampled": bool},
+    "held_up": {"by": str, "text": str},
+    "samples": [list],
+    "pauses": [{"at": str, "by": str, "why": str, "until": (str, OR_NONE)}],
+    "errors": [{"at": str, "text": str, "remedy": str}],
+    "options": {"parallelism": int, "batch_rows": int, "max_rows_per_second": (int, OR_NONE)},
+    "owner": (str, OR_NONE),
+    "heartbeat_age": (*NUMBER, OR_NONE),
+    "spark_ui": (str, OR_NONE),
+    "notice": (str, OR_NONE),
+    "events": [{"at": str, "actor": str, "action": str, "detail": (str, OR_NONE)}],
+}
+
+
+def check(value: Any, shape: Any, path: str = "") -> None:
+    if isinstance(shape, dict):
+        assert list(value) == list(shape), path
+        for name, one in shape.items():
+            check(value[name], one, f"{path}.{name}")
+    elif isinstance(shape, list):
+        for one in value:
+            check(one, shape[0], path)
+    else:
+        assert isinstance(value, shape), (path, value)
+
+
+def test_the_json_is_as_promised_from_begin_to_end(database: Database, dsn: str) -> None:
+    _, run = steps.begin(database, include="v", ranges=4, segments=2, batch_rows=60, parallelism=2)
+    run_sql(dsn, "UPDATE t SET k = 'new' WHERE id < 9", "DELETE FROM t WHERE id = 100")
+    begin_to_work(dsn, run)
+    worker = step(database, run)
+    said = json.loads(json.dumps(look(database).as_dict()))
+    check(said, CONTRACT)
+    assert [one["state"] for one in said["phases"]] == ["done", "now", "ahead", "ahead", "ahead", "ahead"]
+    assert (said["source"], said["rows"], said["bars"]["count"]) == ("public.t", 60, 4)
+    assert said["bars"]["items"][0] == {
+        "from": 0,
+        "to": 0,
+        "state": "working",
+        "done": 0.6,
+        "workers": [0],
+        "rows": 60,
+    }
+    assert said["workers"]["list"][0]["holds"] == "range 0"
+    assert (said["delta"]["regular"], said["delta"]["antimatter"]) == (8, 9)
+    assert said["seconds_left_low"] <= said["seconds_left"] <= said["seconds_left_high"]
+    worker.connection.close()
+    operations.pause(database, "ix", "me", "lunch\x1b[31m")
+    end_run(database, run)
+    said = look(database).as_dict()
+    assert said["pauses"][0]["why"] == "lunch [31m"
+    assert said["pauses"][0]["until"] is None
+    run = steps.start_with(database, 2)
+    steps.build_all(database, run)
+    assert look(database).bars.of == "segments"
+    steps.seal_all(database, run)
+    steps.fold_all(database, run)
+    steps.publish_all(database, run)
+    said = json.loads(json.dumps(progress(database, operation_id=run.operation_id).as_dict()))
+    check({**said, "delta": {}}, {**CONTRACT, "delta": {}})
+    assert (said["status"], said["percent"], said["seconds_left"], said["delta"]) == ("completed", 100.0, None, None)
+    assert {one["state"] for one in said["phases"]} == {"done"}
+    assert said["pauses"][0]["until"] is not None
+    assert said["held_up"]["by"] == "nothing"
+
+
+def test_what_isnt_there_is_said(database: Database) -> None:
+    with pytest.raises(NotFound, match="no operation yet"):
+        progress(database)
+    with pytest.raises(NotFound, match="operation 7"):
+        progress(database, operation_id=7)
+    with pytest.raises(NotFound, match="no index"):
+        look(database)
+
+
+def test_what_holds_it_up_is_named(database: Database, dsn: str) -> None:
+    """One state after the other: starting, a limit, a lock and whose, nobody, a pause that workers haven't seen yet."""
+    _, run = steps.begin(database, ranges=4, batch_rows=50, parallelism=2)
+    assert look(database).held_up.by == "starting"
+    begin_to_work(dsn, run)
+    worker = step(database, run)
+    assert (look(database).held_up.by, look(database).workers.alive) == ("writing", 1)
+    run_sql(dsn, "UPDATE roir.operation SET max_rows_per_second = 1000")
+    limited = look(database).held_up
+    assert (limited.by, limited.text) == ("rate limit", "the limit of 1,000 rows/s")
+    with database.transaction() as connection:
+        operations.note_wait(connection, run.operation_id, run.epoch, "waiting for a lock on t, blocked by pid 7 (app)")
+    assert look(database).held_up.by == "lock"
+    assert "pid 7 (app)" in look(database).held_up.text
+    with database.transaction() as connection:
+        operations.note_wait(connection, run.operation_id, run.epoch, None)
+    run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = heartbeat_at - interval '40 seconds'")
+    assert look(database).held_up.by == "no run"
+    operations.pause(database, "ix", "me", "lunch")
+    assert (look(database).status, look(database).held_up.text) == ("pausing", "paused by me: lunch")
+    worker.connection.close()
+    end_run(database, run)
+    run_sql(dsn, "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE 'roir 1.%'")
+    assert (look(database).status, look(database).workers.alive) == ("paused", 0)
+    operations.request_abort(database, "ix", "me")
+    assert look(database).status == "aborting"
+    abort.abort(database, "ix", "me")
+
+
+def test_a_lock_is_shown_with_who_holds_it_and_whether_that_is_us(database: Database, dsn: str) -> None:
+    _, run = steps.begin(database, ranges=4, parallelism=2)
+    begin_to_work(dsn, run)
+    for name, by in (("app", "lock"), ("roir 2.1 worker 7 public.other", "another run")):
+        holder = psycopg2.connect(dsn, application_name=name)
+        sql(holder, "SELECT pg_advisory_lock(42)")
+        waiter = psycopg2.connect(dsn, application_name=session_name(run, 1), async_=1)
+        wait(waiter)
+        cursor = waiter.cursor()
+        cursor.execute("SELECT pg_advisory_lock(42)")
+        seen = until(database, "lock")
+        [one] = seen.workers.list
+        assert (seen.held_up.by, one.worker) == (by, 1)
+        assert f"({name} of postgres)" in seen.held_up.text
+        assert f"({name} of postgres)" in str(one.waits_for)
+        holder.close()
+        wait(waiter)
+        waiter.close()
+        until_gone(dsn)
+
+
+def wait(connection: Any) -> None:
+    psycopg2.extras.wait_select(connection)
+
+
+def until(database: Database, state: str) -> Progress:
+    """The first look in which a worker is in that state: a session takes a moment to get there."""
+    while True:
+        seen = look(database)
+        if state in {one.state for one in seen.workers.list}:
+            return seen
+
+
+def until_gone(dsn: str) -> None:
+    user = steps.session(dsn)
+    while sql(user, "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^roir .* worker|^app$'", ()) != [
+        (0,)
+    ]:
+        user.rollback()
+    user.close()
+
+
+def test_a_strangers_session_is_no_worker_whatever_its_name(database: Database, dsn: str, stranger: str) -> None:
+    _, run = steps.begin(database, ranges=4, parallelism=2)
+    begin_to_work(dsn, run)
+    worker = step(database, run)
+    liar = psycopg2.connect(stranger, application_name=session_name(run, 1))
+    assert [one.worker for one in look(database).workers.list] == [0]
+    liar.close()
+    worker.connection.close()
+
+
+def test_nobody_but_us_may_call_or_attach_what_keeps_the_samples(database: Database, dsn: str, stranger: str) -> None:
+    """It runs with our rights: whoever pauses an operation has none on its samples."""
+    _, run = steps.begin(database)
+    [(role,)] = sql(steps.session(stranger), "SELECT current_user")
+    user = steps.session(stranger)
+    for statement in (
+        "SELECT roir.take_sample()",
+        "CREATE TEMP TABLE x (id bigint, status text, phase text); "
+        "CREATE TRIGGER s AFTER UPDATE ON x FOR EACH ROW EXECUTE FUNCTION roir.take_sample()",
+    ):
+        with pytest.raises((psycopg2.errors.InsufficientPrivilege, psycopg2.errors.FeatureNotSupported)):
+            sql(user, statement)
+        user.rollback()
+    run_sql(
+        dsn,
+        f"GRANT SELECT, UPDATE ON roir.operation TO {role}",
+        f"GRANT SELECT ON roir.index, roir.resumable_operations TO {role}",
+        f"GRANT INSERT ON roir.event TO {role}",
+    )
+    sql(user, "SELECT roir.pause('ix', 'enough')")
+    assert sql(user, "SELECT state, percent_complete FROM roir.resumable_operations") == [("paused", 0)]
+    user.commit()
+    assert len(look(database).samples) > 0
+    end_run(database, run)
+
+
+def test_an_empty_table_is_looked_at_in_each_phase(database: Database, dsn: str) -> None:
+    """Where nothing was copied no rate can be measured."""
+    run_sql(dsn, "TRUNCATE t", "ANALYZE t")
+    _, run = steps.begin(database)
+    seen = []
+    for phase in (steps.build_all, steps.seal_all, steps.fold_all, steps.publish_all):
+        seen.append(look(database))
+        phase(database, run)
+    assert [one.phase for one in seen] == ["build", "seal", "fold", "publish"]
+    assert all(one.seconds_left is not None for one in seen[1:])
+    assert look(database).percent == 100
+
+
+def test_samples_stay_few_whatever_the_operation_lasts(database: Database, dsn: str) -> None:
+    """Days of beats: dense lately, thin before; the first and the last are kept, and rows and percent don't fall."""
+    _, run = steps.begin(database)
+    with database.transaction() as connection:
+        for days in range(3):
+            execute(
+                connection,
+                "INSERT INTO roir.progress_sample SELECT id, clock_timestamp() - interval '1 day' * (3 - %(days)s) "
+                "+ i * interval '5 minutes', 'build', 1000 * %(days)s + i, 10 * %(days)s, 0, 300 * i, 2, NULL "
+                "FROM roir.operation, generate_series(1, 250) i",
+                {"days": days},
+            )
+            assert operations.tick(connection, run.operation_id, run.epoch)
+            execute(connection, "UPDATE roir.progress_sample SET at = at - interval '2 minutes'")
+    seen = look(database).samples
+    assert 50 < len(seen) <= MOST_SAMPLES
+    assert [one[1:] for one in seen[:-1]] == sorted(one[1:] for one in seen[:-1])
+
+
+ERRORS = {
+    "no lock on t within 5 s, blocked by pid 7": "End the transaction",
+    'could not extend file "base/1": No space left on device': "Make room",
+    "server closed the connection unexpectedly": "PostgreSQL is up",
+    "division by zero": "Remove the cause",
+}
+
+
+def test_errors_come_with_what_to_do(database: Database, dsn: str) -> None:
+    _, run = steps.begin(database)
+    for said, what in ERRORS.items():
+        assert what in remedy(said, "public.ix", failed=False)
+    settle(database, run, LockNotAcquired("no lock on t within 5 s, blocked by pid 7"), fatal=False)
+    [one] = look(database).errors
+    assert (one.text, one.remedy) == (
+        "no lock on t within 5 s, blocked by pid 7",
+        "End the transaction that is named. Then: roir resume public.ix",
+    )
+    run = steps.start_with(database, 2)
+    settle(database, run, SourceChanged("table t was altered" + "!" * 9000), fatal=True)
+    last = look(database)
+    assert "roir abort" in last.errors[-1].remedy
+    assert len(last.errors[-1].text) < 600
+    assert last.status == "failed"
+
+
+def counted(database: Database) -> tuple[Progress, int]:
+    """A look, and how many statements it sent."""
+    statements: list[str] = []
+
+    def count(*given: Any) -> None:
+        statements.append(given[2])
+
+    event.listen(database.engine, "before_cursor_execute", count)
+    seen = look(database)
+    event.remove(database.engine, "before_cursor_execute", count)
+    return seen, len(statements)
+
+
+def test_a_look_at_ten_thousand_ranges_is_as_many_statements_and_few_bars(database: Database, dsn: str) -> None:
+    """What takes long is read once, by its operation; nothing of it grows in Python."""
+    _, run = steps.begin(database, ranges=4, parallelism=2)
+    sizes = []
+    for _ in range(2):
+        seen, statements = counted(database)
+        sizes.append(statements)
+        run_sql(
+            dsn,
+            "INSERT INTO roir.scan_range (operation_id, ordinal, relation, rows, done) "
+            "SELECT id, i, 't'::regclass::oid, 0, i % 3 = 0 FROM roir.operation, generate_series(0, 9999) i "
+            "ON CONFLICT DO NOTHING",
+            f"UPDATE roir.scan_range SET claim_worker = ordinal, claim_epoch = {run.epoch} WHERE ordinal < 8",
+        )
+    seen = look(database)
+    assert sizes[0] == sizes[1] <= 25
+    assert (seen.bars.count, seen.bars.done, len(seen.workers.list)) == (10_000, 3332, 8)
+    assert len(seen.bars.items) <= bars.MOST_BARS
+    assert seen.bars.items[0].workers == tuple(range(8))
+    assert [one.first for one in seen.bars.items[1:]] == [one.last + 1 for one in seen.bars.items[:-1]]
+    assert bars.HELD > MAX_PARALLELISM
+    with database.transaction() as connection:
+        plan = "\n".join(
+            execute(connection, "EXPLAIN SELECT * FROM roir.operation_work WHERE operation_id = 1").scalars()
+        )
+    assert (plan.count("on scan_range x"), plan.count("Only Scan Backward")) == (1, 1), "and the highest number"

