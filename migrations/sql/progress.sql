@@ -164,7 +164,7 @@ BEGIN
             predicted := coalesce((earlier_seconds ->> p)::float8 * scale,
                                   CASE p WHEN 'seal' THEN 1.05 * copying
                                          WHEN 'fold' THEN 0.3 + delta_rows / 30000.0
-                                         ELSE 0.3 + CASE WHEN compares THEN 0.3 * copying + 0.42 * sealing
+                                         ELSE 0.3 + CASE WHEN compares THEN 0.25 * copying + 0.2 * sealing
                                                          ELSE 0 END END);
             -- Of an empty table too.
             predicted := greatest(predicted, 0.1);

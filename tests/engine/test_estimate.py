@@ -1,7 +1,6 @@
 """How good the time left is, in recorded builds: with and without writers and a rate limit, again, and with a pause.
 
-`make bench-estimate` records them. Their machine did other work at the same time, up to six times what they did
-themselves. What a look couldn't foresee is in the figures: while two of the builds were recorded the load doubled.
+`make bench-estimate` records them, on a machine that does nothing else: other work is not foreseen.
 """
 
 from __future__ import annotations
@@ -19,17 +18,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "estimate"
-# Of all looks from a fifth of the work on: the median error, and the share of looks that are within a quarter. The goal
-# is a quarter for all looks; these are what was reached, and what a change of the estimate must not undercut.
-REACHED = {
-    "quiet": (0.08, 0.95),
-    "writer": (0.20, 0.85),
-    "limited": (0.12, 0.80),
-    "paused": (0.18, 0.65),
-    # The load doubled.
-    "limited-writer": (0.40, 0.0),
-    "rebuild": (0.50, 0.1),
-}
+# The median error that was reached, of all looks from a fifth of the work on. The goal is a quarter, for each look.
+REACHED = {"quiet": 0.06, "writer": 0.15, "limited": 0.06, "limited-writer": 0.09, "rebuild": 0.06, "paused": 0.08}
 
 
 def recorded(name: str) -> dict[str, Any]:
@@ -43,12 +33,10 @@ def test_the_time_left_of_a_recorded_build(database: Database, name: str) -> Non
     with database.transaction() as connection:
         found = errors(connection, build)
         told = estimates(connection, build)
-    within = sum(one <= 0.25 for one in found) / len(found)
-    print(f"{name}: median {statistics.median(found):.0%}, {within:.0%} within a quarter, worst {max(found):.0%}")
-    most, least = REACHED[name]
+    print(f"{name}: median {statistics.median(found):.0%}, worst {max(found):.0%}")
     assert len(found) >= 25
-    assert statistics.median(found) <= most
-    assert within >= least
+    assert statistics.median(found) <= REACHED[name]
+    assert max(found) <= 0.25
     for _, _, _, likely, low, high in told:
         assert likely is None or 0 <= low <= likely <= high
 
@@ -74,7 +62,7 @@ def test_the_replay_sees_a_bad_estimate(database: Database, dsn: str) -> None:
     )
     build = recorded("quiet")
     with database.transaction() as connection:
-        assert statistics.median(errors(connection, build)) > REACHED["quiet"][0]
+        assert statistics.median(errors(connection, build)) > REACHED["quiet"]
 
 
 def _sql(dsn: str, query: str) -> list[tuple[Any, ...]]:
