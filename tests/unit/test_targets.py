@@ -21,7 +21,9 @@ class Case:
 
     def __init__(self, test: str, number: int, own: tuple[Any, ...] = (), of_file: tuple[Any, ...] = ()) -> None:
         self.nodeid = f"{FILE.nodeid}::{test}[{number}]"
-        self.marks = [(SimpleNamespace(nodeid=self.nodeid), mark.mark) for mark in own] + [(FILE, mark.mark) for mark in of_file]
+        self.marks = [(SimpleNamespace(nodeid=self.nodeid), mark.mark) for mark in own] + [
+            (FILE, mark.mark) for mark in of_file
+        ]
 
     def iter_markers_with_node(self, name: str) -> Iterator[tuple[Any, Any]]:
         return ((node, mark) for node, mark in self.marks if mark.name == name)
@@ -50,16 +52,16 @@ def targets(cases: list[Case]) -> Counter[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("marks", "expected"),
     [
-        ([pytest.mark.sample(2)], {"test": 2, "test-all": ENOUGH, "long": 32}),
+        ([pytest.mark.sample(2)], {"test": 2, "test-all": ENOUGH, "long": 38 - ENOUGH}),
         ([pytest.mark.sample(2, 10)], {"test": 2, "test-all": 10, "long": 28}),
         ([pytest.mark.sample(50)], {"test": 40}),
-        ([pytest.mark.sweep], {"test-all": ENOUGH, "long": 34}),
-        ([pytest.mark.sample(2), pytest.mark.sweep], {"test-all": ENOUGH, "long": 34}),
+        ([pytest.mark.sweep], {"test-all": ENOUGH, "long": 40 - ENOUGH}),
+        ([pytest.mark.sample(2), pytest.mark.sweep], {"test-all": ENOUGH, "long": 40 - ENOUGH}),
         ([pytest.mark.slow], {"test-all": 40}),
         ([pytest.mark.sample(2), pytest.mark.soak], {"soak": 40}),
         ([], {"test": 40}),
     ],
-    ids=str,
+    ids=["sample", "sample and more", "fewer than that", "sweep", "both", "slow", "by hand", "none"],
 )
 def test_the_cases_of_a_test(marks: list[Any], expected: dict[str, int]) -> None:
     cases = [Case("one", number, own=tuple(marks)) for number in range(40)]
