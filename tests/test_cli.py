@@ -1,17 +1,21 @@
-"""The command `roir`, as a user runs it."""
+"""The command `roir`, as a user runs it: each in a process of its own at least once, then in this one."""
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from airflow_roir import __version__
+from airflow_roir import __version__, cli
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.database import Database
@@ -49,13 +53,29 @@ def roir(dsn: str, *arguments: str, code: int = 0) -> subprocess.CompletedProces
     return done
 
 
+def here(dsn: str, *arguments: str, code: int = 0) -> SimpleNamespace:
+    """The same in this process, without the second that the start of one takes."""
+    out, error = io.StringIO(), io.StringIO()
+    thresholds = gc.get_threshold()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
+        patch.setenv("ROIR_DSN", dsn)
+        patch.setenv("COLUMNS", "200")
+        patch.setattr(sys, "argv", ["roir", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    gc.set_threshold(*thresholds)
+    done = SimpleNamespace(returncode=ended.value.code or 0, stdout=out.getvalue(), stderr=error.getvalue())
+    assert done.returncode == code, done
+    return done
+
+
 def operation(dsn: str) -> Any:
     [found] = as_json(dsn, "status", "ix")["operations"]
     return found
 
 
 def as_json(dsn: str, *arguments: str, code: int = 0) -> Any:
-    return json.loads(roir(dsn, *arguments, "--json", code=code).stdout)
+    return json.loads(here(dsn, *arguments, "--json", code=code).stdout)
 
 
 def test_status_names_who_holds_up_a_prepare_that_has_no_operation_yet(dsn: str) -> None:
@@ -63,7 +83,7 @@ def test_status_names_who_holds_up_a_prepare_that_has_no_operation_yet(dsn: str)
     table = '"Weird S"."T ""1"""'
     holder = steps.session(dsn)
     sql(holder, f"UPDATE {table} SET v = 0 WHERE id = 1")
-    roir(dsn, "status", "ix", code=2)
+    here(dsn, "status", "ix", code=2)
     shown: list[Any] = []
 
     def look(_line: str) -> None:
@@ -87,24 +107,39 @@ def test_status_names_who_holds_up_a_prepare_that_has_no_operation_yet(dsn: str)
     assert operation(dsn)["waits"] == []
 
 
-def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:
+def test_plan_build_verify_and_drop(dsn: str) -> None:
     planned = as_json(dsn, "plan", *BUILD[1:])
     assert (planned["kind"], planned["rows_estimate"]) == ("create", 5000)
     assert planned["uncaptured_ddl"].startswith("detected")
     run_sql(dsn, "SELECT roir.guard()")
-    assert as_json(dsn, "plan", *BUILD[1:])["uncaptured_ddl"] == "refused"
+    assert json.loads(roir(dsn, "plan", *BUILD[1:], "--json").stdout)["uncaptured_ddl"] == "refused"
     run_sql(dsn, "SELECT roir.unguard()")
-    built = as_json(dsn, *BUILD, "--parallelism", "3", "--batch-rows", "1000", "--master", "local[3]")
+    arguments = ("--parallelism", "3", "--batch-rows", "1000", "--master", "local[3]", "--json")
+    built = json.loads(roir(dsn, *BUILD, *arguments).stdout)
     [one], [done] = built["indexes"], built["operations"]
     assert (one["state"], one["rows"], one["verified"]["different"]) == ("published", 5000, 0)
     assert (done["status"], done["phase"], done["rows"], done["parallelism"]) == ("completed", "done", 5000, 3)
+    run_sql(dsn, "DELETE FROM roir_data.g1 WHERE c2 = 7", "UPDATE roir_data.g1 SET c3 = -1 WHERE c2 = 8")
+    wrong = json.loads(roir(dsn, "verify", "ix", "--without-spark", "--json", code=1).stdout)
+    assert (wrong["missing"], wrong["extra"], wrong["different"]) == (1, 0, 1)
+    assert {one["primary_key"]["id"] for one in wrong["first"]} == {"7", "8"}
+    assert "mended 2" in here(dsn, "verify", "ix", "--repair", "--without-spark").stdout
+    assert as_json(dsn, "verify", "ix", "--without-spark", "--sample", "10%")["complete"] is False
+    assert "takes a percentage" in here(dsn, "verify", "ix", "--sample", "some", code=2).stderr
+    roir(dsn, "drop", "ix")
+    assert as_json(dsn, "status") == {"indexes": [], "operations": []}
+
+
+@pytest.mark.slow
+def test_rebuild_status_verify_and_clean_up(dsn: str) -> None:
+    steps.make_index(Database(dsn), table='"Weird S"."T ""1"""', keys='"line%no"', include="v")
     assert "completed" in roir(dsn, "build", "ix", "--revert-window", "0").stdout
     shown = operation(dsn)
     for name in ("percent_complete", "rows_per_second", "seconds_left", "total_execution_time", "phase_seconds"):
         assert name in shown
     assert (shown["kind"], shown["percent_complete"]) == ("rebuild", 100)
     assert set(shown["phase_seconds"]) == {"prepare", "build", "seal", "fold", "publish"}
-    found = as_json(dsn, "verify", "ix", "--master", "local[2]")
+    found = json.loads(roir(dsn, "verify", "ix", "--master", "local[2]", "--json").stdout)
     assert list(found)[:6] == ["missing", "extra", "different", "corrupt", "damaged", "mended"]
     assert (found["rows"], found["entries"], found["missing"], found["extra"], found["complete"]) == (
         5000,
@@ -113,17 +148,8 @@ def test_build_rebuild_status_verify_clean_up_and_drop(dsn: str) -> None:
         0,
         True,
     )
-    run_sql(dsn, "DELETE FROM roir_data.g2 WHERE c2 = 7", "UPDATE roir_data.g2 SET c3 = -1 WHERE c2 = 8")
-    wrong = as_json(dsn, "verify", "ix", "--without-spark", code=1)
-    assert (wrong["missing"], wrong["extra"], wrong["different"]) == (1, 0, 1)
-    assert {one["primary_key"]["id"] for one in wrong["first"]} == {"7", "8"}
-    assert "mended 2" in roir(dsn, "verify", "ix", "--repair", "--without-spark").stdout
-    assert as_json(dsn, "verify", "ix", "--without-spark", "--sample", "10%")["complete"] is False
-    assert "takes a percentage" in roir(dsn, "verify", "ix", "--sample", "some", code=2).stderr
-    assert as_json(dsn, "clean-up")["generations_dropped"] == 1
+    assert json.loads(roir(dsn, "clean-up", "--json").stdout)["generations_dropped"] == 1
     assert [event["action"] for event in as_json(dsn, "status", "ix", "--history")].count("publish") == 2
-    roir(dsn, "drop", "ix")
-    assert as_json(dsn, "status") == {"indexes": [], "operations": []}
 
 
 def test_partitions_go_and_come(dsn: str) -> None:
@@ -134,10 +160,10 @@ def test_partitions_go_and_come(dsn: str) -> None:
     run_sql(dsn, "CREATE TABLE n (LIKE t INCLUDING ALL)", "INSERT INTO n VALUES (15, 1, 'a', 1)", "DROP TABLE t2")
     attached = roir(dsn, "attach-partition", "t", "n", "FOR VALUES FROM (10) TO (20)")
     assert "n attached to t; 1 entry added" in attached.stdout
-    assert "partition public.t2 was dropped" in roir(dsn, "status", "ix").stdout
-    assert as_json(dsn, "sync-partitions", "t")["gone"] == ["public.t2"]
+    assert "partition public.t2 was dropped" in here(dsn, "status", "ix").stdout
+    assert json.loads(roir(dsn, "sync-partitions", "t", "--json").stdout)["gone"] == ["public.t2"]
     assert as_json(dsn, "verify", "ix", "--without-spark")["rows"] == 101
-    assert "is no partition" in roir(dsn, "detach-partition", "t", code=2).stderr
+    assert "is no partition" in here(dsn, "detach-partition", "t", code=2).stderr
 
 
 def test_what_the_server_refuses_is_said_with_its_remedy(dsn: str) -> None:
@@ -149,14 +175,14 @@ def test_what_the_server_refuses_is_said_with_its_remedy(dsn: str) -> None:
     refused = roir(dsn, "attach-partition", "t", "n", bounds, code=2).stderr
     assert "n has no primary key" in refused
     assert "Give it the primary key of the table that it is attached to." in refused
-    refused = roir(dsn, "attach-partition", "other", "n", bounds, code=2).stderr
+    refused = here(dsn, "attach-partition", "other", "n", bounds, code=2).stderr
     assert "has no roir index. Use ALTER TABLE … ATTACH PARTITION." in refused
-    refused = roir(dsn, "detach-partition", "n", code=2).stderr
+    refused = here(dsn, "detach-partition", "n", code=2).stderr
     assert "is no partition" in refused
     assert "Use ALTER TABLE … DETACH PARTITION, or DROP TABLE." in refused
     # One that the server refuses in the middle: the table takes writes again.
     run_sql(dsn, "ALTER TABLE n ADD PRIMARY KEY (d, id)", "ALTER TABLE n DROP COLUMN v")
-    refused = roir(dsn, "attach-partition", "t", "n", bounds, code=2).stderr
+    refused = here(dsn, "attach-partition", "t", "n", bounds, code=2).stderr
     assert "n" in refused
     run_sql(dsn, "INSERT INTO n VALUES (31, 1, 'a')")
 
@@ -172,14 +198,15 @@ def test_pause_resume_and_abort_from_other_processes(dsn: str) -> None:
     assert (paused["status"], paused["pause_reason"]) == ("paused", "lunch")
     changed = roir(dsn, "change", "ix", "--parallelism", "3", "--max-rows-per-second", "9000").stdout
     assert changed == "changed: parallelism 2 -> 3, max_rows_per_second no limit -> 9000\n"
-    assert "nothing to change" in roir(dsn, "change", "ix", code=2).stderr
-    assert "or 0 for no limit" in roir(dsn, "change", "ix", "--max-rows-per-second", "5", code=2).stderr
-    [resumed] = as_json(dsn, "resume", "ix", "--parallelism", "1", "--max-rows-per-second", "0")["operations"]
+    assert "nothing to change" in here(dsn, "change", "ix", code=2).stderr
+    assert "or 0 for no limit" in here(dsn, "change", "ix", "--max-rows-per-second", "5", code=2).stderr
+    arguments = ("--parallelism", "1", "--max-rows-per-second", "0", "--json")
+    [resumed] = json.loads(roir(dsn, "resume", "ix", *arguments).stdout)["operations"]
     assert (resumed["status"], resumed["parallelism"], resumed["max_rows_per_second"]) == ("completed", 1, None)
     prepare.prepare(Database(dsn), IndexDefinition.parse("ix"), BuildOptions())
     roir(dsn, "abort", "ix", "--reason", "changed my mind")
     assert operation(dsn)["status"] == "aborted"
-    assert "was aborted: there is nothing to resume" in roir(dsn, "resume", "ix", code=2).stderr
+    assert "was aborted: there is nothing to resume" in here(dsn, "resume", "ix", code=2).stderr
     assert as_json(dsn, "verify", "ix", "--without-spark")["rows"] == 5000
 
 

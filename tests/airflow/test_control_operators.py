@@ -22,6 +22,8 @@ from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
 from tests.engine import steps
 
+pytestmark = pytest.mark.sample(3)
+
 __all__ = ["context", "driver_code"]  # fixtures
 
 

@@ -23,7 +23,7 @@ from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(1)
 
 __all__ = ["context", "driver_code"]  # fixtures
 ROWS = 20_000

@@ -82,24 +82,7 @@ def finished(airflow: StandaloneAirflow, scene: Scene, run: str) -> None:
     scene.finished()
 
 
-def test_first_the_task_is_killed_and_then_the_whole_of_airflow(airflow: StandaloneAirflow, scene: Scene) -> None:
-    """Each while the task's Spark driver is at work. One Airflow and one run for both: they take their time."""
-    build, seal = scene.gate("build"), scene.gate("seal")
-    run = trigger(airflow, scene)
-    build.reached()
-    scene.killed("Airflow task", "build")
-    task_process(scene, airflow).kill()
-    build.open()
-    seal.reached()
-    assert airflow.task(DAG, run, "build")["try_number"] == 2
-    airflow.kill()
-    seal.open()
-    airflow.start()
-    airflow.wait_until_ready([DAG])
-    finished(airflow, scene, run)
-
-
-@pytest.mark.parametrize("phase", some(PHASES))
+@pytest.mark.parametrize("phase", some(PHASES, "build"))
 def test_the_task_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)
     run = trigger(airflow, scene)
@@ -109,6 +92,8 @@ def test_the_task_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str
     victim.kill()
     gate.open()
     finished(airflow, scene, run)
+    if phase == "build":
+        assert airflow.task(DAG, run, "build")["try_number"] == 2
 
 
 @pytest.mark.parametrize("phase", some(PHASES))
@@ -197,7 +182,8 @@ def is_scheduler(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.mark.parametrize("phase", some(PHASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", some(PHASES, "seal"))
 def test_the_whole_of_airflow_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)
     run = trigger(airflow, scene)

@@ -14,7 +14,7 @@ from airflow_roir.engine.limits import DEFAULT
 from airflow_roir.engine.run import driving
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.errors import Fenced
-from servers.killable import running_server
+from servers.killable import Server
 from tests.conftest import run_sql
 from tests.crash.runner import Runner
 from tests.crash.scene import Scene, wait_until
@@ -123,8 +123,8 @@ def test_a_try_that_was_taken_for_dead_is_fenced_and_not_an_error_of_the_operati
     steps.assert_exact(database)
 
 
-def test_a_dead_route_is_noticed_within_a_minute_whoever_owes_an_answer() -> None:
-    with running_server() as server, Database(server.dsn()).connect() as connection:
+def test_a_dead_route_is_noticed_within_a_minute_whoever_owes_an_answer(crash_server: Server) -> None:
+    with Database(crash_server.dsn()).connect() as connection:
         settings = connection.connection.dbapi_connection.info.dsn_parameters
         assert int(settings["tcp_user_timeout"]) <= 60_000
         assert int(settings["keepalives_idle"]) + 4 * int(settings["keepalives_interval"]) <= 60

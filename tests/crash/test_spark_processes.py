@@ -8,7 +8,6 @@ from tests.crash.gate import PATIENCE_S
 from tests.crash.scene import BUILD, Scene, some, wait_until
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("phase", some(["prepare", "build", "seal", "fold", "publish"], "publish"))
 def test_the_command_is_killed(scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)
@@ -28,6 +27,7 @@ def test_the_command_is_killed(scene: Scene, phase: str) -> None:
     scene.finished()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", some(["build", "seal"], "build"))
 def test_the_driver_is_killed(scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)

@@ -16,7 +16,7 @@ from tests.engine.interposed import before
 from tests.engine.test_detach import assert_shown, published
 from tests.engine.test_partitions import make, one
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(1)
 
 LOADED = [
     "CREATE TABLE t3 (v int, id int, k text, d int, PRIMARY KEY (d, id))",

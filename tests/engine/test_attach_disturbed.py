@@ -22,7 +22,7 @@ from tests.engine import steps
 from tests.engine.stages import Stage
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(1)
 
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)",
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("phase", ["mid-build", "mid-fold", "published"])
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_written_into_the_bounds_takes_no_entry_away(

@@ -16,6 +16,8 @@ from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 from tests.engine.test_marks import FUNCTION, PLAIN, ROWS, STUB, told, warned
 
+pytestmark = pytest.mark.sample(2)
+
 
 def stubbed(dsn: str) -> tuple[psycopg2.extensions.connection, psycopg2.extensions.connection]:
     """A user whose write ran another capture function, and hasn't committed; the function is as it was again."""
@@ -108,7 +110,7 @@ HUNG = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("hung", HUNG)
 def test_what_is_hung_on_tables_of_ours_is_told(database: Database, dsn: str, hung: str, mode: str) -> None:

@@ -30,7 +30,7 @@ from tests.engine import ddl, steps
 from tests.engine.ddl import Ddl
 from tests.engine.stages import Stage, to_scan
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 SHAPES = {"plain": ddl.PLAIN, "parts": ddl.PARTITIONED}
 # A phase for each way in which the capture writes and we look.
@@ -337,7 +337,7 @@ def exact(database: Database, oid: int) -> bool:
 COMMITTED = [statement for statement in ddl.EVERYTHING if statement.alone]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("phase", SAMPLED)
 @pytest.mark.parametrize("statement", COMMITTED, ids=lambda statement: statement.name)
 def test_what_no_transaction_holds(database: Database, dsn: str, pg: int, statement: Ddl, phase: str) -> None:

@@ -13,7 +13,7 @@ from tests.engine import steps
 from tests.engine.test_detach import published
 from tests.engine.test_partitions import make, one
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(2)
 
 TAKES_ROWS = [
     "DROP TABLE t1",
@@ -35,7 +35,7 @@ def guarded(dsn: str) -> str:
     return dsn
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("statement", TAKES_ROWS)
 @pytest.mark.parametrize("state", ["building", "active"])
 def test_what_takes_rows_is_refused_with_the_way_to_do_it(

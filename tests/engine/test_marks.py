@@ -24,7 +24,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.stages import MODES, Stage
 
-pytestmark = pytest.mark.sample(2, 30)
+pytestmark = pytest.mark.sample(1)
 
 COLUMNS = "id int, k text, v int, g text GENERATED ALWAYS AS ('g' || k) STORED"
 PLAIN = (f"CREATE TABLE t ({COLUMNS}, PRIMARY KEY (id))",)
@@ -287,7 +287,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sample(4, 25)
+@pytest.mark.sample(2, 10)
 @pytest.mark.parametrize(("name", "mode", "guarded"), CASES)
 def test_what_was_gone_for_a_while_is_refused_or_harmless_or_told(
     database: Database, dsn: str, pg: int, name: str, mode: str, guarded: bool

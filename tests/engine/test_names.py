@@ -12,7 +12,7 @@ from tests.engine import steps
 from tests.engine.stages import through_modes
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(1)
 
 COLUMNS = [
     *("line%no", "%s", "%(x)s", "%(w0)s", "%%", "a:b", ":name", "$roir$", "$1", "roir", "roir_", "$", "?"),

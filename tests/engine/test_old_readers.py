@@ -40,7 +40,7 @@ def is_guarded(database: Database) -> bool:
         return view.is_guarded(connection, IX)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize("kind", ["create", "rebuild"])
 @pytest.mark.parametrize("taken", ["before prepare", "after prepare", "after build", "after switch", "after fold"])

@@ -73,7 +73,7 @@ def test_an_insert_must_not_miss_antimatter_that_is_younger_than_its_snapshot(
     steps.assert_exact(database)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize("before", ["nothing", "touched", "touched there and back"])
 @pytest.mark.parametrize("taken", ["before prepare", "after prepare", "after build", "after switch", "after fold"])

@@ -74,7 +74,7 @@ def index(database: Database, dsn: str, request: pytest.FixtureRequest) -> None:
         steps.fold_and_publish(database, run)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", FREE, ids=lambda options: " ".join(options))
 def test_what_is_restored_without_the_index_takes_every_write(restore: Restore, options: list[str]) -> None:
     assert failures(restore(*options)) == []

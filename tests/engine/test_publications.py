@@ -19,7 +19,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 # `twin` is as `t`, but without an index: what it tells is what PostgreSQL itself says.
 TABLES = ("t", "twin")
@@ -117,7 +117,7 @@ def _lives(database: Database, dsn: str, case: Case) -> None:
         assert bool(refused) == (kind != "all tables, inserts")
 
 
-@pytest.mark.sample(2, 12)
+@pytest.mark.sample(1, 6)
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: ", ".join(map(str, case)))
 def test_a_users_write_fails_only_where_it_would_without_an_index(database: Database, dsn: str, case: Case) -> None:
     _lives(database, dsn, case)

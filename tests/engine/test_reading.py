@@ -23,6 +23,8 @@ from tests.engine import isolation, steps
 from tests.engine.steps import sql
 from tests.engine.values import ARRAYS, ORDERED, SETUP
 
+pytestmark = pytest.mark.sample(8)
+
 _numbers = itertools.count(1)
 PARTITIONED = (
     "CREATE TABLE t (d int, id int, k text, gone int, v json, n int DEFAULT 1, PRIMARY KEY (d, id)) "
@@ -204,7 +206,7 @@ def test_reading_writes_nothing_and_may_be_prepared(indexed: str) -> None:
         ("NULL::heap, ARRAY(SELECT i FROM ix i)", "table public.heap has no primary key"),
     ],
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 def test_what_cant_be_read_is_refused(indexed: str, call: str, said: str) -> None:
     run_sql(indexed, "CREATE TABLE heap (k text)")
     with pytest.raises(psycopg2.Error, match=said):
@@ -244,7 +246,7 @@ TYPES = {name: values for name, values in {**ORDERED, **ARRAYS}.items() if name 
 
 @pytest.mark.parametrize("partitioned", [False, True], ids=["plain", "partitioned"])
 @pytest.mark.parametrize("name", TYPES)
-@pytest.mark.sample(2, 15)
+@pytest.mark.sample(1, 8)
 def test_every_type_is_a_key_and_a_primary_key(database: Database, dsn: str, name: str, partitioned: bool) -> None:
     """As key beside another one, each NULL or not, and as primary key: by the list of values, the plainest pruning."""
     run_sql(dsn, *SETUP)

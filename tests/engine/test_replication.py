@@ -25,7 +25,7 @@ from tests.engine import steps
 from tests.engine.stages import Stage, through_modes
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 PATIENCE_S = 60.0
 

@@ -11,7 +11,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 WRITES = (
     "UPDATE t SET k = k || 'x' WHERE id % 7 = 0",

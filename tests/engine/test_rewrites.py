@@ -18,7 +18,7 @@ from tests.engine import steps, verifying
 from tests.engine.stages import PHASES, Stage
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 # Three rows in a block; they lie in another order than that of their keys.
 ROWS = (
@@ -48,7 +48,7 @@ def refused(stage: Stage) -> str | None:
     return None
 
 
-@pytest.mark.sample(2, 18)
+@pytest.mark.sample(1, 8)
 @pytest.mark.parametrize("scan", ["key", "block"])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("rewrite", REWRITES)

@@ -17,7 +17,7 @@ from tests.engine.hostile import Scene
 from tests.engine.interposed import before
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 PARTED = (
     "CREATE TABLE evil.t (id int PRIMARY KEY, k text, v text) PARTITION BY RANGE (id)",

@@ -15,7 +15,7 @@ from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(1)
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(11, 25)
+pytestmark = pytest.mark.sample(6)
 
 
 @pytest.fixture(autouse=True)

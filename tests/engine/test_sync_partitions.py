@@ -16,7 +16,7 @@ from tests.engine import steps
 from tests.engine.test_detach import assert_shown, published
 from tests.engine.test_partitions import make, one
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 MODES = ("capture", "direct", "active")
 
@@ -51,7 +51,7 @@ RAW = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", RAW)
 def test_it_is_detected_and_put_right(database: Database, dsn: str, case: str, mode: str) -> None:

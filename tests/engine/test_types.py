@@ -15,7 +15,7 @@ from tests.engine.stages import MODES, follow, through_modes
 from tests.engine.steps import sql
 from tests.engine.values import ARRAYS, INCLUDED, ORDERED, SETUP
 
-pytestmark = pytest.mark.sample(2, 15)
+pytestmark = pytest.mark.sample(1)
 
 ORDERED_BUILT_IN = """
 SELECT format_type(t.oid, NULL)
@@ -63,7 +63,7 @@ def _set_up(dsn: str) -> None:
     run_sql(dsn, *SETUP)
 
 
-@pytest.mark.sample(3, 20)
+@pytest.mark.sample(2, 10)
 @pytest.mark.parametrize("name", [*ORDERED, *ARRAYS])
 def test_a_type_with_an_order_is_key_and_primary_key_in_every_mode(database: Database, dsn: str, name: str) -> None:
     """Two tables in one: the type as key beside an integer, and as primary key with an integer as key."""
@@ -170,7 +170,7 @@ EQUAL_BUT_DIFFERENT = {
 }
 
 
-@pytest.mark.sample(3, 12)
+@pytest.mark.sample(1, 6)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", EQUAL_BUT_DIFFERENT)
 def test_equal_values_that_differ_are_told_apart_and_taken_for_one(

@@ -22,7 +22,7 @@ from tests.engine.interposed import changed
 from tests.engine.steps import sql
 from tests.engine.verifying import begin, build_index, claim, found, go_through
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(1)
 
 SETUP = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

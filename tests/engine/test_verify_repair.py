@@ -17,7 +17,7 @@ from tests.engine import steps, verifying
 from tests.engine.steps import sql
 from tests.engine.verifying import begin, build_index, claim, found, ids, mender, to_check
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 SETUP = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

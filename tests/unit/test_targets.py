@@ -1,0 +1,85 @@
+"""Which target has which case of a sample: each exactly one, and of every test some in what CI runs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.conftest import BY_HAND, ENOUGH, pytest_collection_modifyitems
+
+FILE = SimpleNamespace(nodeid="tests/test_x.py")
+
+
+class Case:
+    """Stands in for a collected item. own: its test's marks; of_file: the file's."""
+
+    def __init__(self, test: str, number: int, own: tuple[Any, ...] = (), of_file: tuple[Any, ...] = ()) -> None:
+        self.nodeid = f"{FILE.nodeid}::{test}[{number}]"
+        self.marks = [(SimpleNamespace(nodeid=self.nodeid), mark.mark) for mark in own] + [
+            (FILE, mark.mark) for mark in of_file
+        ]
+
+    def iter_markers_with_node(self, name: str) -> Iterator[tuple[Any, Any]]:
+        return ((node, mark) for node, mark in self.marks if mark.name == name)
+
+    def get_closest_marker(self, name: str) -> Any:
+        return next((mark for _, mark in self.iter_markers_with_node(name)), None)
+
+    def add_marker(self, name: str) -> None:
+        self.marks.append((self, getattr(pytest.mark, name).mark))
+
+    @property
+    def target(self) -> str:
+        """As the Makefile chooses by marks."""
+        names = {mark.name for _, mark in self.marks}
+        if by_hand := names & set(BY_HAND):
+            (target,) = by_hand
+            return target
+        return "test-all" if names & {"sweep", "slow"} else "test"
+
+
+def targets(cases: list[Case]) -> Counter[tuple[str, str]]:
+    pytest_collection_modifyitems(cases)  # type: ignore[arg-type]
+    return Counter((case.nodeid.split("::")[1].partition("[")[0], case.target) for case in cases)
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ([pytest.mark.sample(2)], {"test": 2, "test-all": ENOUGH, "long": 38 - ENOUGH}),
+        ([pytest.mark.sample(2, 10)], {"test": 2, "test-all": 10, "long": 28}),
+        ([pytest.mark.sample(50)], {"test": 40}),
+        ([pytest.mark.sweep], {"test-all": ENOUGH, "long": 40 - ENOUGH}),
+        ([pytest.mark.sample(2), pytest.mark.sweep], {"test-all": ENOUGH, "long": 40 - ENOUGH}),
+        ([pytest.mark.slow], {"test-all": 40}),
+        ([pytest.mark.sample(2), pytest.mark.soak], {"soak": 40}),
+        ([], {"test": 40}),
+    ],
+    ids=["sample", "sample and more", "fewer than that", "sweep", "both", "slow", "by hand", "none"],
+)
+def test_the_cases_of_a_test(marks: list[Any], expected: dict[str, int]) -> None:
+    cases = [Case("one", number, own=tuple(marks)) for number in range(40)]
+    assert {target: n for (_, target), n in targets(cases).items()} == expected
+
+
+def test_of_a_files_tests_each_has_cases_in_what_ci_runs() -> None:
+    of_file = (pytest.mark.sample(2),)
+    cases = [Case(test, number, of_file=of_file) for test in ("a", "b", "c") for number in range(20)]
+    cases.append(Case("d", 0, of_file=of_file))
+    found = targets(cases)
+    assert sum(n for (_, target), n in found.items() if target == "test") == 2
+    for test in ("a", "b", "c"):
+        assert found[test, "test-all"] == ENOUGH
+    assert found["d", "test"] + found["d", "test-all"] == 1
+
+
+def test_the_makefile_leaves_out_the_same() -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    (by_hand,) = re.findall(r"^by_hand = (.+)$", makefile, re.MULTILINE)
+    assert tuple(by_hand.split(" or ")) == BY_HAND
