@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.listeners import hookimpl
 from airflow.plugins_manager import AirflowPlugin
 
+from airflow_roir.one_line import one_line
+
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
 
@@ -29,7 +31,7 @@ def note_of(dag_run: Any) -> str | None:
     if not isinstance(index, str) or not index.strip():
         return None
     action = given.get("action")
-    name = "".join(character if character.isprintable() else " " for character in index[:LONGEST])
+    name = one_line(index[:LONGEST], LONGEST)
     # A note is shown as Markdown, and a name is not to be that.
     return (f"{action} " if isinstance(action, str) and action.isalpha() else "") + f"`{name.replace('`', ' ')}`"
 

@@ -49,6 +49,8 @@ nitpicky = True
 # Types of other packages: their pages are elsewhere. And what a rehearsal holds for prepare alone.
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!airflow_roir\.).*"),
+    # A type variable.
+    (r"py:class", r"airflow_roir\.reading\.Row"),
     (r"py:class", r"airflow_roir\.engine\.(source|entry|entry_size|scan_choice|plan)\.(?!Plan$).*"),
 ]
 autodoc_typehints = "signature"

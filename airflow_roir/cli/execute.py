@@ -23,7 +23,7 @@ from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import OperationPaused, RoirError
 from airflow_roir.operation import Phase, Status
-from airflow_roir.quantity import counted, rate
+from airflow_roir.quantity import counted, left, rate
 
 # How soon a pause is seen while Spark starts, and how often the progress bar moves.
 LOOK_EVERY_S = 0.5
@@ -38,9 +38,9 @@ def carry_on(
         print_report(carry_on_verification(database, index, master, conf, take_over, as_json), as_json)
         return
     owner = _owner()
-    with _progress(database, row.id, quiet=as_json):
+    with _progress(database, row.id, quiet=as_json) as relay:
         if row.phase in (Phase.BUILD, Phase.SEAL):
-            _on_spark(database, index, row, owner, master, conf, take_over)
+            _on_spark(database, index, row, owner, master, conf, take_over, relay)
         now = operation_status(database, row.id)
         paused = now.status == Status.PAUSED and row.phase in (Phase.BUILD, Phase.SEAL)
         if now.phase in (Phase.FOLD, Phase.PUBLISH) and not paused:
@@ -60,8 +60,8 @@ def carry_on_verification(
 ) -> VerifyReport:
     """Run a verification to its end, on Spark; exits with 3 if somebody paused it."""
     row = operations.find_operation(database, index)
-    with _progress(database, row.id, quiet):
-        _on_spark(database, index, row, _owner(), master, conf, take_over)
+    with _progress(database, row.id, quiet) as relay:
+        _on_spark(database, index, row, _owner(), master, conf, take_over, relay)
     _exit_if_paused(operation_status(database, row.id), index)
     return report_of(database, row.id)
 
@@ -92,6 +92,7 @@ def _on_spark(
     master: str | None,
     conf: list[str] | None,
     take_over: bool,
+    relay: Callable[[str], None],
 ) -> None:
     from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
     from airflow_roir.spark.log_file import spark_log
@@ -104,7 +105,7 @@ def _on_spark(
         # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
         operations.resume(database, index, operations.default_actor())
     command = driver_command(index, owner, spark, take_over=take_over, keep_pause=True, log=spark_log(row.id))
-    driver = Driver(command, driver_environment(database.dsn), _relay)
+    driver = Driver(command, driver_environment(database.dsn), relay)
     code = _follow(
         driver,
         lambda: _pause_quietly(database, index),
@@ -169,30 +170,39 @@ def _pause_quietly(database: Database, index: str) -> None:
 
 
 @contextmanager
-def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[None]:
-    """A progress bar from the committed state, where a person watches."""
+def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A live line from the committed state, if a person watches. Yields what takes the driver's lines meanwhile."""
     if quiet or not sys.stderr.isatty():
-        yield
+        yield _relay
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     # What is written to standard error meanwhile appears above it.
     bar = Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=None),
         TaskProgressColumn(),
-        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
         console=Console(stderr=True, highlight=False),
+        expand=True,
     )
-    task = bar.add_task("build", total=100)
+    task = bar.add_task("starting", total=100, left="")
 
     def look() -> None:
         with suppress(SQLAlchemyError):
             now = operation_status(database, operation_id)
             speed = f", {rate(now.rows_per_second)}" if now.rows_per_second else ""
             said = f"{now.phase}: {counted(now.rows, 'row')}{speed}"
-            bar.update(task, completed=now.percent_complete, description=said)
+            remaining = left(now.seconds_left, now.seconds_left_low, now.seconds_left_high) or ""
+            bar.update(task, completed=now.percent_complete, description=said, left=remaining)
 
     with bar, meanwhile(look, LOOK_EVERY_S, "roir-progress"):
-        yield
+        yield _relay_beside_bar
+
+
+def _relay_beside_bar(line: str) -> None:
+    from airflow_roir.spark.news import tells_of_pieces
+
+    if not tells_of_pieces(line.removeprefix("roir: ")):
+        _relay(line)

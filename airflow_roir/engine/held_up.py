@@ -16,6 +16,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.lock_waits import FRESH_S
 from airflow_roir.engine.locks import WAITING
 from airflow_roir.engine.operations import HEARTBEAT_FRESH_S
+from airflow_roir.one_line import one_line
 from airflow_roir.operation import Phase, Status
 
 BY = (
@@ -96,8 +97,7 @@ class HeldUp:
 
 def cut(text: str) -> str:
     """A text of the database as it may be shown: in one line, and not for ever."""
-    line = "".join(sign if sign.isprintable() else " " for sign in text[: MOST_SAID + 1])
-    return line if len(line) <= MOST_SAID else f"{line[:MOST_SAID]}…"
+    return one_line(text, MOST_SAID)
 
 
 @dataclass(frozen=True)

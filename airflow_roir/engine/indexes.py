@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine import health, operations
 from airflow_roir.engine.bloat import Bloat, bloat
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.plain import plain_fields
 from airflow_roir.engine.relation_size import relation_sizes
 from airflow_roir.engine.schema import check_schema
 
@@ -135,8 +136,7 @@ class IndexFacts:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: moments in ISO 8601."""
-        facts: dict[str, Any] = _plain(asdict(self))
-        return facts | {"bloat": None if self.bloat is None else self.bloat.as_dict()}
+        return plain_fields(self)
 
 
 def indexes(database: Database, index: str | None = None, exact: bool = False) -> list[IndexFacts]:
@@ -222,11 +222,3 @@ def _verified(row: Row[Any]) -> Verified:
     if not row.complete:
         part = "sample" if row.options.get("sample") else "slice" if row.options.get("slices") else "time limit"
     return Verified(row.at, row.rows, row.missing, row.extra, row.different, row.corrupt, row.damaged, row.mended, part)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

@@ -9,7 +9,7 @@ found among the sessions.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.plain import plain_fields
 
 # As long as a heartbeat is fresh: an attempt with what it does before it asks for the lock, and the rest after it.
 FRESH_S = 30
@@ -81,7 +82,7 @@ class LockWait:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"since": self.since and self.since.isoformat()}
+        return plain_fields(self)
 
     def __str__(self) -> str:
         """One line."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from airflow_roir.engine import operations
 from airflow_roir.engine.bars import Bars, bars
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.held_up import AtWork, HeldUp, Workers, at_work, cut, held_up, is_fresh
+from airflow_roir.engine.plain import number, plain_fields
 from airflow_roir.engine.remedies import remedy
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import NotFound
@@ -172,21 +173,7 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: moments in ISO 8601."""
-        return {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, Bars):
-        return value.as_dict()
-    if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(one) for name, one in asdict(value).items()}
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    return value
+        return plain_fields(self)
 
 
 def progress(database: Database, index: str | None = None, operation_id: int | None = None) -> Progress:
@@ -238,12 +225,12 @@ def _look(connection: Connection, row: Row[Any]) -> Progress:
         percent=float(row.percent_complete),
         rows=row.rows,
         rows_estimate=row.rows_estimate,
-        rows_per_second=_number(row.rows_per_second),
-        rows_per_second_now=_number(row.rows_per_second_now),
+        rows_per_second=number(row.rows_per_second),
+        rows_per_second_now=number(row.rows_per_second_now),
         seconds_worked=float(row.total_execution_time),
-        seconds_left=_number(row.seconds_left),
-        seconds_left_low=_number(row.seconds_left_low),
-        seconds_left_high=_number(row.seconds_left_high),
+        seconds_left=number(row.seconds_left),
+        seconds_left_low=number(row.seconds_left_low),
+        seconds_left_high=number(row.seconds_left_high),
         bars=found,
         workers=work.workers,
         delta=_delta(connection, row),
@@ -257,7 +244,7 @@ def _look(connection: Connection, row: Row[Any]) -> Progress:
             "max_rows_per_second": row.max_rows_per_second,
         },
         owner=_text(row.owner),
-        heartbeat_age=_number(row.heartbeat_age),
+        heartbeat_age=number(row.heartbeat_age),
         spark_ui=_text(row.spark_ui),
         notice=_text(row.notice),
         events=_events(connection, row),
@@ -343,10 +330,6 @@ def _delta(connection: Connection, row: Row[Any]) -> Delta | None:
     factor = blocks / DELTA_BLOCKS if sampled else 1
     regular, antimatter, ghosts = (round(counts.get(s, 0) * factor) for s in ("regular", "antimatter", "ghost"))
     return Delta(regular + antimatter + ghosts, regular, antimatter, ghosts, size.bytes, sampled)
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 def _text(value: str | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from airflow_roir.engine import health, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.indexes import IndexFacts, read_indexes
 from airflow_roir.engine.lock_waits import LockWait, lock_waits
+from airflow_roir.engine.plain import number, plain_fields
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import Phase, Status
@@ -68,9 +69,7 @@ class OperationStatus:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: moments in ISO 8601."""
-        return {
-            name: value.isoformat() if isinstance(value, datetime) else value for name, value in asdict(self).items()
-        }
+        return plain_fields(self)
 
 
 # silent: since the last heartbeat; a run that has left in order has none, and the last event tells.
@@ -89,8 +88,10 @@ SELECT r.*, extract(epoch FROM clock_timestamp() - coalesce(r.heartbeat_at, (
 """
 
 
+# Of an index, or of each.
 NEWEST = """
-SELECT max(o.id) FROM roir.operation o JOIN roir.index i ON i.id = o.index_id WHERE i.dropped_at IS NULL GROUP BY i.id
+SELECT max(o.id) FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+ WHERE i.dropped_at IS NULL AND (%(index)s IS NULL OR i.id = %(index)s) GROUP BY i.id
 """
 
 
@@ -101,13 +102,10 @@ def status(database: Database, index: str | None = None) -> list[OperationStatus
     """
     with database.transaction() as connection:
         check_schema(connection)
-        if index is not None:
-            ids = [operations.live_or_last(connection, parse_name(index, "index")).id]
-        else:
-            ids = list(execute(connection, NEWEST).scalars())
+        found = None if index is None else operations.find_index(connection, parse_name(index, "index")).id
         return [
             replace(one, warnings=tuple(health.warnings_at_once(connection, one.operation_id, one.index)))
-            for one in _read(connection, ids)
+            for one in _newest(connection, found)
         ]
 
 
@@ -141,15 +139,10 @@ def overview(database: Database, index: str | None = None, exact: bool = False) 
             if not waits:
                 raise
             return Overview(now, (), (), waits)
-        if found is None:
-            ids = list(execute(connection, NEWEST).scalars())
-        else:
-            newest = operations.newest_operation(connection, found)
-            ids = [] if newest is None else [newest.id]
         facts = tuple(read_indexes(connection, found, exact))
         # In the same order: the server sorts names by its own collation.
-        order = {one.index: number for number, one in enumerate(facts)}
-        read = sorted(_read(connection, ids) if ids else (), key=lambda one: (order.get(one.index, -1), one.index))
+        order = {one.index: place for place, one in enumerate(facts)}
+        read = sorted(_newest(connection, found), key=lambda one: (order.get(one.index, -1), one.index))
         return Overview(now, facts, tuple(read), waits)
 
 
@@ -180,6 +173,12 @@ SELECT o.id, array_agg(c.name ORDER BY c.name)::text[] AS names
 """
 
 
+def _newest(connection: Connection, index_id: int | None) -> list[OperationStatus]:
+    """The newest operation of an index, or of every one."""
+    ids = list(execute(connection, NEWEST, {"index": index_id}).scalars())
+    return _read(connection, ids) if ids else []
+
+
 def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
     gone = {row.id: tuple(row.names) for row in execute(connection, GONE, {"ids": ids})}
     return [
@@ -193,11 +192,11 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             percent_complete=float(row.percent_complete),
             rows=row.rows,
             rows_estimate=row.rows_estimate,
-            rows_per_second=_number(row.rows_per_second),
-            rows_per_second_now=_number(row.rows_per_second_now),
-            seconds_left=_number(row.seconds_left),
-            seconds_left_low=_number(row.seconds_left_low),
-            seconds_left_high=_number(row.seconds_left_high),
+            rows_per_second=number(row.rows_per_second),
+            rows_per_second_now=number(row.rows_per_second_now),
+            seconds_left=number(row.seconds_left),
+            seconds_left_low=number(row.seconds_left_low),
+            seconds_left_high=number(row.seconds_left_high),
             total_execution_time=float(row.total_execution_time),
             phase_seconds=dict(row.phase_seconds),
             parallelism=row.parallelism,
@@ -209,7 +208,7 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             segments=row.segments,
             owner=row.owner,
             driven=row.state == Status.RUNNING and row.beats,
-            silent_seconds=_number(row.silent),
+            silent_seconds=number(row.silent),
             started_at=row.start_time,
             paused_at=row.last_pause_time,
             finished_at=row.finish_time,
@@ -223,7 +222,3 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
         )
         for row in execute(connection, QUERY, {"ids": ids, "fresh": operations.HEARTBEAT_FRESH_S})
     ]
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)

@@ -23,7 +23,7 @@ def use_java(environment: MutableMapping[str, str] = os.environ) -> Path:
     """
     found: list[str] = []
     for where, java in _candidates(environment):
-        home, version = _asked(java, environment)
+        home, version = _read(java) or _asked(java, environment)
         if home is not None and version.isdigit() and int(version) >= NEEDED:
             environment["JAVA_HOME"] = str(home)
             return home
@@ -43,6 +43,21 @@ def _candidates(environment: MutableMapping[str, str]) -> list[tuple[str, Path]]
     if on_path := shutil.which("java", path=environment.get("PATH", os.defpath)):
         candidates.append((on_path, Path(on_path)))
     return candidates
+
+
+def _read(java: Path) -> tuple[Path, str] | None:
+    """As `_asked`, by the file `release` that a Java has beside its programs; None if it can't be known by that.
+
+    A start of Java takes half a second and more.
+    """
+    home = java.resolve().parent.parent
+    try:
+        found = re.search(r'^JAVA_VERSION="(1\.\d+|\d+)\b', (home / "release").read_text(), re.MULTILINE)
+    except (OSError, ValueError):
+        return None
+    # A wrapper of another name may start any Java.
+    runs = java.resolve() == home / "bin" / "java" and os.access(java, os.X_OK)
+    return (home, found.group(1)) if found and runs else None
 
 
 def _asked(java: Path, environment: MutableMapping[str, str]) -> tuple[Path | None, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,12 +15,8 @@ from airflow_roir.operation import Phase
 from airflow_roir.quantity import counted
 
 UNITS = {Phase.BUILD: "range", Phase.SEAL: "segment", Phase.SUM: "unit", Phase.CHECK: "unit"}
-# Each piece by its name, up to so many; of more their count.
-NAMED = 40
-# Counts come at least so far apart, and further the longer it takes, so that the log of a night can be read.
-SOONEST_S = 5.0
-LATEST_S = 60.0
-SHARE = 0.1
+# How often a phase tells of its pieces, however many it has: of fewer each by its name, of more how many are done.
+LINES = 10
 
 UNITS_OF_STAGE = """
 SELECT u.ordinal, u.rows, u.seconds, u.done FROM roir.verification_unit u
@@ -39,23 +35,23 @@ COUNTS = "SELECT count(*) AS pieces, count(*) FILTER (WHERE done) AS done, sum(r
 DONE = "SELECT ordinal, rows, seconds FROM ({pieces}) p WHERE done ORDER BY ordinal"
 
 
-class News:
-    """The news of one phase of a run. say: takes a line. clock: seconds that never go back."""
+# As `pieces` below writes them.
+OF_PIECES = re.compile(r"\w+: (\w+ \d+ done, |[\d,]+ of [\d,]+ \w+ done($|, ))")
 
-    def __init__(
-        self,
-        database: Database,
-        run: Run,
-        phase: Phase,
-        say: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+
+def tells_of_pieces(line: str) -> bool:
+    """True for a line that says what is done: whoever sees a live view needs no such lines."""
+    return OF_PIECES.match(line) is not None
+
+
+class News:
+    """The news of one phase of a run. say: takes a line."""
+
+    def __init__(self, database: Database, run: Run, phase: Phase, say: Callable[[str], None]) -> None:
         self._database = database
         self._run = run
         self._phase = phase
         self._say = say
-        self._clock = clock
-        self._begun = self._said_at = clock()
         self._wanted = 0
         self._at_work = 0
         self._done = 0
@@ -73,7 +69,7 @@ class News:
         if (counts := self._count()) is None:
             return
         # Units of a verification come in stages, each with numbers of its own.
-        self._is_named = counts.pieces <= NAMED and PIECES[self._phase] is not UNITS_OF_STAGE
+        self._is_named = counts.pieces <= LINES and PIECES[self._phase] is not UNITS_OF_STAGE
         self._done = counts.done
         if counts.done:
             self._told = {row.ordinal for row in self._finished()} if self._is_named else set()
@@ -101,11 +97,12 @@ class News:
 
         A database that can't be reached is no news: whoever needs it says so.
         """
-        if not (self._is_named or last or self._is_time()):
-            return
         if (counts := self._count()) is None or counts.done == self._done:
             return
-        self._done, self._said_at = counts.done, self._clock()
+        # Units of a verification come in stages: then there are more of them than before.
+        if not (last or counts.done - self._done >= counts.pieces / LINES):
+            return
+        self._done = counts.done
         noun = UNITS[self._phase]
         if not self._is_named:
             rows = "" if counts.rows is None else f", {counted(counts.rows, 'row')}"
@@ -116,10 +113,6 @@ class News:
                 self._told.add(row.ordinal)
                 what = "" if row.rows is None else f": {counted(row.rows, 'row')} in {row.seconds:.1f} s"
                 self.say(f"{noun} {row.ordinal} done, {len(self._told)} of {counts.pieces}{what}")
-
-    def _is_time(self) -> bool:
-        now = self._clock()
-        return now - self._said_at >= min(max(SOONEST_S, (now - self._begun) * SHARE), LATEST_S)
 
     def _count(self) -> Row[Any] | None:
         found = self._read(COUNTS)

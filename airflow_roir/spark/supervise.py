@@ -20,7 +20,7 @@ from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import OperationFailed, OperationPaused, RoirError, SparkFailed, WorkerFailed
 from airflow_roir.operation import Phase, Status
-from airflow_roir.quantity import counted
+from airflow_roir.quantity import counted, duration
 from airflow_roir.spark.driver_process import SPARK_IS_UP
 from airflow_roir.spark.java import use_java
 from airflow_roir.spark.news import UNITS, News
@@ -119,7 +119,6 @@ class _PhaseOnSpark:
         row = _control(self._database, self._run)
         if row.phase != self._phase:
             return
-        begun = time.monotonic()
         self._news.begin(row.parallelism)
         if self._phase == Phase.BUILD:
             # The rest is told when the options are given.
@@ -144,7 +143,9 @@ class _PhaseOnSpark:
         if row.status == Status.FAILED:
             raise OperationFailed(f"index {self._run.index}: {row.error}")
         self._database.retry(lambda: ENGINE[self._phase].finish(self._database, self._run))
-        self._news.say(f"done in {time.monotonic() - begun:.1f} s")
+        # Of all its stretches, as the status tells it: a clock of this one would count Spark's start, too.
+        worked = _control(self._database, self._run).phase_seconds.get(self._phase.value, 0)
+        self._news.say(f"done, worked {duration(worked)}")
 
     def _supervise(self) -> None:
         workers = self._workers

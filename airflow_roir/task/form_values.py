@@ -51,9 +51,3 @@ def yes_or_no(name: str, value: Any) -> bool | None:
     if text not in ("", "true", "false"):
         raise InvalidInput(f"{name} is {value!r}; it must be true or false")
     return text == "true" if text else None
-
-
-def one_line(text: str) -> str:
-    """What somebody else has written, for a log: printable, on one line, at most 200 characters."""
-    shown = "".join(character if character.isprintable() else " " for character in text[:200])
-    return shown + ("…" if len(text) > 200 else "")

@@ -13,9 +13,10 @@ from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import IllegalTransition, NotFound
 from airflow_roir.links.index_build import IndexBuildLink, show_link
+from airflow_roir.one_line import one_line
 from airflow_roir.operation import Phase, Status
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
-from airflow_roir.task.form_values import one_line, whole_number
+from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.next_step import Done, Go, Stop, Wait, decide, was_aborted
 from airflow_roir.task.roir_operator import RoirOperator, owner_of
 from airflow_roir.task.ui_requests import Watcher

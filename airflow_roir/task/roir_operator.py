@@ -19,7 +19,8 @@ from airflow_roir.errors import (
     VerificationFailed,
 )
 from airflow_roir.hooks.roir import RoirHook
-from airflow_roir.task.form_values import one_line, optional_text
+from airflow_roir.one_line import one_line
+from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.open_database import open_database
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Rebuilds each night the indexes that would win most by it, one after the other.
 
 An example: copy this file into your DAGs folder, change what you like, and unpause the DAG. An index is taken if at
-least `least_win` per cent of its size would go with a rebuild, by the estimate that `roir indexes` shows too. Pause the
+least `least_win` per cent of its size would go with a rebuild, by the estimate that `roir status` shows, too. Pause the
 DAG to pause the builds; unpause it to resume them.
 """
 

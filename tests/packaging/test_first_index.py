@@ -41,6 +41,11 @@ def as_script(page: str) -> str:
     return "\n".join(script)
 
 
+def unspaced(text: str) -> str:
+    """The lines without the spaces at their ends."""
+    return "\n".join(line.strip() for line in text.strip("\n").splitlines())
+
+
 @pytest.mark.slow
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     java = subprocess.run([JAVA], capture_output=True, text=True, check=True).stdout.strip()
@@ -59,6 +64,9 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     said = done.stdout
     assert done.returncode == 0, said[-4000:]
     print(said)
+    # What the page shows is what comes, but for the spaces around it.
+    for shown in re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        assert unspaced(shown) in unspaced(said)
     # Of the table every partition is looked into, of the index none.
     assert "\n120\n" in said
     plan = said[said.index("Index Only Scan") :]

@@ -40,3 +40,33 @@ def test_a_java_that_does_not_run_is_none(machine: Machine) -> None:
     machine.command("java", "exit 1")
     with pytest.raises(JavaMissing, match="no Java that runs"):
         use_java({"PATH": str(machine.bin)})
+
+
+@pytest.mark.parametrize("home", ["17", "11", "1.8"])
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_java_that_says_its_version_in_a_file_is_not_started(machine: Machine, home: str, by_path: bool) -> None:
+    folder = machine.java_on_path(home) if by_path else machine.java(machine.root / "home", home)
+    environment = {"PATH": str(machine.bin)} | ({} if by_path else {"JAVA_HOME": str(folder)})
+    machine.write(folder / "bin" / "java", f"touch {machine.root / 'started'}; exit 1")
+    (folder / "release").write_text(f'IMPLEMENTOR="Debian"\nJAVA_VERSION="{home}.0.15_3"\nOS_ARCH="x86_64"\n')
+    if home == "17":
+        assert use_java(environment) == Path(environment["JAVA_HOME"]) == folder
+    else:
+        with pytest.raises(JavaMissing, match=f"is Java {home};|is Java {home}[)]"):
+            use_java(environment)
+    assert not (machine.root / "started").exists()
+
+
+@pytest.mark.parametrize("release", ["", 'JAVA_VERSION="unknown"', "\xff"])
+def test_a_file_that_does_not_tell_is_no_answer(machine: Machine, release: str) -> None:
+    folder = machine.java(machine.root / "home", "21")
+    (folder / "release").write_bytes(release.encode("latin-1"))
+    assert use_java({"PATH": str(machine.bin), "JAVA_HOME": str(folder)}) == folder
+
+
+def test_a_file_without_the_program_is_no_java(machine: Machine) -> None:
+    folder = machine.java(machine.root / "home", "21")
+    (folder / "release").write_text('JAVA_VERSION="21"')
+    (folder / "bin" / "java").unlink()
+    with pytest.raises(JavaMissing, match="no Java that runs"):
+        use_java({"PATH": str(machine.bin), "JAVA_HOME": str(folder)})

@@ -7,7 +7,7 @@ import pytest
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.operation import Phase
-from airflow_roir.spark.news import News
+from airflow_roir.spark.news import LINES, News, tells_of_pieces
 from tests.conftest import run_sql
 from tests.spark.driving import prepared
 
@@ -15,15 +15,14 @@ pytestmark = pytest.mark.usefixtures("source")
 
 
 class Told:
-    """The news of a build that has so many ranges, and a clock."""
+    """The news of a build that has so many ranges."""
 
     def __init__(self, database: Database, ranges: int) -> None:
         self.operation = prepared(database, ranges=ranges).operation_id
         self.lines: list[str] = []
-        self.now = 0.0
         self.dsn = database.dsn
         run = start_run(database, "ix", "test")
-        self.news = News(database, run, Phase.BUILD, self.lines.append, lambda: self.now)
+        self.news = News(database, run, Phase.BUILD, self.lines.append)
 
     def finish(self, *ordinals: int) -> None:
         """These ranges are done."""
@@ -55,28 +54,48 @@ def test_each_range_is_told_once_when_it_is_done(database: Database) -> None:
     assert told.new() == told.new(last=True) == []
 
 
-def test_many_ranges_are_counted_now_and_then(database: Database) -> None:
+def test_many_ranges_are_counted_each_time_that_a_tenth_of_them_is_done(database: Database) -> None:
     told = Told(database, ranges=50)
+    told.finish(0, 1, 2)
     told.news.begin(1)
-    assert told.lines == ["build: 1 worker"]
-    told.finish(3)
+    assert told.lines == ["build: 1 worker", "build: 3 of 50 ranges done before"]
+    told.finish(*range(3, 7))
     assert told.new() == []
-    told.now = 6
-    assert told.new() == ["build: 1 of 50 ranges done, 3,001 rows"]
-    told.finish(4)
+    told.finish(7)
+    assert told.new() == ["build: 8 of 50 ranges done, 28,008 rows"]
+    told.finish(8)
     assert told.new() == []
-    # Whatever the time, nothing is left untold.
-    assert told.new(last=True) == ["build: 2 of 50 ranges done, 7,002 rows"]
-    # After an hour once a minute.
-    told.now = 3_600
-    told.new()
-    told.finish(5)
-    told.new()
-    told.finish(6)
-    told.now += 59
-    assert told.new() == []
-    told.now += 1
-    assert len(told.new()) == 1
+    # Nothing is left untold.
+    assert told.new(last=True) == ["build: 9 of 50 ranges done, 36,009 rows"]
+
+
+@pytest.mark.parametrize("ranges", [10, 11, 39, 100])
+def test_a_phase_tells_of_its_pieces_in_ten_lines_at_most(database: Database, ranges: int) -> None:
+    told = Told(database, ranges)
+    told.news.begin(1)
+    lines = []
+    for ordinal in range(ranges):
+        told.finish(ordinal)
+        lines += told.new()
+    assert len(lines) <= LINES
+    lines += told.new(last=True)
+    assert f"{ranges} of {ranges}" in lines[-1]
+    # A live view shows as much.
+    assert all(tells_of_pieces(line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "build: 2 workers",
+        "build: 3 of 50 ranges done before",
+        "build: done, worked 2 s",
+        "build: paused by me; waiting for the open batches of 2 workers",
+        "Spark lost worker 1, which starts again after its last batch: range 1 done, x",
+    ],
+)
+def test_other_lines_are_for_everybody(line: str) -> None:
+    assert not tells_of_pieces(line)
 
 
 def test_workers_are_told_when_all_have_begun_and_when_their_number_changes(database: Database) -> None:

@@ -105,6 +105,14 @@ def test_every_command_and_option_exists(document: Path) -> None:
             assert not unknown, f"{document.name}: roir {command} has no {unknown}"
 
 
+def test_every_command_that_code_names_exists() -> None:
+    """In docstrings, messages and comments, where it stands as code or is told to be run."""
+    for folder in ("airflow_roir", "dags", "demo", "migrations"):
+        for file in (file for file in (ROOT / folder).rglob("*.*") if file.suffix in (".py", ".sql", ".js", ".html")):
+            named = set(re.findall(r"(?:`|\brun )roir ([a-z][a-z-]*)", file.read_text()))
+            assert named <= COMMANDS.keys(), f"{file.relative_to(ROOT)}: {named - COMMANDS.keys()}"
+
+
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_every_command_is_described(command: str) -> None:
     assert [f"roir {command}"] in [row[:1] for row in rows_of(OPERATIONS, "command")]
@@ -273,6 +281,85 @@ def test_every_file_of_the_engine_is_in_the_code_map() -> None:
     text = ARCHITECTURE.read_text()
     for file in (ROOT / "airflow_roir" / "engine").rglob("*.py"):
         assert file.name == "__init__.py" or f"{file.relative_to(ROOT)} " in text, file.name
+
+
+def test_everything_in_the_package_is_in_the_code_map() -> None:
+    text = ARCHITECTURE.read_text()
+    for path in (ROOT / "airflow_roir").iterdir():
+        if path.name not in ("__init__.py", "__pycache__", "py.typed", "engine"):
+            name = f"airflow_roir/{path.name}{'/' * path.is_dir()} "
+            assert f"    {name}" in text, name
+
+
+# Functions of the engine that take a database and that command line, operators or pages call, but that others needn't:
+# they ask for one operation's row or report, or begin what `verify` does in one call.
+NOT_FOR_USERS = {
+    "live_options.refuse_option",
+    "operations.find_operation",
+    "operations.find_resumable",
+    "operations.has_paused",
+    "prepare.is_rebuild",
+    "status.operation_status",
+    "verify.report.report_of",
+    "verify.verification.begin",
+}
+
+
+def called_in(file: Path) -> set[str]:
+    """What a file takes from the engine and uses, by full names."""
+    tree = ast.parse(file.read_text())
+    known = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("airflow_roir.engine")
+        for alias in node.names
+    }
+    names = {known[node.id] for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in known}
+    return names | {
+        f"{known[node.value.id]}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known
+    }
+
+
+def referred_to(page: str) -> set[str]:
+    """What a page of the reference takes from the code, by full names."""
+    text = (ROOT / "docs" / "reference" / page).read_text()
+    return set(re.findall(r"^\.\. auto\w+:: airflow_roir\.([\w.]+)$", text, re.MULTILINE))
+
+
+def test_the_reference_has_what_users_call() -> None:
+    shown = referred_to("python.md")
+    engine = set()
+    for file in (ROOT / "airflow_roir" / "engine").rglob("*.py"):
+        module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.args.args and node.args.args[0].arg == "database":
+                engine.add(f"{module}.{node.name}")
+    called = {
+        name
+        for part in ("cli", "operators", "page", "task")
+        for file in (ROOT / "airflow_roir" / part).rglob("*.py")
+        for name in called_in(file) & engine
+    }
+    called = {name.removeprefix("airflow_roir.engine.") for name in called}
+    assert called >= NOT_FOR_USERS
+    assert called - {name.removeprefix("engine.") for name in shown} == NOT_FOR_USERS
+    assert "reading.rows" in shown
+
+
+def test_the_reference_has_what_dags_are_made_of() -> None:
+    package = ROOT / "airflow_roir"
+    made = set()
+    for file in (*(package / "operators").glob("*.py"), package / "assets.py", package / "groups.py"):
+        module = ".".join(file.relative_to(package).with_suffix("").parts)
+        made |= {
+            f"{module}.{node.name}"
+            for node in ast.parse(file.read_text()).body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+        }
+    # Airflow calls it, by the provider's entry.
+    assert made - {"assets.normalize_uri"} <= referred_to("operators.md")
 
 
 def test_every_field_and_value_of_the_status_is_described() -> None:

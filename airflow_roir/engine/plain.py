@@ -1,0 +1,30 @@
+"""What was read from the database, as programs take it: plain numbers, and JSON with moments in ISO 8601."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from typing import Any
+
+
+def number(value: Any) -> float | None:
+    """A numeric of the database; None stays."""
+    return None if value is None else float(value)
+
+
+def plain(value: Any) -> Any:
+    """A value for JSON. What has an `as_dict` says itself how it looks."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, tuple | list):
+        return [plain(one) for one in value]
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if hasattr(value, "as_dict"):
+        return value.as_dict()
+    return plain_fields(value) if is_dataclass(value) else value
+
+
+def plain_fields(facts: Any) -> dict[str, Any]:
+    """The fields of a dataclass for JSON."""
+    return {one.name: plain(getattr(facts, one.name)) for one in fields(facts)}

@@ -1,0 +1,63 @@
+"""The SQL of the operator's guide, as it stands there, by roles that have what the guide says they need."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from airflow_roir.engine import operations
+from airflow_roir.engine.database import Database
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+
+
+def section(heading: str) -> str:
+    """A section of the guide."""
+    begin = GUIDE.index(f"\n## {heading}\n")
+    return GUIDE[begin : GUIDE.index("\n## ", begin + 1)]
+
+
+def blocks(text: str) -> list[str]:
+    """Its blocks of code."""
+    return re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, re.MULTILINE)
+
+
+def grants(role: str, given: str) -> list[str]:
+    """What the guide grants to a role, to another one."""
+    [block] = [block for block in blocks(section("Roles and rights")) if f" TO {role};" in block]
+    return [statement.replace(f" TO {role}", f" TO {given}") for statement in block.split(";") if statement.strip()]
+
+
+@pytest.fixture
+def role(database: Database, dsn: str, stranger: str) -> str:
+    """The name of a stranger's role, beside an operation that runs."""
+    steps.make_table(dsn)
+    steps.begin(database)
+    return str(sql(steps.session(stranger), "SELECT current_user")[0][0])
+
+
+def test_a_role_that_watches_may_ask_all_that_monitoring_asks(dsn: str, stranger: str, role: str) -> None:
+    run_sql(dsn, *grants("watcher", role))
+    user = steps.session(stranger)
+    [queries] = blocks(section("Monitoring"))
+    statements = [one for one in re.sub(r"--.*", "", queries).split(";") if one.strip()]
+    assert len(statements) == 5
+    found = [sql(user, statement) for statement in statements]
+    assert found[0][0][0] == "public.ix"
+    assert found[4]
+
+
+def test_a_role_that_pauses_may_do_it_by_sql(database: Database, dsn: str, stranger: str, role: str) -> None:
+    run_sql(dsn, *grants("pauser", role))
+    user = steps.session(stranger)
+    [row] = re.findall(r"^\| SQL \|(.*)\|$", section("Pause, resume, change, abort, drop"), re.MULTILINE)
+    for call in re.findall(r"`(SELECT [^`]+)`", row):
+        sql(user, call.replace("'index'", "'ix'"))
+        user.commit()
+    said = [one.action for one in operations.events(database, "ix")]
+    assert said[said.index("pause") :] == ["pause", "change parallelism", "resume", "abort"]
