@@ -342,7 +342,8 @@ async def _found(looks: Looks, run: Run) -> tuple[list[Found], list[str]]:
 
     async def look(connection_id: str) -> None:
         def work() -> list[Found]:
-            return operations_of(databases.open_database(connection_id), connection_id, run)
+            with databases.reading(connection_id) as database:
+                return operations_of(database, connection_id, run)
 
         key = ("operations", run.dag_id, run.run_id, run.adopted)
         try:
@@ -370,13 +371,14 @@ def _choose(found: list[Found], kind: str, connection: str | None, operation: in
 def _progress(connection_id: str, operation: int) -> dict[str, Any]:
     from airflow_roir.engine.progress import progress
 
-    return progress(databases.open_database(connection_id), operation_id=operation).as_dict()
+    with databases.reading(connection_id) as database:
+        return progress(database, operation_id=operation).as_dict()
 
 
 def _indexes(connection_id: str) -> list[dict[str, Any]]:
     from airflow_roir.engine.indexes import indexes
 
-    database = databases.open_database(connection_id)
-    found = [one.as_dict() for one in indexes(database)]
-    runs = runs_of(database, [one["operation"] for one in found if one["operation"] is not None])
+    with databases.reading(connection_id) as database:
+        found = [one.as_dict() for one in indexes(database)]
+        runs = runs_of(database, [one["operation"] for one in found if one["operation"] is not None])
     return [one | {"run": runs.get(one["operation"])} for one in found]

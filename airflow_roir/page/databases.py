@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from airflow.exceptions import AirflowNotFoundException
@@ -14,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.database import Database, is_transient, said, sqlstate
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.hooks.roir import dsn_of
+from airflow_roir.page.sessions import Sessions
 from airflow_roir.page.settings import DEFAULT_CONNECTION, named_connections, our_dags
 
 # Runs whose forms are read for the connections that they name.
@@ -41,11 +43,27 @@ def connection_of(form: Any) -> str:
     return given.strip() if isinstance(given, str) and given.strip() else DEFAULT_CONNECTION
 
 
-def open_database(connection_id: str, user: str | None = None) -> Database:
-    """The engine's handle of a connection. Opens nothing by itself.
+def open_database(connection_id: str, user: str) -> Database:
+    """The engine's handle of a connection, for a change. Opens nothing by itself.
 
-    user: who changes something, for `pg_stat_activity`; None: sessions can only read, and for some seconds.
-    Raises NotFound if the connection isn't defined, isn't of PostgreSQL, or isn't one of `[roir] connections`.
+    user: who changes something, for `pg_stat_activity`. Raises as `_dsn`.
+    """
+    database = Database(_dsn(connection_id), f"roir page {user}")
+    event.listen(database.engine, "connect", _in_time)
+    return database
+
+
+def reading(connection_id: str) -> AbstractContextManager[Database]:
+    """The engine's handle of a connection, for a block that only reads, and for some seconds; its session is kept.
+
+    Raises as `_dsn`.
+    """
+    return _sessions.database(connection_id, _dsn(connection_id))
+
+
+def _dsn(connection_id: str) -> str:
+    """Raises NotFound if the connection isn't defined, or isn't one of `[roir] connections`; InvalidInput if it isn't
+    of PostgreSQL.
     """
     named = named_connections()
     if named and connection_id not in named:
@@ -56,9 +74,17 @@ def open_database(connection_id: str, user: str | None = None) -> Database:
         raise NotFound(f"there is no connection {connection_id!r}") from None
     if connection.conn_type != "postgres":
         raise InvalidInput(f"connection {connection_id!r} isn't of type postgres")
-    database = Database(dsn_of(connection), "roir page" if user is None else f"roir page {user}")
-    event.listen(database.engine, "connect", _only_read if user is None else _in_time)
+    return dsn_of(connection)
+
+
+def open_reader(dsn: str, **pool: Any) -> Database:
+    """A handle whose sessions can only read. pool: as `Database` takes it."""
+    database = Database(dsn, "roir page", **pool)
+    event.listen(database.engine, "connect", _only_read)
     return database
+
+
+_sessions = Sessions(open_reader)
 
 
 def _in_time(session: Any, _record: Any) -> None:

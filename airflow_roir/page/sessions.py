@@ -1,0 +1,94 @@
+"""The sessions that the pages read by: one per database, kept from look to look, since a new one has caches to fill."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy.pool import QueuePool
+
+from airflow_roir.engine.database import Database
+
+# Longer than between two looks of an open page at what is under way, and short for a server that has few sessions.
+IDLE_S = 20.0
+# After a failover the address may lead to another server, and the old one may still answer.
+RENEW_S = 120
+# Of databases.
+MOST = 16
+
+
+@dataclass
+class _Kept:
+    database: Database
+    used_at: float
+    users: int = 0
+    retired: bool = False
+
+
+class Sessions:
+    """Handles of databases that keep one session each; closes those that nobody uses. Safe between threads.
+
+    open_database: makes a handle of a DSN; it passes the pool's arguments on to `Database`. idle_s: how long a session
+    is kept without a look, and at most once more as long.
+    """
+
+    def __init__(self, open_database: Callable[..., Database], idle_s: float = IDLE_S, most: int = MOST) -> None:
+        self._open, self._idle_s, self._most = open_database, idle_s, most
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    @contextmanager
+    def database(self, name: str, dsn: str) -> Iterator[Database]:
+        """The handle of that name, for a block. With another DSN than before, the session to the former is closed."""
+        with self._lock:
+            kept = self._kept.pop(name, None)
+            if kept is None or kept.database.dsn != dsn:
+                self._retire(kept)
+                kept = _Kept(self._pooled(dsn), time.monotonic())
+            kept.users += 1
+            self._kept[name] = kept
+            while len(self._kept) > self._most:
+                self._retire(self._kept.popitem(last=False)[1])
+            self._watch()
+        try:
+            yield kept.database
+        finally:
+            with self._lock:
+                kept.users -= 1
+                kept.used_at = time.monotonic()
+                if kept.retired:
+                    self._retire(kept)
+
+    def _pooled(self, dsn: str) -> Database:
+        # Who looks at the same time gets a session of its own for that look. The server may have been restarted
+        # between two looks: a session is tried before it is used.
+        return self._open(
+            dsn, poolclass=QueuePool, pool_size=1, max_overflow=-1, pool_pre_ping=True, pool_recycle=RENEW_S
+        )
+
+    def _close_idle(self) -> None:
+        with self._lock:
+            self._timer = None
+            until = time.monotonic() - self._idle_s
+            for name, kept in list(self._kept.items()):
+                if not kept.users and kept.used_at <= until:
+                    self._retire(self._kept.pop(name))
+            self._watch()
+
+    def _watch(self) -> None:
+        if self._timer is None and self._kept:
+            self._timer = threading.Timer(self._idle_s, self._close_idle)
+            self._timer.daemon = True
+            self._timer.start()
+
+    @staticmethod
+    def _retire(kept: _Kept | None) -> None:
+        if kept is not None:
+            kept.retired = True
+            if not kept.users:
+                kept.database.engine.dispose()
