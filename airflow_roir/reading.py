@@ -11,29 +11,16 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, overload
 
-from sqlalchemy import ColumnElement, FromClause, cast, func, inspect, null, select
+from sqlalchemy import ColumnElement, FromClause, func, inspect, literal_column, select
 from sqlalchemy import column as new_column
 from sqlalchemy import table as new_table
 from sqlalchemy.orm import aliased
 from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.sql.visitors import replacement_traverse
-from sqlalchemy.types import UserDefinedType
 
 from airflow_roir.definition import QualifiedName, parse_name
 
 Row = TypeVar("Row")
-
-
-class _RowType(UserDefinedType[Any]):
-    """The row type of a table. name: as SQL."""
-
-    cache_ok = True
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def get_col_spec(self, **_: Any) -> str:
-        return self.name
 
 
 @overload
@@ -64,8 +51,8 @@ def rows(source: Any, index: str | FromClause, where: ColumnElement[bool]) -> An
         view: Any = new_table(name.name, *columns, schema=name.schema)
     else:
         view = index
-    # The alias is the whole entry, unless a column has that name.
-    alias = "i"
+    # The alias is the whole entry, unless a column has that name: also one of the index that isn't mapped here.
+    alias = "roir_entry"
     while alias in view.c:
         alias += "_"
     entries = view.alias(alias)
@@ -78,8 +65,9 @@ def rows(source: Any, index: str | FromClause, where: ColumnElement[bool]) -> An
 
     condition = replacement_traverse(where, {}, of_the_entry)
     found = select(entries.table_valued()).where(condition).scalar_subquery()
-    row_type = _RowType(QualifiedName(table.schema, table.name).sql)
-    reading = func.roir.rows(cast(null(), row_type), func.array(found)).table_valued(
+    # Of a cast's type SQLAlchemy doesn't double a % for the driver.
+    null_row: ColumnElement[Any] = literal_column(f"NULL::{QualifiedName(table.schema, table.name).sql}")
+    reading = func.roir.rows(null_row, func.array(found)).table_valued(
         *(new_column(c.name, c.type) for c in table.columns)
     )
     return aliased(source, reading, adapt_on_names=True) if mapped else reading

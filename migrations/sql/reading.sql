@@ -8,12 +8,11 @@
 -- The statements that roir.rows sends, from the catalogs alone, which all roles may read. source: the table's row type. view:
 -- the index's view, or another relation with the columns of the table's primary key. key: values of the index's key, NULL if
 -- the entries are given.
---     read_key: makes an entry of the key's values, $1, as the server reads them from JSON.
---     look_up: the array of the entries with the values of $1, such an entry.
+--     look_up: the array of the entries with the key's values; $1 is the key. No value is cut or rounded to the length of its
+--     column: one that is in no row finds none.
 --     statement: the rows of $1, an entry where one_by_one, an array of entries where not. They have the entry's key too, if it is
 --     the entry of a roir index: an entry may be of a moment ago.
-CREATE FUNCTION roir.reading(source oid, view oid, key jsonb, OUT read_key text, OUT look_up text, OUT statement text,
-                             OUT one_by_one boolean)
+CREATE FUNCTION roir.reading(source oid, view oid, key jsonb, OUT look_up text, OUT statement text, OUT one_by_one boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     relation oid;
@@ -56,7 +55,7 @@ BEGIN
             MESSAGE = format('index %s: give at least one key column with its value, as JSON: {"column": value}', view::regclass);
     END IF;
     WITH part AS MATERIALIZED (
-        SELECT x.in_table, k.position, n.name, e.type,
+        SELECT x.in_table, k.position, n.name, e.type, e.type_name,
                (SELECT format('OPERATOR(%I.%s)', n.nspname, o.oprname)
                   FROM pg_opclass c
                   JOIN pg_amop m ON m.amopfamily = c.opcfamily AND m.amoplefttype = c.opcintype
@@ -65,7 +64,7 @@ BEGIN
                   JOIN pg_namespace n ON n.oid = o.oprnamespace
                  WHERE c.oid = k.opclass) AS equals,
                -- A domain over an enum isn't equal to the enum, which the entry has.
-               (SELECT '::' || format_type(e.type, -1) FROM pg_attribute t JOIN pg_type y ON y.oid = t.atttypid
+               (SELECT '::' || e.type_name FROM pg_attribute t JOIN pg_type y ON y.oid = t.atttypid
                  WHERE t.attrelid = relation AND t.attname = n.name AND NOT t.attisdropped AND y.typtype = 'd') AS to_base_type
           FROM unnest(ARRAY[primary_key, to_regclass(format('roir_data.%s_key', base))::oid], ARRAY[true, false])
                AS x (oid, in_table)
@@ -75,8 +74,9 @@ BEGIN
          -- A view of entries has the columns of its base in their order.
          CROSS JOIN LATERAL (SELECT (SELECT a.attname::text FROM pg_attribute a WHERE a.attnum = k.attnum
                                         AND a.attrelid = CASE WHEN x.in_table THEN relation ELSE view END) AS name) n
-         CROSS JOIN LATERAL (SELECT (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = view AND a.attname = n.name
-                                        AND NOT a.attisdropped) AS type) e),
+          LEFT JOIN LATERAL (SELECT a.atttypid AS type, format('%I.%I', s.nspname, y.typname) AS type_name
+                               FROM pg_attribute a JOIN pg_type y ON y.oid = a.atttypid JOIN pg_namespace s ON s.oid = y.typnamespace
+                              WHERE a.attrelid = view AND a.attname = n.name AND NOT a.attisdropped) e ON true),
     compared AS (
         SELECT p.*, concat(format('s.%I', p.name), p.to_base_type) AS ours,
                format(CASE WHEN one_by_one THEN '($1).%I' ELSE 'e.%I' END, p.name) AS theirs
@@ -86,8 +86,13 @@ BEGIN
                    ELSE format('(%1$s %2$s %3$s OR %1$s IS NOT DISTINCT FROM NULL AND %3$s IS NOT DISTINCT FROM NULL)',
                                c.ours, c.equals, c.theirs) END, ' AND ' ORDER BY c.in_table DESC, c.position) FROM compared c),
            (SELECT string_agg(quote_ident(c.name), ', ') FROM compared c WHERE c.type IS NULL),
+           -- A literal, so that the planner knows the value; an array or an object is read by the server.
            (SELECT string_agg(CASE WHEN key -> p.name = 'null' THEN format('v.%I IS NOT DISTINCT FROM NULL', p.name)
-                   ELSE format('v.%1$I %2$s ($1).%1$I', p.name, p.equals) END, ' AND ')
+                   WHEN p.type = 'jsonb'::regtype THEN format('v.%I %s %L::pg_catalog.jsonb', p.name, p.equals, key -> p.name)
+                   WHEN jsonb_typeof(key -> p.name) IN ('array', 'object')
+                   THEN format('v.%1$I %2$s (SELECT r.%1$I FROM pg_catalog.jsonb_to_record($1) r (%1$I %3$s))', p.name,
+                               p.equals, p.type_name)
+                   ELSE format('v.%I %s %L::%s', p.name, p.equals, key ->> p.name, p.type_name) END, ' AND ')
               FROM part p WHERE NOT p.in_table AND key ? p.name),
            (SELECT string_agg(quote_ident(p.name), ', ' ORDER BY p.position) FROM part p WHERE NOT p.in_table),
            (SELECT string_agg(quote_ident(k.name), ', ') FROM jsonb_object_keys(key) k (name)
@@ -105,8 +110,10 @@ BEGIN
                           relation::regclass, view::regclass);
     END IF;
     statement := format(CASE WHEN one_by_one THEN 'SELECT s.* FROM %s s WHERE %s'
-                         ELSE 'SELECT s.* FROM pg_catalog.unnest($1) e JOIN ONLY %s s ON %s' END, relation::regclass, statement);
-    read_key := format('SELECT pg_catalog.jsonb_populate_record(NULL::%s, $1) AS key', view::regclass);
+                         ELSE 'SELECT s.* FROM pg_catalog.unnest($1) e JOIN ONLY %s s ON %s' END,
+                        -- As regclass a temporary table has no schema here.
+                        (SELECT format('%I.%I', n.nspname, c.relname)
+                           FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation), statement);
     -- v alone would be the column v, where there is one.
     look_up := format('SELECT ARRAY(SELECT (v.*)::%1$s FROM %1$s v WHERE %2$s) AS entries', view::regclass, look_up);
 END $$;
@@ -145,13 +152,11 @@ CREATE FUNCTION roir.rows(source anyelement, index regclass, key jsonb) RETURNS 
 LANGUAGE plpgsql STABLE ROWS 100 AS $$
 DECLARE
     how record;
-    given record;
     looked_up record;
     entry record;
 BEGIN
     how := roir.reading(pg_catalog.pg_typeof(source), index, coalesce(key, '{}'));
-    EXECUTE how.read_key INTO given USING key;
-    EXECUTE how.look_up INTO looked_up USING given.key;
+    EXECUTE how.look_up INTO looked_up USING key;
     IF how.one_by_one THEN
         FOREACH entry IN ARRAY looked_up.entries LOOP
             RETURN QUERY EXECUTE how.statement USING entry;

@@ -241,6 +241,41 @@ def test_a_row_that_has_another_key_by_now_is_not_the_entrys(indexed: str) -> No
     assert sql(user, "SELECT count(*) FROM kept, roir.rows(NULL::t, entries)") == [(10,)]
 
 
+# Values that no row has, until they are cut or rounded to their column's length; and one that has two spellings.
+LENGTHS = {
+    "numeric(5,2)": ("1.01", ["1.005", "12345678"]),
+    "varchar(3)": ("abc", ["abc  ", "abcd"]),
+    "char(3)": ("abc", ["abcd", "abc  "]),
+    "timestamptz(0)": ("2020-01-01 12:00:00", ["2020-01-01 12:00:00.4"]),
+    "interval day": ("1 day", ["1 day 1 hour", "24:00"]),
+    "bit(3)": ("100", ["1", "1000"]),
+    "varbit(3)": ("101", ["10111"]),
+    "numeric(3,1)[]": ("{1.0}", [[1.04], "{1.04}"]),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.sample(1, 3)
+def test_a_value_is_not_cut_to_its_columns_length(database: Database, dsn: str, name: str) -> None:
+    has, asked = LENGTHS[name]
+    run_sql(
+        dsn,
+        f"CREATE TABLE t (id {name} PRIMARY KEY, x {name}) PARTITION BY RANGE (id)",
+        "CREATE TABLE t_default PARTITION OF t DEFAULT",
+        f"INSERT INTO t VALUES ('{has}', '{has}')",
+    )
+    steps.make_index(database, keys="x")
+    user = steps.session(dsn)
+    base = name.partition("(")[0].replace("interval day", "interval").replace("char", "bpchar")
+    base = {"varbpchar": "varchar", "bit": 'pg_catalog."bit"'}.get(base, base) + ("[]" if "[]" in name else "")
+    for value in [has, *asked]:
+        literal = "{1.04}" if isinstance(value, list) else value
+        for asks in ("x", "id"):
+            plain = sql(user, f"SELECT x FROM t WHERE {asks} = '{literal}'::{base}")
+            assert sql(user, "SELECT x FROM roir.rows(NULL::t, 'ix', %s)", json.dumps({asks: value})) == plain, value
+    assert plain == sql(user, f"SELECT x FROM t WHERE id = '{literal}'")
+
+
 TYPES = {name: values for name, values in {**ORDERED, **ARRAYS}.items() if name != '"char"'}
 
 
@@ -329,6 +364,27 @@ def test_sqlalchemy_reads_tables_and_classes(indexed: str) -> None:
         assert [one.id for one in found] == session.scalars(wanted).all() != []
         table = rows(Flight.__table__, "public.ix", Flight.__table__.c.k.is_(None))
         assert session.scalar(select(func.count()).select_from(table)) == 15
-        assert 'roir.rows(CAST(NULL AS "t"), array(' in str(select(table))
+        assert 'roir.rows(NULL::"t", array(' in str(select(table))
         of_the_view = new_table("ix", column("k", Text), column("d", Integer))
         assert session.execute(select(rows(Flight.__table__, of_the_view, of_the_view.c.d == 7).c.k)).all() != []
+
+
+def test_sqlalchemy_knows_names_with_a_percent_sign_and_not_all_columns(database: Database, dsn: str) -> None:
+    run_sql(
+        dsn,
+        'CREATE TABLE "a%s" (id int PRIMARY KEY, "k%(x)s" text, i int)',
+        """INSERT INTO "a%s" VALUES (1, '%s', 5)""",
+    )
+    steps.make_index(database, '"ix%s"', '"a%s"', '"k%(x)s", i')
+    table = new_table("a%s", column("id", Integer), column("k%(x)s", Text))
+    with create_engine(dsn.replace("postgresql://", "postgresql+psycopg2://")).connect() as connection:
+        found = connection.execute(select(rows(table, '"ix%s"', table.c["k%(x)s"] == "%s"))).all()
+    assert found == [(1, "%s")]
+
+
+def test_a_temporary_table_is_that_one_and_no_other_of_its_name(indexed: str) -> None:
+    user = steps.session(indexed)
+    sql(user, "CREATE TEMP TABLE t (d int, id int, k text, PRIMARY KEY (d, id))")
+    sql(user, "INSERT INTO pg_temp.t VALUES (7, 7, 'temporary'); SET search_path = public, pg_temp")
+    query = "SELECT k FROM roir.rows(NULL::pg_temp.t, ARRAY(SELECT (7, 7, NULL)::pg_temp.t))"
+    assert sql(user, query) == [("temporary",)]
