@@ -19,7 +19,7 @@ from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, l
 from airflow_roir.task.discrepancies import log_report
 from airflow_roir.task.form_values import number, optional_text, whole_number, yes_or_no
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
-from airflow_roir.task.spark_task import SparkDrivingOperator
+from airflow_roir.task.spark_task import SparkDrivingOperator, spark_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -140,6 +140,8 @@ class VerifyIndexOperator(SparkDrivingOperator):
         if is_dag_paused(ti):
             self.log.info("DAG %s is paused; nothing is verified yet. Unpause the DAG to continue", ti.dag_id)
             raise leave(LEAVE_S)
+        # Before anything begins that nobody could drive.
+        spark_of(self.spark)
         try:
             begun = verification.begin(database, self.index, options, owner_of(ti), mode)
         except NotFound as reason:

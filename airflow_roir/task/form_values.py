@@ -18,11 +18,11 @@ def whole_number(name: str, value: Any) -> int | None:
         try:
             return int(value.strip().replace("_", "").replace(",", ""))
         except ValueError:
-            raise InvalidInput(f"{name} is {value!r}; it must be a whole number") from None
+            raise InvalidInput(f"{name} is {_shown(value)}; it must be a whole number") from None
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number")
+        raise InvalidInput(f"{name} is {_shown(value)}; it must be a whole number")
     return value
 
 
@@ -34,7 +34,7 @@ def number(name: str, value: Any) -> float | None:
     try:
         return None if text is None else float(text)
     except ValueError:
-        raise InvalidInput(f"{name} is {value!r}; it must be a number") from None
+        raise InvalidInput(f"{name} is {_shown(value)}; it must be a number") from None
 
 
 def optional_text(value: Any) -> str | None:
@@ -49,5 +49,10 @@ def yes_or_no(name: str, value: Any) -> bool | None:
         return value
     text = (optional_text(value) or "").lower()
     if text not in ("", "true", "false"):
-        raise InvalidInput(f"{name} is {value!r}; it must be true or false")
+        raise InvalidInput(f"{name} is {_shown(value)}; it must be true or false")
     return text == "true" if text else None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

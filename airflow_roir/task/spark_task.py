@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import live_options, operations, status
@@ -32,8 +32,24 @@ if TYPE_CHECKING:
 
     from airflow_roir.engine.database import Database
     from airflow_roir.engine.operations import OperationRow
+    from airflow_roir.spark.options import SparkOptions
 
 DONE = 0
+
+
+def spark_of(where: str | None) -> SparkOptions:
+    """Where Spark runs. Raises AirflowFailException, since no retry can help, for what is no master and no connection."""
+    given = optional_text(where)
+    try:
+        return resolve_spark(given)
+    except AirflowNotFoundException:
+        raise AirflowFailException(
+            f"spark is {given!r}, which is no Spark master, and there is no Airflow connection of that id. Give local, "
+            "local[4], spark://host:7077, k8s://https://host:443 or yarn, or add the connection (Admin, Connections). "
+            "What was built stays: trigger a run for the same index, and it continues"
+        ) from None
+    except InvalidInput as error:
+        raise AirflowFailException(str(error)) from error
 
 
 class SparkDrivingOperator(DrivingOperator):
@@ -92,6 +108,7 @@ class SparkDrivingOperator(DrivingOperator):
         Raises AirflowRescheduleException, AirflowFailException, AirflowException (the next try continues).
         """
         ti, store = context["ti"], context["task_state_store"]
+        target = spark_of(self.spark)
         with failing_clearly():
             owner = owner_of(ti)
             if row.status == Status.PAUSED:
@@ -100,7 +117,7 @@ class SparkDrivingOperator(DrivingOperator):
             command = driver_command(
                 self.index,
                 owner,
-                resolve_spark(optional_text(self.spark)),
+                target,
                 # A fresh heartbeat under our own name is that of a try which was killed moments ago.
                 take_over=row.owner == owner,
                 keep_pause=True,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.errors import InvalidInput
-from airflow_roir.task.form_values import optional_text, whole_number, yes_or_no
+from airflow_roir.task.form_values import number, optional_text, whole_number, yes_or_no
 
 
 @pytest.mark.parametrize(
-    ("value", "number"),
+    ("value", "read"),
     [(4, 4), ("4", 4), (" 4 ", 4), ("100_000", 100_000), ("100,000", 100_000), (4.0, 4), ("-1", -1), (0, 0)],
 )
-def test_whole_numbers_are_read(value: object, number: int) -> None:
-    assert whole_number("parallelism", value) == number
+def test_whole_numbers_are_read(value: object, read: int) -> None:
+    assert whole_number("parallelism", value) == read
 
 
 @pytest.mark.parametrize("empty", [None, "", "  ", "None"])
@@ -40,3 +40,11 @@ def test_yes_or_no_is_read(value: object, read: bool) -> None:
 def test_what_is_neither_is_refused_by_name(bad: object) -> None:
     with pytest.raises(InvalidInput, match=r"ignore_row_security is .*true or false"):
         yes_or_no("ignore_row_security", bad)
+
+
+def test_an_endless_value_is_not_repeated_whole() -> None:
+    """The Task State Store takes sixty thousand characters, and what is said of a value stands in log and status."""
+    for read in (whole_number, number, yes_or_no):
+        with pytest.raises(InvalidInput) as refusal:
+            read("parallelism", "x" * 60_000)
+        assert len(str(refusal.value)) < 200

@@ -26,7 +26,9 @@ from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.clean_up import CleanUpIndexesOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
+from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.task.dag_switch import actor_of_switch
+from tests.engine import steps
 
 pytestmark = pytest.mark.sample(4)
 
@@ -451,3 +453,28 @@ def test_finalize_waits_its_turn_and_refuses_an_unsealed_index(context: dict[str
     with pytest.raises(AirflowFailException, match="build"):
         operator.execute(context)  # type: ignore[arg-type]
     assert context["outlet_events"].get(published_alias()) is None
+
+
+@pytest.mark.sample(1)
+def test_a_spark_that_is_nowhere_fails_at_once_and_says_what_to_give(context: dict[str, Any], shop: Any) -> None:
+    operation = prepare(context)
+    operations.pause(shop.database, INDEX, SWITCH, "the DAG is paused in Airflow")
+    build = BuildIndexOperator(task_id="build", operation_id=operation, spark="no_such_spark", **WHAT)
+    with pytest.raises(AirflowFailException, match=r"'no_such_spark', which is no Spark master.*Give local"):
+        build.execute(context)  # type: ignore[arg-type]
+    assert operations.find_operation(shop.database, INDEX).status == "paused", "nobody drives it"
+
+
+@pytest.mark.sample(1)
+def test_no_verification_begins_that_has_no_spark(
+    context: dict[str, Any], shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps.make_index(shop.database, INDEX, "public.item", "kind")
+    before = operations.find_operation(shop.database, INDEX).id
+    cluster = {"conn_type": "spark", "host": "h", "extra": {"deploy-mode": "cluster"}}
+    monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps(cluster))
+    for spark in ("no_such_spark", "cluster"):
+        verify = VerifyIndexOperator(task_id="verify", spark=spark, **WHAT)
+        with pytest.raises(AirflowFailException, match="no_such_spark|deploy mode"):
+            verify.execute(context)  # type: ignore[arg-type]
+    assert operations.find_operation(shop.database, INDEX).id == before

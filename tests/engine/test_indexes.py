@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg2.extensions
 import pytest
+from sqlalchemy import event
 
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import clean_up, drop, operations, revert
@@ -243,3 +244,17 @@ def test_a_plain_owner_sees_its_indexes_with_their_bloat(server: str, dsn: str) 
         assert "may not use pgstattuple" in one.bloat.note
     finally:
         run_sql(dsn, "DROP SCHEMA roir, roir_data CASCADE", "DROP OWNED BY indexer CASCADE", "DROP ROLE indexer")
+
+
+def test_a_look_at_an_index_costs_the_same_however_many_its_table_has(database: Database, dsn: str) -> None:
+    """The page Indexes looks at all of them: the rights of each index's capture once took a look at all the others."""
+    steps.make_table(dsn, 100)
+    sent: list[str] = []
+    event.listen(database.engine, "before_cursor_execute", lambda _c, _cursor, sql, *_: sent.append(sql))
+    costs = []
+    for number in range(4):
+        steps.make_index(database, f"public.i{number}", "public.t", "v")
+        sent.clear()
+        assert [one.warnings for one in indexes(database)] == [()] * (number + 1)
+        costs.append(len(sent))
+    assert costs[3] - costs[2] == costs[2] - costs[1]
