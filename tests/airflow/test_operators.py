@@ -28,7 +28,7 @@ from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.task.dag_switch import actor_of_switch
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(3)
 
 INDEX = "public.item_by_kind"
 SWITCH = actor_of_switch("rebuild_index")
