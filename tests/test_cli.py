@@ -19,6 +19,7 @@ from airflow_roir import __version__, cli
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import start_run
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -187,12 +188,15 @@ def test_what_the_server_refuses_is_said_with_its_remedy(dsn: str) -> None:
     run_sql(dsn, "INSERT INTO n VALUES (31, 1, 'a')")
 
 
-def test_pause_resume_and_abort_from_other_processes(dsn: str) -> None:
-    from airflow_roir.engine.database import Database
-    from tests.engine.steps import BuildOptions, IndexDefinition, prepare
-
+def prepared(dsn: str) -> Database:
+    database = Database(dsn)
     definition = IndexDefinition.parse("ix", '"Weird S"."T ""1"""', '"line%no"')
-    prepare.prepare(Database(dsn), definition, BuildOptions(batch_rows=1000))
+    prepare.prepare(database, definition, BuildOptions(batch_rows=1000))
+    return database
+
+
+def test_pause_change_and_abort_from_other_processes(dsn: str) -> None:
+    database = prepared(dsn)
     assert "paused at 0 %" in roir(dsn, "pause", "ix", "--reason", "lunch").stdout
     paused = operation(dsn)
     assert (paused["status"], paused["pause_reason"]) == ("paused", "lunch")
@@ -200,14 +204,22 @@ def test_pause_resume_and_abort_from_other_processes(dsn: str) -> None:
     assert changed == "changed: parallelism 2 -> 3, max_rows_per_second no limit -> 9000\n"
     assert "nothing to change" in here(dsn, "change", "ix", code=2).stderr
     assert "or 0 for no limit" in here(dsn, "change", "ix", "--max-rows-per-second", "5", code=2).stderr
-    arguments = ("--parallelism", "1", "--max-rows-per-second", "0", "--json")
-    [resumed] = json.loads(roir(dsn, "resume", "ix", *arguments).stdout)["operations"]
-    assert (resumed["status"], resumed["parallelism"], resumed["max_rows_per_second"]) == ("completed", 1, None)
-    prepare.prepare(Database(dsn), IndexDefinition.parse("ix"), BuildOptions())
+    steps.finish_all(database, start_run(database, "ix", "test"))
+    prepare.prepare(database, IndexDefinition.parse("ix"), BuildOptions())
     roir(dsn, "abort", "ix", "--reason", "changed my mind")
     assert operation(dsn)["status"] == "aborted"
     assert "was aborted: there is nothing to resume" in here(dsn, "resume", "ix", code=2).stderr
     assert as_json(dsn, "verify", "ix", "--without-spark")["rows"] == 5000
+
+
+@pytest.mark.slow
+def test_a_resume_takes_other_options(dsn: str) -> None:
+    prepared(dsn)
+    roir(dsn, "pause", "ix")
+    roir(dsn, "change", "ix", "--parallelism", "3", "--max-rows-per-second", "9000")
+    arguments = ("--parallelism", "1", "--max-rows-per-second", "0", "--json")
+    [resumed] = json.loads(roir(dsn, "resume", "ix", *arguments).stdout)["operations"]
+    assert (resumed["status"], resumed["parallelism"], resumed["max_rows_per_second"]) == ("completed", 1, None)
 
 
 @pytest.mark.parametrize(

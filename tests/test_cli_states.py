@@ -18,7 +18,7 @@ from airflow_roir.errors import InvalidInput, NotFound
 from tests.conftest import run_sql
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 HOSTILE = "me\x1b[31m\u202e"
 
 

@@ -26,7 +26,7 @@ from airflow_roir.engine.database import Database
 from tests.conftest import run_sql
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 COMMAND = (sys.executable, "-m", "airflow_roir.cli", "status", "--watch")
 ENDED = "\x1b[?25h\x1b[?1049l"
 NAME = 'public."a\x1b[2J\u202e漢"'

@@ -30,7 +30,7 @@ from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.task.dag_switch import actor_of_switch
 from tests.engine import steps
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(3)
 
 INDEX = "public.item_by_kind"
 SWITCH = actor_of_switch("rebuild_index")

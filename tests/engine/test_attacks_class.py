@@ -16,7 +16,7 @@ from tests.engine import steps
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 ROWS = "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 30) i"
 PLAIN = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"

@@ -13,7 +13,7 @@ from tests.engine import steps
 from tests.engine.test_detach import published
 from tests.engine.test_partitions import make, one
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 TAKES_ROWS = [
     "DROP TABLE t1",

@@ -16,7 +16,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_partitions import make
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 PLAIN = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",

@@ -23,7 +23,7 @@ from tests.engine import isolation, steps
 from tests.engine.steps import sql
 from tests.engine.values import ARRAYS, ORDERED, SETUP
 
-pytestmark = pytest.mark.sample(8)
+pytestmark = pytest.mark.sample(5)
 
 _numbers = itertools.count(1)
 PARTITIONED = (

@@ -26,7 +26,7 @@ from tests.engine.steps import sql
 from tests.engine.test_detach import assert_shown
 from tests.engine.test_partitions import SHAPES, make
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 _numbers = itertools.count(1)
 Restore = Callable[[], Database]

@@ -11,6 +11,8 @@ from airflow_roir.engine.verify import compare
 from tests.conftest import run_sql
 from tests.engine import steps
 
+pytestmark = pytest.mark.sample(1)
+
 ROWS = 2_000
 
 
