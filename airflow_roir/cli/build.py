@@ -118,6 +118,8 @@ def plan(
     if as_json:
         print_json(facts)
         return
+    # As the seal counts them.
+    facts["segments"] = f"{facts['segments']}, and one for keys that are NULL"
     for name, value in facts.items():
         shown = ", ".join(value) or "none" if isinstance(value, list) else value
         show(f"{name.replace('_', ' '):16} {shown}")

@@ -67,6 +67,9 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     # What the page shows is what comes, but for the spaces around it.
     for shown in re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
         assert unspaced(shown) in unspaced(said)
+    # The plan and the seal count alike.
+    assert re.search(r"^segments +2, and one for keys that are NULL$", said, re.MULTILINE)
+    assert "seal: segment 2 done, " in said
     # Of the table every partition is looked into, of the index none.
     assert "\n120\n" in said
     plan = said[said.index("Index Only Scan") :]
