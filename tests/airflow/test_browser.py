@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,13 @@ from urllib.parse import quote, unquote
 
 import pytest
 
+from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import operations
+from airflow_roir.engine.prepare import prepare
+from airflow_roir.engine.run import end_run, start_run
 from servers.airflow import StandaloneAirflow, wait_until
 from servers.postgres import embedded_postgres
+from tests.engine import steps
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
@@ -137,19 +141,25 @@ def tab(airflow: StandaloneAirflow) -> Iterator[Tab]:
         assert wrong == []
 
 
-def test_from_the_form_to_the_revert_and_an_abort(airflow: StandaloneAirflow, tab: Tab, shop: Any) -> None:
+@pytest.fixture
+def form(airflow: StandaloneAirflow, shop: Any) -> Iterator[dict[str, Any]]:
+    """What a form says of a build of a table that takes a while."""
     shop.run(f"INSERT INTO public.item SELECT n, 'k' || n % 97, n % 1000 FROM generate_series(20001, {ROWS}) n")
     airflow.add_connection("warehouse", "postgres", **{key: value for key, value in shop.fields.items() if value})
-    slowly = {"batch_rows": 1_000, "ranges": 60, "postgres_conn_id": "warehouse"}
+    yield {"index": INDEX, "batch_rows": 1_000, "ranges": 60, "postgres_conn_id": "warehouse"}
+    airflow.call("DELETE", "/api/v2/connections/warehouse")
 
+
+def until(what: str, condition: Callable[[], object]) -> None:
+    wait_until(condition, PATIENCE_S, what)
+
+
+def test_a_build_from_the_form_to_the_publish(airflow: StandaloneAirflow, tab: Tab, shop: Any, form: Any) -> None:
     def row() -> operations.OperationRow:
         return operations.find_operation(shop.database, INDEX)
 
-    def until(what: str, condition: Any) -> None:
-        wait_until(condition, PATIENCE_S, what)
-
     # The form.
-    run = tab.trigger({"index": INDEX, "table": "public.item", "keys": "price", "max_rows_per_second": RATE} | slowly)
+    run = tab.trigger({"table": "public.item", "keys": "price", "max_rows_per_second": RATE} | form)
     path = f"/dags/{DAG}/runs/{quote(run, safe=':+')}"
     tab.page.get_by_role("link", name="Index build").click()
     build = tab.frame("Index build")
@@ -193,7 +203,6 @@ def test_from_the_form_to_the_revert_and_an_abort(airflow: StandaloneAirflow, ta
     assert build.get_by_role("button", name="Resume").is_disabled()
     tab.picture("index_build_paused", "Index build", ".chip[data-status=paused]")
     tab.switch()
-    build.get_by_text(f"The switch of {DAG} is on").wait_for()
     seen.append(build.locator("[role=progressbar]").get_attribute("aria-valuenow"))
     build.locator(".chip", has_text="Running").wait_for()
     build.locator(".chip", has_text="Completed").wait_for(timeout=4000 * PATIENCE_S)
@@ -201,30 +210,20 @@ def test_from_the_form_to_the_revert_and_an_abort(airflow: StandaloneAirflow, ta
     assert seen == sorted(seen, key=int)
     until("the run's end", lambda: airflow.run_state(DAG, run) == "success")
 
-    # Verify, rebuild and revert.
-    tab.page.get_by_role("button", name="Browse").click()
-    tab.page.get_by_role("menuitem", name="Indexes").click()
-    indexes = tab.frame("Indexes")
 
-    def press(verb: str, name: str) -> None:
-        indexes.get_by_role("button", name=name, exact=True).click()
-        indexes.locator(".question").get_by_role("button", name=verb, exact=True).click()
-        indexes.get_by_text("is triggered").wait_for()
+def test_an_abort_the_clean_up_a_verification_a_rebuild_and_its_revert(tab: Tab, shop: Any, form: Any) -> None:
+    prepare(shop.database, IndexDefinition.parse(INDEX, "public.item", ["price"]), BuildOptions())
+    run = start_run(shop.database, INDEX, "test")
+    steps.finish_all(shop.database, run)
+    end_run(shop.database, run)
 
-    for verb, kind in (("Verify", "verify"), ("Rebuild", "rebuild")):
-        press(verb, f"{verb} {INDEX}")
-        until(verb, lambda kind=kind: (row().kind, row().status) == (kind, "completed"))
-        # No operation is under way any more.
-        indexes.locator("button:not(:disabled)", has_text=verb).first.wait_for()
-    tab.picture("indexes", "Indexes", f'button[aria-label="Revert {INDEX}"]')
-    active = "SELECT id FROM roir.generation WHERE status = 'active'"
-    before = shop.run(active)
-    press("Revert", f"Revert {INDEX}")
-    until("a revert", lambda: shop.run(active) != before)
+    def row() -> operations.OperationRow:
+        return operations.find_operation(shop.database, INDEX)
 
-    # An abort, which asks first, and the clean-up.
-    tab.trigger({"index": INDEX, "max_rows_per_second": 500} | slowly)
+    # The abort asks first.
+    tab.trigger({"max_rows_per_second": 500} | form)
     tab.page.get_by_role("link", name="Index build").click()
+    build = tab.frame("Index build")
     build.locator(".cell[data-state=working]").first.wait_for()
     build.get_by_role("button", name="Abort").click()
     build.locator(".question").get_by_role("button", name="Cancel").click()
@@ -233,7 +232,27 @@ def test_from_the_form_to_the_revert_and_an_abort(airflow: StandaloneAirflow, ta
     build.get_by_label("Why").fill("the wrong table")
     build.locator(".question").get_by_role("button", name="Abort").click()
     build.locator(".chip", has_text="Abort").wait_for()
+
+    # From page to page, and by the navigation.
     build.get_by_role("link", name="All indexes").click()
-    press("Clean up", "Clean up")
+    indexes = tab.frame("Indexes")
+
+    def press(verb: str, name: str, dag: str) -> None:
+        indexes.get_by_role("button", name=name, exact=True).and_(indexes.locator(":enabled")).click()
+        indexes.locator(".question").get_by_role("button", name=verb, exact=True).click()
+        indexes.locator(".said", has_text=f"{dag} is triggered").wait_for()
+
+    press("Clean up", "Clean up", "clean_up_indexes")
     until("the clean-up", lambda: row().status == "aborted")
+    tab.page.get_by_role("button", name="Browse").click()
+    tab.page.get_by_role("menuitem", name="Indexes").click()
+    press("Verify", f"Verify {INDEX}", "verify_index")
+    until("the verification", lambda: (row().kind, row().status) == ("verify", "completed"))
+    press("Rebuild", f"Rebuild {INDEX}", DAG)
+    until("the rebuild", lambda: (row().kind, row().status) == ("rebuild", "completed"))
+    tab.picture("indexes", "Indexes", f'button[aria-label="Revert {INDEX}"]')
+    active = "SELECT id FROM roir.generation WHERE status = 'active'"
+    before = shop.run(active)
+    press("Revert", f"Revert {INDEX}", "control_index")
+    until("the revert", lambda: shop.run(active) != before)
     assert len(shop.run(active)) == 1
