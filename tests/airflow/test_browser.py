@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 
+from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import operations
+from airflow_roir.engine.prepare import prepare
+from airflow_roir.engine.run import end_run, start_run
 from servers.airflow import StandaloneAirflow, wait_until
 from servers.postgres import embedded_postgres
+from tests.engine import steps
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 DAG, INDEX = "rebuild_index", "public.item_by_price"
-ROWS, RATE = 300_000, 3_000
-PATIENCE_MS = 120_000
+ROWS, RATE = 300_000, 2_500
+PATIENCE_S = 180
 WIDTHS = (400, 800, 1400)
+# Of a picture in the docs.
+WIDTH, HEIGHT, MOST_BYTES = 1320, 1150, 150_000
+# The sections of the form, of which one is open at a time.
+FORM = {
+    "What to build": ("index", "table", "keys"),
+    "How to build it": ("parallelism", "batch_rows", "ranges", "max_rows_per_second"),
+    "Where": ("postgres_conn_id",),
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,107 +48,211 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         embedded_postgres() as metadata,
         StandaloneAirflow(tmp_path_factory.mktemp("airflow"), dags, metadata) as running,
     ):
-        running.wait_until_ready([DAG, "verify_index", "control_index"])
+        running.wait_until_ready([DAG, "verify_index", "control_index", "clean_up_indexes"])
         yield running
 
 
+@dataclass(frozen=True)
+class Tab:
+    """A tab of a browser that shows Airflow."""
+
+    page: Any
+    airflow: str
+
+    def open(self, path: str) -> None:
+        """Go to an address below Airflow's."""
+        self.page.goto(f"{self.airflow}{path}")
+
+    def frame(self, title: str) -> Any:
+        """One of our pages, inside Airflow's."""
+        return self.page.frame_locator(f'iframe[title="{title}"]')
+
+    def trigger(self, values: dict[str, Any]) -> str:
+        """Fill in the form of the DAG that builds, and press Trigger; the run's id."""
+        self.open(f"/dags/{DAG}")
+        self.page.get_by_role("button", name="Trigger").first.click()
+        form = self.page.get_by_role("dialog")
+        for section, fields in FORM.items():
+            if wanted := [name for name in fields if name in values]:
+                form.get_by_role("button", name=section).click()
+                for name in wanted:
+                    form.locator(f"[name=element_{name}]").fill(str(values[name]))
+                    form.locator(f"[name=element_{name}]").press("Tab")
+        form.get_by_role("contentinfo").get_by_role("button", name="Trigger").click()
+        self.page.wait_for_url(f"**/dags/{DAG}/runs/*")
+        return unquote(self.page.url.rsplit("/", 1)[1])
+
+    def store(self, run: str, key: str, value: object) -> None:
+        """Edit a key of the build task's Task State Store."""
+        self.open(f"/dags/{DAG}/runs/{quote(run, safe=':+')}/tasks/build")
+        self.page.get_by_role("link", name="Storage").click()
+        row = self.page.get_by_role("row").filter(has=self.page.get_by_text(key, exact=True))
+        row.get_by_role("button", name="Edit Task State Store").click()
+        dialog = self.page.get_by_role("dialog")
+        dialog.locator(".monaco-editor .view-lines").click()
+        self.page.keyboard.press("Control+A")
+        self.page.keyboard.type(str(value))
+        dialog.get_by_role("button", name="Save").click()
+        dialog.wait_for(state="hidden")
+
+    def switch(self) -> None:
+        """Turn the DAG's switch, on a page of that DAG."""
+        self.page.get_by_test_id("toggle-pause").first.click()
+
+    def in_theme(self, theme: str, title: str, ready: str) -> Any:
+        """Show our page in that theme of Airflow's; the frame."""
+        self.page.evaluate("theme => localStorage.setItem('theme', theme)", theme)
+        self.page.reload()
+        frame = self.frame(title)
+        frame.locator(ready).first.wait_for()
+        assert frame.locator("html").get_attribute("data-theme") == theme
+        return frame
+
+    def picture(self, name: str, title: str, ready: str) -> None:
+        """Draw the page in both themes, and see that it needs no sideways scrolling at any width."""
+        for theme in ("dark", "light"):
+            frame = self.in_theme(theme, title, ready)
+            for width in WIDTHS:
+                self.page.set_viewport_size({"width": width, "height": HEIGHT})
+                wider = frame.locator("html").evaluate("html => html.scrollWidth - html.clientWidth")
+                assert wider <= 0, (name, theme, width)
+            self.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+            # What moves, such as the bars, comes to rest.
+            self.page.wait_for_timeout(2_000)
+            file = IMAGES / f"{name}_{theme}.png"
+            self.page.screenshot(path=file)
+            assert file.stat().st_size < MOST_BYTES
+
+
 @pytest.fixture
-def tab() -> Iterator[Any]:
-    """A tab of a browser whose console stays without errors."""
+def tab(airflow: StandaloneAirflow) -> Iterator[Tab]:
+    """A tab in which no script fails."""
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=os.environ.get("CHROMIUM") or None,
             args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
         )
-        tab = browser.new_page(viewport={"width": 1400, "height": 950})
-        tab.set_default_timeout(PATIENCE_MS)
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        page.set_default_timeout(PATIENCE_S * 1000)
         wrong: list[str] = []
-        tab.on("pageerror", lambda error: wrong.append(str(error)))
-        yield tab
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        yield Tab(page, airflow.url)
         browser.close()
         assert wrong == []
 
 
-def in_theme(tab: Any, theme: str, frame: Any, ready: str) -> None:
-    """Show the page in that theme of Airflow's."""
-    tab.evaluate(f"localStorage.setItem('theme', '{theme}')")
-    tab.reload()
-    frame.locator(ready).first.wait_for()
-    assert frame.locator("html").get_attribute("data-theme") == theme
-
-
-def picture(tab: Any, frame: Any, name: str, ready: str) -> None:
-    """Draw the page in both themes, and see that it needs no sideways scrolling at any width."""
-    for theme in ("dark", "light"):
-        in_theme(tab, theme, frame, ready)
-        for width in WIDTHS:
-            tab.set_viewport_size({"width": width, "height": 950})
-            wider = frame.locator("body").evaluate(
-                "body => body.ownerDocument.documentElement.scrollWidth - innerWidth"
-            )
-            assert wider <= 0, (name, theme, width)
-        tab.screenshot(path=IMAGES / f"{name}{'_dark' if theme == 'dark' else ''}.png")
-
-
-def test_a_build_from_the_form_to_the_revert(airflow: StandaloneAirflow, tab: Any, shop: Any) -> None:
+@pytest.fixture
+def form(airflow: StandaloneAirflow, shop: Any) -> Iterator[dict[str, Any]]:
+    """What a form says of a build of a table that takes a while."""
     shop.run(f"INSERT INTO public.item SELECT n, 'k' || n % 97, n % 1000 FROM generate_series(20001, {ROWS}) n")
-    connection = f"warehouse_{shop.fields['schema']}"
-    airflow.add_connection(connection, "postgres", **{key: value for key, value in shop.fields.items() if value})
-    form = {"index": INDEX, "table": "public.item", "keys": "price", "postgres_conn_id": connection}
-    more = {"parallelism": 2, "batch_rows": 1_000, "max_rows_per_second": RATE, "ranges": 60}
-    run = airflow.trigger(DAG, form | more)
+    airflow.add_connection("warehouse", "postgres", **{key: value for key, value in shop.fields.items() if value})
+    yield {"index": INDEX, "batch_rows": 1_000, "ranges": 60, "postgres_conn_id": "warehouse"}
+    airflow.call("DELETE", "/api/v2/connections/warehouse")
+
+
+def until(what: str, condition: Callable[[], object]) -> None:
+    wait_until(condition, PATIENCE_S, what)
+
+
+def test_a_build_from_the_form_to_the_publish(airflow: StandaloneAirflow, tab: Tab, shop: Any, form: Any) -> None:
+    def row() -> operations.OperationRow:
+        return operations.find_operation(shop.database, INDEX)
+
+    # The form.
+    run = tab.trigger({"table": "public.item", "keys": "price", "max_rows_per_second": RATE} | form)
+    path = f"/dags/{DAG}/runs/{quote(run, safe=':+')}"
+    tab.page.get_by_role("link", name="Index build").click()
+    build = tab.frame("Index build")
+    build.locator(".cell[data-state=working]").first.wait_for()
+    build.locator(".chart .line").first.wait_for()
+    seen = [build.locator("[role=progressbar]").get_attribute("aria-valuenow")]
+
+    # The workers: by the page, although the user leaves at once, and by the Task State Store.
+    build.get_by_role("button", name="One worker more").click()
+    build.get_by_role("button", name="One worker more").click()
+    build.get_by_role("button", name="One worker fewer").click()
+    tab.page.get_by_role("link", name="Task Instances").click()
+    until("three workers", lambda: row().parallelism == 3)
+    until("the store", lambda: airflow.get_stored(DAG, run, "build").get("parallelism") == 3)
+    tab.store(run, "parallelism", 4)
+    tab.page.get_by_role("link", name="Index build").click()
+    build.locator("output", has_text="4 workers").wait_for()
+    build.locator(".tile", has_text="4 of 4").wait_for()
+    tab.open(f"{path}/plugin/index-build")
+    writes = "UPDATE public.item SET price = price + 1 WHERE id % 300 = 7; DELETE FROM public.item WHERE id % 900 = 1"
+    shop.run(writes)
+    tab.picture("index_build", "Index build", ".cell[data-state=working]")
+    seen.append(build.locator("[role=progressbar]").get_attribute("aria-valuenow"))
+
+    # A pause by the page, and its end.
+    build.get_by_role("button", name="Pause").click()
+    build.get_by_label("Why").fill("month-end close")
+    build.get_by_label("Why").press("Enter")
+    build.locator(".chip", has_text=re.compile("^Paused")).wait_for()
+    assert (row().paused_by, row().pause_reason) == ("airflow user Anonymous", "month-end close")
+    build.get_by_text("month-end close").first.wait_for()
+    build.get_by_role("button", name="Resume").click()
+    until("a resume", lambda: row().status == "running")
+    build.locator(".cell[data-state=working]").first.wait_for()
+    assert row().parallelism == 4
+
+    # A pause by the switch, and its end.
+    tab.switch()
+    build.get_by_text(f"Turn the switch of {DAG} on to resume").wait_for()
+    build.locator(".chip", has_text=re.compile("^Paused")).wait_for()
+    assert build.get_by_role("button", name="Resume").is_disabled()
+    tab.picture("index_build_paused", "Index build", ".chip[data-status=paused]")
+    tab.switch()
+    seen.append(build.locator("[role=progressbar]").get_attribute("aria-valuenow"))
+    build.locator(".chip", has_text="Running").wait_for()
+    build.locator(".chip", has_text="Completed").wait_for(timeout=4000 * PATIENCE_S)
+    assert build.locator("[role=progressbar]").get_attribute("aria-valuenow") == "100"
+    assert seen == sorted(seen, key=int)
+    until("the run's end", lambda: airflow.run_state(DAG, run) == "success")
+
+
+def test_an_abort_the_clean_up_a_verification_a_rebuild_and_its_revert(tab: Tab, shop: Any, form: Any) -> None:
+    prepare(shop.database, IndexDefinition.parse(INDEX, "public.item", ["price"]), BuildOptions())
+    run = start_run(shop.database, INDEX, "test")
+    steps.finish_all(shop.database, run)
+    end_run(shop.database, run)
 
     def row() -> operations.OperationRow:
         return operations.find_operation(shop.database, INDEX)
 
-    def until(what: str, condition: Any) -> None:
-        wait_until(condition, PATIENCE_MS / 1000, what)
+    # The abort asks first.
+    tab.trigger({"max_rows_per_second": 500} | form)
+    tab.page.get_by_role("link", name="Index build").click()
+    build = tab.frame("Index build")
+    build.locator(".cell[data-state=working]").first.wait_for()
+    build.get_by_role("button", name="Abort").click()
+    build.locator(".question").get_by_role("button", name="Cancel").click()
+    assert row().status == "running"
+    build.get_by_role("button", name="Abort").click()
+    build.get_by_label("Why").fill("the wrong table")
+    build.locator(".question").get_by_role("button", name="Abort").click()
+    build.locator(".chip", has_text="Abort").wait_for()
 
-    tab.goto(airflow.url)
-    tab.goto(f"{airflow.url}/dags/{DAG}/runs/{quote(run, safe='')}/plugin/index-build")
-    frame = tab.frame_locator('iframe[title="Index build"]')
-    frame.locator(".cell[data-state=working]").first.wait_for()
+    # From page to page, and by the navigation.
+    build.get_by_role("link", name="All indexes").click()
+    indexes = tab.frame("Indexes")
 
-    # The workers, by the page and by the Task State Store.
-    frame.get_by_role("button", name="One worker more").click()
-    until("three workers", lambda: row().parallelism == 3)
-    frame.locator("output", has_text="3 workers").wait_for()
-    until("the store", lambda: airflow.get_stored(DAG, run, "build").get("parallelism") == 3)
-    airflow.put_stored(DAG, run, "build", "parallelism", 4)
-    frame.locator("output", has_text="4 workers").wait_for()
-    picture(tab, frame, "index_build", ".percent")
-
-    # A pause by the page.
-    frame.get_by_role("button", name="Pause").click()
-    frame.get_by_label("Why").fill("month-end close")
-    frame.get_by_label("Why").press("Enter")
-    frame.locator(".chip", has_text="Paused").wait_for()
-    assert (row().paused_by, row().pause_reason) == ("airflow user Anonymous", "month-end close")
-    frame.get_by_role("button", name="Resume").click()
-    until("a resume", lambda: row().status == "running")
-    assert row().parallelism == 4
-
-    # A pause by the switch.
-    frame.locator(".cell[data-state=working]").first.wait_for()
-    airflow.pause(DAG)
-    frame.get_by_text(f"Turn the switch of {DAG} on").wait_for()
-    frame.locator(".chip", has_text="Paused").wait_for()
-    airflow.unpause(DAG)
-    frame.locator(".chip", has_text="Completed").wait_for(timeout=4 * PATIENCE_MS)
-    until("the run's end", lambda: airflow.run_state(DAG, run) == "success")
-
-    # Verify, rebuild and revert.
-    tab.goto(f"{airflow.url}/plugin/indexes")
-    indexes = tab.frame_locator('iframe[title="Indexes"]')
-    for verb, done in (
-        ("Verify", lambda: row().kind == "verify" and row().status == "completed"),
-        ("Rebuild", lambda: row().kind == "rebuild" and row().status == "completed"),
-    ):
-        indexes.get_by_role("button", name=f"{verb} {INDEX}").click()
+    def press(verb: str, name: str, dag: str) -> None:
+        indexes.get_by_role("button", name=name, exact=True).and_(indexes.locator(":enabled")).click()
         indexes.locator(".question").get_by_role("button", name=verb, exact=True).click()
-        wait_until(done, 4 * PATIENCE_MS / 1000, verb)
-    picture(tab, indexes, "indexes", ".index")
-    before = shop.run("SELECT max(id) FROM roir.generation WHERE status = 'active'")
-    indexes.get_by_role("button", name=f"Revert {INDEX}").click()
-    indexes.locator(".question").get_by_role("button", name="Revert", exact=True).click()
-    until("a revert", lambda: shop.run("SELECT max(id) FROM roir.generation WHERE status = 'active'") != before)
+        indexes.locator(".said", has_text=f"{dag} is triggered").wait_for()
+
+    press("Clean up", "Clean up", "clean_up_indexes")
+    until("the clean-up", lambda: row().status == "aborted")
+    tab.page.get_by_role("button", name="Browse").click()
+    tab.page.get_by_role("menuitem", name="Indexes").click()
+    press("Verify", f"Verify {INDEX}", "verify_index")
+    until("the verification", lambda: (row().kind, row().status) == ("verify", "completed"))
+    press("Rebuild", f"Rebuild {INDEX}", DAG)
+    until("the rebuild", lambda: (row().kind, row().status) == ("rebuild", "completed"))
+    tab.picture("indexes", "Indexes", f'button[aria-label="Revert {INDEX}"]')
+    active = "SELECT id FROM roir.generation WHERE status = 'active'"
+    before = shop.run(active)
+    press("Revert", f"Revert {INDEX}", "control_index")
+    until("the revert", lambda: shop.run(active) != before)
+    assert len(shop.run(active)) == 1

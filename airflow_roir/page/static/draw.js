@@ -197,7 +197,7 @@ export class Delta {
 
   show(delta) {
     this.node.classList.toggle("nothing", !delta);
-    put(this.sum, delta ? `${count(delta.rows)}${delta.sampled ? " (estimated)" : ""} · ${bytes(delta.bytes)}` : "");
+    put(this.sum, delta ? `${many(delta.rows, "row")}${delta.sampled ? " (estimated)" : ""} · ${bytes(delta.bytes)}` : "");
     const parts = [
       ["regular", "New and changed entries", delta?.regular],
       ["antimatter", "Marks of removed entries", delta?.antimatter],

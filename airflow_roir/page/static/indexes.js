@@ -1,7 +1,7 @@
 // The page Indexes: every index of every database, and what can be done with it.
 
 import { keep } from "./draw.js";
-import { DASH, Poll, Refused, banner, bytes, clock, count, duration, el, followTheme, link, many, mark, put, question, say, send, share } from "./page.js";
+import { DASH, Poll, Refused, banner, bytes, clock, count, duration, el, followTheme, link, many, mark, part, put, question, say, send, share } from "./page.js";
 
 followTheme();
 const main = document.getElementById("main");
@@ -264,7 +264,7 @@ function factsOf(index) {
 }
 
 /** The page of the DAG run that drives an index's operation. */
-const runOf = ({ run }) => run && link("Watch it", `dags/${encodeURIComponent(run.dag_id)}/runs/${encodeURIComponent(run.run_id)}/plugin/index-build`);
+const runOf = ({ run }) => run && link("Watch it", `dags/${part(run.dag_id)}/runs/${part(run.run_id)}/plugin/index-build`);
 
 function ask(place, back, what) {
   const close = () => {
@@ -277,9 +277,9 @@ function ask(place, back, what) {
 /** Trigger a DAG by Airflow's own API, with the user's own rights. */
 async function trigger(dag, conf) {
   try {
-    const run = await send(`../api/v2/dags/${encodeURIComponent(dag)}/dagRuns`, { logical_date: null, conf });
+    const run = await send(`../api/v2/dags/${part(dag)}/dagRuns`, { logical_date: null, conf });
     const id = run.dag_run_id;
-    said.replaceChildren(`${dag} is triggered. `, link("See its run", `dags/${encodeURIComponent(dag)}/runs/${encodeURIComponent(id)}`));
+    said.replaceChildren(`${dag} is triggered. `, link("See its run", `dags/${part(dag)}/runs/${part(id)}`));
     mark(said, "data-wrong", null);
     say(`${dag} is triggered`);
   } catch (refusal) {

@@ -35,8 +35,8 @@ export const many = (value, one, more = `${one}s`) => `${count(value)} ${value =
 export function short(value) {
   if (value === null || value === undefined) return DASH;
   const size = Math.abs(value);
-  for (const [limit, unit] of [[1e9, " bn"], [1e6, " m"], [1e4, " k"]]) {
-    if (size >= limit) return `${(value / (limit === 1e4 ? 1e3 : limit)).toFixed(size >= limit * 100 ? 0 : 1)}${unit}`;
+  for (const [limit, unit, name] of [[1e9, 1e9, " bn"], [1e6, 1e6, " m"], [1e4, 1e3, " k"]]) {
+    if (size >= limit) return `${(value / unit).toFixed(size >= 100 * unit ? 0 : 1)}${name}`;
   }
   return whole.format(Math.round(value));
 }
@@ -121,6 +121,9 @@ export function followTheme() {
 /** Where Airflow itself is: this page lies at <Airflow>/roir/…. */
 export const airflow = new URL("../", location.href);
 
+/** An id as a part of an address of Airflow's UI, written as Airflow does: else it doesn't mark its tab as the open one. */
+export const part = (id) => encodeURIComponent(id).replaceAll("%3A", ":").replaceAll("%2B", "+");
+
 export function link(text, address, of = {}) {
   const url = new URL(address, airflow);
   if (url.protocol !== "http:" && url.protocol !== "https:") return el("span", { text });
@@ -177,6 +180,8 @@ export async function send(address, body) {
   try {
     response = await fetch(address, {
       method: "POST",
+      // It gets there, too, when the page goes away.
+      keepalive: true,
       credentials: "same-origin",
       headers: { "Content-Type": "application/json", "X-Roir": "1" },
       body: JSON.stringify(body),

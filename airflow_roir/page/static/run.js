@@ -1,7 +1,7 @@
 // The page Index build: one operation of one run, live.
 
 import { Chart, Delta, Phases, Pieces, keep } from "./draw.js";
-import { DASH, Poll, banner, clock, count, duration, el, followTheme, link, many, mark, put, question, roughly, say, send, short } from "./page.js";
+import { DASH, Poll, banner, clock, count, duration, el, followTheme, link, many, mark, part, put, question, roughly, say, send, short } from "./page.js";
 
 followTheme();
 const asked = new URLSearchParams(location.search);
@@ -243,6 +243,9 @@ class Build {
     if (run.switch_off && !OVER.includes(p.status)) {
       notes.push(["warn", `Turn the switch of ${run.dag_id} on${bySwitch ? " to resume" : ""}: while it is off, Airflow starts no task of this run.`]);
     }
+    if (bySwitch && !run.switch_off && p.status === "paused") {
+      notes.push(["info", `The switch of ${run.dag_id} is on: the task continues within half a minute.`]);
+    }
     if (p.notice) notes.push(["warn", p.notice]);
     const held = p.held_up;
     const text = held && held.by !== "nothing" && !OVER.includes(p.status) ? held.text || held.by : "";
@@ -265,6 +268,7 @@ class Build {
 
   showWorkers(p) {
     const list = p.workers?.list ?? [];
+    const does = { lock: "waits for a lock", idle: p.held_up?.by === "rate limit" ? "waits for the rate limit" : "idle" };
     this.table.hidden = list.length === 0;
     this.noWorkers.hidden = list.length > 0;
     keep(
@@ -274,7 +278,7 @@ class Build {
       (row, one) => {
         put(row.children[0], String(one.worker));
         put(row.children[1], one.holds ?? DASH);
-        put(row.children[2], `${{ lock: "waits for a lock" }[one.state] ?? one.state ?? DASH}${one.waits_for ? `: ${one.waits_for}` : ""}`);
+        put(row.children[2], `${does[one.state] ?? one.state ?? DASH}${one.waits_for ? `: ${one.waits_for}` : ""}`);
         mark(row, "data-state", one.state);
       },
     );
@@ -293,6 +297,7 @@ class Build {
     this.fewer.hidden = this.more.hidden = !live;
     const wanted = this.wanted ?? p.workers?.wanted ?? null;
     put(this.number, wanted === null ? DASH : many(wanted, "worker"));
+    mark(this.number, "aria-busy", this.wanted === null ? null : "true");
     this.fewer.disabled = wanted === null || wanted <= 1;
     this.more.disabled = wanted === null || wanted >= 256;
   }
@@ -340,10 +345,10 @@ class Build {
     const key = `${task} ${p.spark_ui} ${over}`;
     if (this.linked === key) return;
     this.linked = key;
-    const to = `dags/${encodeURIComponent(run.dag_id)}/runs/${encodeURIComponent(run.run_id)}`;
+    const to = `dags/${part(run.dag_id)}/runs/${part(run.run_id)}`;
     const spark = p.spark_ui && !over ? safe(p.spark_ui) : null;
     this.links.replaceChildren(
-      link("Log", `${to}/tasks/${encodeURIComponent(task)}`),
+      link("Log", `${to}/tasks/${part(task)}`),
       link("Run", to),
       ...(spark ? [link("Spark’s UI", spark)] : []),
       link("All indexes", "plugin/indexes"),
@@ -389,12 +394,22 @@ class Build {
     this.showControls(this.content);
     clearTimeout(this.stepping);
     // Several clicks are one change.
-    this.stepping = setTimeout(() => {
-      const wanted = this.wanted;
-      this.change("workers", { parallelism: wanted }).finally(() => {
-        if (this.wanted === wanted) this.wanted = null;
-      });
-    }, 500);
+    this.stepping = setTimeout(() => this.sendWorkers(), 500);
+  }
+
+  sendWorkers() {
+    clearTimeout(this.stepping);
+    this.stepping = null;
+    const wanted = this.wanted;
+    this.change("workers", { parallelism: wanted }).finally(() => {
+      if (this.wanted === wanted) this.wanted = null;
+      this.showControls(this.content);
+    });
+  }
+
+  /** The page goes away: what was clicked is sent first. */
+  leave() {
+    if (this.stepping) this.sendWorkers();
   }
 
   async change(verb, more = {}) {
@@ -432,4 +447,5 @@ function safe(address) {
   }
 }
 
+addEventListener("pagehide", () => page?.leave());
 poll.now();
