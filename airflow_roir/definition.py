@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -56,6 +57,27 @@ class QualifiedName:
         return ".".join(
             part if _PLAIN.fullmatch(part) else quote(part) for part in (self.schema, self.name) if part is not None
         )
+
+
+def argument(name: QualifiedName | str) -> str:
+    """A name as an argument of a command, to be pasted into a shell: it is quoted, where it must be.
+
+    A name with control characters is written as bash and zsh read it, `$'\\x1b'`, so that it is one line that does
+    nothing to a terminal.
+    """
+    text = str(name)
+    if text.isprintable():
+        return shlex.quote(text)
+    return f"$'{''.join(map(_escaped, text))}'"
+
+
+def _escaped(sign: str) -> str:
+    if sign in "'\\":
+        return f"\\{sign}"
+    if sign.isprintable():
+        return sign
+    code = ord(sign)
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _parse_identifiers(text: str, separator: str, what: str) -> list[str]:

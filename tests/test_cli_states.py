@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from airflow_roir.cli import app
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions, argument
 from airflow_roir.engine import abort, operations, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, start_run
@@ -127,6 +131,46 @@ def test_each_state_says_what_it_is_who_drives_it_and_what_to_do(
     assert "exact" in published
     with pytest.raises(InvalidInput, match="was aborted: there is nothing to resume"):
         terminal.run("resume", "ix")
+
+
+TRICKY = 'public."it\'s; $(exit 9) \x1b[2J\u202e\\n"'
+
+
+def output_of(dsn: str, command: str, encoding: str = "utf-8") -> subprocess.CompletedProcess[str]:
+    """Of a line in a shell, as a user pastes it."""
+    folder = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "ROIR_DSN": dsn,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PYTHONIOENCODING": encoding,
+        "LC_ALL": "C.UTF-8",
+    }
+    return subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_remedy_may_be_pasted_and_no_message_acts_on_the_terminal(database: Database, dsn: str) -> None:
+    """Names and reasons are others'; so are the values in what the server says."""
+    steps.make_table(dsn)
+    steps.begin(database, TRICKY)
+    operations.pause(database, TRICKY, HOSTILE, "lunch\x1b]0;x\x07\nroir: all is well")
+    name = argument(TRICKY)
+    for command, code in ((f"roir pause {name}", 0), (f"roir drop {name}", 4), (f"roir build {name} --table u", 2)):
+        done = output_of(dsn, command)
+        assert done.returncode == code, done
+        assert "\x1b" not in done.stdout + done.stderr
+        assert "\nroir: all" not in done.stdout + done.stderr
+    # Somebody was first, and that is what is said.
+    assert "paused at 0 % by me\\x1b[31m\\u202e: lunch" in output_of(dsn, f"roir pause {name}").stdout
+    run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = NULL")
+    for wanted in ("resume with: ", "abort it first: "):
+        said = output_of(dsn, "roir status").stdout + output_of(dsn, f"roir drop {name}").stderr
+        [remedy] = [line.split(wanted)[1] for line in said.splitlines() if wanted in line]
+        done = output_of(dsn, f"{remedy.replace('roir resume', 'roir pause')}")
+        assert done.returncode == 0, done
+    assert output_of(dsn, f"roir abort {name}").returncode == 2
+    assert "\\u6f22" in output_of(dsn, "roir status 漢", "latin-1").stderr
 
 
 def test_after_a_verification_its_rate_is_called_that_of_a_comparison(database: Database, terminal: Terminal) -> None:

@@ -6,12 +6,17 @@ A command imports what it calls of the engine when it runs: `roir --help` needs 
 from __future__ import annotations
 
 import gc
+import io
 import sys
+from typing import TYPE_CHECKING
 
 # Each module adds its commands to the application, in the order of the help text.
 from airflow_roir.cli import build, change, dags, operations, partitions, role, status, verify  # noqa: F401
 from airflow_roir.cli.app import EXIT_CODES, app, say
-from airflow_roir.errors import RoirError
+from airflow_roir.errors import IllegalTransition, InvalidInput, RoirError
+
+if TYPE_CHECKING:
+    from sqlalchemy.exc import DBAPIError
 
 __all__ = ["EXIT_CODES", "app", "main"]
 
@@ -20,16 +25,40 @@ def main() -> None:
     """The entry point: turns the errors of this package and of the database into a line and an exit code."""
     # What an import makes stays: the collector would look through all of it again and again.
     gc.set_threshold(50_000)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that has no sign for a letter of a name gets its number.
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except RoirError as error:
         say(str(error))
-        sys.exit(error.exit_code)
+        # Whoever asks for what can't be has changed nothing.
+        sys.exit(InvalidInput.exit_code if isinstance(error, IllegalTransition) else error.exit_code)
+    except UnicodeEncodeError as error:
+        if not any("\ud800" <= sign <= "\udfff" for sign in error.object):
+            raise
+        say(f"an argument is no text in this system's encoding: {error.object!r}")
+        sys.exit(InvalidInput.exit_code)
     except Exception as error:
         from sqlalchemy.exc import DBAPIError
 
         if not isinstance(error, DBAPIError):
             raise
-        # The statement and its values stay out of it: only what the server said.
-        say(str(error.orig).strip())
+        say(_said(error))
         sys.exit(1)
+
+
+def _said(error: DBAPIError) -> str:
+    """What the server said, with its remedy. The statement and its values stay out of it."""
+    diagnostics = getattr(error.orig, "diag", None)
+    if diagnostics is None or diagnostics.message_primary is None:
+        return str(error.orig).strip()
+    detail, hint = diagnostics.message_detail, diagnostics.message_hint
+    return "\n".join(
+        [
+            diagnostics.message_primary,
+            *([f"DETAIL:  {detail}"] if detail else []),
+            *([f"HINT:  {hint}"] if hint else []),
+        ]
+    )

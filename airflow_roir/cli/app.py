@@ -10,6 +10,7 @@ import typer
 
 from airflow_roir import __version__
 from airflow_roir.definition import MAX_PARALLELISM, MIN_BATCH_ROWS
+from airflow_roir.errors import InvalidInput
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
@@ -120,14 +121,30 @@ def print_json_line(value: Any) -> None:
     show(json.dumps(value))
 
 
-def show(line: str) -> None:
+def show(text: str) -> None:
     """To standard output: what the command was called for."""
-    _write(sys.stdout, line)
+    _write(sys.stdout, _harmless(text))
 
 
-def say(line: str) -> None:
+def show_as_it_is(text: str) -> None:
+    """To standard output, for another program to read: not a sign is changed. Raises InvalidInput if one can't be."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{error}; set PYTHONIOENCODING=utf-8") from None
+    _write(sys.stdout, text)
+
+
+def say(text: str) -> None:
     """To standard error: what happens on the way."""
-    _write(sys.stderr, f"roir: {line}")
+    _write(sys.stderr, f"roir: {_harmless(text)}")
+
+
+def _harmless(text: str) -> str:
+    """In a message there may be a name, a reason or a value that somebody else has chosen."""
+    from airflow_roir.cli.cells import printable
+
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
 
 
 def _write(stream: TextIO, line: str) -> None:

@@ -18,6 +18,13 @@ def dags(
     force: Annotated[bool, typer.Option("--force", help="Write over files that differ, too.")] = False,
 ) -> None:
     """Copy the DAGs into a DAGs folder. Files there that differ stay, and then nothing is written."""
+    try:
+        _copy(to, force)
+    except OSError as error:
+        raise InvalidInput(f"the DAGs can't be written to {to}: {error}") from None
+
+
+def _copy(to: Path, force: bool) -> None:
     shipped = {file.name: file.read_bytes() for file in sorted(dags_folder().glob("*.py"))}
     there = {name: (to / name).read_bytes() for name in shipped if (to / name).exists()}
     differing = [name for name, content in there.items() if content != shipped[name]]

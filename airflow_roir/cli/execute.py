@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,8 +12,10 @@ import typer
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_roir.cli.app import print_json, say, show
+from airflow_roir.cli.cells import printable
 from airflow_roir.cli.look import look
 from airflow_roir.cli.status import print_overview
+from airflow_roir.definition import argument
 from airflow_roir.engine import finalize, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.meanwhile import meanwhile
@@ -117,7 +118,8 @@ def _on_spark(
 
 def _exit_if_paused(ended: OperationStatus, index: str) -> None:
     if ended.status == Status.PAUSED:
-        say(f"paused by {ended.paused_by}: {ended.pause_reason}; resume with: roir resume {shlex.quote(index)}")
+        who = f"{printable(ended.paused_by or '')}: {printable(ended.pause_reason or '')}"
+        say(f"paused by {who}; resume with: roir resume {argument(index)}")
         raise typer.Exit(OperationPaused.exit_code)
 
 

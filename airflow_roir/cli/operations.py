@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-
 import typer
 
 from airflow_roir.cli.app import AsJson, Index, Reason, app, database_of, print_json, say, show
+from airflow_roir.cli.cells import printable
+from airflow_roir.definition import argument
 
 
 @app.command()
@@ -19,7 +19,13 @@ def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
     database = database_of(context)
     row = operations.pause(database, index, operations.default_actor(), reason)
     status = operation_status(database, row.id)
-    show(f"paused at {percent(status.percent_complete)}; resume with: roir resume {shlex.quote(index)}")
+    # Somebody may have been first.
+    why = (
+        f"by {printable(status.paused_by)}: {printable(status.pause_reason or '')}"
+        if status.paused_by
+        else "no more: it goes on already"
+    )
+    show(f"paused at {percent(status.percent_complete)} {why}; resume with: roir resume {argument(index)}")
 
 
 @app.command()

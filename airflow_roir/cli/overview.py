@@ -6,12 +6,12 @@ paragraph for each row, so that nothing is cut there either.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_roir.cli.cells import listed, printable, table, width, wrapped
 from airflow_roir.cli.look import PAUSING, Look
+from airflow_roir.definition import argument
 from airflow_roir.operation import Status
 from airflow_roir.quantity import counted, duration, left, percent, rate, size
 
@@ -101,24 +101,24 @@ def verified(one: IndexFacts) -> str:
 
 def index_notes(one: IndexFacts) -> Iterator[str]:
     """What else there is to say of an index: lines."""
-    name = shlex.quote(one.index)
+    name = argument(one.index)
     if one.revert_until is not None:
         old = next((g for g in one.generations if g.status == "retired"), None)
         if old is not None:
             yield (
                 f"generation {old.id} ({size(old.bytes)}) is kept until {one.revert_until:%Y-%m-%d %H:%M} UTC: "
-                f"roir revert {printable(name)}"
+                f"roir revert {name}"
             )
     last = one.verified
     if last is not None and last.found > last.repaired:
         kinds = ("missing", "extra", "different", "corrupt", "damaged")
         found = ", ".join(f"{kind} {getattr(last, kind):,}" for kind in kinds if getattr(last, kind))
-        yield f"the verification found {found}; repaired {last.repaired:,}: roir verify {printable(name)} --repair"
+        yield f"the verification found {found}; repaired {last.repaired:,}: roir verify {name} --repair"
     if one.bloat is not None and one.bloat.win_bytes:
         about = "" if one.bloat.exact else "about "
         yield (
             f"a rebuild would win {about}{size(one.bloat.win_bytes)}, {percent(100 * (one.bloat.win_share or 0))} of "
-            f"its size: roir build {printable(name)}"
+            f"its size: roir build {name}"
         )
     if one.bloat is not None and one.bloat.exact and not one.bloat.win_bytes:
         yield "a rebuild would win nothing that is worth it"
@@ -173,7 +173,7 @@ def driven(seen: Look, one: OperationStatus) -> str:
     """The state of an operation in words, with who drives it, or who ended it."""
     state = seen.state(one)
     found = seen.progress.get(one.operation_id)
-    name = printable(shlex.quote(one.index))
+    name = argument(one.index)
     if state == Status.RUNNING:
         if one.driven:
             return f"running, driven by {printable(one.owner or 'unknown')}"

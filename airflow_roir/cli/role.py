@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from airflow_roir.cli.app import app, show
+from airflow_roir.cli.app import app, show_as_it_is
 
 
 @app.command(name="role-sql")
@@ -26,7 +26,7 @@ def role_sql(
     found = parse_name(name, "role")
     if found.schema is not None:
         raise InvalidInput(f"role {name!r}: a role has no schema; a name with a dot in it is quoted")
-    show(
+    show_as_it_is(
         role.role_sql(
             found.name,
             parse_columns(schema, "schema"),

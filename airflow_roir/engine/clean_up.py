@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.definition import argument
 from airflow_roir.engine import abort, catalog, drop, health, marks, operations, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
@@ -147,7 +148,7 @@ def _problem(row: Any, said: str) -> str:
         return said
     return (
         f"index {name} can't be cleaned up: {said}. Undo the change to its view or tables, or drop the index and "
-        f"build it again: roir drop '{name}'"
+        f"build it again: roir drop {argument(name)}"
     )
 
 

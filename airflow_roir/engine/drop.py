@@ -8,7 +8,7 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import parse_name
+from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine import operations, remove_generations, view
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema import check_schema
@@ -33,13 +33,17 @@ def drop_index(
         found = operations.find_index(connection, parse_name(index, "index"))
         last = operations.newest_operation(connection, found.id)
         if last is not None and last.status in operations.LIVE:
-            raise OperationRunning(f"index {index} has an unfinished operation; abort it first: roir abort {index}")
+            raise OperationRunning(
+                f"index {index} has an unfinished operation; abort it first: roir abort {argument(index)}"
+            )
 
     def remove(connection: Connection) -> list[int]:
         # Once more, under the lock: an operation may have begun, or another drop have come to its end.
         now = operations.newest_operation(connection, found.id)
         if now is not None and now.status in operations.LIVE:
-            raise OperationRunning(f"index {index} has an unfinished operation; abort it first: roir abort {index}")
+            raise OperationRunning(
+                f"index {index} has an unfinished operation; abort it first: roir abort {argument(index)}"
+            )
         view.drop(connection, operations.index_name(found), found.id)
         ids = remove_generations.generations_of(connection, found.id)
         remove_generations.retire_for_good(connection, ids)

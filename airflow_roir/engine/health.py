@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import quote
+from airflow_roir.definition import argument, quote
 from airflow_roir.engine import catalog, marks, operations, own_tables, publications, restore, subscriptions
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
@@ -143,7 +143,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         found.append(
             f"index {name}: {physical.source_view(row.id)}, by which the capture reads {source.sql}, is gone or was "
             "altered, so writes fail or are missed. Drop it, if it is there, then rebuild the index, which makes it "
-            f"again: roir build '{name}'"
+            f"again: roir build {argument(name)}"
         )
     found += _renamed(connection, name, row.id, entry)
     if ours := own_tables.problems(connection, operations.index_name(row), row.id, entry):
@@ -155,15 +155,16 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
     found += _changes(connection, name, source, row.id)
     if unseen:
         found.append(
-            f"index {name}: {'; '.join(unseen.values())}, so its entries may be wrong. Run: roir verify '{name}', "
-            "which ends this warning if it finds nothing, or repairs all that it finds (--repair). Or rebuild it: "
-            f"roir build '{name}'"
+            f"index {name}: {'; '.join(unseen.values())}, so its entries may be wrong. Run: "
+            f"roir verify {argument(name)}, which "
+            "ends this warning if it finds nothing, or repairs all that it finds (--repair). Or rebuild it: "
+            f"roir build {argument(name)}"
         )
     # REINDEX would not do: entries may belong into other segments.
     found += [
         f"index {name}: the library of collation {one} was exchanged after the index was built, so lookups may "
         "miss entries. "
-        f"Rebuild it: roir build '{name}'"
+        f"Rebuild it: roir build {argument(name)}"
         for one in entry.resorted(source)
     ]
     if execute(connection, IS_ROW_SECURE, {"oid": source.oid}).scalar_one() and not row.ignore_row_security:
@@ -185,10 +186,10 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
         named = ", ".join(map(str, gaps[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
         first = gaps[0]
         remedy = (
-            f"rebuild the index, which makes it again: roir build '{name}'"
+            f"rebuild the index, which makes it again: roir build {argument(name)}"
             if missing
-            else f"ALTER TABLE {first.relation} ENABLE ALWAYS TRIGGER {first.trigger}; then roir verify '{name}', and "
-            f"if it finds a difference, roir build '{name}'"
+            else f"ALTER TABLE {first.relation} ENABLE ALWAYS TRIGGER {first.trigger}; then "
+            f"roir verify {argument(name)}, and if it finds a difference, roir build {argument(name)}"
         )
         found.append(f"index {name}: not every write to {source.sql} is captured: {named}. Remedy: {remedy}")
     altered = execute(connection, ALTERED_TRIGGERS, {"source": source.oid}).first()
@@ -196,14 +197,14 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
         found.append(
             f"index {name}: {altered.trigger} was replaced by a trigger that doesn't fire for every write. Remedy: "
             f"DROP TRIGGER {altered.name} ON {altered.relation}; then rebuild the index, which makes it again: "
-            f"roir build '{name}'"
+            f"roir build {argument(name)}"
         )
     captures = execute(connection, CAPTURES, {"source": source.oid}).one()
     if captures.replaced or captures.of_another or installation.lacks_rights(connection, source):
         found.append(
             f"index {name}: the capture functions of {source.sql} were altered, or belong to a former owner of the "
             "table, so writes may fail or be missed. Run: roir clean-up, which makes them again; then roir "
-            f"verify '{name}', and if it finds a difference, roir build '{name}'"
+            f"verify {argument(name)}, and if it finds a difference, roir build {argument(name)}"
         )
     return found
 
@@ -215,7 +216,7 @@ def is_replaced(connection: Connection, source: Source) -> bool:
 
 def _changes(connection: Connection, name: str, source: Source, generation_id: int) -> list[str]:
     """What a rebuild repairs: the entries have other columns, or other values, than the source has now."""
-    remedy = f"Rebuild it: roir build '{name}'"
+    remedy = f"Rebuild it: roir build {argument(name)}"
     found = []
     for row in execute(connection, CHANGES, {"generation": generation_id}):
         if row.kind == "column":
@@ -233,7 +234,7 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
         found += [
             f"index {name}: only a part of the rows of {row.name}, which came to {source.sql} without roir, has "
             "entries yet. "
-            f"Run: roir sync-partitions {source.name}"
+            f"Run: roir sync-partitions {argument(source.name)}"
             for row in leaves
             if row.half
         ]
@@ -280,7 +281,7 @@ def shape_problems(connection: Connection, index: str, source: Source, generatio
     """How the source's columns differ from a published generation's. A rebuild can't show others by the same view."""
     base = execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": physical.base(generation_id)}).scalar_one()
     stored = {} if base is None else catalog.columns_of(connection, base)
-    remedy = f"Drop the index and build it again: roir drop '{index}'"
+    remedy = f"Drop the index and build it again: roir drop {argument(index)}"
     found = []
     for number, column in enumerate(entry.columns, start=1):
         now, then = source.columns.get(column.source), stored.get(f"c{number}")

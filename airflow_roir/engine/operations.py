@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import QualifiedName, check_live_options, parse_name, quote
+from airflow_roir.definition import QualifiedName, argument, check_live_options, parse_name, quote
 from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.locks import WAITING
@@ -264,7 +264,7 @@ _REFUSALS = {"P0002": NotFound, "55000": IllegalTransition, "42P09": InvalidInpu
 def _request(database: Database, function: str, index: str, values: dict[str, Any]) -> OperationRow:
     """Call one of the SQL functions that users have too, so that there is one implementation of each."""
     arguments = ", ".join(f"{name} => %({name})s" for name in values)
-    name = parse_name(index, "index").sql
+    name = str(parse_name(index, "index"))
     try:
         with database.transaction() as connection:
             check_schema(connection)
@@ -336,7 +336,7 @@ def running_elsewhere(row: OperationRow, index: str) -> OperationRunning:
     """The error that names the run which drives the operation."""
     return OperationRunning(
         f"index {index}: operation {row.id} is being driven by {row.owner}; wait for it, pause it "
-        f"(roir pause {index}), or take over (--take-over)"
+        f"(roir pause {argument(index)}), or take over (--take-over)"
     )
 
 

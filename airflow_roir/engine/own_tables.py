@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import QualifiedName
+from airflow_roir.definition import QualifiedName, argument
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
@@ -55,7 +55,7 @@ def problems(connection: Connection, name: QualifiedName, generation_id: int, en
 def _tables(connection: Connection, name: QualifiedName, generation_id: int, entry: Entry) -> list[str]:
     base = physical.base(generation_id)
     row = execute(connection, TABLES, {"generation": generation_id, "base": base}).one()
-    remedy = f"Drop the index and build it again: roir drop '{name}'"
+    remedy = f"Drop the index and build it again: roir drop {argument(name)}"
     if not row.base:
         return [f"its entries, {base}, are gone or have another name, so writes to its table fail. {remedy}"]
     found = []
@@ -68,7 +68,8 @@ def _tables(connection: Connection, name: QualifiedName, generation_id: int, ent
     if row.additions:
         found.append(
             f"{base}, its segments or its delta have got rules, triggers or row-level security, so writes may fail or "
-            f"be missed. Drop these. Then run roir verify '{name}'; if it finds a difference, run roir build '{name}'"
+            f"be missed. Drop these. Then run roir verify {argument(name)}; if it finds a difference, run "
+            f"roir build {argument(name)}"
         )
     return found
 
@@ -81,7 +82,7 @@ def _view(connection: Connection, name: QualifiedName, generation_id: int, entry
         "name": name.name,
     }
     row = execute(connection, VIEW, values).first()
-    remedy = f"Rebuild the index, which makes the view again: roir build '{name}'"
+    remedy = f"Rebuild the index, which makes the view again: roir build {argument(name)}"
     if row is None:
         return [f"its view {name.sql} is gone, or has another name. Rename it back. Or: {remedy}"]
     if row.kind != "v" or not row.shows:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import Connection, insert, update
 from sqlalchemy.exc import IntegrityError
 
-from airflow_roir.definition import LIVE_OPTIONS, BuildOptions, IndexDefinition
+from airflow_roir.definition import LIVE_OPTIONS, BuildOptions, IndexDefinition, argument
 from airflow_roir.engine import (
     catalog,
     checks,
@@ -207,7 +207,7 @@ def _check_other_builds(connection: Connection, source: Source) -> None:
         name = operations.index_name(other)
         raise SourceChanged(
             f"{gaps[0]} while operation {other.id} builds index {name}, which may therefore lack writes. Abort it "
-            f"first: roir abort '{name}'"
+            f"first: roir abort {argument(name)}"
         )
 
 
@@ -242,11 +242,11 @@ def _adopt(
     if row.kind == "verify":
         raise OperationRunning(
             f"index {name}: operation {row.id} verifies the index and is {row.status}; wait until it ends, resume "
-            f"it (roir resume '{name}'), or abort it"
+            f"it (roir resume {argument(name)}), or abort it"
         )
     if row.status == Status.FAILED:
         raise OperationFailed(
-            f"index {name}: operation {row.id} failed ({row.error}); abort it first: roir abort '{name}'"
+            f"index {name}: operation {row.id} failed ({row.error}); abort it first: roir abort {argument(name)}"
         )
     if row.status == Status.ABORTING:
         raise OperationFailed(f"index {name}: operation {row.id} is being aborted; finish that first: roir clean-up")

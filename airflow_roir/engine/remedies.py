@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-import shlex
+
+from airflow_roir.definition import argument
 
 # By what the errors say, the more specific first. {index} is quoted for a shell.
 REMEDIES = (
@@ -30,4 +31,4 @@ OTHERWISE = "Remove the cause. Then: roir resume {index}"
 def remedy(said: str, index: str, failed: bool) -> str:
     """What to do about an error. said: its message; failed: the operation can't continue."""
     found = FAILED if failed else next((text for pattern, text in REMEDIES if re.search(pattern, said)), OTHERWISE)
-    return found.format(index=shlex.quote(index))
+    return found.format(index=argument(index))

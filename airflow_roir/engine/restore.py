@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
+from airflow_roir.definition import argument
 from airflow_roir.engine import catalog
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import execute
@@ -72,6 +73,6 @@ def replaced(connection: Connection, operation_id: int | None = None) -> list[st
     return [
         f"index {row.index}: its table (oid {row.recorded}) was dropped, and {row.name} has taken its place, as "
         "after a restore of that table alone. Its rows have no entries. Drop the index and build it again: "
-        f"roir drop '{row.index}'"
+        f"roir drop {argument(str(row.index))}"
         for row in execute(connection, REPLACED, {"operation": operation_id})
     ]

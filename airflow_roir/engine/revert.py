@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Row, func, select, text, update
 
-from airflow_roir.definition import parse_name
+from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine import catalog, operations, tables, view
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.entry import Entry
@@ -50,7 +50,7 @@ def revert(
         source = catalog.source_if_there(connection, found.id)
     name = operations.index_name(found)
     if source is None:
-        raise NotFound(f"index {name}: its table was dropped; drop the index too: roir drop '{name}'")
+        raise NotFound(f"index {name}: its table was dropped; drop the index too: roir drop {argument(name)}")
 
     def body(connection: Connection, lock: Callable[[], None]) -> Reverted:
         lock()

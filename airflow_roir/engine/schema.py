@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection
 
 import airflow_roir
+from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.errors import InvalidInput, SchemaVersionMismatch
 
@@ -114,9 +115,18 @@ def is_guarded(connection: Connection) -> bool:
 
 
 def current(connection: Connection) -> str | None:
-    """The database's revision of the control schema, None if there is none."""
-    if execute(connection, f"SELECT to_regclass('roir.{VERSION_TABLE}')").scalar() is None:
+    """The database's revision of the control schema, None if there is none. Raises InvalidInput."""
+    table = f"to_regclass('roir.{VERSION_TABLE}')"
+    found = execute(
+        connection, f"SELECT has_table_privilege({table}, 'SELECT') AS may, current_user::text AS role"
+    ).one()
+    if found.may is None:
         return None
+    if not found.may:
+        raise InvalidInput(
+            f"role {quote(found.role)} has no rights on the control schema. Connect as the role that ran roir init, "
+            f"or make this role its member: GRANT … TO {quote(found.role)}"
+        )
     revision = execute(connection, f"SELECT version_num FROM roir.{VERSION_TABLE}").scalar()
     return None if revision is None else str(revision)
 

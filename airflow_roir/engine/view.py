@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import QualifiedName, quote
+from airflow_roir.definition import QualifiedName, argument, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.engine.entry import Entry
@@ -140,7 +140,7 @@ def lost(connection: Connection, name: QualifiedName, generation_id: int) -> str
     renamed = f"view {shows} shows its entries now; rename that view back" if shows else "no view shows its entries"
     return (
         f"index {name}: there is no view of that name, or it isn't roir's: {renamed}. Or drop the index and "
-        f"build it again: roir drop '{name}'"
+        f"build it again: roir drop {argument(name)}"
     )
 
 

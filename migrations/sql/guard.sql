@@ -85,7 +85,7 @@ BEGIN
             problem := CASE c.kind
                 WHEN 'column' THEN format('index %s needs column %I of %s', g.index, c.name, g.source)
                 ELSE format('index %s contains column %I of %s as its present expression generates it', g.index, c.name, g.source) END;
-            hint := format('Drop the index first: roir drop %s.', g.index);
+            hint := format('Drop the index first: roir drop %s', roir.argument(g.index));
             RETURN;
         END IF;
         IF g.fingerprint <> roir.fingerprint(g.source, roir.entry_columns(g.entry)) THEN
@@ -148,7 +148,7 @@ BEGIN
              WHERE o.classid = 'pg_class'::regclass AND o.objsubid = 0 AND i.dropped_at IS NULL
         LOOP
             RAISE WARNING 'index % has lost its table %', orphan.index, orphan.source
-                USING HINT = format('Run: roir drop %s.', orphan.index);
+                USING HINT = format('Run: roir drop %s', roir.argument(orphan.index));
         END LOOP;
     EXCEPTION WHEN OTHERS THEN
         RAISE WARNING 'roir could not check this statement: %', SQLERRM;

@@ -1,6 +1,11 @@
 -- What users may do to an operation from SQL; the command line and Airflow call the same functions. They act by index,
 -- named as in a statement: 'public.flights_by_plane', '"Weird"."Index"'. Each UPDATE names the states that it expects.
 
+-- A name as an argument of a command, to be pasted into a shell.
+CREATE FUNCTION roir.argument(name text) RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN name ~ '^[a-z0-9_.]+$' THEN name ELSE format('''%s''', replace(name, '''', '''"''"''')) END
+$$;
+
 -- The latest operation of a live index. Locked, so that two who want to change it come one after the other.
 CREATE FUNCTION roir.latest_operation(index text) RETURNS roir.operation
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -156,7 +161,7 @@ BEGIN
     VALUES (o.index_id, o.id, actor, 'resume',
             concat_ws(', ', 'parallelism ' || parallelism, 'batch_rows ' || batch_rows,
                       'max_rows_per_second ' || max_rows_per_second));
-    RETURN 'resumed; a waiting DAG run continues automatically; if none waits: roir resume ' || index;
+    RETURN 'resumed; a waiting DAG run continues automatically; if none waits: roir resume ' || roir.argument(index);
 END $$;
 
 -- running, paused, failed -> aborting: every worker of every run is fenced from here on, at its next commit. Whoever

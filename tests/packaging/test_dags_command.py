@@ -40,3 +40,11 @@ def test_what_somebody_changed_is_kept_unless_forced(tmp_path: Path) -> None:
     assert f"{changed}: written over another version" in roir_dags("--to", tmp_path, "--force")
     assert changed.read_bytes() == (DAGS / NAMES[-1]).read_bytes()
     assert (tmp_path / "mine.py").read_text() == "mine"
+
+
+def test_where_nothing_can_be_written_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / NAMES[0]).mkdir()
+    for to in (tmp_path / "file", tmp_path / "file" / "below", tmp_path):
+        with pytest.raises(InvalidInput, match="can't be written to"):
+            roir_dags("--to", to)

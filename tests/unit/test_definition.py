@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from airflow_roir.definition import (
     BuildOptions,
     IndexDefinition,
     QualifiedName,
+    argument,
     parse_columns,
     parse_name,
     quote,
@@ -142,3 +145,12 @@ def test_durations_may_be_zero_and_coverings_are_named() -> None:
     assert BuildOptions(lock_patience_s=0, revert_window_s=0).fixed()["lock_patience_s"] == 0
     with pytest.raises(InvalidInput, match="auto, all, none"):
         BuildOptions(covering="some")
+
+
+def test_an_argument_is_what_a_shell_reads_and_does_nothing_to_a_terminal() -> None:
+    names = ["public.ix", "it's", '"a b"', "$(x) `y` !z", "back\\slash", "'\n\t\x1b[2J\x9b\u202e\U000e0001\\'", "漢🎉"]
+    line = " ".join(map(argument, names))
+    assert line.isprintable()
+    command = ["bash", "-c", f"printf '%s\\0' {line}"]
+    read = subprocess.run(command, env={**os.environ, "LC_ALL": "C.UTF-8"}, capture_output=True, check=True).stdout
+    assert read.decode().split("\0") == [*names, ""]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import quote
+from airflow_roir.definition import argument, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import marks, owner
 from airflow_roir.engine.capture import installation
@@ -62,12 +62,12 @@ def check(
         if change.gone:
             raise PartitionsChanged(
                 f"index {index}: partition {change.name} of {source.name} was dropped or detached without roir; "
-                f"run: roir sync-partitions {source.name}"
+                f"run: roir sync-partitions {argument(source.name)}"
             )
         if change.relation not in known and brings_rows(connection, source, generation_id, entry, change.relation):
             raise PartitionsChanged(
                 f"index {index}: partition {change.name} was attached to {source.name} with rows, without roir; "
-                f"run: roir sync-partitions {source.name}"
+                f"run: roir sync-partitions {argument(source.name)}"
             )
         known.add(change.relation)
     return found

@@ -172,10 +172,11 @@ def _take_away(connection: Connection, row: Row[Any], store: Row[Any], where: st
     for joining in execute(connection, JOINING, {"generation": row.generation_id}).all():
         query = f"SELECT EXISTS (SELECT FROM {store.name} x WHERE {where} AND {joining.within})"
         if execute(connection, query).scalar_one():
+            table = joining.name.replace("'", "''")
             raise LockNotAcquired(
                 f"entries of partition {row.name} can't be removed yet: {joining.name} is being attached with the same "
-                "bounds. Run that roir attach-partition again, or cancel it: SELECT roir.cancel_attach("
-                f"'{joining.name}'). The next roir clean-up continues"
+                f"bounds. Run that roir attach-partition again, or cancel it: SELECT roir.cancel_attach('{table}'). "
+                "The next roir clean-up continues"
             )
     # In a delta it becomes antimatter, whatever the base holds.
     change = (

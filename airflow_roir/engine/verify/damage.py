@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from airflow_roir.definition import argument
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.source import Source
@@ -37,7 +38,7 @@ def remedy_of_source(source: Source) -> str:
 
 def remedy_of_entries(index: str) -> str:
     """What a user must do about the entries."""
-    return f"Rebuild the index from its table: roir build '{index}'"
+    return f"Rebuild the index from its table: roir build {argument(index)}"
 
 
 def itself(entry: Entry, table: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from airflow_roir.definition import VerifyOptions, parse_name
+from airflow_roir.definition import VerifyOptions, argument, parse_name
 from airflow_roir.engine import catalog, live_options, marks, operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -127,7 +127,7 @@ def _adopt(
         )
     if row.status in (Status.FAILED, Status.ABORTING):
         raise OperationFailed(
-            f"index {name}: verification {row.id} is {row.status}: {row.error}. Abort it: roir abort '{name}'"
+            f"index {name}: verification {row.id} is {row.status}: {row.error}. Abort it: roir abort {argument(name)}"
         )
     if operations.heart_beats(row, connection):
         raise operations.running_elsewhere(row, name)
