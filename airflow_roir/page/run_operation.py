@@ -65,10 +65,11 @@ class Change:
         """Fence the workers. The next clean-up removes what was built; Airflow's API has no time for that."""
         said = self._call("abort", {"reason": reason or "on the page Index build", "actor": self.actor})
         what = "It is being aborted already" if said.startswith("being") else "Aborted: no worker commits any more"
-        by = (
-            "The next run" if self.connection_id == DEFAULT_CONNECTION else f"A run for connection {self.connection_id}"
-        )
-        return f"{what}. {by} of {CLEAN_UP_DAG} removes what was built."
+        by = f"The next run of {CLEAN_UP_DAG}"
+        if self.connection_id != DEFAULT_CONNECTION:
+            # Its schedule is the default connection's.
+            by = f"A run of {CLEAN_UP_DAG} for connection {self.connection_id}"
+        return f"{what}. {by} removes what was built."
 
     def set_workers(self, number: int) -> str:
         """Set the parallelism, live. Raises as `_call`, InvalidInput."""

@@ -75,5 +75,5 @@ def test_what_another_tab_did_before_is_told(shop: Any) -> None:
     assert "already paused" in said
     assert "airflow user ann: month-end" in said
     assert one.abort("") == (
-        "Aborted: no worker commits any more. A run for connection shop of clean_up_indexes removes what was built."
+        "Aborted: no worker commits any more. A run of clean_up_indexes for connection shop removes what was built."
     )
