@@ -33,6 +33,10 @@ class SchemaVersionMismatch(RoirError):
     exit_code = 2
 
 
+class SchemaMissing(SchemaVersionMismatch):
+    """The database has no control schema: it has nothing to do with this package, or `roir init` hasn't run yet."""
+
+
 class OperationRunning(RoirError):
     """Another run drives the operation; the message names it."""
 

@@ -31,6 +31,10 @@ RETRIES: dict[str, Any] = {
 }
 
 
+# Where the group is mapped, Airflow's UI shows each task by its index.
+NAMED = "{{ task.index }}"
+
+
 @task_group(default_args=RETRIES)  # type: ignore[untyped-decorator]
 def rebuild_index_group(
     index: str,
@@ -61,7 +65,7 @@ def rebuild_index_group(
     """
     if not (isinstance(verify_before, bool) and isinstance(options, dict | None)):
         raise InvalidInput("give verify_before, builds_at_once and options by partial(): they shape the group itself")
-    what: dict[str, Any] = {"index": index, "postgres_conn_id": postgres_conn_id}
+    what: dict[str, Any] = {"index": index, "postgres_conn_id": postgres_conn_id, "map_index_template": NAMED}
     given = options or {}
     prepare = PrepareIndexBuildOperator(
         task_id="prepare",

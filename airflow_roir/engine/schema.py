@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 import airflow_roir
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.errors import InvalidInput, SchemaVersionMismatch
+from airflow_roir.errors import InvalidInput, SchemaMissing, SchemaVersionMismatch
 
 # Alembic is imported by `init` alone: a Spark worker never is there, and need not have it.
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def check_schema(connection: Connection) -> None:
 
     present = current(connection)
     if present is None:
-        raise SchemaVersionMismatch("this database has no control schema yet; create it with: roir init")
+        raise SchemaMissing("this database has no control schema yet; create it with: roir init")
     _check_known(connection, present)
     if present != head():
         raise SchemaVersionMismatch(

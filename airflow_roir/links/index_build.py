@@ -8,19 +8,24 @@ from urllib.parse import quote
 from airflow.sdk import BaseOperatorLink
 from airflow.sdk.configuration import conf
 
+from airflow_roir.links.live_options import is_mapped, task_path
+
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import RuntimeTaskInstanceProtocol, TaskInstanceKey
 
 
 class IndexBuildLink(BaseOperatorLink):
-    """Opens the tab *Index build* of the task's run."""
+    """Opens the tab *Index build* of the task's run; of a mapped task, its own."""
 
     name = "Index build"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """The page's address, as a path where Airflow's `[api] base_url` isn't set."""
         base = conf.get("api", "base_url", fallback="").rstrip("/")
+        if is_mapped(ti_key):
+            # Of a mapped group each task has an index of its own.
+            return f"{base}{task_path(ti_key)}/plugin/index-build-of-task"
         return f"{base}/dags/{ti_key.dag_id}/runs/{quote(ti_key.run_id, safe='')}/plugin/index-build"
 
 

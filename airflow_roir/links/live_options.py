@@ -21,5 +21,16 @@ class LiveOptionsLink(BaseOperatorLink):
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """The page's address, as a path where Airflow's `[api] base_url` isn't set."""
         base = conf.get("api", "base_url", fallback="").rstrip("/")
-        run_id = quote(ti_key.run_id, safe="")
-        return f"{base}/dags/{ti_key.dag_id}/runs/{run_id}/tasks/{ti_key.task_id}/task-state-store"
+        return f"{base}{task_path(ti_key)}/task-state-store"
+
+
+def task_path(ti_key: TaskInstanceKey) -> str:
+    """The task instance's page in Airflow's UI; one of a mapped task has a page of its own."""
+    path = f"/dags/{ti_key.dag_id}/runs/{quote(ti_key.run_id, safe='')}/tasks/{ti_key.task_id}"
+    return f"{path}/mapped/{ti_key.map_index}" if is_mapped(ti_key) else path
+
+
+def is_mapped(ti_key: TaskInstanceKey) -> bool:
+    """Whether the key is that of one of several task instances of a task."""
+    map_index = getattr(ti_key, "map_index", None)
+    return map_index is not None and map_index >= 0

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_roir.definition import MAX_PARALLELISM
-from airflow_roir.errors import InvalidInput, NotFound, RoirError, SchemaVersionMismatch
+from airflow_roir.errors import InvalidInput, NotFound, RoirError, SchemaMissing, SchemaVersionMismatch
 from airflow_roir.page import databases, settings
 from airflow_roir.page.answer import answer, bounded
 from airflow_roir.page.looks import Looks, NoAnswer
@@ -54,6 +54,8 @@ NO_CACHE = {"Cache-Control": "private, no-cache"}
 INDEXES_FRESH_S = 4.0
 # Of several databases the others are shown all the same.
 SEVERAL_S = 4.0
+# An operation of which something may have to be cleaned up.
+LIVE = ("running", "paused", "failed", "aborting")
 # The largest body that anybody needs, many times over.
 MOST_BYTES = 16_384
 
@@ -227,13 +229,19 @@ def _reads(app: FastAPI) -> None:
         dag_id: Text250,
         run_id: Text250,
         kind: Annotated[Literal["build", "verify", ""], Query()] = "",
+        task_id: Annotated[str, Query(max_length=250)] = "",
+        map_index: Annotated[int, Query(ge=-1, lt=2**31)] = -1,
         connection: Annotated[str | None, Query(max_length=250)] = None,
         operation: Annotated[int | None, Query(ge=1, lt=2**63)] = None,
     ) -> Response:
         plain("run_id", run_id)
         run = await _run(looks, dag_id, run_id)
         found, troubles = await _found(looks, run)
-        shown = _choose(found, kind, connection, operation)
+        if operation is None and kind != "verify" and (begun := run.prepared_by(task_id, map_index)) is not None:
+            mine = [one for one in found if one.operation == begun]
+            shown = _choose(mine or found, kind, None, None)
+        else:
+            shown = _choose(found, kind, connection, operation)
         content: dict[str, Any] = {
             "run": {"dag_id": run.dag_id, "run_id": run.run_id, "state": run.state, "switch_off": run.switch_off},
             "may_change": await run_in_threadpool(may, user, "PUT", dag_id),
@@ -247,6 +255,11 @@ def _reads(app: FastAPI) -> None:
                 raise NoAnswerYet(troubles[0])
             return answer(request, content)
         one = shown
+        content["task"] = run.task_of(one)
+        content["clean_up"] = settings.CLEAN_UP_DAG
+        content["may_clean_up"] = one.status in LIVE and await run_in_threadpool(
+            may, user, "POST", settings.CLEAN_UP_DAG
+        )
         try:
             content["progress"] = await looks.look(
                 one.connection, ("progress", one.operation), lambda: _progress(one.connection, one.operation)
@@ -257,13 +270,20 @@ def _reads(app: FastAPI) -> None:
         content["paused_by_switch"] = is_paused_by_switch(run, by)
         return answer(request, content)
 
+    # By connection: what is shown while a database with very many indexes is looked at again.
+    last: dict[str, Any] = {}
+
     async def read_database(connection_id: str) -> dict[str, Any] | None:
         one: dict[str, Any] = {"connection": connection_id, "indexes": [], "trouble": None}
         try:
             one["indexes"] = await rare.look(connection_id, "indexes", lambda: _indexes(connection_id), SEVERAL_S)
+            last[connection_id] = one["indexes"]
+        except NoAnswer as reason:
+            one["indexes"] = last.get(connection_id, [])
+            one["trouble"] = f"{reason}; this was found before" if one["indexes"] else f"{reason}; nothing is shown yet"
         except DBAPIError as error:
             one["trouble"] = databases.trouble(connection_id, error)
-        except (SchemaVersionMismatch, NotFound) as reason:
+        except (SchemaMissing, NotFound) as reason:
             if not settings.named_connections():
                 # Only a run's form has named it: it may have no index at all.
                 return None
@@ -311,7 +331,8 @@ def _changes(app: FastAPI) -> None:
         plain("run_id", run_id)
         about = await run_in_threadpool(read_run, dag_id, run_id)
         connection = body.connection
-        if connection not in ([about.connection] if about.connection else databases.connection_ids()):
+        known = [about.connection] if about.connection else await run_in_threadpool(databases.connection_ids)
+        if connection not in known:
             raise HTTPException(404, "the run isn't about that connection")
 
         def work() -> str:
@@ -320,8 +341,7 @@ def _changes(app: FastAPI) -> None:
 
         looks: Looks = app.state.looks
         try:
-            # A key of its own: no two changes are one.
-            said = await looks.look(connection, object(), work)
+            said = await looks.change(connection, work)
         except DBAPIError as error:
             raise NoAnswerYet(databases.trouble(connection, error)) from None
         looks.forget(connection)
@@ -358,7 +378,7 @@ async def _found(looks: Looks, run: Run) -> tuple[list[Found], list[str]]:
                 troubles.append(str(reason))
 
     await asyncio.gather(*map(look, ids))
-    return sorted(found, key=lambda one: (not one.drives, -one.operation)), sorted(troubles)
+    return sorted(found, key=lambda one: (not one.drives, not one.at_work, -one.operation)), sorted(troubles)
 
 
 def _choose(found: list[Found], kind: str, connection: str | None, operation: int | None) -> Found | None:

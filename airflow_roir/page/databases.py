@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,8 +16,11 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.database import Database, is_transient, said, sqlstate
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.hooks.roir import dsn_of
+from airflow_roir.one_line import one_line
 from airflow_roir.page.sessions import Sessions
 from airflow_roir.page.settings import DEFAULT_CONNECTION, named_connections, our_dags
+
+log = logging.getLogger(__name__)
 
 # Runs whose forms are read for the connections that they name.
 RUNS = 300
@@ -106,6 +110,7 @@ def _set(session: Any, **settings: object) -> None:
 def trouble(connection_id: str, error: DBAPIError) -> str:
     """What to tell of a database's error. libpq's own texts quote host, user and database, so they stay here."""
     state, text = sqlstate(error), str(error.orig)
+    log.warning("The database of connection %s: %s %s", one_line(connection_id), state, one_line(text))
     of = f"the database of connection {connection_id}"
     if state in ("57014", "55P03"):
         return f"{of} didn't answer within {STATEMENT_MS // 1000} s"
@@ -117,6 +122,8 @@ def trouble(connection_id: str, error: DBAPIError) -> str:
         return f"{of} refuses the login"
     if "does not exist" in text and not state:
         return f"{of} refuses the login: its role or database doesn't exist"
+    if not state and "FATAL:" in text and "starting up" not in text and "shutting down" not in text:
+        return f"{of} refuses the session; the API server's log has the reason"
     if is_transient(error):
         return f"{of} can't be reached"
     return f"{of} reports an error{f' ({state})' if state else ''}; the API server's log has it"

@@ -62,6 +62,26 @@ class Looks:
         except (TimeoutError, asyncio.TimeoutError):
             raise NoAnswer(f"the database of connection {lane} hasn't answered within {patience_s:g} s") from None
 
+    async def change(self, lane: str, work: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+        """The result of `work`, which is shared with nobody, and doesn't begin any more when the asker has left.
+
+        Raises what `work` raised, NoAnswer after `patience_s` seconds.
+        """
+        left = threading.Event()
+
+        def unless_left() -> T:
+            if left.is_set():
+                raise NoAnswer("nobody waits for this change any more")
+            return work()
+
+        try:
+            # A key of its own: no two changes are one.
+            return await self.look(lane, object(), unless_left, patience_s)
+        except NoAnswer as reason:
+            raise NoAnswer(f"{reason}. A change that has begun may still take effect: look again") from None
+        finally:
+            left.set()
+
     def forget(self, lane: str) -> None:
         """Look again from here on: something was changed in that database."""
         with self._lock:
@@ -93,11 +113,13 @@ class Looks:
         return executor
 
     def _run(self, look: _Look, work: Callable[[], Any]) -> None:
+        begun = time.monotonic()
         try:
             result = work()
         except BaseException as error:  # handed on to all who wait
             look.until = time.monotonic() + self._failed_s
             look.future.set_exception(error)
         else:
-            look.until = time.monotonic() + self._fresh_s
+            # One that took longer than anybody waits is kept for as long: else no asker would ever get it.
+            look.until = time.monotonic() + max(self._fresh_s, 2 * (time.monotonic() - begun))
             look.future.set_result(result)

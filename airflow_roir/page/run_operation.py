@@ -13,6 +13,7 @@ from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import IllegalTransition, InvalidInput, NotFound, OperationRunning, RoirError
+from airflow_roir.page.settings import CLEAN_UP_DAG, DEFAULT_CONNECTION
 from airflow_roir.page.targets import Found, Run, find
 from airflow_roir.quantity import counted
 from airflow_roir.task.dag_switch import actor_of_switch
@@ -47,7 +48,10 @@ class Change:
 
     def pause(self, reason: str) -> str:
         """Pause it. Raises as `_call`; returns what to tell the user."""
-        self._call("pause", {"reason": reason or "on the page Index build", "actor": self.actor})
+        said = self._call("pause", {"reason": reason or "on the page Index build", "actor": self.actor})
+        if said.startswith("already"):
+            # Another tab, another user, or the switch: their reason stays.
+            return f"It is {said}"
         return "Paused. The workers finish their open batches."
 
     def resume(self) -> str:
@@ -59,8 +63,13 @@ class Change:
 
     def abort(self, reason: str) -> str:
         """Fence the workers. The next clean-up removes what was built; Airflow's API has no time for that."""
-        self._call("abort", {"reason": reason or "on the page Index build", "actor": self.actor})
-        return "Aborted. The next run of clean_up_indexes removes what was built."
+        said = self._call("abort", {"reason": reason or "on the page Index build", "actor": self.actor})
+        what = "It is being aborted already" if said.startswith("being") else "Aborted: no worker commits any more"
+        by = f"The next run of {CLEAN_UP_DAG}"
+        if self.connection_id != DEFAULT_CONNECTION:
+            # Its schedule is the default connection's.
+            by = f"A run of {CLEAN_UP_DAG} for connection {self.connection_id}"
+        return f"{what}. {by} removes what was built."
 
     def set_workers(self, number: int) -> str:
         """Set the parallelism, live. Raises as `_call`, InvalidInput."""
@@ -83,8 +92,8 @@ class Change:
             f"run {self.run.run_id} of DAG {self.run.dag_id} doesn't drive operation {self.operation} (any more)"
         )
 
-    def _call(self, function: str, values: dict[str, Any]) -> None:
-        """Call one of the functions that users have in SQL, on this operation alone.
+    def _call(self, function: str, values: dict[str, Any]) -> str:
+        """Call one of the functions that users have in SQL, on this operation alone; what it says.
 
         Raises NotFound, IllegalTransition, InvalidInput, OperationRunning (the run doesn't drive it).
         """
@@ -98,7 +107,8 @@ class Change:
                 if latest != self.operation:
                     raise IllegalTransition(f"operation {self.operation} has ended; operation {latest} has begun since")
                 named = ", ".join(f"{name} => %({name})s" for name in values)
-                execute(connection, f"SELECT roir.{function}(%(index)s, {named})", {"index": index, **values})
+                call = f"SELECT roir.{function}(%(index)s, {named})"
+                return str(execute(connection, call, {"index": index, **values}).scalar_one())
         except DBAPIError as error:
             refusal = REFUSALS.get(sqlstate(error))
             if refusal is None:

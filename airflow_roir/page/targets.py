@@ -12,7 +12,7 @@ from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
 from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, or_, select
 
 from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine import operations
@@ -20,10 +20,11 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.page.databases import connection_of
-from airflow_roir.page.settings import our_dags
+from airflow_roir.page.settings import VERIFY_DAG, our_dags
 
 # Of one run; a DAG of groups has one per index.
 MOST = 50
+PREPARE = "prepare"
 # As `Run.owner` has it; a DAG's id has no space. `airflow user NAME` is one who has aborted it.
 OWNER = re.compile(r"airflow (?!user )([\w.-]+) (.+)")
 
@@ -37,7 +38,9 @@ SELECT o.id, o.kind, o.status, o.owner, o.created_by, i.schema_name, i.name,
     OR o.id = (SELECT max(x.id) FROM roir.operation x JOIN roir.index n ON n.id = x.index_id
                 WHERE n.dropped_at IS NULL AND n.name = %(name)s
                   AND (%(schema)s::text IS NULL OR n.schema_name = %(schema)s))
- ORDER BY o.owner IS NOT DISTINCT FROM %(run)s OR o.created_by = %(run)s OR o.id = ANY (%(adopted)s) DESC, o.id DESC
+ ORDER BY o.owner IS NOT DISTINCT FROM %(run)s OR o.created_by = %(run)s OR o.id = ANY (%(adopted)s) DESC,
+          -- What is at work first: of a hundred that were prepared at once, one may be.
+          alive DESC NULLS LAST, live DESC, o.id DESC
  LIMIT %(most)s
 """
 
@@ -51,7 +54,27 @@ class Run:
     state: str
     switch_off: bool
     form: dict[str, Any]
-    adopted: tuple[int, ...]
+    # What its tasks `prepare` have returned, by group and map index; '' is no group.
+    prepared: dict[tuple[str, int], int]
+
+    @property
+    def adopted(self) -> tuple[int, ...]:
+        """What its own task `prepare` has returned."""
+        return tuple(number for (group, _), number in self.prepared.items() if not group)
+
+    def prepared_by(self, task_id: str, map_index: int) -> int | None:
+        """The operation that a task is about, by the task `prepare` beside it."""
+        return self.prepared.get((task_id.rpartition(".")[0], map_index)) if task_id else None
+
+    def task_of(self, one: Found) -> dict[str, Any] | None:
+        """The task that drives an operation, where that can be known."""
+        if one.kind == "verify":
+            task = {VERIFY_DAG: "verify", "rebuild_index": "verify_before"}.get(self.dag_id)
+            return None if task is None else {"task_id": task, "map_index": -1}
+        for (group, map_index), number in self.prepared.items():
+            if number == one.operation:
+                return {"task_id": f"{group}.build" if group else "build", "map_index": map_index}
+        return None
 
     @property
     def owner(self) -> str:
@@ -80,7 +103,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """An operation that a run is about. drives: the run drives it, or is the one that would continue it."""
+    """An operation that a run is about. drives: the run drives it, or is the one that would continue it.
+
+    at_work: somebody drives it now.
+    """
 
     connection: str
     operation: int
@@ -88,6 +114,7 @@ class Found:
     kind: str
     status: str
     drives: bool
+    at_work: bool
 
 
 def read_run(dag_id: str, run_id: str) -> Run:
@@ -97,11 +124,11 @@ def read_run(dag_id: str, run_id: str) -> Run:
         if run is None:
             raise NotFound(f"DAG {dag_id} has no run {run_id}")
         dag = session.get(DagModel, dag_id)
-        values = session.scalars(
-            select(XComModel.value).where(
+        values = session.execute(
+            select(XComModel.task_id, XComModel.map_index, XComModel.value).where(
                 XComModel.dag_id == dag_id,
                 XComModel.run_id == run_id,
-                XComModel.task_id == "prepare",
+                or_(XComModel.task_id == PREPARE, XComModel.task_id.endswith(f".{PREPARE}")),
                 XComModel.key == "return_value",
             )
         ).all()
@@ -111,7 +138,11 @@ def read_run(dag_id: str, run_id: str) -> Run:
             str(getattr(run.state, "value", run.state)),
             bool(dag is not None and dag.is_paused),
             run.conf if isinstance(run.conf, dict) else {},
-            tuple(number for value in values if (number := _number(value)) is not None),
+            {
+                (one.task_id.rpartition(".")[0], one.map_index): number
+                for one in values
+                if (number := _number(one.value)) is not None
+            },
         )
 
 
@@ -155,6 +186,7 @@ def find(connection: Connection, connection_id: str, run: Run) -> list[Found]:
             # Another run that is alive drives its own: this one only waits for it.
             row.live
             and (row.owner == run.owner or ((row.created_by == run.owner or row.id in adopted) and not row.alive)),
+            bool(row.alive),
         )
         for row in rows
     ]

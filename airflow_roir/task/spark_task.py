@@ -38,7 +38,7 @@ DONE = 0
 
 
 def spark_of(where: str | None) -> SparkOptions:
-    """Where Spark runs. Raises AirflowFailException, since no retry can help, for what is no master and no connection."""
+    """Where Spark runs. Raises AirflowFailException for what is no master and no connection: no retry can help."""
     given = optional_text(where)
     try:
         return resolve_spark(given)

@@ -70,11 +70,14 @@ with DAG(
     def bloated(params: dict[str, Any]) -> list[str]:
         """The indexes to rebuild, those that win most first. One that has an unfinished operation is left alone."""
         from airflow_roir.engine.indexes import indexes
-        from airflow_roir.hooks.roir import RoirHook
+        from airflow_roir.task.open_database import open_database
+        from airflow_roir.task.roir_operator import failing_clearly
 
+        with failing_clearly():
+            found = indexes(open_database(params["postgres_conn_id"], "roir airflow bloated"))
         worth = [
             (facts.bloat.win_bytes or 0, facts.index)
-            for facts in indexes(RoirHook(params["postgres_conn_id"]).get_database())
+            for facts in found
             if facts.bloat is not None
             and facts.operation is None
             and (facts.bloat.win_share or 0) * 100 >= params["least_win"]

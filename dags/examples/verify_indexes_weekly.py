@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, task
 
+from airflow_roir.definition import MAX_SLICES
 from airflow_roir.operators.verify import VerifyIndexOperator
 
 with DAG(
@@ -26,6 +27,7 @@ with DAG(
             7,
             type="integer",
             minimum=1,
+            maximum=MAX_SLICES,
             title="Slices",
             description="In how many runs all of an index is compared: 7 nights are a week.",
         ),
@@ -60,10 +62,12 @@ with DAG(
     def published(params: dict[str, Any]) -> list[str]:
         """The indexes that readers see. The comparison of one that is being rebuilt waits for that."""
         from airflow_roir.engine.indexes import indexes
-        from airflow_roir.hooks.roir import RoirHook
+        from airflow_roir.task.open_database import open_database
+        from airflow_roir.task.roir_operator import failing_clearly
 
-        database = RoirHook(params["postgres_conn_id"]).get_database()
-        return [facts.index for facts in indexes(database) if facts.state == "published"]
+        with failing_clearly():
+            database = open_database(params["postgres_conn_id"], "roir airflow published")
+            return [facts.index for facts in indexes(database) if facts.state == "published"]
 
     VerifyIndexOperator.partial(
         task_id="verify",
@@ -72,4 +76,5 @@ with DAG(
         spark="{{ params.spark }}",
         postgres_conn_id="{{ params.postgres_conn_id }}",
         max_active_tis_per_dagrun=1,
+        map_index_template="{{ task.index }}",
     ).expand(index=published())

@@ -71,6 +71,7 @@ def test_a_mapped_group_gives_each_index_its_own_operation() -> None:
     )
     assert build.operation_id.resolve({"ti": ti}) == 17
     assert [(how["task_ids"], how["map_indexes"]) for how in pulled] == [("rebuild_index_group.prepare", 1)]
+    assert build.map_index_template == "{{ task.index }}", "the UI shows the index, not a number"
     mapped = DictOfListsExpandInput({"index": ["a", "b"]})
     assert mapped.resolve({"ti": SimpleNamespace(map_index=1), "expanded_ti_count": 2})[0]["index"] == "b"
     restored = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))

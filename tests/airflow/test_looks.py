@@ -91,3 +91,43 @@ def test_a_database_that_hangs_holds_up_no_other() -> None:
         assert asyncio.run(ask()) == 7
     finally:
         freed.set()
+
+
+def test_a_look_that_takes_longer_than_anybody_waits_is_seen_by_who_asks_again() -> None:
+    """A thousand indexes take longer than the page waits. Their facts would be old before anybody got them."""
+    looks, freed = Looks(fresh_s=0), threading.Event()
+    calls: list[int] = []
+
+    def work() -> int:
+        calls.append(0)
+        freed.wait()
+        return len(calls)
+
+    async def ask() -> int:
+        with pytest.raises(NoAnswer):
+            await looks.look("shop", "indexes", work, patience_s=0.05)
+        freed.set()
+        await looks.look("shop", "indexes", work)
+        return await looks.look("shop", "indexes", work)
+
+    assert (asyncio.run(ask()), len(calls)) == (1, 1)
+
+
+def test_a_change_that_nobody_waits_for_does_not_begin() -> None:
+    """Who was told that the database doesn't answer may want something else by the time it does."""
+    looks, freed, begun = Looks(), threading.Event(), threading.Event()
+
+    async def ask() -> int:
+        for number in range(shared.THREADS):
+            with pytest.raises(NoAnswer):
+                await looks.look("hanging", number, freed.wait, patience_s=0.01)
+        with pytest.raises(NoAnswer, match="may still take effect: look again"):
+            await looks.change("hanging", begun.set, patience_s=0.01)
+        freed.set()
+        # Behind it in the same queue, for each thread of the lane.
+        for number in range(shared.THREADS):
+            await looks.look("hanging", ("after", number), lambda: 0)
+        return await looks.change("hanging", lambda: 7)
+
+    assert asyncio.run(ask()) == 7
+    assert not begun.is_set()

@@ -475,6 +475,6 @@ def test_no_verification_begins_that_has_no_spark(
     monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps(cluster))
     for spark in ("no_such_spark", "cluster"):
         verify = VerifyIndexOperator(task_id="verify", spark=spark, **WHAT)
-        with pytest.raises(AirflowFailException, match="no_such_spark|deploy mode"):
+        with pytest.raises(AirflowFailException, match=r"no_such_spark|deploy mode"):
             verify.execute(context)  # type: ignore[arg-type]
     assert operations.find_operation(shop.database, INDEX).id == before

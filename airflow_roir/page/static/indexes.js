@@ -89,8 +89,8 @@ function sectionOf(connection) {
       node: el("section", { class: "database", "aria-label": `Connection ${connection}` }, el("header", { class: "row ends" }, el("h2", {}, el("span", { class: "faint", text: "Connection " }), connection), cleanUp), asks, trouble, rows, empty),
       show(database, content) {
         trouble.hidden = !database.trouble;
-        put(trouble, database.trouble ? `Not shown: ${database.trouble}.` : "");
-        cleanUp.hidden = !content.may.clean_up || Boolean(database.trouble);
+        put(trouble, !database.trouble ? "" : database.indexes.length ? `Not up to date: ${database.trouble}.` : `Not shown: ${database.trouble}.`);
+        cleanUp.hidden = !content.may.clean_up || Boolean(database.trouble && !database.indexes.length);
         cleanUp.onclick = () =>
           ask(asks, cleanUp, {
             title: "Clean up this database?",

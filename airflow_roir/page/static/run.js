@@ -14,7 +14,6 @@ let page = null;
 const KIND = { create: "First build of", rebuild: "Rebuild of", verify: "Verification of" };
 const STATUS = { running: "Running", pausing: "Pausing", paused: "Paused", completed: "Completed", failed: "Failed", aborting: "Aborting", aborted: "Aborted" };
 const OVER = ["completed", "failed", "aborted"];
-const BUILD_TASK = { create: "build", rebuild: "build", verify: "verify" };
 
 function address(path, more = {}) {
   const of = new URLSearchParams({ dag_id: asked.get("dag_id") ?? "", run_id: asked.get("run_id") ?? "", ...more });
@@ -23,8 +22,10 @@ function address(path, more = {}) {
 
 const poll = new Poll({
   address: () => {
-    const kind = /^verify/.test(asked.get("task_id") ?? "") ? { kind: "verify" } : asked.get("task_id") ? { kind: "build" } : {};
-    return address("", chosen ? { ...kind, ...chosen } : kind);
+    const kind = /(^|\.)verify/.test(asked.get("task_id") ?? "") ? { kind: "verify" } : asked.get("task_id") ? { kind: "build" } : {};
+    // Of a mapped task each instance has an operation of its own.
+    const task = asked.get("task_id") ? { task_id: asked.get("task_id"), map_index: /^\d+$/.test(asked.get("map_index") ?? "") ? asked.get("map_index") : "-1" } : {};
+    return address("", { ...kind, ...task, ...(chosen ?? {}) });
   },
   every: (content) => {
     const status = content.progress?.status;
@@ -40,8 +41,10 @@ const poll = new Poll({
       main.replaceChildren(nothing(content));
       return;
     }
-    if (page?.operation !== content.progress.operation_id) {
-      page = new Build(content.progress.operation_id);
+    // Operations of two databases may have one number: an open question must not be answered for the other.
+    const key = JSON.stringify([content.chosen.connection, content.progress.operation_id]);
+    if (page?.key !== key) {
+      page = new Build(key);
       main.replaceChildren(page.node);
     }
     page.show(content);
@@ -80,8 +83,8 @@ class Tile {
 }
 
 class Build {
-  constructor(operation) {
-    this.operation = operation;
+  constructor(key) {
+    this.key = key;
     this.spoken = null;
     this.busy = false;
     this.wanted = null;
@@ -106,6 +109,7 @@ class Build {
     this.pauseButton = el("button", { type: "button", class: "main", text: "Pause", onclick: () => this.askPause() });
     this.resumeButton = el("button", { type: "button", class: "main", text: "Resume", onclick: () => this.change("resume") });
     this.abortButton = el("button", { type: "button", class: "quiet-danger", text: "Abort", onclick: () => this.askAbort() });
+    this.cleanUpButton = el("button", { type: "button", text: "Clean up now", onclick: () => this.cleanUp() });
     this.fewer = el("button", { type: "button", "aria-label": "One worker fewer", text: "−", onclick: () => this.step(-1) });
     this.more = el("button", { type: "button", "aria-label": "One worker more", text: "+", onclick: () => this.step(1) });
     this.number = el("output", { "aria-label": "Workers wanted" });
@@ -128,7 +132,7 @@ class Build {
         "header",
         { class: "head" },
         el("div", { class: "title" }, this.eyebrow, el("div", { class: "row" }, this.name, this.chip), this.source),
-        (this.controls = el("div", { class: "controls" }, this.pauseButton, this.resumeButton, this.abortButton)),
+        (this.controls = el("div", { class: "controls" }, this.pauseButton, this.resumeButton, this.abortButton, this.cleanUpButton)),
       ),
       this.said,
       this.asks,
@@ -202,7 +206,7 @@ class Build {
     this.showWorkers(p);
     this.showControls(content);
     this.showLists(p);
-    this.showLinks(p, run);
+    this.showLinks(content);
     const words = `${STATUS[p.status] ?? p.status}, phase ${p.phase}`;
     if (this.spoken !== words) {
       say(`${p.index}: ${words}`);
@@ -234,7 +238,7 @@ class Build {
     } else if (p.status === "running") {
       put(this.left, "Time left: not known yet");
     } else {
-      put(this.left, { completed: "Done", failed: "It can't continue", aborted: "What was built is gone", aborting: "What was built is being removed", paused: "Paused; nothing is lost", pausing: "The open batches end" }[p.status] ?? "");
+      put(this.left, { completed: "Done", failed: "It can't continue", aborted: "What was built is gone", aborting: "What was built waits for the clean-up", paused: "Paused; nothing is lost", pausing: "The open batches end" }[p.status] ?? "");
     }
   }
 
@@ -284,15 +288,17 @@ class Build {
     );
   }
 
-  showControls({ progress: p, may_change: may, chosen: one, paused_by_switch: bySwitch, run }) {
+  showControls({ progress: p, may_change: may, may_clean_up: mayCleanUp, chosen: one, paused_by_switch: bySwitch, run }) {
     const can = may && one.drives;
-    this.controls.hidden = !can;
-    this.pauseButton.hidden = p.status !== "running";
-    this.resumeButton.hidden = p.status !== "paused" && p.status !== "pausing";
+    // An aborted operation has no driver any more; who may clean up need not be who may edit the run.
+    this.cleanUpButton.hidden = p.status !== "aborting" || !mayCleanUp;
+    this.controls.hidden = !can && this.cleanUpButton.hidden;
+    this.pauseButton.hidden = !can || p.status !== "running";
+    this.resumeButton.hidden = !can || (p.status !== "paused" && p.status !== "pausing");
     // The switch that paused it would pause it again.
     this.resumeButton.disabled = this.busy || (bySwitch && run.switch_off);
-    this.abortButton.hidden = ["completed", "aborting", "aborted"].includes(p.status);
-    this.pauseButton.disabled = this.abortButton.disabled = this.busy;
+    this.abortButton.hidden = !can || ["completed", "aborting", "aborted"].includes(p.status);
+    this.pauseButton.disabled = this.abortButton.disabled = this.cleanUpButton.disabled = this.busy;
     const live = can && ["running", "pausing", "paused"].includes(p.status);
     this.fewer.hidden = this.more.hidden = !live;
     const wanted = this.wanted ?? p.workers?.wanted ?? null;
@@ -339,16 +345,17 @@ class Build {
     );
   }
 
-  showLinks(p, run) {
-    const task = asked.get("task_id") || BUILD_TASK[p.kind] || "build";
+  showLinks({ progress: p, run, task: driver }) {
+    const mapped = Number.parseInt(asked.get("map_index") ?? "-1", 10);
+    const task = asked.get("task_id") ? { task_id: asked.get("task_id"), map_index: mapped } : driver;
     const over = OVER.includes(p.status);
-    const key = `${task} ${p.spark_ui} ${over}`;
+    const key = JSON.stringify([task, p.spark_ui, over]);
     if (this.linked === key) return;
     this.linked = key;
     const to = `dags/${part(run.dag_id)}/runs/${part(run.run_id)}`;
     const spark = p.spark_ui && !over ? safe(p.spark_ui) : null;
     this.links.replaceChildren(
-      link("Log", `${to}/tasks/${part(task)}`),
+      ...(task ? [link("Log", `${to}/tasks/${part(task.task_id)}${task.map_index >= 0 ? `/mapped/${task.map_index}` : ""}`)] : []),
       link("Run", to),
       ...(spark ? [link("Spark’s UI", spark)] : []),
       link("All indexes", "plugin/indexes"),
@@ -380,11 +387,13 @@ class Build {
     const p = this.content.progress;
     this.ask({
       title: p.kind === "verify" ? "Abort this verification?" : "Abort this build?",
-      text: p.kind === "verify" ? "What was compared so far is lost. The index and its table stay as they are." : `What was built so far is lost (${many(p.rows ?? 0, "row")}). The table and the published index stay as they are. To stop for a while, pause it instead.`,
+      text: p.kind === "verify" ? "What was compared so far is lost. The index and its table stay as they are." : `What was built so far is lost (${many(p.rows ?? 0, "row")}). Workers stop at once. The DAG ${this.content.clean_up} removes what was built${this.content.may_clean_up ? ", and is triggered for that" : ""}; until then writes to the table maintain it, too. The table and the published index stay as they are. To stop for a while, pause it instead.`,
       field: "Why, for others to read (optional)",
       verb: "Abort",
       danger: true,
-      yes: (reason) => this.change("abort", { reason }),
+      yes: async (reason) => {
+        if ((await this.change("abort", { reason })) && this.content.may_clean_up) await this.cleanUp();
+      },
     });
   }
 
@@ -421,12 +430,30 @@ class Build {
       // Until the next look shows it.
       if (more.parallelism) this.content.progress.workers.wanted = more.parallelism;
       this.tell(said, false);
+      return true;
     } catch (refusal) {
       this.tell(refusal.message, true);
+      return false;
     } finally {
       this.busy = false;
       this.showControls(this.content);
       poll.now();
+    }
+  }
+
+  /** Have the DAG that cleans up do so for this database: its own schedule may be of another one. */
+  async cleanUp() {
+    const { clean_up: dag, chosen: one } = this.content;
+    this.busy = true;
+    this.showControls(this.content);
+    try {
+      await send(`../api/v2/dags/${encodeURIComponent(dag)}/dagRuns`, { logical_date: null, conf: { postgres_conn_id: one.connection } });
+      this.tell(`${dag} is triggered: it removes what was built.`, false);
+    } catch (refusal) {
+      this.tell(`What was built waits for ${dag}: ${refusal.message}`, true);
+    } finally {
+      this.busy = false;
+      this.showControls(this.content);
     }
   }
 

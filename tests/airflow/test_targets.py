@@ -1,0 +1,79 @@
+"""Which operations a DAG run is about, and which of them its page shows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import prepare
+from airflow_roir.engine.run import start_run
+from airflow_roir.links.index_build import IndexBuildLink
+from airflow_roir.links.live_options import LiveOptionsLink
+from airflow_roir.page.run_operation import Change
+from airflow_roir.page.targets import Found, Run, operations_of
+
+OWNER = "airflow nightly r1"
+
+
+def run_of(dag_id: str = "nightly", **prepared: int) -> Run:
+    """A run whose tasks `prepare` have returned these, by map index of the group `rebuild`."""
+    return Run(dag_id, "r1", "running", False, {}, {("rebuild", int(n[1:])): found for n, found in prepared.items()})
+
+
+def begin(shop: Any, index: str) -> int:
+    definition = IndexDefinition.parse(f"public.{index}", "public.item", ["price"])
+    return prepare.prepare(shop.database, definition, BuildOptions(), OWNER).operation_id
+
+
+def test_of_many_operations_the_one_at_work_comes_first(shop: Any) -> None:
+    """A mapped group prepares all its indexes, then builds one after the other: the rest waits."""
+    waits = [begin(shop, f"waits_{n}") for n in range(2)]
+    works = begin(shop, "works")
+    later = begin(shop, "later")
+    start_run(shop.database, "public.works", OWNER)
+    found = operations_of(shop.database, "shop", run_of())
+    assert [one.operation for one in found] == [works, later, *reversed(waits)]
+    assert [one.at_work for one in found] == [True, False, False, False]
+    assert all(one.drives for one in found)
+
+
+def test_a_task_of_a_mapped_group_has_an_operation_of_its_own() -> None:
+    run = run_of(_0=7, _1=8)
+    assert run.prepared_by("rebuild.build", 1) == 8
+    assert run.prepared_by("rebuild.finalize", 0) == 7
+    assert [run.prepared_by("build", -1), run.prepared_by("", -1), run.prepared_by("other.build", 0)] == [None] * 3
+    assert run.adopted == (), "in a group of somebody's own nothing is adopted"
+    build = Found("shop", 8, "public.i", "rebuild", "running", True, True)
+    assert run.task_of(build) == {"task_id": "rebuild.build", "map_index": 1}
+    assert run.task_of(Found("shop", 9, "public.i", "rebuild", "running", True, True)) is None
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "task"), [("rebuild_index", "verify_before"), ("verify_index", "verify"), ("nightly", None)]
+)
+def test_the_log_of_a_verification_is_that_of_a_task_which_exists(dag_id: str, task: str | None) -> None:
+    found = run_of(dag_id).task_of(Found("shop", 9, "public.i", "verify", "running", True, True))
+    assert found == (None if task is None else {"task_id": task, "map_index": -1})
+
+
+@pytest.mark.parametrize(("map_index", "task"), [(-1, "tasks/rebuild.build"), (0, "tasks/rebuild.build/mapped/0")])
+def test_the_links_of_a_mapped_task_lead_to_its_own_page(map_index: int, task: str) -> None:
+    key: Any = SimpleNamespace(dag_id="nightly", run_id="r 1", task_id="rebuild.build", map_index=map_index)
+    of_run, nothing = "/dags/nightly/runs/r%201", None
+    assert LiveOptionsLink().get_link(nothing, ti_key=key) == f"{of_run}/{task}/task-state-store"  # type: ignore[arg-type]
+    page = f"{of_run}/{task}/plugin/index-build-of-task" if map_index >= 0 else f"{of_run}/plugin/index-build"
+    assert IndexBuildLink().get_link(nothing, ti_key=key) == page  # type: ignore[arg-type]
+
+
+def test_what_another_tab_did_before_is_told(shop: Any) -> None:
+    one, another = (Change(shop.database, "shop", run_of(), begin(shop, "i"), user) for user in ("ann", "bob"))
+    assert one.pause("month-end").startswith("Paused")
+    said = another.pause("backup")
+    assert "already paused" in said
+    assert "airflow user ann: month-end" in said
+    assert one.abort("") == (
+        "Aborted: no worker commits any more. A run of clean_up_indexes for connection shop removes what was built."
+    )
