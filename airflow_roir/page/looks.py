@@ -19,7 +19,7 @@ T = TypeVar("T")
 FRESH_S = 1.0
 # A database that can't be reached isn't asked by every tab in turn.
 FAILED_FRESH_S = 3.0
-# Longer than a connection attempt may take (ten seconds) nobody waits.
+# No asker waits longer than a connection attempt may take (ten seconds).
 PATIENCE_S = 8.0
 # Of results, kept; a result is some ten kilobytes.
 KEPT = 256
@@ -63,7 +63,7 @@ class Looks:
             raise NoAnswer(f"the database of connection {lane} hasn't answered within {patience_s:g} s") from None
 
     async def change(self, lane: str, work: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
-        """The result of `work`, which is shared with nobody, and doesn't begin any more when the asker has left.
+        """The result of `work`, which is not shared, and doesn't begin any more when the asker has left.
 
         Raises what `work` raised, NoAnswer after `patience_s` seconds.
         """
@@ -71,7 +71,7 @@ class Looks:
 
         def unless_left() -> T:
             if left.is_set():
-                raise NoAnswer("nobody waits for this change any more")
+                raise NoAnswer("its asker has left: this change is not made")
             return work()
 
         try:
