@@ -16,7 +16,7 @@ from tests.conftest import run_sql
 from tests.engine import stages, steps
 from tests.engine.steps import session, sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 TIMES = 10
 TWIN = "twin"

@@ -26,7 +26,7 @@ from tests.conftest import deadlocks, run_sql
 from tests.engine import steps
 from tests.engine.steps import session, sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 # For what ends within a second.
 PATIENCE_S = 60.0

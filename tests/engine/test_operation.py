@@ -13,7 +13,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.interposed import before
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 
 def make_table(dsn: str, rows: int = 1000) -> None:

@@ -27,7 +27,7 @@ from tests.engine import steps, verifying
 from tests.engine.interposed import before
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 # Types whose text depends on settings, each as a bound of partitions. One more has a backslash and quotes in it.
 BOUNDS = {

@@ -15,7 +15,7 @@ from tests.engine.interposed import changed
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 GATE = 77
 

@@ -40,7 +40,6 @@ SUBTLE = {
 }
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("corruption", SUBTLE)
 def test_what_a_sum_could_hide_is_found(database: Database, dsn: str, corruption: str) -> None:
     base = build_index(dsn, database, TABLE, FILL, include="v, w, b")
@@ -227,7 +226,6 @@ SHAPES: dict[str, tuple[list[str], dict[str, str]]] = {
 }
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_is_found_right_and_wrong(database: Database, dsn: str, shape: str) -> None:
     setup, definition = SHAPES[shape]

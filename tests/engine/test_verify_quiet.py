@@ -21,7 +21,7 @@ from tests.engine.steps import sql
 from tests.engine.verifying import begin, build_index, claim, found
 from tests.engine.writers import Writer, at_work
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 PARTITIONED = (
     "CREATE TABLE t (id int, p text, k text, PRIMARY KEY (id, p)) PARTITION BY LIST (p)",

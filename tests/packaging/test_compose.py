@@ -209,6 +209,7 @@ def test_every_airflow_setting_is_an_option_of_the_installed_airflow(name: str) 
             assert "version_deprecated" not in options[setting], setting
 
 
+@pytest.mark.slow
 def test_airflow_reads_the_connections_as_they_are_meant(tmp_path: Path) -> None:
     """The ids are the defaults of the DAGs' forms, or are named by the file's first lines."""
     environment = environment_of(SERVICES["airflow-scheduler"])

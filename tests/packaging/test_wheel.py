@@ -126,6 +126,7 @@ print(json.dumps({"file": airflow_roir.__file__, "package": info["package-name"]
     assert found["callable"]
 
 
+@pytest.mark.slow
 def test_init_works_from_an_installed_wheel(installed: Path, tmp_path: Path, database: str) -> None:
     """With the migrations that the wheel ships; a second time there is nothing to do."""
     for _ in range(2):
