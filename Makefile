@@ -94,7 +94,7 @@ test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its er
 
 .PHONY: test-browser
 test-browser: $(STAMP)  ## The pages in Airflow's UI, in Chromium; needs Playwright, and CHROMIUM names the program
-	@$(quick_spark) CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest -m browser tests/airflow/test_browser.py $(ARGS)
+	@$(quick_spark) CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest -m browser tests/airflow $(ARGS)
 
 .PHONY: model
 model: $(STAMP)  ## The algorithm in a model, every order of steps, within larger bounds than `make test` has

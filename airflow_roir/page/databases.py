@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 # Runs whose forms are read for the connections that they name.
 RUNS = 300
 MOST = 16
+# Of a login; an attempt to connect has no SQLSTATE.
+REFUSALS = ("authentication failed", "no password supplied", "not permitted to log in", "no pg_hba.conf entry")
 # A look is short; one that isn't shall not go on when nobody waits for it any more.
 STATEMENT_MS, LOCK_MS = 6_000, 1_000
 
@@ -118,7 +120,7 @@ def trouble(connection_id: str, error: DBAPIError) -> str:
         return f"the role of connection {connection_id} lacks a right: {said(error)}"
     if state[:2] in ("42", "3F"):
         return f"the control schema in {of} isn't this version's: run roir init"
-    if "authentication failed" in text or "no password supplied" in text or state[:2] == "28":
+    if state[:2] == "28" or any(said_so in text for said_so in REFUSALS):
         return f"{of} refuses the login"
     if "does not exist" in text and not state:
         return f"{of} refuses the login: its role or database doesn't exist"

@@ -340,8 +340,8 @@ def test_no_answer_has_a_secret(page: Page, shop: Any, build: tuple[str, dict[st
     for path in READS:
         page.ask("admin", "GET", file_of(path), params={"dag_id": DAG, "run_id": run})
     # A role that may not log in any more: libpq's own error quotes it.
-    shop.run(f"ALTER ROLE {shop.fields['login']} NOLOGIN")
-    shop.run("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'roir page'")
+    end = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'roir page'"
+    shop.run(f"ALTER ROLE {shop.fields['login']} NOLOGIN; {end}")
     for path in ("/api/run", "/api/indexes"):
         page.ask("admin", "GET", path, params={"dag_id": DAG, "run_id": run})
     page.change("admin", "resume", run, named)

@@ -125,3 +125,11 @@ def test_sessions_are_bounded(shop: Any) -> None:
     for number in range(5):
         session_of(sessions.database(f"connection {number}", shop.dsn))
     until_open(shop, 2)
+
+
+def test_a_role_that_may_not_log_in_any_more_is_said_to_be_refused(shop: Any, sessions: Sessions) -> None:
+    first = session_of(sessions.database("shop", shop.dsn))
+    shop.run(f"ALTER ROLE {shop.fields['login']} NOLOGIN; SELECT pg_terminate_backend({first}, 10000)")
+    with pytest.raises(DBAPIError) as refused:
+        session_of(sessions.database("shop", shop.dsn))
+    assert databases.trouble("shop", refused.value) == "the database of connection shop refuses the login"

@@ -1,0 +1,163 @@
+"""The script of the page Index build, in Chromium, with answers of the test's own. By hand, `make test-browser`."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from copy import deepcopy
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_roir import page as package
+
+playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+STATIC = Path(package.__file__).parent / "static"
+TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
+RUN = {
+    "dag_id": "rebuild_index",
+    "run_id": "manual__2026-01-31T10:00:00+00:00",
+    "state": "running",
+    "switch_off": False,
+}
+FOUND = {"connection": "c", "operation": 7, "index": "public.i", "kind": "create", "status": "running", "drives": True}
+PROGRESS: dict[str, Any] = {
+    "operation_id": 7,
+    "kind": "create",
+    "index": "public.i",
+    "source": "public.t",
+    "status": "running",
+    "phase": "build",
+    "percent": 12.3,
+    "rows": 1,
+    "rows_estimate": 300_000,
+    "rows_per_second": None,
+    "rows_per_second_now": None,
+    "seconds_left": None,
+    "seconds_worked": 1.0,
+    "held_up": {"by": "rate limit", "text": "the limit of 500 rows/s"},
+    "workers": {"wanted": 2, "alive": 1, "list": [{"worker": 0, "holds": "range 1", "state": "idle"}]},
+    "pauses": [],
+    "samples": [],
+}
+CONTENT = {
+    "run": RUN,
+    "may_change": True,
+    "operations": [FOUND],
+    "troubles": [],
+    "chosen": FOUND,
+    "paused_by_switch": False,
+}
+
+
+class Airflow(ThreadingHTTPServer):
+    """Answers the page with `progress`, and keeps what it sends."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.progress = deepcopy(PROGRESS)
+        self.run: dict[str, Any] = dict(RUN)
+        self.more: dict[str, Any] = {}
+        self.sent: list[tuple[str, Any]] = []
+        self.arrived = threading.Event()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Airflow
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0].removeprefix("/roir/")
+        if path == "api/run":
+            content = CONTENT | {"progress": self.server.progress, "run": self.server.run} | self.server.more
+            self.give("application/json", json.dumps(content).encode())
+        elif path == "run":
+            self.give("text/html", (STATIC / "page.html").read_bytes().replace(b"PAGE", b"run"))
+        elif path.startswith("static/"):
+            file = STATIC / path.removeprefix("static/")
+            self.give(TYPES[file.suffix], file.read_bytes())
+        else:
+            self.give("text/html", b"another page")
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.sent.append((self.path.split("?")[0], body))
+        self.server.arrived.set()
+        self.give("application/json", b'{"said": "done"}')
+
+    def give(self, kind: str, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def airflow() -> Iterator[Airflow]:
+    with Airflow() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def tab(airflow: Airflow) -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=os.environ.get("CHROMIUM") or None, args=["--no-sandbox", "--disable-gpu"]
+        )
+        tab = browser.new_page()
+        wrong: list[str] = []
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.goto(f"http://127.0.0.1:{airflow.server_port}/roir/run?dag_id=rebuild_index&run_id=r")
+        tab.locator("h1", has_text="public.i").wait_for()
+        yield tab
+        browser.close()
+        assert wrong == []
+
+
+def test_a_click_counts_although_the_user_leaves_at_once(airflow: Airflow, tab: Any) -> None:
+    for _ in range(2):
+        tab.get_by_role("button", name="One worker more").click()
+    tab.goto(f"http://127.0.0.1:{airflow.server_port}/elsewhere")
+    assert airflow.arrived.wait(60)
+    body = {"connection": "c", "operation": 7, "parallelism": 4}
+    assert airflow.sent == [("/roir/api/run/workers", body)], "several clicks are one change"
+
+
+def test_figures_and_workers_are_told_in_words(airflow: Airflow, tab: Any) -> None:
+    tab.get_by_text("of about 300 k", exact=True).wait_for()
+    tab.get_by_role("row", name="0 range 1 waits for the rate limit").wait_for()
+    airflow.progress["held_up"] = {"by": "writing", "text": "the worker is writing"}
+    airflow.progress["rows_estimate"] = 99_900
+    tab.get_by_role("row", name="0 range 1 idle").wait_for()
+    tab.get_by_text("of about 99.9 k", exact=True).wait_for()
+
+
+def test_links_mark_their_tab_as_the_open_one(airflow: Airflow, tab: Any) -> None:
+    """Airflow compares addresses as they are written, with the signs of a run's usual id as they are."""
+    airflow.run["run_id"] = "manual__2026-01-31T10:00:00+00:00/?#%"
+    tab.reload()
+    address = tab.get_by_role("link", name="Run", exact=True).get_attribute("href")
+    assert address.endswith("/dags/rebuild_index/runs/manual__2026-01-31T10:00:00+00:00%2F%3F%23%25")
+
+
+def test_a_switch_that_is_on_again_is_said_to_be_enough(airflow: Airflow, tab: Any) -> None:
+    airflow.progress["status"] = "paused"
+    airflow.run["switch_off"] = True
+    airflow.more["paused_by_switch"] = True
+    tab.get_by_text("Turn the switch of rebuild_index on to resume").wait_for()
+    assert tab.get_by_role("button", name="Resume").is_disabled()
+    airflow.run["switch_off"] = False
+    tab.get_by_text("The switch of rebuild_index is on: the task continues within half a minute.").wait_for()
