@@ -138,6 +138,15 @@ def test_without_colour_nothing_is_coloured(dsn: str, running: Any) -> None:
     assert not re.search(r"\x1b\[[0-9;]*(?:3[0-7]|9[0-7])m", written)
 
 
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_draw_gets_lines(dsn: str, running: Any, term: str) -> None:
+    with watching(dsn, 80, TERM=term) as terminal:
+        written = terminal.until("running, driven by test")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end() == 130
+    assert "\x1b" not in written
+
+
 def test_it_ends_by_itself_when_nothing_runs_and_leaves_the_last_state(
     database: Database, dsn: str, running: Any
 ) -> None:

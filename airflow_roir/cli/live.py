@@ -37,7 +37,7 @@ class LiveView:
     """Shows looks on the whole terminal, as wide and high as it is at the moment."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, markup=False, emoji=False)
+        self._console = Console(highlight=False, markup=False, emoji=False, force_terminal=True)
         # A look at a time, by our own clock.
         self._live = Live(console=self._console, screen=True, auto_refresh=False, vertical_overflow="crop")
         plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"

@@ -38,6 +38,8 @@ EVERY_S = 1.0
 SLOW_S = 3.0
 # What a shell gives for a command that Ctrl-C ended; the operation goes on.
 INTERRUPTED = 130
+# Values of TERM by which rich draws nothing either.
+DUMB = ("", "dumb", "unknown")
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class View(Protocol):
 
 def watch(database: Database, index: str | None, as_json: bool) -> int:
     """Show what happens until nothing runs; the exit code. Raises what the first look raises."""
-    live = not as_json and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
+    live = not as_json and sys.stdout.isatty() and os.environ.get("TERM", "") not in DUMB
     try:
         first = look(database, index)
         if not first.moves:

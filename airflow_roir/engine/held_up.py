@@ -31,6 +31,8 @@ BY = (
     "pause",
     "server",
 )
+# A rate limit this many times the rate of late isn't what it is slow by.
+OUT_OF_REACH = 10
 # A text of the database is shown up to this.
 MOST_SAID = 500
 
@@ -172,18 +174,27 @@ def _by_lock(connection: Connection, row: Row[Any], work: AtWork) -> HeldUp | No
     return None
 
 
+def _is_near_its_limit(row: Row[Any]) -> bool:
+    """False if there is no rate limit, or one far above the rate of late, which slows nobody."""
+    limit, now = row.max_rows_per_second, row.rows_per_second_now
+    return limit is not None and (now is None or now * OUT_OF_REACH >= limit)
+
+
 def _by_work(row: Row[Any], work: AtWork) -> HeldUp:
     if row.ticked_at is None:
         return HeldUp("starting", "Spark is starting: no worker has begun yet")
     states = [one.state for one in work.workers.list]
     idle = states.count("idle")
-    if row.phase == Phase.BUILD and row.max_rows_per_second and (not states or 2 * idle >= len(states)):
+    if row.phase == Phase.BUILD and _is_near_its_limit(row) and (not states or 2 * idle >= len(states)):
         return HeldUp("rate limit", f"the limit of {row.max_rows_per_second:,} rows/s")
     if any(one.event == "SyncRep" for one in work.sessions):
         return HeldUp("server", "waits for a synchronous standby")
     if not states:
         return HeldUp("nothing", "")
     by = "reading" if states.count("reading") > states.count("writing") else "writing"
+    if by not in states:
+        # All are between two statements.
+        return HeldUp("nothing", "")
     return HeldUp(
         by, f"{states.count(by)} of {len(states)} workers are {by}" if len(states) > 1 else f"the worker is {by}"
     )

@@ -54,8 +54,8 @@ SELECT r.*, o.generation_id, o.epoch, o.ticked_at, o.options, o.spark_ui, i.sour
  WHERE r.operation_id = %(operation)s
 """
 SAMPLES = """
-SELECT extract(epoch FROM s.at)::float8, s.rows, s.percent::float8 FROM roir.progress_sample s
- WHERE s.operation_id = %(operation)s ORDER BY s.at DESC LIMIT %(most)s
+SELECT extract(epoch FROM s.at)::float8 AS at, s.rows, s.percent::float8, s.worked FROM roir.progress_sample s
+ WHERE s.operation_id = %(operation)s ORDER BY s.percent DESC, s.rows DESC, s.worked DESC, s.at DESC LIMIT %(most)s
 """
 EVENTS = """
 SELECT e.at, left(e.actor, 501) AS actor, e.action, left(e.detail, 501) AS detail FROM roir.event e
@@ -290,7 +290,14 @@ def _phases(row: Row[Any]) -> tuple[PhaseOf, ...]:
 
 def _samples(connection: Connection, row: Row[Any]) -> tuple[tuple[float, int, float], ...]:
     found = execute(connection, SAMPLES, {"operation": row.operation_id, "most": MOST_SAMPLES}).all()
-    return tuple((float(one[0]), int(one[1]), float(one[2])) for one in reversed(found))
+    samples: list[tuple[float, int, float]] = []
+    # Where the server's clock was set back, what was before is moved back too: work has an order, a clock has none.
+    back = 0.0
+    for number, one in enumerate(found):
+        if number and one.at - back > samples[-1][0]:
+            back = one.at - samples[-1][0] + max(0.0, found[number - 1].worked - one.worked)
+        samples.append((one.at - back, int(one.rows), one.percent))
+    return tuple(reversed(samples))
 
 
 def _events(connection: Connection, row: Row[Any]) -> tuple[Event, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_roir.definition import QualifiedName, quote
+from airflow_roir.errors import InvalidInput
 
 HEAD = """\
 -- Run it in the tables' database as a superuser, by psql for example. Then give the role a password there, by
@@ -20,6 +21,8 @@ def role_sql(role: str, schemas: Sequence[str] = ("public",), tables: Sequence[Q
 
     No password: psql's `\\password` sends only what is kept of it. Raises InvalidInput for a name that can't be.
     """
+    if role in ("public", "none") or role.startswith("pg_"):
+        raise InvalidInput(f"role {role}: PostgreSQL keeps that name to itself; take another one")
     who, name = quote(role), _literal(role)
     statements = [
         _block(

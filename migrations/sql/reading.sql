@@ -55,7 +55,7 @@ BEGIN
             MESSAGE = format('index %s: give at least one key column with its value, as JSON: {"column": value}', view::regclass);
     END IF;
     WITH part AS MATERIALIZED (
-        SELECT x.in_table, k.position, n.name, e.type, e.type_name,
+        SELECT x.in_table, k.position, n.name, e.type, e.type_name, e.literal_type,
                (SELECT format('OPERATOR(%I.%s)', n.nspname, o.oprname)
                   FROM pg_opclass c
                   JOIN pg_amop m ON m.amopfamily = c.opcfamily AND m.amoplefttype = c.opcintype
@@ -74,9 +74,16 @@ BEGIN
          -- A view of entries has the columns of its base in their order.
          CROSS JOIN LATERAL (SELECT (SELECT a.attname::text FROM pg_attribute a WHERE a.attnum = k.attnum
                                         AND a.attrelid = CASE WHEN x.in_table THEN relation ELSE view END) AS name) n
-          LEFT JOIN LATERAL (SELECT a.atttypid AS type, format('%I.%I', s.nspname, y.typname) AS type_name
-                               FROM pg_attribute a JOIN pg_type y ON y.oid = a.atttypid JOIN pg_namespace s ON s.oid = y.typnamespace
-                              WHERE a.attrelid = view AND a.attname = n.name AND NOT a.attisdropped) e ON true),
+          LEFT JOIN LATERAL (
+               SELECT a.atttypid AS type, y.name AS type_name,
+                      -- A literal of type name has a collation of its own.
+                      concat(y.name, (SELECT format(' COLLATE %I.%I', m.nspname, c.collname)
+                                        FROM pg_collation c JOIN pg_namespace m ON m.oid = c.collnamespace
+                                       WHERE c.oid = a.attcollation)) AS literal_type
+                 FROM pg_attribute a
+                 JOIN (SELECT t.oid, format('%I.%I', s.nspname, t.typname) AS name
+                         FROM pg_type t JOIN pg_namespace s ON s.oid = t.typnamespace) y ON y.oid = a.atttypid
+                WHERE a.attrelid = view AND a.attname = n.name AND NOT a.attisdropped) e ON true),
     compared AS (
         SELECT p.*, concat(format('s.%I', p.name), p.to_base_type) AS ours,
                format(CASE WHEN one_by_one THEN '($1).%I' ELSE 'e.%I' END, p.name) AS theirs
@@ -91,8 +98,8 @@ BEGIN
                    WHEN p.type = 'jsonb'::regtype THEN format('v.%I %s %L::pg_catalog.jsonb', p.name, p.equals, key -> p.name)
                    WHEN jsonb_typeof(key -> p.name) IN ('array', 'object')
                    THEN format('v.%1$I %2$s (SELECT r.%1$I FROM pg_catalog.jsonb_to_record($1) r (%1$I %3$s))', p.name,
-                               p.equals, p.type_name)
-                   ELSE format('v.%I %s %L::%s', p.name, p.equals, key ->> p.name, p.type_name) END, ' AND ')
+                               p.equals, p.literal_type)
+                   ELSE format('v.%I %s %L::%s', p.name, p.equals, key ->> p.name, p.literal_type) END, ' AND ')
               FROM part p WHERE NOT p.in_table AND key ? p.name),
            (SELECT string_agg(quote_ident(p.name), ', ' ORDER BY p.position) FROM part p WHERE NOT p.in_table),
            (SELECT string_agg(quote_ident(k.name), ', ') FROM jsonb_object_keys(key) k (name)

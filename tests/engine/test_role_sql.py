@@ -12,6 +12,7 @@ from psycopg2.extensions import make_dsn
 from airflow_roir.definition import QualifiedName
 from airflow_roir.engine import role, schema
 from airflow_roir.engine.database import Database
+from airflow_roir.errors import InvalidInput
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
@@ -63,6 +64,12 @@ def test_the_role_builds_a_table_of_others_and_is_none_of_the_mighty(empty: str,
     finally:
         quoted = '"' + name.replace('"', '""') + '"'
         run_sql(empty, f"DROP OWNED BY {quoted} CASCADE", f"DROP ROLE {quoted}")
+
+
+@pytest.mark.parametrize("name", ["public", "none", "pg_any"])
+def test_a_name_that_no_role_can_have_is_refused_at_once(name: str) -> None:
+    with pytest.raises(InvalidInput, match=f"role {name}: PostgreSQL keeps"):
+        role.role_sql(name)
 
 
 def test_nobody_becomes_a_member_of_a_superuser(empty: str) -> None:

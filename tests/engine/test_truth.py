@@ -190,6 +190,26 @@ def test_an_aborted_verification_stays_as_far_as_it_was(database: Database, dsn:
     assert (watch().percent, watch().status) == (was.percent, "aborted")
 
 
+def test_nothing_falls_when_the_servers_clock_is_set_back(database: Database, dsn: str) -> None:
+    """As if it had been an hour later until now."""
+    steps.make_table(dsn, 120)
+    _, run = steps.begin(database, ranges=4, batch_rows=10)
+    watch = Watch(database)
+    for _ in range(2):
+        for _ in range(2):
+            worker = steps.worker(database, run)
+            worker.batch(worker.claim())  # type: ignore[arg-type]
+            worker.connection.close()
+            run_sql(dsn, "UPDATE roir.progress_sample SET at = at - interval '2 seconds'")
+            with database.transaction() as connection:
+                operations.tick(connection, run.operation_id, run.epoch)
+            watch()
+        run_sql(dsn, "UPDATE roir.progress_sample SET at = at + interval '1 hour'")
+        watch()
+    operations.pause(database, "ix", "test")
+    assert len({one[0] for one in watch().samples}) > 3
+
+
 REPLACE = """
 CREATE OR REPLACE FUNCTION roir.percent_of(kind text, status text, phase text, copied double precision,
                                            sealed double precision, compared double precision)
