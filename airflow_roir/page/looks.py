@@ -63,7 +63,7 @@ class Looks:
             raise NoAnswer(f"the database of connection {lane} hasn't answered within {patience_s:g} s") from None
 
     async def change(self, lane: str, work: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
-        """The result of `work`, shared with nobody. If the asker has left before it begins, it doesn't begin.
+        """The result of `work`, not shared. If the asker has left before it begins, it doesn't begin.
 
         Raises what `work` raised, NoAnswer after `patience_s` seconds.
         """
@@ -71,7 +71,7 @@ class Looks:
 
         def unless_left() -> T:
             if left.is_set():
-                raise NoAnswer("nobody waits for this change now")
+                raise NoAnswer("the change was given up before it began")
             return work()
 
         try:
