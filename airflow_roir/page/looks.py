@@ -69,14 +69,13 @@ class Looks:
         """
         left = threading.Event()
 
-        def unless_left() -> T:
-            if left.is_set():
-                raise NoAnswer("the change was given up before it began")
-            return work()
+        def unless_left() -> list[T]:
+            return [] if left.is_set() else [work()]
 
         try:
             # A key of its own: no two changes are one.
-            return await self.look(lane, object(), unless_left, patience_s)
+            [result] = await self.look(lane, object(), unless_left, patience_s)
+            return result
         except NoAnswer as reason:
             raise NoAnswer(f"{reason}. A change that has begun may still take effect: look again") from None
         finally:
