@@ -19,7 +19,7 @@ T = TypeVar("T")
 FRESH_S = 1.0
 # A database that can't be reached isn't asked by every tab in turn.
 FAILED_FRESH_S = 3.0
-# No asker waits longer than a connection attempt may take (ten seconds).
+# Longer than a connection attempt may take (ten seconds) nobody waits.
 PATIENCE_S = 8.0
 # Of results, kept; a result is some ten kilobytes.
 KEPT = 256
@@ -63,20 +63,19 @@ class Looks:
             raise NoAnswer(f"the database of connection {lane} hasn't answered within {patience_s:g} s") from None
 
     async def change(self, lane: str, work: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
-        """The result of `work`, which is not shared, and doesn't begin any more when the asker has left.
+        """The result of `work`, not shared. If the asker has left before it begins, it doesn't begin.
 
         Raises what `work` raised, NoAnswer after `patience_s` seconds.
         """
         left = threading.Event()
 
-        def unless_left() -> T:
-            if left.is_set():
-                raise NoAnswer("its asker has left: this change is not made")
-            return work()
+        def unless_left() -> list[T]:
+            return [] if left.is_set() else [work()]
 
         try:
             # A key of its own: no two changes are one.
-            return await self.look(lane, object(), unless_left, patience_s)
+            [result] = await self.look(lane, object(), unless_left, patience_s)
+            return result
         except NoAnswer as reason:
             raise NoAnswer(f"{reason}. A change that has begun may still take effect: look again") from None
         finally:

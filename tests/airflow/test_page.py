@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -302,23 +302,26 @@ def test_what_has_not_changed_is_not_sent_again(page: Page, shop: Any, build: tu
     assert changed.status_code == 200
 
 
+def troubles(page: Page, found: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """What the page Indexes says of each connection, once that is found: a look is given to others for some seconds."""
+    deadline = time.monotonic() + 60
+    while True:
+        answer = page.ask("admin", "GET", "/api/indexes").json()
+        shown = {one["connection"]: one["trouble"] for one in answer["databases"]}
+        if found(shown) or time.monotonic() > deadline:
+            return shown
+        time.sleep(0.5)
+
+
 @pytest.mark.slow
 def test_a_database_of_another_version_is_not_passed_over(page: Page, shop: Any, warehouse: str) -> None:
     """One without a control schema has nothing to do with the page. One that has another is what somebody looks for."""
     page.server.trigger(DAG, {"index": INDEX, "postgres_conn_id": warehouse})
 
-    def shown() -> dict[str, Any]:
-        answer = page.ask("viewer", "GET", "/api/indexes").json()
-        return {one["connection"]: one["trouble"] for one in answer["databases"]}
-
     shop.run("UPDATE roir.schema_version SET version_num = '9999'")
-    assert "so it is newer. Upgrade" in shown()[warehouse]
+    assert "so it is newer. Upgrade" in troubles(page, lambda shown: warehouse in shown)[warehouse]
     shop.run("DROP SCHEMA roir CASCADE")
-    # What was found is given to others for some seconds.
-    deadline = time.monotonic() + 60
-    while warehouse in shown() and time.monotonic() < deadline:
-        time.sleep(1)
-    assert warehouse not in shown()
+    assert warehouse not in troubles(page, lambda shown: warehouse not in shown)
 
 
 @pytest.mark.slow
@@ -329,7 +332,7 @@ def test_a_database_that_is_down_is_said_to_be_and_nothing_more(page: Page, shop
     answer = page.ask("admin", "GET", "/api/run", params={"dag_id": DAG, "run_id": run})
     assert answer.status_code == 503
     assert answer.json()["detail"] == f"the database of connection down_{warehouse} can't be reached"
-    shown = {one["connection"]: one["trouble"] for one in page.ask("admin", "GET", "/api/indexes").json()["databases"]}
+    shown = troubles(page, lambda shown: f"down_{warehouse}" in shown)
     assert shown[f"down_{warehouse}"] == f"the database of connection down_{warehouse} can't be reached"
 
 
