@@ -293,9 +293,9 @@ def _samples(connection: Connection, row: Row[Any]) -> tuple[tuple[float, int, f
     samples: list[tuple[float, int, float]] = []
     # Where the server's clock was set back, what was before is moved back too: work has an order, a clock has none.
     back = 0.0
-    for number, one in enumerate(found):
-        if number and one.at - back > samples[-1][0]:
-            back = one.at - samples[-1][0] + max(0.0, found[number - 1].worked - one.worked)
+    for n, one in enumerate(found):
+        if n and one.at - back > samples[-1][0]:
+            back = one.at - samples[-1][0] + max(0.0, found[n - 1].worked - one.worked)
         samples.append((one.at - back, int(one.rows), one.percent))
     return tuple(reversed(samples))
 
