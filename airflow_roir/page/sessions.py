@@ -30,7 +30,7 @@ class _Kept:
 
 
 class Sessions:
-    """Handles of databases that keep one session each; closes those that are not used. Safe between threads.
+    """Handles of databases that keep one session each, and close it when it isn't used. Safe between threads.
 
     open_database: makes a handle of a DSN; it passes the pool's arguments on to `Database`. idle_s: how long a session
     is kept without a look, and at most once more as long.
