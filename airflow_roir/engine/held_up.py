@@ -175,7 +175,7 @@ def _by_lock(connection: Connection, row: Row[Any], work: AtWork) -> HeldUp | No
 
 
 def _is_near_its_limit(row: Row[Any]) -> bool:
-    """False if there is no rate limit, or one far above the rate of late, which has no effect."""
+    """False if there is no rate limit, or one that is far above the rate of late."""
     limit, now = row.max_rows_per_second, row.rows_per_second_now
     return limit is not None and (now is None or now * OUT_OF_REACH >= limit)
 
