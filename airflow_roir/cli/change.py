@@ -30,5 +30,5 @@ def change(
         max_rows_per_second=max_rows_per_second,
     )
     show(live_options.told(before, after))
-    for line in slow_operation(after):
+    for line in slow_operation(database, after):
         say(line)

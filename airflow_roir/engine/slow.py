@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_roir.definition import BuildOptions
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.operations import OperationRow
+from airflow_roir.operation import Phase
 
 # A copy that its rate limit makes last longer than this was perhaps not meant to.
 LONG_S = 3600
@@ -12,6 +15,7 @@ LONG_S = 3600
 MANY_BATCHES = 10_000
 # A worker waits for PostgreSQL nearly all of its time, but each is a process.
 WORKERS_PER_CORE = 2
+RANGES_LEFT = "SELECT count(*) FROM roir.scan_range WHERE operation_id = %(operation)s AND NOT done"
 
 
 def slow(options: BuildOptions | Any, rows: int, pieces: int | None = None, cores: int | None = None) -> list[str]:
@@ -46,6 +50,12 @@ def slow(options: BuildOptions | Any, rows: int, pieces: int | None = None, core
     return found
 
 
-def slow_operation(row: Any) -> list[str]:
-    """The same of an operation's row, whose options have changed. A verification has none of these options."""
-    return [] if row.kind == "verify" else slow(row, row.rows_estimate or 0)
+def slow_operation(database: Database, row: OperationRow) -> list[str]:
+    """The same of an operation, whose options have changed. A verification has none of these options."""
+    if row.kind == "verify":
+        return []
+    pieces = None
+    if row.phase == Phase.BUILD:
+        with database.transaction() as connection:
+            pieces = execute(connection, RANGES_LEFT, {"operation": row.id}).scalar_one()
+    return slow(row, row.rows_estimate or 0, pieces)

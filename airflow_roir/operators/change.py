@@ -33,6 +33,6 @@ class ChangeIndexBuildOperator(OptionsOperator):
                 **self.given_options(),
             )
         self.log.info("Operation %s: %s", after.id, live_options.told(before, after))
-        for line in slow_operation(after):
+        for line in slow_operation(database, after):
             self.log.warning("%s", line)
         return int(after.id)

@@ -91,7 +91,8 @@ class SparkDrivingOperator(DrivingOperator):
         )
 
         def change(**values: int) -> None:
-            for line in slow_operation(operations.change_options(database, self.index, actor=actor, **values)):
+            changed = operations.change_options(database, self.index, actor=actor, **values)
+            for line in slow_operation(database, changed):
                 self.log.warning("%s", line)
 
         self._change = change
