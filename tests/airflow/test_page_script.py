@@ -161,3 +161,44 @@ def test_a_switch_that_is_on_again_is_said_to_be_enough(airflow: Airflow, tab: A
     assert tab.get_by_role("button", name="Resume").is_disabled()
     airflow.run["switch_off"] = False
     tab.get_by_text("The switch of rebuild_index is on: the task continues within half a minute.").wait_for()
+
+
+def sent(airflow: Airflow, tab: Any, count: int) -> list[tuple[str, Any]]:
+    """What the page has sent, once there is so much of it."""
+    for _ in range(600):
+        if len(airflow.sent) >= count:
+            break
+        tab.wait_for_timeout(100)
+    return airflow.sent
+
+
+def test_an_abort_triggers_the_clean_up_of_its_connection(airflow: Airflow, tab: Any) -> None:
+    airflow.more |= {
+        "clean_up": "clean_up_indexes",
+        "may_clean_up": True,
+        "task": {"task_id": "rebuild.build", "map_index": 1},
+    }
+    log = tab.get_by_role("link", name="Log")
+    log.wait_for()
+    assert log.get_attribute("href").endswith("/tasks/rebuild.build/mapped/1")
+    tab.get_by_role("button", name="Abort").click()
+    question = tab.locator(".question")
+    question.get_by_text("is triggered for that").wait_for()
+    question.get_by_role("button", name="Abort").click()
+    aborted, cleaned_up = sent(airflow, tab, 2)
+    assert aborted[0] == "/roir/api/run/abort"
+    assert cleaned_up[0] == "/api/v2/dags/clean_up_indexes/dagRuns"
+    assert cleaned_up[1]["conf"] == {"postgres_conn_id": "c"}
+    airflow.progress["status"] = "aborting"
+    airflow.more["chosen"] = FOUND | {"drives": False}
+    tab.get_by_role("button", name="Clean up now").wait_for()
+    for gone in ("Abort", "Resume"):
+        assert not tab.get_by_role("button", name=gone).is_visible()
+
+
+def test_a_question_is_of_one_database(airflow: Airflow, tab: Any) -> None:
+    """Two databases number their operations alike."""
+    tab.get_by_role("button", name="Abort").click()
+    tab.locator(".question").wait_for()
+    airflow.more["chosen"] = FOUND | {"connection": "d"}
+    tab.locator(".question").wait_for(state="detached")
