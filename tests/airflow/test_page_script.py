@@ -202,3 +202,30 @@ def test_a_question_is_of_one_database(airflow: Airflow, tab: Any) -> None:
     tab.locator(".question").wait_for()
     airflow.more["chosen"] = FOUND | {"connection": "d"}
     tab.locator(".question").wait_for(state="detached")
+
+
+def test_the_keyboard_and_a_screen_reader_are_enough(airflow: Airflow, tab: Any) -> None:
+    bar = tab.get_by_role("progressbar", name="Work done")
+    assert (bar.get_attribute("aria-valuenow"), bar.get_attribute("aria-valuemax")) == ("12", "100")
+    tab.get_by_role("status").filter(has_text="public.i: Running, phase build").wait_for(state="attached")
+    # What has the focus is seen to have it.
+    outlines = []
+    for name in ("Pause", "Abort", "One worker fewer", "One worker more"):
+        tab.keyboard.press("Tab")
+        assert tab.get_by_role("button", name=name).evaluate("button => button === document.activeElement"), name
+        outlines.append(tab.evaluate("getComputedStyle(document.activeElement).outlineStyle"))
+    assert "none" not in outlines
+    # A question takes the focus, and gives it back to the button.
+    tab.get_by_role("button", name="Pause").focus()
+    tab.keyboard.press("Enter")
+    tab.get_by_label("Why").wait_for()
+    tab.keyboard.press("Escape")
+    tab.locator(".question").wait_for(state="detached")
+    assert tab.get_by_role("button", name="Pause").evaluate("button => button === document.activeElement")
+    tab.keyboard.press("Enter")
+    tab.get_by_label("Why").wait_for()
+    tab.keyboard.type("month-end close")
+    tab.keyboard.press("Enter")
+    [(path, body)] = sent(airflow, tab, 1)
+    assert path == "/roir/api/run/pause"
+    assert body["reason"] == "month-end close"
