@@ -15,17 +15,22 @@ from airflow_roir.errors import InvalidInput
 @app.command()
 def dags(
     to: Annotated[Path, typer.Option("--to", help="Airflow's DAGs folder, or a folder in it; made if missing.")],
+    examples: Annotated[bool, typer.Option("--examples", help="The example DAGs, too.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over files that differ, too.")] = False,
 ) -> None:
     """Copy the DAGs into a DAGs folder. Files there that differ stay, and then nothing is written."""
     try:
-        _copy(to, force)
+        _copy(to, _shipped(examples), force)
     except OSError as error:
         raise InvalidInput(f"the DAGs can't be written to {to}: {error}") from None
 
 
-def _copy(to: Path, force: bool) -> None:
-    shipped = {file.name: file.read_bytes() for file in sorted(dags_folder().glob("*.py"))}
+def _shipped(examples: bool) -> dict[str, bytes]:
+    folders = [dags_folder(), *([dags_folder() / "examples"] if examples else [])]
+    return {file.name: file.read_bytes() for folder in folders for file in sorted(folder.glob("*.py"))}
+
+
+def _copy(to: Path, shipped: dict[str, bytes], force: bool) -> None:
     there = {name: (to / name).read_bytes() for name in shipped if (to / name).exists()}
     differing = [name for name, content in there.items() if content != shipped[name]]
     if differing and not force:

@@ -29,6 +29,14 @@ def test_it_copies_the_dags_and_says_so(tmp_path: Path) -> None:
     assert roir_dags("--to", to) == [f"{to / name}: up to date" for name in NAMES]
 
 
+def test_it_copies_the_examples_when_asked_to(tmp_path: Path) -> None:
+    examples = {file.name: file.read_bytes() for file in (DAGS / "examples").glob("*.py")}
+    assert len(roir_dags("--to", tmp_path, "--examples")) == len(NAMES) + len(examples)
+    copied = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert examples.items() <= copied.items()
+    assert sorted(copied) == sorted([*NAMES, *examples])
+
+
 def test_what_somebody_changed_is_kept_unless_forced(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("mine")
     changed = tmp_path / NAMES[-1]
