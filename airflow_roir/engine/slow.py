@@ -51,7 +51,10 @@ def slow(options: BuildOptions | Any, rows: int, pieces: int | None = None, core
 
 
 def slow_operation(database: Database, row: OperationRow) -> list[str]:
-    """The same of an operation, whose options have changed. A verification has none of these options."""
+    """One sentence for each option of an operation that makes it slow; of a verification none.
+
+    row: as `change_options` returns it.
+    """
     if row.kind == "verify":
         return []
     pieces = None
