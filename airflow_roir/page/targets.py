@@ -26,19 +26,24 @@ from airflow_roir.page.settings import VERIFY_DAG, our_dags
 MOST = 50
 PREPARE = "prepare"
 # As `Run.owner` has it; a DAG's id has no space. `airflow user NAME` is one who has aborted it.
-OWNER = re.compile(r"airflow (?!user )([\w.-]+) (.+)")
+OWNER = re.compile(r"airflow (?!user )([\w.-]+) (.+?)(?: \[\d+\])?")
 
 OPERATIONS = """
 SELECT o.id, o.kind, o.status, o.owner, o.created_by, i.schema_name, i.name,
        o.status IN ('running', 'paused', 'failed') AS live,
        o.status = 'running' AND o.heartbeat_at IS NOT NULL
-       AND abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < %(fresh)s AS alive
+       AND abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < %(fresh)s AS alive,
+       m.owns, m.created
   FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
- WHERE o.owner = %(run)s OR o.created_by = %(run)s OR o.id = ANY (%(adopted)s)
+ -- Tasks of a mapped group add their index in the map.
+ CROSS JOIN LATERAL (SELECT coalesce(o.owner = %(run)s OR starts_with(o.owner, %(run)s || ' ['), false) AS owns,
+                            coalesce(o.created_by = %(run)s OR starts_with(o.created_by, %(run)s || ' ['), false)
+                            AS created) m
+ WHERE m.owns OR m.created OR o.id = ANY (%(adopted)s)
     OR o.id = (SELECT max(x.id) FROM roir.operation x JOIN roir.index n ON n.id = x.index_id
                 WHERE n.dropped_at IS NULL AND n.name = %(name)s
                   AND (%(schema)s::text IS NULL OR n.schema_name = %(schema)s))
- ORDER BY o.owner IS NOT DISTINCT FROM %(run)s OR o.created_by = %(run)s OR o.id = ANY (%(adopted)s) DESC,
+ ORDER BY m.owns OR m.created OR o.id = ANY (%(adopted)s) DESC,
           -- What is at work first: of a hundred that were prepared at once, one may be.
           alive DESC NULLS LAST, live DESC, o.id DESC
  LIMIT %(most)s
@@ -78,7 +83,7 @@ class Run:
 
     @property
     def owner(self) -> str:
-        """The name under which its tasks drive operations (`task.roir_operator.owner_of`)."""
+        """The name under which its tasks drive operations, mapped ones with more (`task.roir_operator.owner_of`)."""
         return f"airflow {self.dag_id} {self.run_id}"
 
     @property
@@ -184,8 +189,7 @@ def find(connection: Connection, connection_id: str, run: Run) -> list[Found]:
             row.kind,
             row.status,
             # Another run that is alive drives its own: this one only waits for it.
-            row.live
-            and (row.owner == run.owner or ((row.created_by == run.owner or row.id in adopted) and not row.alive)),
+            row.live and (row.owns or ((row.created or row.id in adopted) and not row.alive)),
             bool(row.alive),
         )
         for row in rows

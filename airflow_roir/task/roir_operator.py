@@ -72,8 +72,10 @@ class RoirOperator(BaseOperator):
 
 def owner_of(ti: RuntimeTaskInstanceProtocol) -> str:
     """The name under which a DAG run drives an operation: the same for every try and every task of that run, so
-    that a retry takes over from a try that was killed at once."""
-    return f"airflow {ti.dag_id} {ti.run_id}"
+    that a retry takes over from a try that was killed at once. Of a mapped group each index has a driver of its own:
+    one that is named twice must not be taken over from the other all the time."""
+    mapped = "" if ti.map_index is None or ti.map_index < 0 else f" [{ti.map_index}]"
+    return f"airflow {ti.dag_id} {ti.run_id}{mapped}"
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def test_a_publish_tells_what_was_built_and_from_what(shop: Any, dsn: str, monke
     added: list[Any] = []
     context: Any = {
         "ti": SimpleNamespace(
-            dag_id="d", task_id="t", run_id="r", get_dag=lambda dag_id: SimpleNamespace(is_paused=False)
+            dag_id="d", task_id="t", run_id="r", map_index=-1, get_dag=lambda dag_id: SimpleNamespace(is_paused=False)
         ),
         "outlet_events": {published_alias(): SimpleNamespace(add=lambda asset, extra: added.append(extra))},
     }

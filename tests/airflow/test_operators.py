@@ -57,6 +57,7 @@ class Task:
     """Stands in for the task instance: remembers what is pushed, has a DAG with a switch."""
 
     dag_id, task_id, run_id = "rebuild_index", "build", "run_1"
+    map_index = -1
 
     def __init__(self) -> None:
         self.paused = False

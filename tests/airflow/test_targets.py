@@ -13,7 +13,8 @@ from airflow_roir.engine.run import start_run
 from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.links.live_options import LiveOptionsLink
 from airflow_roir.page.run_operation import Change
-from airflow_roir.page.targets import Found, Run, operations_of
+from airflow_roir.page.targets import Found, Run, operations_of, runs_of
+from airflow_roir.task.roir_operator import owner_of
 
 OWNER = "airflow nightly r1"
 
@@ -38,6 +39,22 @@ def test_of_many_operations_the_one_at_work_comes_first(shop: Any) -> None:
     assert [one.operation for one in found] == [works, later, *reversed(waits)]
     assert [one.at_work for one in found] == [True, False, False, False]
     assert all(one.drives for one in found)
+
+
+def test_mapped_tasks_of_a_run_are_drivers_of_their_own(shop: Any) -> None:
+    """An index that is named twice is driven by one of the two; both are the run's."""
+    tasks: list[Any] = [SimpleNamespace(dag_id="nightly", run_id="r1", map_index=n) for n in (-1, 0, 12)]
+    owners = [owner_of(task) for task in tasks]
+    assert owners == [OWNER, f"{OWNER} [0]", f"{OWNER} [12]"]
+    ids = [begin(shop, f"i{n}") for n in range(3)]
+    for n, owner in enumerate(owners):
+        start_run(shop.database, f"public.i{n}", owner)
+    assert {one.operation: one.drives for one in operations_of(shop.database, "shop", run_of())} == dict.fromkeys(
+        ids, True
+    )
+    assert runs_of(shop.database, ids) == {one: {"dag_id": "nightly", "run_id": "r1"} for one in ids}
+    other = Run("nightly", "r", "running", False, {}, {})
+    assert operations_of(shop.database, "shop", other) == []
 
 
 def test_a_task_of_a_mapped_group_has_an_operation_of_its_own() -> None:
