@@ -133,7 +133,7 @@ class Schedule:
             self.begin(both, self.random.random() < 0.5)
         elif self.random.random() < 0.25:
             verb = self.random.choice(["commit", "commit", "rollback"])
-            if any(self.is_ambiguous(both, ident, 1) for ident in both.checks):
+            if any(self.is_ambiguous(both, ident, at_commit=True) for ident in both.checks):
                 verb = "rollback"
             if verb == "commit" and both.checks:
                 self.statement(both, "commit", 0, "")
@@ -149,7 +149,7 @@ class Schedule:
     def statement(self, both: Both, verb: str, ident: int, value: str) -> None:
         if verb == "lock" and (both.repeatable or self.touched(both, ident)):
             return
-        if verb == "insert" and self.is_ambiguous(both, ident, 0):
+        if verb == "insert" and self.is_ambiguous(both, ident, at_commit=False):
             return
         snapshot = self.state.users[both.number].snapshot if both.repeatable else self.state.now
         before = self.state
@@ -252,11 +252,14 @@ class Schedule:
         shown = sorted(sql(self.watch, "SELECT ident, value FROM x"))
         assert sorted(mvcc.committed(self.state.source)) == shown, self.log
 
-    def is_ambiguous(self, both: Both, ident: int, most: int) -> bool:
-        """Whether a check meets a row of its own and one to wait for: the index's order says which comes first."""
+    def is_ambiguous(self, both: Both, ident: int, at_commit: bool) -> bool:
+        """Whether a check meets a row to wait for and one that decides: the index's order says which comes first."""
         own = mvcc.own_rows(self.state.source, ident, both.me)
         other = mark(1 - both.number)
-        return len(own) > most and any(v[0] == ident and other in (v[2], v[3]) for v in self.state.source)
+        versions = [version for version in self.state.source if version[0] == ident]
+        # Committed, and deleted by no transaction: a statement is refused beside it, so only a commit meets both.
+        decides = at_commit and any(version[2] >= 0 and version[3] == mvcc.NEVER for version in versions)
+        return (decides or len(own) > at_commit) and any(other in (version[2], version[3]) for version in versions)
 
     def touched(self, both: Both, ident: int) -> bool:
         return mvcc.touched(tuple(v for v in self.state.source if v[0] == ident), both.me)
