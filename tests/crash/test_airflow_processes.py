@@ -93,7 +93,8 @@ def test_the_task_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str
     gate.open()
     finished(airflow, scene, run)
     if phase == "build":
-        assert airflow.task(DAG, run, "build")["try_number"] == 2
+        # By a try of its own at least: so impatient, Airflow sometimes ends the second one too, before its first heartbeat.
+        assert airflow.task(DAG, run, "build")["try_number"] >= 2
 
 
 @pytest.mark.parametrize("phase", some(PHASES))
