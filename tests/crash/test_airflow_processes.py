@@ -93,7 +93,7 @@ def test_the_task_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str
     gate.open()
     finished(airflow, scene, run)
     if phase == "build":
-        # By a try of its own at least: so impatient, Airflow sometimes ends the second one too, before its first heartbeat.
+        # At least: so impatient, Airflow sometimes ends the second try too, before its first heartbeat.
         assert airflow.task(DAG, run, "build")["try_number"] >= 2
 
 
