@@ -56,6 +56,12 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield running
 
 
+@pytest.fixture(autouse=True)
+def switch_is_on(airflow: StandaloneAirflow) -> None:
+    """Also after a test that failed in a pause."""
+    airflow.unpause(DAG)
+
+
 @pytest.fixture
 def warehouse(airflow: StandaloneAirflow, shop: Any) -> str:
     """An Airflow connection to the shop, made as a user makes it."""
@@ -157,7 +163,8 @@ def test_a_build_is_paused_changed_resumed_and_published(airflow: StandaloneAirf
 
         airflow.pause(DAG)
         wait_until(in_state(airflow, run, "build", "up_for_reschedule"), PATIENCE_S, "the task to leave")
-        assert drivers(airflow) == []
+        # The driver is reaped; its JVM ends when it hears of that.
+        wait_until(lambda: drivers(airflow) == [], PATIENCE_S, "the driver's JVM to end")
         assert shop.run("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'roir%'") == [(0,)]
         paused = standing()
         assert (paused.status, paused.paused_by, paused.phase) == ("paused", SWITCH, "build")
