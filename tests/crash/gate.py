@@ -32,6 +32,10 @@ GATES = {
 KEYS = {name: number for number, name in enumerate(GATES, start=7_001)}
 # Long beside anything that is waited for here, short beside a build host's patience.
 PATIENCE_S = 300
+WAITING = (
+    "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = %s "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
 
 
 class Gate:
@@ -46,11 +50,7 @@ class Gate:
 
     def waiting(self) -> list[int]:
         """The server processes that wait at the gate."""
-        query = (
-            "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = %s "
-            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        )
-        return [row[0] for row in self._run(query, self.key)]
+        return [row[0] for row in self._run(WAITING, self.key)]
 
     def reached(self, at_least: int = 1) -> list[int]:
         """Wait until so many processes wait at the gate; their pids."""

@@ -42,10 +42,12 @@ def test_where_one_worker_fails_the_others_leave_after_their_open_unit(dsn: str)
         f"INSERT INTO t SELECT i, i::text FROM generate_series(1, {ROWS}) i",
     )
     steps.make_index(database)
-    # The first unit fails, the others wait at the gate.
+    # The first unit fails once another worker waits at the gate: a worker that hasn't begun would find nothing to do.
     run_sql(
         dsn,
-        "CREATE FUNCTION break() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'broken'; END $$",
+        "CREATE FUNCTION break() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"WHILE NOT EXISTS ({gate.WAITING % gate.KEYS['compare']}) LOOP PERFORM pg_sleep(0.02); END LOOP; "
+        "RAISE 'broken'; END $$",
         "CREATE TRIGGER break BEFORE UPDATE OF done ON roir.verification_unit FOR EACH ROW "
         "WHEN (NEW.ordinal = 0) EXECUTE FUNCTION break()",
     )
