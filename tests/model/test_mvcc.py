@@ -151,6 +151,10 @@ class Schedule:
             return
         if verb == "insert" and self.is_ambiguous(both, ident, at_commit=False):
             return
+        # It waits for the lock alone: deleted meanwhile, the row costs PostgreSQL's statement a 40001, while the
+        # model's begins anew and inserts. So the model allows more, never less.
+        if verb == "put" and both.repeatable and self.is_locked(both, ident):
+            return
         snapshot = self.state.users[both.number].snapshot if both.repeatable else self.state.now
         before = self.state
         call, expected = self.apply(both, verb, ident, value, snapshot)
@@ -257,9 +261,15 @@ class Schedule:
         own = mvcc.own_rows(self.state.source, ident, both.me)
         other = mark(1 - both.number)
         versions = [version for version in self.state.source if version[0] == ident]
-        # Committed, and deleted by no transaction: a statement is refused beside it, so only a commit meets both.
-        decides = at_commit and any(version[2] >= 0 and version[3] == mvcc.NEVER for version in versions)
+        # Committed, and deleted by no transaction, if locked by one: a statement is refused beside it, so only a commit
+        # meets both.
+        decides = at_commit and any(v[2] >= 0 and (v[3] == mvcc.NEVER or v[4] >= mvcc.LOCKED) for v in versions)
         return (decides or len(own) > at_commit) and any(other in (version[2], version[3]) for version in versions)
+
+    def is_locked(self, both: Both, ident: int) -> bool:
+        """Whether the other session has locked a version that it hasn't changed."""
+        other = mark(1 - both.number)
+        return any(v[0] == ident and v[4] >= mvcc.LOCKED and mvcc.touched((v,), other) for v in self.state.source)
 
     def touched(self, both: Both, ident: int) -> bool:
         return mvcc.touched(tuple(v for v in self.state.source if v[0] == ident), both.me)
