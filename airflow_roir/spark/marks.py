@@ -1,0 +1,27 @@
+"""When a driver's start reached which point: lines of Spark's own log, read by `make bench-start` and by the curious."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+# `driver` the process runs, `java` its JVM answers, `session` Spark is up, `python` a first job has run in a Python
+# worker, `begun` the run has begun in the database, `job` its first worker is submitted, `done` its last one has been
+# heard out, `stopped` Spark has ended.
+MARKS = ("driver", "java", "session", "python", "begun", "job", "done", "stopped")
+PREFIX = "roir-start"
+
+
+def mark(name: str) -> None:
+    """Note that a point is reached: `roir-start java 1700000000.123`, the seconds since 1970."""
+    print(f"{PREFIX} {name} {time.time():.3f}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def read_marks(log: str) -> dict[str, float]:
+    """The first time of each mark, from the text of a log of one start."""
+    times: dict[str, float] = {}
+    for line in log.splitlines():
+        words = line.split()
+        if len(words) == 3 and words[0] == PREFIX:
+            times.setdefault(words[1], float(words[2]))
+    return times
