@@ -124,6 +124,11 @@ bench: $(STAMP)  ## The build beside its peers and its limit; ARGS="--rows 20000
 bench-curves: $(STAMP)  ## Time, WAL, memory, transactions by rows, batches, partitions; ARGS="--curves batch plan"
 	$(BIN)/python -m benchmarks.curves $(ARGS)
 
+.PHONY: bench-start
+bench-start: $(STAMP)  ## From the command to the first row, and after the last; ARGS="--cases cli --rounds 1" for less
+	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
+	  $(BIN)/python -m benchmarks.start $(ARGS)
+
 .PHONY: bench-pause
 bench-pause: $(STAMP)  ## How soon a pause takes effect; ARGS="--rows 500000 --pauses 10 --airflow 0" for less
 	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \

@@ -60,20 +60,24 @@ def in_parallel(phase: Any, database: Database, run: Run, parallelism: int) -> N
 
 def _build(database: Database, run: Run, parallelism: int, pauses: int) -> tuple[Run, int]:
     """Build with pauses; returns the run that ended it, and how many pauses came before the last row."""
-    paused = 0
-    while True:
-        pauser = Pauser(database, run, (paused + 1) / (pauses + 1)) if paused < pauses else None
-        if pauser is not None:
-            pauser.start()
-        in_parallel(build, database, run, parallelism)
-        if pauser is not None:
-            pauser.halt.set()
-            pauser.join()
-        if pauser is None or not pauser.has_paused:
+    for paused in range(pauses):
+        if not build_until(database, run, parallelism, (paused + 1) / (pauses + 1)):
             build.finish(database, run)
             return run, paused
-        paused += 1
         run = start_run(database, run.index, "bench", take_over=True)
+    in_parallel(build, database, run, parallelism)
+    build.finish(database, run)
+    return run, pauses
+
+
+def build_until(database: Database, run: Run, parallelism: int, share: float) -> bool:
+    """Build until a pause that comes with a share of the rows; False if all were copied before it came."""
+    pauser = Pauser(database, run, share)
+    pauser.start()
+    in_parallel(build, database, run, parallelism)
+    pauser.halt.set()
+    pauser.join()
+    return pauser.has_paused
 
 
 class Pauser(threading.Thread):

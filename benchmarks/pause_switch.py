@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
+from benchmarks.airflow import CONNECTION, DAG, bench_airflow
 from servers.airflow import StandaloneAirflow, wait_until
-from servers.postgres import embedded_postgres
 
-DAG = "rebuild_index"
 PATIENCE_S = 240
 
 
 def pauses_by_switch(bench: Any, pauses: int) -> list[dict[str, Any]]:
     """Pause and unpause the DAG until so many pauses were measured; each is a dict as of `Bench.stopped`."""
-    with tempfile.TemporaryDirectory(prefix="roir-bench-") as folder:
-        dags = Path(folder) / "dags"
-        shutil.copytree(Path(__file__).parents[1] / "dags", dags, ignore=shutil.ignore_patterns("__pycache__"))
-        home = Path(folder) / "airflow"
-        with embedded_postgres(fsync="on") as metadata, StandaloneAirflow(home, dags, metadata) as airflow:
-            airflow.wait_until_ready([DAG])
-            server = bench.server
-            airflow.add_connection(
-                "bench", "postgres", host=server.address, port=server.port, login="postgres", schema="bench"
-            )
-            measured: list[dict[str, Any]] = []
-            while len(measured) < pauses:
-                bench.begin()
-                run = airflow.trigger(DAG, {"index": "ix", "postgres_conn_id": "bench", "parallelism": 2})
-                measured += _pauses_of_a_run(bench, airflow, run, pauses - len(measured))
-                # What is left of it is thrown away with its operation.
-                airflow.call("PATCH", f"/api/v2/dags/{DAG}/dagRuns/{run}", {"state": "failed"})
-                airflow.unpause(DAG)
-                wait_until(lambda: bench.run("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'roir%%"
-                                             " worker %%'")[0][0] == 0, PATIENCE_S, "the workers' end")  # fmt: skip
-            return measured
+    with bench_airflow(bench.server) as airflow:
+        measured: list[dict[str, Any]] = []
+        while len(measured) < pauses:
+            bench.begin()
+            run = airflow.trigger(DAG, {"index": "ix", "postgres_conn_id": CONNECTION, "parallelism": 2})
+            measured += _pauses_of_a_run(bench, airflow, run, pauses - len(measured))
+            # What is left of it is thrown away with its operation.
+            airflow.call("PATCH", f"/api/v2/dags/{DAG}/dagRuns/{run}", {"state": "failed"})
+            airflow.unpause(DAG)
+            wait_until(lambda: bench.run("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'roir%%"
+                                         " worker %%'")[0][0] == 0, PATIENCE_S, "the workers' end")  # fmt: skip
+        return measured
 
 
 def _pauses_of_a_run(bench: Any, airflow: StandaloneAirflow, run: str, wanted: int) -> list[dict[str, Any]]:

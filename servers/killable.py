@@ -19,7 +19,10 @@ with warnings.catch_warnings():
 
 
 class Server:
-    """A server of our own on the loopback interface (or `address`). Its data survive every kill."""
+    """A server of our own on the loopback interface (or `address`). Its data survive every kill.
+
+    log_file: what the server says.
+    """
 
     def __init__(self, folder: Path, version: int = 18, address: str = "127.0.0.1") -> None:
         # The server runs as a user of its own where we are root.
@@ -30,6 +33,7 @@ class Server:
         embedded.ensure_pgdata_inited()
         self.address = address
         self._bin, self._user, self._data = embedded.bin_path, embedded.system_user, embedded.pgdata
+        self.log_file = self._data / "log"
         with socket.socket() as free:
             free.bind((address, 0))
             self.port: int = free.getsockname()[1]

@@ -1,0 +1,82 @@
+"""The parts of a build by the DAG in a real Airflow, from the trigger and from the switch: for `benchmarks.start`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow_roir.engine import operations
+from benchmarks.airflow import CONNECTION, DAG, bench_airflow
+from benchmarks.scene import INDEX
+from servers.airflow import StandaloneAirflow, wait_until
+
+if TYPE_CHECKING:
+    from benchmarks.start import Bench, Result
+
+PATIENCE_S = 240
+# At this rate a build lasts so long that it is paused after its first batches.
+LASTS_S = 60
+COPIED = "SELECT coalesce(sum(rows), 0) > 0 FROM roir.scan_range WHERE operation_id = %s"
+
+
+def in_airflow(bench: Bench, rounds: int, environment: Mapping[str, str]) -> Iterator[tuple[str, Result]]:
+    """In each round a run of the DAG from its trigger, and one from the switch that resumes it, each to its end."""
+    given = {name: bench.environment[name] for name in ("ROIR_LOG_FOLDER",)} | dict(environment)
+    with bench_airflow(bench.scene.server, given) as airflow:
+        for _ in range(rounds):
+            yield "Airflow", triggered(bench, airflow)
+            yield "switch", unpaused(bench, airflow)
+
+
+def triggered(bench: Bench, airflow: StandaloneAirflow) -> Result:
+    """From the trigger."""
+    bench.scene.clear()
+    begin = bench.begin()
+    run = airflow.trigger(DAG, conf(bench))
+    return bench.result(begin, "roir airflow prepare", "roir airflow build", **ends(airflow, run))
+
+
+def unpaused(bench: Bench, airflow: StandaloneAirflow) -> Result:
+    """From the switch that goes on again."""
+    scene = bench.scene
+    scene.clear()
+    before = bench.operation()
+    run = airflow.trigger(DAG, conf(bench) | {"max_rows_per_second": scene.rows // LASTS_S})
+    wait_until(
+        lambda: bench.operation() > before and scene.value(COPIED, bench.operation()), PATIENCE_S, "rows", every=0.1
+    )
+    airflow.pause(DAG)
+    wait_until(lambda: airflow.task_state(DAG, run, "build") == "up_for_reschedule", PATIENCE_S, "the task to leave")
+    operations.change_options(scene.database, INDEX, actor="bench", max_rows_per_second=0)
+    scene.run("CHECKPOINT")
+    begin = bench.begin()
+    airflow.unpause(DAG)
+    return bench.result(begin, "roir airflow build", **ends(airflow, run))
+
+
+def conf(bench: Bench) -> dict[str, Any]:
+    """What the form would hold."""
+    data = bench.scene.data
+    return {
+        "index": INDEX,
+        "table": data.table,
+        "keys": ",".join(data.key),
+        "include": ",".join(data.include),
+        "parallelism": bench.scene.parallelism,
+        "postgres_conn_id": CONNECTION,
+    }
+
+
+def ends(airflow: StandaloneAirflow, run: str) -> dict[str, float]:
+    """Wait for the run's end; when the task `build` and when the run has ended, in seconds since 1970."""
+    wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end", every=2)
+    if airflow.run_state(DAG, run) == "failed":
+        raise SystemExit(f"the run has failed:\n{airflow.task_log(DAG, run, 'build')}")
+    whole = airflow.call("GET", f"/api/v2/dags/{DAG}/dagRuns/{run}")
+    return {"left": seconds(airflow.task(DAG, run, "build")["end_date"]), "ended": seconds(whole["end_date"])}
+
+
+def seconds(moment: str) -> float:
+    """A moment as Airflow's API tells it."""
+    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
