@@ -85,7 +85,7 @@ class Bench:
         self._read_from = {log: log.stat().st_size for log in logs}
         return time.time()
 
-    def result(self, begin: float, asking: str, building: str | None = None, **known: float) -> Result:
+    def result(self, begin: float, asking: str | None, building: str | None = None, **known: float) -> Result:
         """Of the newest operation since `begin`. asking, building: see `points`; known: more points."""
         operation = self.operation()
         with self.scene.session.cursor() as cursor:
@@ -93,7 +93,8 @@ class Bench:
             events = [Event(*row) for row in cursor.fetchall()]
         marks = read_marks(self._new(spark_log(operation, self.logs)))
         sent = statements(self._new(self.scene.server.log_file))
-        reached = points(begin, sent, events, marks, asking, building) | known
+        reached = points(begin, sent, events, marks, asking, building)
+        reached |= {name: at for name, at in known.items() if at >= begin}
         seconds = parts(begin, reached)
         return {
             "parts": rounded(seconds),

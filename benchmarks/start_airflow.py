@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 240
 # At this rate a build lasts so long that it is paused after its first batches.
 LASTS_S = 60
+# A task that has left isn't started again for 16 seconds, and whoever pauses a build does that for longer.
+PAUSED_S = 20
 COPIED = "SELECT coalesce(sum(rows), 0) > 0 FROM roir.scan_range WHERE operation_id = %s"
 
 
@@ -48,11 +51,12 @@ def unpaused(bench: Bench, airflow: StandaloneAirflow) -> Result:
     )
     airflow.pause(DAG)
     wait_until(lambda: airflow.task_state(DAG, run, "build") == "up_for_reschedule", PATIENCE_S, "the task to leave")
+    time.sleep(PAUSED_S)
     operations.change_options(scene.database, INDEX, actor="bench", max_rows_per_second=0)
     scene.run("CHECKPOINT")
     begin = bench.begin()
     airflow.unpause(DAG)
-    return bench.result(begin, "roir airflow build", **ends(airflow, run))
+    return bench.result(begin, None, "roir airflow build", **ends(airflow, run))
 
 
 def conf(bench: Bench) -> dict[str, Any]:
@@ -69,12 +73,17 @@ def conf(bench: Bench) -> dict[str, Any]:
 
 
 def ends(airflow: StandaloneAirflow, run: str) -> dict[str, float]:
-    """Wait for the run's end; when the task `build` and when the run has ended, in seconds since 1970."""
+    """Wait for the run's end; when the task `build` has begun and ended, and when the run has ended."""
     wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end", every=2)
     if airflow.run_state(DAG, run) == "failed":
         raise SystemExit(f"the run has failed:\n{airflow.task_log(DAG, run, 'build')}")
+    task = airflow.task(DAG, run, "build")
     whole = airflow.call("GET", f"/api/v2/dags/{DAG}/dagRuns/{run}")
-    return {"left": seconds(airflow.task(DAG, run, "build")["end_date"]), "ended": seconds(whole["end_date"])}
+    return {
+        "started": seconds(task["start_date"]),
+        "left": seconds(task["end_date"]),
+        "ended": seconds(whole["end_date"]),
+    }
 
 
 def seconds(moment: str) -> float:

@@ -31,14 +31,15 @@ class Part:
 PARTS = (
     Part("asked", "process and imports", "the first statement"),
     Part("prepared", "prepare", "prepared", True),
-    Part("task", "until the task `build` asks", "the first statement of the task `build`"),
+    Part("started", "until Airflow starts the task `build`", "the task `build` starts"),
+    Part("task", "its process and imports", "its first statement"),
     Part("driver", "the driver's process", "the driver runs"),
     Part("java", "Java", "Java answers"),
     Part("session", "Spark's session", "Spark is up"),
     Part("python", "a first job in a Python worker", "a first job has run"),
     Part("begun", "the begin of the run", "the run has begun"),
     Part("job", "until a worker is submitted", "a worker is submitted"),
-    Part("first", "until its first statement", "its first statement"),
+    Part("first", "until the worker's first statement", "the worker's first statement"),
     Part("built", "build", "the last statement of the build", True),
     Part("sealing", "between build and seal", "the first statement of the seal"),
     Part("sealed", "seal", "the last statement of the seal", True),
@@ -85,12 +86,12 @@ def points(
     sent: Iterable[Statement],
     events: Iterable[Event],
     marks: Mapping[str, float],
-    asking: str,
+    asking: str | None,
     building: str | None = None,
 ) -> dict[str, float]:
     """When each point was reached that is known, in seconds since 1970.
 
-    asking: the name of the sessions of the command, or of the first task; building: of the task after that.
+    asking: the name of the sessions of the command, or of the task that prepares; building: of the task that builds.
     """
     sent = [one for one in sent if one.at >= begin]
     events = [one for one in events if one.at >= begin]
