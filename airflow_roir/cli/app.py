@@ -104,12 +104,17 @@ def common(
     context.obj = dsn
 
 
-def database_of(context: typer.Context) -> Database:
+def dsn_of(context: typer.Context) -> str:
     if not context.obj:
         raise typer.BadParameter("no database given: set the environment variable ROIR_DSN, or use --dsn")
+    return str(context.obj)
+
+
+def database_of(context: typer.Context) -> Database:
+    dsn = dsn_of(context)
     from airflow_roir.engine.database import Database
 
-    return Database(context.obj, "roir cli")
+    return Database(dsn, "roir cli")
 
 
 def print_json(value: Any) -> None:

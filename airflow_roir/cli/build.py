@@ -29,6 +29,7 @@ from airflow_roir.cli.app import (
     Verify,
     app,
     database_of,
+    dsn_of,
     print_json,
     say,
     show,
@@ -149,11 +150,8 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Create an index, or rebuild one that exists: then leave out --table and --keys."""
-    from airflow_roir.cli.execute import carry_on, carry_on_verification
-    from airflow_roir.engine import operations, prepare
-    from airflow_roir.engine.verify import verification
+    from airflow_roir.cli.spark import CommandSpark
 
-    database = database_of(context)
     options = _options(
         parallelism=parallelism,
         batch_rows=batch_rows,
@@ -169,14 +167,22 @@ def build(
         verify=verify,
     )
     definition = IndexDefinition.parse(index, table, keys, include)
-    if verify in ("before", "both") and prepare.is_rebuild(database, definition):
-        compare = VerifyOptions(parallelism=options.parallelism)
-        begun = verification.begin(database, index, compare, operations.default_actor(), "before")
-        say(f"the index before its rebuild: {carry_on_verification(database, begun.index, master, conf)}")
-    prepared = prepare.prepare(database, definition, options, report=say)
-    if prepared.adopted:
-        say(f"continuing unfinished operation {prepared.operation_id}")
-    carry_on(database, prepared.index, master, conf, False, as_json)
+    with CommandSpark(dsn_of(context), master, conf) as spark:
+        # Beside all that follows, imports included.
+        spark.start()
+        from airflow_roir.cli.execute import carry_on, carry_on_verification
+        from airflow_roir.engine import operations, prepare
+        from airflow_roir.engine.verify import verification
+
+        database = database_of(context)
+        if verify in ("before", "both") and prepare.is_rebuild(database, definition):
+            compare = VerifyOptions(parallelism=options.parallelism)
+            begun = verification.begin(database, index, compare, operations.default_actor(), "before")
+            say(f"the index before its rebuild: {carry_on_verification(database, begun.index, spark)}")
+        prepared = prepare.prepare(database, definition, options, report=say)
+        if prepared.adopted:
+            say(f"continuing unfinished operation {prepared.operation_id}")
+        carry_on(database, prepared.index, spark, False, as_json)
 
 
 @app.command()
@@ -193,6 +199,7 @@ def resume(
 ) -> None:
     """Run a paused or interrupted operation to its end, from its last committed batch."""
     from airflow_roir.cli.execute import carry_on
+    from airflow_roir.cli.spark import CommandSpark
     from airflow_roir.engine import operations
 
     database = database_of(context)
@@ -201,7 +208,8 @@ def resume(
     if any(value is not None for value in given.values()):
         operations.change_options(database, index, actor=operations.default_actor(), **given)
     say(f"operation {row.id} continues in phase {row.phase}")
-    carry_on(database, index, master, conf, take_over, as_json)
+    with CommandSpark(database.dsn, master, conf) as spark:
+        carry_on(database, index, spark, take_over, as_json)
 
 
 def _options(**given: Any) -> BuildOptions:

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import typer
 from sqlalchemy.exc import SQLAlchemyError
@@ -14,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_roir.cli.app import print_json, say, show
 from airflow_roir.cli.cells import printable
 from airflow_roir.cli.look import look
+from airflow_roir.cli.spark import CommandSpark, tell
 from airflow_roir.cli.status import print_overview
 from airflow_roir.definition import argument
 from airflow_roir.engine import finalize, operations
@@ -25,23 +25,23 @@ from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import OperationPaused, RoirError
 from airflow_roir.operation import Phase, Status
 from airflow_roir.quantity import counted, left, rate
+from airflow_roir.spark.driver_process import Driver
 
 # How soon a pause is seen while Spark starts, and how often the progress bar moves.
 LOOK_EVERY_S = 0.5
 
 
-def carry_on(
-    database: Database, index: str, master: str | None, conf: list[str] | None, take_over: bool, as_json: bool
-) -> None:
+def carry_on(database: Database, index: str, spark: CommandSpark, take_over: bool, as_json: bool) -> None:
     """Run the operation to its end, from its present phase; exits with 3 if somebody paused it."""
     row = operations.find_operation(database, index)
     if row.kind == "verify":
-        print_report(carry_on_verification(database, index, master, conf, take_over, as_json), as_json)
+        print_report(carry_on_verification(database, index, spark, take_over, as_json), as_json)
         return
     owner = _owner()
     with _progress(database, row.id, quiet=as_json) as relay:
         if row.phase in (Phase.BUILD, Phase.SEAL):
-            _on_spark(database, index, row, owner, master, conf, take_over, relay)
+            _on_spark(database, index, row, owner, spark, take_over, relay)
+        spark.release()
         now = operation_status(database, row.id)
         paused = now.status == Status.PAUSED and row.phase in (Phase.BUILD, Phase.SEAL)
         if now.phase in (Phase.FOLD, Phase.PUBLISH) and not paused:
@@ -52,17 +52,12 @@ def carry_on(
 
 
 def carry_on_verification(
-    database: Database,
-    index: str,
-    master: str | None,
-    conf: list[str] | None,
-    take_over: bool = False,
-    quiet: bool = False,
+    database: Database, index: str, spark: CommandSpark, take_over: bool = False, quiet: bool = False
 ) -> VerifyReport:
     """Run a verification to its end, on Spark; exits with 3 if somebody paused it."""
     row = operations.find_operation(database, index)
     with _progress(database, row.id, quiet) as relay:
-        _on_spark(database, index, row, _owner(), master, conf, take_over, relay)
+        _on_spark(database, index, row, _owner(), spark, take_over, relay)
     _exit_if_paused(operation_status(database, row.id), index)
     return report_of(database, row.id)
 
@@ -90,23 +85,15 @@ def _on_spark(
     index: str,
     row: OperationRow,
     owner: str,
-    master: str | None,
-    conf: list[str] | None,
+    spark: CommandSpark,
     take_over: bool,
     relay: Callable[[str], None],
 ) -> None:
-    from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
-    from airflow_roir.spark.log_file import spark_log
-    from airflow_roir.spark.options import SparkOptions
-
-    if wrong := [setting for setting in conf or [] if "=" not in setting]:
-        raise typer.BadParameter(f"--conf takes key=value, not {wrong[0]!r}")
-    spark = SparkOptions(master, dict(setting.split("=", 1) for setting in conf or []))
     if row.status == Status.PAUSED:
         # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
         operations.resume(database, index, operations.default_actor())
-    command = driver_command(index, owner, spark, take_over=take_over, keep_pause=True, log=spark_log(row.id))
-    driver = Driver(command, driver_environment(database.dsn), relay)
+    spark.relay = relay
+    driver = spark.drive(row.id, index, owner, take_over)
     code = _follow(
         driver,
         lambda: _pause_quietly(database, index),
@@ -123,7 +110,7 @@ def _exit_if_paused(ended: OperationStatus, index: str) -> None:
         raise typer.Exit(OperationPaused.exit_code)
 
 
-def _follow(driver: Any, on_interrupt: Callable[[], None], has_paused: Callable[[], bool]) -> int:
+def _follow(driver: Driver, on_interrupt: Callable[[], None], has_paused: Callable[[], bool]) -> int:
     """Wait for the driver; what it says goes to stderr. Ctrl-C pauses first, and waits for the open batches.
 
     has_paused: asked while Spark starts, when a pause need not wait for anything.
@@ -136,20 +123,21 @@ def _follow(driver: Any, on_interrupt: Callable[[], None], has_paused: Callable[
             on_interrupt()
             return _wait(driver, has_paused)
     except KeyboardInterrupt:
-        return OperationPaused.exit_code
-    finally:
         driver.kill()
+        return OperationPaused.exit_code
 
 
-def _wait(driver: Any, has_paused: Callable[[], bool]) -> int:
+def _wait(driver: Driver, has_paused: Callable[[], bool]) -> int:
     while driver.is_starting:
-        if (code := driver.wait(LOOK_EVERY_S)) is not None:
-            return int(code)
+        if (code := driver.wait_for_order(LOOK_EVERY_S)) is not None:
+            return code
         if driver.is_starting and has_paused():
             driver.kill()
             has_paused()
             return OperationPaused.exit_code
-    return int(driver.wait())
+    code = driver.wait_for_order()
+    assert code is not None
+    return code
 
 
 def _has_paused(database: Database, operation_id: int, owner: str) -> bool:
@@ -158,10 +146,6 @@ def _has_paused(database: Database, operation_id: int, owner: str) -> bool:
     except SQLAlchemyError:
         # The driver has the same trouble, and its own patience.
         return False
-
-
-def _relay(line: str) -> None:
-    say(line.removeprefix("roir: "))
 
 
 def _pause_quietly(database: Database, index: str) -> None:
@@ -175,7 +159,7 @@ def _pause_quietly(database: Database, index: str) -> None:
 def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Callable[[str], None]]:
     """A live line from the committed state, if a person watches. Yields what takes the driver's lines meanwhile."""
     if quiet or not sys.stderr.isatty():
-        yield _relay
+        yield tell
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -207,4 +191,4 @@ def _relay_beside_bar(line: str) -> None:
     from airflow_roir.spark.news import tells_of_pieces
 
     if not tells_of_pieces(line.removeprefix("roir: ")):
-        _relay(line)
+        tell(line)

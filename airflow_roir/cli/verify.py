@@ -35,6 +35,7 @@ def verify_command(
 ) -> None:
     """Compare an index with its source while users write. Exit code 1: they differ, and not all is repaired."""
     from airflow_roir.cli.execute import carry_on_verification, print_report
+    from airflow_roir.cli.spark import CommandSpark
     from airflow_roir.engine import operations
     from airflow_roir.engine.verify import compare, verification
 
@@ -48,12 +49,14 @@ def verify_command(
         amcheck=amcheck,
     )
     if without_spark:
-        report = compare.verify(database, index, options)
-    else:
+        print_report(compare.verify(database, index, options), as_json)
+        return
+    with CommandSpark(database.dsn, master, conf) as spark:
+        spark.start()
         begun = verification.begin(database, index, options, operations.default_actor())
         if begun.adopted:
             say(f"continuing unfinished verification {begun.operation_id}, with the options that it has")
-        report = carry_on_verification(database, begun.index, master, conf, quiet=as_json)
+        report = carry_on_verification(database, begun.index, spark, quiet=as_json)
     print_report(report, as_json)
 
 

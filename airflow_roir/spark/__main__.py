@@ -6,62 +6,120 @@ The DSN is read from the environment variable ROIR_DSN alone: an argument would 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from sqlalchemy.exc import DBAPIError
-
-from airflow_roir.engine.database import Database
-from airflow_roir.engine.operations import default_actor
-from airflow_roir.errors import OperationPaused, RoirError, SparkFailed
+from airflow_roir.errors import JavaMissing, OperationPaused, OperationRunning, RoirError, SparkFailed
 from airflow_roir.operation import Status
-from airflow_roir.spark.log_file import diverted
+from airflow_roir.spark.driver_process import ENDED
+from airflow_roir.spark.log_file import SparkLog, diverted
+from airflow_roir.spark.marks import mark
 from airflow_roir.spark.options import SparkOptions
-from airflow_roir.spark.supervise import drive
+
+if TYPE_CHECKING:
+    from airflow_roir.engine.database import Database
+    from airflow_roir.spark.start import SparkStart
+
+# What takes long to import comes while Java starts.
+# After an order that ended so, Spark is as good as before.
+GOES_ON = (0, OperationPaused.exit_code, OperationRunning.exit_code)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit codes: 0 done, 3 paused, 4 another run drives the operation, 2 bad input, 1 any other error."""
+    given = sys.argv[1:] if arguments is None else arguments
+    options = _parser().parse_args(given)
+    dsn = os.environ.get("ROIR_DSN")
+    if not dsn:
+        return _say("no database given: set the environment variable ROIR_DSN", 2)
+    if not (options.index or options.later):
+        return _say("no index given: --index", 2)
+    if wrong := [setting for setting in options.conf if "=" not in setting]:
+        return _say(f"--conf takes KEY=VALUE, not {wrong[0]!r}", 2)
+    spark = SparkOptions(options.master, dict(setting.split("=", 1) for setting in options.conf))
+    signal.signal(signal.SIGTERM, _interrupt)
+    with ExitStack() as stack:
+        voice, log = (
+            (sys.stderr, SparkLog()) if options.spark_log is None else stack.enter_context(diverted(options.spark_log))
+        )
+        mark("driver")
+        try:
+            return _run(given, options, dsn, spark, voice, log)
+        except KeyboardInterrupt:
+            # Nothing has begun.
+            return OperationPaused.exit_code
+        except JavaMissing as error:
+            return _say(str(error), error.exit_code, voice)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m airflow_roir.spark", description=__doc__)
-    parser.add_argument("--index", required=True, help="the index: name or schema.name, quoted as in SQL")
+    parser.add_argument("--index", help="the index: name or schema.name, quoted as in SQL")
     parser.add_argument("--owner", help="the name of this run in roir status")
     parser.add_argument("--master", help="Spark master URL, local[n], or sc://… for Spark Connect")
     parser.add_argument("--take-over", action="store_true", help="take over even from a run that is alive")
     parser.add_argument("--keep-pause", action="store_true", help="end at once if the operation is paused")
     parser.add_argument("--spark-log", type=Path, metavar="FILE", help="where Spark's own log goes, by default here")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
-    options = parser.parse_args(arguments)
-    dsn = os.environ.get("ROIR_DSN")
-    if not dsn:
-        return _say("no database given: set the environment variable ROIR_DSN", 2)
-    owner = options.owner or f"{default_actor()} pid {os.getpid()}"
-    if wrong := [setting for setting in options.conf if "=" not in setting]:
-        return _say(f"--conf takes KEY=VALUE, not {wrong[0]!r}", 2)
-    conf = dict(setting.split("=", 1) for setting in options.conf)
-    signal.signal(signal.SIGTERM, _interrupt)
-    job = _Job(Database(dsn, f"roir {options.index} driver"), options, owner, conf)
-    if options.spark_log is None:
-        return job.run(sys.stderr, None)
-    with diverted(options.spark_log) as (voice, log):
-        return job.run(voice, log)
+    parser.add_argument(
+        "--later",
+        action="store_true",
+        help="start Spark, and read the other arguments from a line of standard input, a list in JSON; end with it",
+    )
+    return parser
+
+
+def _run(
+    given: list[str], options: argparse.Namespace, dsn: str, spark: SparkOptions, voice: TextIO, log: SparkLog
+) -> int:
+    """Drive the operation that is given, or one after another as they are ordered; the last exit code."""
+    from airflow_roir.spark.start import SparkStart
+
+    with SparkStart(spark, f"roir {options.index}" if options.index else "roir") as start:
+        from airflow_roir.engine.database import Database
+        from airflow_roir.engine.operations import default_actor
+        from airflow_roir.spark import supervise  # noqa: F401
+
+        def drive(of: argparse.Namespace) -> int:
+            owner = of.owner or f"{default_actor()} pid {os.getpid()}"
+            database = Database(dsn, f"roir {of.index} driver")
+            return _Job(database, of, owner, start).run(voice, log.path)
+
+        if not options.later:
+            return drive(options)
+        code = None
+        while code in (None, *GOES_ON) and (order := sys.stdin.readline()):
+            of = _parser().parse_args([*given, *json.loads(order)])
+            if code is None:
+                log.move(of.spark_log)
+            code = drive(of)
+            _say(f"{ENDED}{code}", code, voice)
+        if code is None:
+            log.discard()
+        return code or 0
 
 
 class _Job:
     """The work of one call, told line by line."""
 
-    def __init__(self, database: Database, options: argparse.Namespace, owner: str, conf: dict[str, str]) -> None:
+    def __init__(self, database: Database, options: argparse.Namespace, owner: str, spark: SparkStart) -> None:
         self._database = database
         self._options = options
         self._owner = owner
-        self._spark = SparkOptions(options.master, conf)
+        self._spark = spark
 
     def run(self, voice: TextIO, log: Path | None) -> int:
         """Its exit code. voice: where the lines go; log: the file of Spark's own, only told."""
+        from sqlalchemy.exc import DBAPIError
+
+        from airflow_roir.spark.supervise import drive
+
         try:
             status = drive(
                 self._database,

@@ -7,6 +7,7 @@ can't read; the command line holds names and numbers only.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,16 +15,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, Queue
 
+from airflow_roir.errors import SparkFailed
 from airflow_roir.spark.options import SparkOptions
 
 # What configures Airflow, secrets included, is none of the driver's business.
 _AIRFLOW_PREFIXES = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW")
 # What a driver logs once its Spark session is open. Until then it holds nothing that is worth a wait.
 SPARK_IS_UP = "Spark is up"
+# What a driver that waits for orders logs after each, with the exit code that it would have ended with.
+ENDED = "ended with exit code "
+_PROGRAM = (sys.executable, "-m", "airflow_roir.spark")
 # Airflow sends SIGKILL five seconds after SIGTERM; the task needs the rest to leave.
 TERMINATE_S = 2.0
+# How soon the end of a driver is seen that has said nothing of its order.
+ORDER_LOOK_S = 0.2
 
 
 def driver_command(
@@ -35,24 +44,38 @@ def driver_command(
     keep_pause: bool = False,
     log: Path | None = None,
 ) -> list[str]:
-    """The driver's command line. It never holds a secret.
+    """The command line of a driver that drives one operation. It never holds a secret.
 
     owner: how the run is named to others. take_over: fence a run that still seems alive, at once. keep_pause: whoever
     starts the driver has lifted an older pause already, so that one found by the driver is a newer wish. log: the file
     that Spark's own log goes to, see `log_file.diverted`; by default it comes up among the driver's lines.
     """
-    command = [sys.executable, "-m", "airflow_roir.spark", "--index", index, "--owner", owner]
-    if options.master:
-        command += ["--master", options.master]
+    order = driver_order(index, owner, take_over=take_over, keep_pause=keep_pause, log=log)
+    return [*_PROGRAM, *order, *_where(options)]
+
+
+def waiting_command(options: SparkOptions, log: Path) -> list[str]:
+    """The command line of a driver that starts Spark, and waits for orders: see `Driver.order`."""
+    return [*_PROGRAM, "--later", "--spark-log", str(log), *_where(options)]
+
+
+def driver_order(
+    index: str, owner: str, *, take_over: bool = False, keep_pause: bool = False, log: Path | None = None
+) -> list[str]:
+    """What `driver_command` says of the operation."""
+    order = ["--index", index, "--owner", owner]
     if take_over:
-        command.append("--take-over")
+        order.append("--take-over")
     if keep_pause:
-        command.append("--keep-pause")
+        order.append("--keep-pause")
     if log is not None:
-        command += ["--spark-log", str(log)]
-    for name, value in sorted(options.conf.items()):
-        command += ["--conf", f"{name}={value}"]
-    return command
+        order += ["--spark-log", str(log)]
+    return order
+
+
+def _where(options: SparkOptions) -> list[str]:
+    master = ["--master", options.master] if options.master else []
+    return [*master, *(part for name, value in sorted(options.conf.items()) for part in ("--conf", f"{name}={value}"))]
 
 
 def driver_environment(dsn: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -65,22 +88,31 @@ def driver_environment(dsn: str, environment: Mapping[str, str] | None = None) -
 class Driver:
     """A running driver process.
 
-    command, environment: what to start; forward: called with every line that it logs, from a thread.
+    command, environment: what to start; forward: called with every line that it logs, from a thread. takes_orders: it
+    was started by a `waiting_command`.
     is_starting: Spark isn't up yet, so that it can be ended at any moment at no loss.
 
     Not guaranteed: when this process dies by SIGKILL the driver continues until it ends or a newer run fences it
     (docs/architecture.md#lifecycle); a wrong row can't come of that.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], forward: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        forward: Callable[[str], None],
+        takes_orders: bool = False,
+    ) -> None:
         self._forward = forward
+        # The exit codes of its orders.
+        self._codes: Queue[int] = Queue()
         self.last_line = ""
         self.is_starting = True
         self._process = subprocess.Popen(
             command,
             env=dict(environment),
             # An Airflow task's own standard input is its line to the supervisor.
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if takes_orders else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -100,10 +132,45 @@ class Driver:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if text := line.rstrip():
+                if text.startswith(f"roir: {ENDED}"):
+                    self._codes.put(int(text.rpartition(" ")[2]))
+                    continue
                 self.last_line = text
                 if text == f"roir: {SPARK_IS_UP}":
                     self.is_starting = False
                 self._forward(text)
+
+    def order(self, order: Sequence[str]) -> None:
+        """Let a driver that waits drive an operation, see `driver_order`. Raises SparkFailed if it has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(list(order)) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            self._process.wait()
+            self._reader.join(1.0)
+            raise SparkFailed(
+                f"Spark's driver ended before it had an order: {self.last_line or 'it said nothing'}"
+            ) from None
+
+    def release(self) -> None:
+        """No more orders: it ends by itself, after those that it has."""
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+
+    def wait_for_order(self, seconds: float | None = None) -> int | None:
+        """As `wait`, for the end of an order or of the driver, whatever comes first."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while deadline is None or time.monotonic() < deadline:
+            with suppress(Empty):
+                return self._codes.get(timeout=ORDER_LOOK_S if seconds is None else min(seconds, ORDER_LOOK_S))
+            if self._process.poll() is not None:
+                self._reader.join(1.0)
+                with suppress(Empty):
+                    return self._codes.get_nowait()
+                return self._process.returncode
+        return None
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for the driver's end, at most `seconds` or as long as it takes; its exit code, see

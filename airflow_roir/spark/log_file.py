@@ -24,20 +24,66 @@ LOOK_EVERY_S = 5.0
 FOLDER = "ROIR_LOG_FOLDER"
 
 
-def spark_log(operation_id: int, folder: Path | None = None) -> Path:
-    """The file of an operation: in $ROIR_LOG_FOLDER, else in this folder, else in the user's own state."""
+def spark_log(operation: int | str, folder: Path | None = None) -> Path:
+    """The file of an operation: in $ROIR_LOG_FOLDER, else in this folder, else in the user's own state.
+
+    operation: its id, or what stands for it until that is known.
+    """
     chosen = os.environ.get(FOLDER)
     if chosen:
         folder = Path(chosen)
     if folder is None:
         state = os.environ.get("XDG_STATE_HOME")
         folder = (Path(state) if state else Path("~/.local/state").expanduser()) / "roir"
-    return folder / f"spark-{operation_id}.log"
+    return folder / f"spark-{operation}.log"
+
+
+class SparkLog:
+    """A log that is being written. path: where it lies now; None on standard error, among the lines for the user."""
+
+    def __init__(self, path: Path | None = None, file: int | None = None) -> None:
+        self.path = path
+        self._file = file
+
+    def move(self, path: Path) -> None:
+        """Give it its name, once that is known. A log that has the name already becomes the older one of two.
+
+        Silent if that can't be: then it keeps the one that it has.
+        """
+        if self.path in (None, path):
+            return
+        assert self.path is not None
+        with suppress(OSError):
+            with suppress(FileNotFoundError):
+                path.replace(_older(path))
+            self.path = self.path.rename(path)
+
+    def discard(self) -> None:
+        """Remove it: nothing has happened."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def bound(self) -> None:
+        """Cut it if it has grown too long."""
+        if self._file is None or self.path is None or os.fstat(self._file).st_size <= LIMIT_BYTES:
+            return
+        with suppress(OSError):
+            older = _older(self.path)
+            with suppress(FileNotFoundError):
+                older.unlink()
+            with (
+                os.fdopen(os.open(older, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as copy,
+                os.fdopen(os.dup(self._file), "rb") as log,
+            ):
+                log.seek(0)
+                shutil.copyfileobj(log, copy)
+        # Whether it could be kept or not: a full disk is the last thing that a log may cause.
+        os.ftruncate(self._file, 0)
 
 
 @contextmanager
-def diverted(path: Path) -> Iterator[tuple[TextIO, Path]]:
-    """Send what this process and its children print to the file; yields where lines for the user go, and the file.
+def diverted(path: Path) -> Iterator[tuple[TextIO, SparkLog]]:
+    """Send what this process and its children print to the file; yields where lines for the user go, and the log.
 
     It is readable by its owner alone, since a stack trace may show anything. What is there is kept: stretches of an
     operation share it. If it can't be written, a new file among the temporary ones takes its place. Raises OSError if
@@ -47,14 +93,15 @@ def diverted(path: Path) -> Iterator[tuple[TextIO, Path]]:
     comes on top.
     """
     file, path = _opened(path)
+    log = SparkLog(path, file)
     # Both duplicates stay with this process: what it starts must not hold the pipe of whoever reads the lines.
     voice = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, errors="backslashreplace")
     before = {number: os.dup(number) for number in (1, 2)}
     try:
         for number in before:
             os.dup2(file, number)
-        with meanwhile(lambda: _bound(file, path), LOOK_EVERY_S, "roir-spark-log"):
-            yield voice, path
+        with meanwhile(log.bound, LOOK_EVERY_S, "roir-spark-log"):
+            yield voice, log
     finally:
         # Its reader may have died, as whoever wrote has noticed.
         with suppress(OSError):
@@ -80,18 +127,5 @@ def _opened(path: Path) -> tuple[int, Path]:
     return file, path
 
 
-def _bound(file: int, path: Path) -> None:
-    if os.fstat(file).st_size <= LIMIT_BYTES:
-        return
-    with suppress(OSError):
-        older = path.with_name(f"{path.name}.1")
-        with suppress(FileNotFoundError):
-            older.unlink()
-        with (
-            os.fdopen(os.open(older, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as copy,
-            os.fdopen(os.dup(file), "rb") as log,
-        ):
-            log.seek(0)
-            shutil.copyfileobj(log, copy)
-    # Whether it could be kept or not: a full disk is the last thing that a log may cause.
-    os.ftruncate(file, 0)
+def _older(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")

@@ -1,4 +1,4 @@
-"""When a driver's start reached which point: lines of Spark's own log, read by `make bench-start` and by the curious."""
+"""When a driver reached which point of its start: lines of Spark's own log, which `make bench-start` reads."""
 
 from __future__ import annotations
 

@@ -22,20 +22,11 @@ from airflow_roir.errors import OperationFailed, OperationPaused, RoirError, Spa
 from airflow_roir.operation import Phase, Status
 from airflow_roir.quantity import counted, duration
 from airflow_roir.spark.driver_process import SPARK_IS_UP
-from airflow_roir.spark.java import use_java
+from airflow_roir.spark.marks import mark
 from airflow_roir.spark.news import UNITS, News
-from airflow_roir.spark.options import SparkOptions, is_connect
 from airflow_roir.spark.patience import Patience
-from airflow_roir.spark.session import (
-    is_alive,
-    is_python_error,
-    is_submitted,
-    pages_of,
-    shared_cores,
-    spark_session,
-    tasks_without_slot,
-    why,
-)
+from airflow_roir.spark.session import Session, is_python_error, why
+from airflow_roir.spark.start import SparkStart
 from airflow_roir.spark.task import worker_failed, workers_at_work
 from airflow_roir.spark.worker_pool import Ended, Workers
 
@@ -56,7 +47,7 @@ def drive(
     database: Database,
     index: str,
     owner: str,
-    options: SparkOptions,
+    spark: SparkStart,
     take_over: bool = False,
     report: Callable[[str], None] = lambda line: None,
     lift_pause: bool = True,
@@ -64,24 +55,24 @@ def drive(
 ) -> OperationStatus:
     """Build and seal the index's live operation on Spark, or verify it, in a run of its own, from its present phase.
 
-    log: the file that Spark's own log goes to; only told. Returns the operation's status: phase `fold` when sealed,
-    `done` when verified, or `paused`. Raises JavaMissing, with nothing changed, what `start_run` raises, SparkFailed,
-    and WorkerFailed for what workers reported; the operation then holds the reason.
+    log: the file that Spark's own log goes to; only told. Returns the operation's status:
+    phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises, SparkFailed, and
+    WorkerFailed for what workers reported; the operation then holds the reason.
     """
-    if not is_connect(options.master) and not is_submitted():
-        use_java()
     run = start_run(database, index, owner, take_over, lift_pause)
     with driving(database, run), heartbeat(database, run):
+        mark("begun")
         if _control(database, run).phase in ENGINE:
             report(f"operation {run.operation_id}: starting Spark")
             if log is not None:
                 report(f"Spark's own log: {log}")
-            with spark_session(options, f"roir {run.index} operation {run.operation_id}") as spark:
-                report(SPARK_IS_UP)
-                with _pages_shown(database, run, pages_of(spark), report):
-                    # A stage of a verification may have to be followed by another one in the same phase.
-                    while (phase := Phase(_control(database, run).phase)) in ENGINE:
-                        _PhaseOnSpark(spark, database, run, phase, report).run()
+            session = spark.session(f"roir {run.index} operation {run.operation_id}")
+            report(SPARK_IS_UP)
+            with _pages_shown(database, run, session.pages, report):
+                # A stage of a verification may have to be followed by another one in the same phase.
+                while (phase := Phase(_control(database, run).phase)) in ENGINE:
+                    _PhaseOnSpark(session, database, run, phase, report).run()
+            mark("done")
     return operation_status(database, run.operation_id)
 
 
@@ -101,7 +92,9 @@ def _pages_shown(database: Database, run: Run, url: str | None, report: Callable
 class _PhaseOnSpark:
     """One phase of a run: starts workers while there is work, follows the operation's row, hears every worker out."""
 
-    def __init__(self, spark: Any, database: Database, run: Run, phase: Phase, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, spark: Session, database: Database, run: Run, phase: Phase, report: Callable[[str], None]
+    ) -> None:
         self._spark = spark
         self._database = database
         self._run = run
@@ -122,7 +115,7 @@ class _PhaseOnSpark:
         self._news.begin(row.parallelism)
         if self._phase == Phase.BUILD:
             # The rest is told when the options are given.
-            for line in slow(row, 0, cores=shared_cores(self._spark)):
+            for line in slow(row, 0, cores=self._spark.shared_cores):
                 self._news.say(line)
         while True:
             try:
@@ -166,6 +159,7 @@ class _PhaseOnSpark:
             # Who is busy and holds nothing is still starting, and is about to claim a piece that is free now.
             for number in missing[: max(0, min(left.free, left.undone - len(workers.busy)))]:
                 self._submitted_at = time.monotonic()
+                mark("job")
                 workers.start(
                     number,
                     f"{self._run.index}: {self._phase.value}, worker {number} of {row.parallelism}, "
@@ -211,7 +205,7 @@ class _PhaseOnSpark:
             # It was to go, and what it has done is committed: how Spark ended it is for Spark's own log.
             print(f"worker {ended.worker} has left: {failure}", file=sys.stderr, flush=True)  # noqa: T201
             return None
-        if is_alive(self._spark) and self._may_try_again():
+        if self._spark.is_alive and self._may_try_again():
             self._news.say(f"Spark lost worker {ended.worker}, which starts again after its last batch: {failure}")
             return None
         return SparkFailed(f"Spark gave up on worker {ended.worker}: {failure}")
@@ -234,7 +228,7 @@ class _PhaseOnSpark:
         since = time.monotonic() - self._submitted_at
         busy, waiting = len(self._workers.busy), 0
         if since >= SLOT_S:
-            known = tasks_without_slot(self._spark)
+            known = self._spark.tasks_without_slot
             waiting = busy - len(at_work) if known is None else known
             if (known is None or waiting >= busy) and since < FIRST_SLOT_S:
                 waiting = 0

@@ -1,4 +1,4 @@
-"""What one Spark task does: it drives the engine as one of an operation's workers, and returns its metrics as rows.
+"""What one Spark task does: it drives the engine as one of an operation's workers, and returns its metrics.
 
 Everything a task needs travels in the function that Spark ships: nothing is in Spark's configuration, its UI or
 its event log.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
-import pyarrow as pa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -20,10 +18,8 @@ from airflow_roir.engine.run import Run, settle
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import Fenced, OperationPaused, RoirError, SourceChanged, WorkerFailed
 from airflow_roir.spark.patience import Patience
+from airflow_roir.spark.worker_metrics import WorkerMetrics
 
-METRICS_SCHEMA = (
-    "worker int, phase string, ordinal int, rows bigint, batches bigint, seconds double, done boolean, error string"
-)
 # PostgreSQL cuts longer names off, so what tells sessions apart comes first.
 SESSION_NAME = "roir {operation}.{epoch} worker {number} {index}"
 AT_WORK = r"""
@@ -43,16 +39,12 @@ def workers_at_work(connection: Connection, run: Run) -> set[int]:
     return {row.worker for row in execute(connection, AT_WORK, values)}
 
 
-def worker_function(
-    database: Database, run: Run, phase: str
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for `DataFrame.mapInArrow` over `spark.range`: row `id` is the worker with that number."""
+def worker_job(database: Database, run: Run, phase: str) -> Callable[[Iterator[int]], Iterator[WorkerMetrics]]:
+    """A function of workers' numbers, for Spark to ship: it is those workers."""
 
-    def run_workers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column("id").to_pylist():
-                rows = list(work(database.named(session_name(run, number)), run, phase, number))
-                yield pa.RecordBatch.from_pylist(rows, schema=_arrow_schema())
+    def run_workers(numbers: Iterator[int]) -> Iterator[WorkerMetrics]:
+        for number in numbers:
+            yield from work(database.named(session_name(run, number)), run, phase, number)
 
     return run_workers
 
@@ -63,11 +55,11 @@ def work(
     phase: str,
     number: int,
     wait: Callable[[float], None] = time.sleep,
-) -> Iterator[dict[str, Any]]:
-    """Work on a phase until nothing is left to claim; yields a metrics row for each range or segment.
+) -> Iterator[WorkerMetrics]:
+    """Work on a phase until nothing is left to claim; yields the metrics of each range, segment or unit.
 
     Lost connections and restarting servers are waited for. Whatever else goes wrong is written to the operation,
-    so that its other workers stop at their next batch, and returned as a row: no error is ever dropped.
+    so that its other workers stop at their next batch, and returned, too: no error is ever dropped.
     """
     patience = Patience(database.limits.outage_s, wait)
     while True:
@@ -78,7 +70,7 @@ def work(
             return
         except Fenced as error:
             # A newer run works on, or a newer try of this worker; that is no failure of this operation.
-            yield _row(number, phase, error=f"fenced: {error}")
+            yield WorkerMetrics(number, phase, error=f"fenced: {error}")
             return
         except OperationPaused:
             return
@@ -87,7 +79,7 @@ def work(
                 continue
             failure = worker_failed(number, error)
             settle(database, run, failure, fatal=isinstance(error, SourceChanged))
-            yield _row(number, phase, error=str(failure))
+            yield WorkerMetrics(number, phase, error=str(failure))
             return
 
 
@@ -99,50 +91,13 @@ def worker_failed(number: int, error: BaseException | str) -> WorkerFailed:
 
 def _steps(
     database: Database, run: Run, phase: str, number: int, wait: Callable[[float], None]
-) -> Iterable[dict[str, Any]]:
+) -> Iterable[WorkerMetrics]:
     if phase == "build":
         for m in build.work(database, run, number, wait):
-            yield _row(number, phase, m.ordinal, m.rows, m.batches, m.seconds, m.done)
+            yield WorkerMetrics(number, phase, m.ordinal, m.rows, m.batches, m.seconds, m.done)
     elif phase == "seal":
         for s in seal.work(database, run, number):
-            yield _row(number, phase, s.ordinal, seconds=s.seconds, done=True)
+            yield WorkerMetrics(number, phase, s.ordinal, seconds=s.seconds, done=True)
     else:
         for v in compare.work(database, run, number):
-            yield _row(number, phase, v.ordinal, v.rows, seconds=v.seconds, done=True)
-
-
-def _row(
-    worker: int,
-    phase: str,
-    ordinal: int | None = None,
-    rows: int = 0,
-    batches: int = 0,
-    seconds: float = 0.0,
-    done: bool = False,
-    error: str | None = None,
-) -> dict[str, Any]:
-    return {
-        "worker": worker,
-        "phase": phase,
-        "ordinal": ordinal,
-        "rows": rows,
-        "batches": batches,
-        "seconds": seconds,
-        "done": done,
-        "error": error,
-    }
-
-
-def _arrow_schema() -> pa.Schema:
-    return pa.schema(
-        [
-            ("worker", pa.int32()),
-            ("phase", pa.string()),
-            ("ordinal", pa.int32()),
-            ("rows", pa.int64()),
-            ("batches", pa.int64()),
-            ("seconds", pa.float64()),
-            ("done", pa.bool_()),
-            ("error", pa.string()),
-        ]
-    )
+            yield WorkerMetrics(number, phase, v.ordinal, v.rows, seconds=v.seconds, done=True)

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run
 from airflow_roir.operation import Phase
-from airflow_roir.spark.session import interrupt, is_alive, name_job
-from airflow_roir.spark.task import METRICS_SCHEMA, worker_function
+from airflow_roir.spark.session import Session
+from airflow_roir.spark.task import worker_job
+from airflow_roir.spark.worker_metrics import WorkerMetrics
 
 # How often a worker that should be about to leave is looked for in the server.
 LOOK_EVERY_S = 1.0
@@ -30,19 +30,19 @@ class Ended:
     """A worker's job that has ended. rows: its metrics; error: what Spark raised, None if the worker returned."""
 
     worker: int
-    rows: list[Any]
+    rows: list[WorkerMetrics]
     error: BaseException | None
 
 
 class Workers:
     """The workers of one phase of a run that are on Spark now."""
 
-    def __init__(self, spark: Any, database: Database, run: Run, phase: Phase) -> None:
+    def __init__(self, spark: Session, database: Database, run: Run, phase: Phase) -> None:
         self._spark = spark
         self._database = database
         self._run = run
         self._phase = phase
-        self._jobs: dict[int, Future[list[Any]]] = {}
+        self._jobs: dict[int, Future[list[WorkerMetrics]]] = {}
         self._woken = threading.Event()
 
     @property
@@ -52,7 +52,7 @@ class Workers:
 
     def start(self, number: int, description: str) -> None:
         """Submit a worker to Spark, which starts it as soon as it has a free slot."""
-        job: Future[list[Any]] = Future()
+        job: Future[list[WorkerMetrics]] = Future()
         job.add_done_callback(lambda _: self._woken.set())
         self._jobs[number] = job
         # A daemon thread: one that Spark never answers must not keep the process.
@@ -60,12 +60,10 @@ class Workers:
             target=self._submit, args=(job, number, description), name=f"roir-worker-{number}", daemon=True
         ).start()
 
-    def _submit(self, job: Future[list[Any]], number: int, description: str) -> None:
+    def _submit(self, job: Future[list[WorkerMetrics]], number: int, description: str) -> None:
         try:
-            name_job(self._spark, self._tag(number), description)
-            task = self._spark.range(number, number + 1, 1, 1)
-            work = worker_function(self._database, self._run, self._phase.value)
-            job.set_result(list(task.mapInArrow(work, METRICS_SCHEMA).collect()))
+            work = worker_job(self._database, self._run, self._phase.value)
+            job.set_result(self._spark.run(number, self._tag(number), description, work))
         except BaseException as error:  # handed on whole, in `Ended`
             job.set_exception(error)
 
@@ -115,9 +113,9 @@ class Workers:
 
     def _interrupt(self, numbers: list[int]) -> list[Ended]:
         # A Spark that is gone says nothing more, and through Connect each question to it takes half a minute.
-        if numbers and is_alive(self._spark):
+        if numbers and self._spark.is_alive:
             for number in numbers:
-                interrupt(self._spark, self._tag(number))
+                self._spark.interrupt(self._tag(number))
             deadline = time.monotonic() + INTERRUPTED_S
             while any(not self._jobs[number].done() for number in numbers) and time.monotonic() < deadline:
                 self.wait(LOOK_EVERY_S)

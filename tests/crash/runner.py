@@ -106,8 +106,8 @@ def _resume(database: Database) -> str:
     with driving(database, run), heartbeat(database, run):
         for phase, finish in (("build", build.finish), ("seal", seal.finish)):
             for metrics in task.work(database, run, phase, 0):
-                if metrics["error"]:
-                    raise RuntimeError(metrics["error"])
+                if metrics.error:
+                    raise RuntimeError(metrics.error)
             retry(lambda finish=finish: finish(database, run))
         finalize.finalize_run(database, run)
     return finalize.operation_status(database, run.operation_id).status

@@ -182,7 +182,7 @@ def test_a_worker_writes_down_what_trying_again_would_not_help(
     fail_in_batches(dsn, code, message, workers="0-9")
     named = Database(dsn, task.session_name(run, 0))
     (row,) = task.work(named, run, "build", 0, wait=lambda _: pytest.fail("waited"))
-    assert row["error"] == f"worker 0: {message}"
+    assert row.error == f"worker 0: {message}"
     assert operation_status(database, run.operation_id).pause_reason == f"worker 0: {message}"
 
 
@@ -194,7 +194,7 @@ def test_a_lock_that_is_never_given_back_pauses_after_a_minute(dsn: str) -> None
         cursor.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
         waited: list[float] = []
         (row,) = task.work(database, run, "build", 0, wait=waited.append)
-    assert "lock timeout" in row["error"]
+    assert "lock timeout" in row.error
     assert 60 <= sum(waited) < 70
     assert "lock timeout" in (operation_status(database, run.operation_id).pause_reason or "")
     start_run(database, "ix", "test")

@@ -70,7 +70,7 @@ def test_a_python_worker_that_is_killed_only_loses_its_open_batch(database: Data
     # The daemon's children are the workers; the daemon itself goes on.
     tree = psutil.Process(driver.pid).children(recursive=True)
     alive = [child for child in tree if child.status() != psutil.STATUS_ZOMBIE]
-    daemons = {child.pid for child in alive if "pyspark.daemon" in child.cmdline()}
+    daemons = {child.pid for child in alive if "airflow_roir.spark.worker_daemon" in child.cmdline()}
     victims = [child for child in alive if child.ppid() in daemons]
     assert victims
     before = rows_committed(database)

@@ -15,7 +15,7 @@ from airflow_roir.operation import Phase
 from airflow_roir.spark import supervise, task
 from tests.engine import steps
 
-SPARK = SimpleNamespace(sparkContext=SimpleNamespace(master="local[256]"))
+SPARK = SimpleNamespace(shared_cores=2)
 
 
 class Workers:
@@ -38,7 +38,7 @@ class Workers:
         type(self).on_start(self, number)
 
     def work(self, number: int) -> None:
-        assert [row["error"] for row in task.work(self.database, self.run, self.phase.value, number)] != []
+        assert [row.error for row in task.work(self.database, self.run, self.phase.value, number)] != []
 
     def collect(self) -> list[Any]:
         return []

@@ -1,0 +1,69 @@
+"""The Spark of one command: a driver that starts while the command still prepares, for one operation after another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+
+from airflow_roir.cli.app import say
+from airflow_roir.spark.driver_process import Driver, driver_environment, driver_order, waiting_command
+from airflow_roir.spark.java import use_java
+from airflow_roir.spark.log_file import spark_log
+from airflow_roir.spark.options import SparkOptions, is_connect
+
+
+class CommandSpark:
+    """A context manager, which ends Spark's driver.
+
+    master, conf: as the command line gives them. Raises typer.BadParameter.
+    """
+
+    def __init__(self, dsn: str, master: str | None, conf: Sequence[str] | None) -> None:
+        if wrong := [setting for setting in conf or () if "=" not in setting]:
+            raise typer.BadParameter(f"--conf takes key=value, not {wrong[0]!r}")
+        self._options = SparkOptions(master, dict(setting.split("=", 1) for setting in conf or ()))
+        self._dsn = dsn
+        # What takes the driver's lines, from a thread.
+        self.relay: Callable[[str], None] = tell
+        self._driver: Driver | None = None
+
+    def start(self) -> None:
+        """Start Spark, if it doesn't run. Raises JavaMissing."""
+        if not is_connect(self._options.master):
+            use_java()
+        if self._driver is None or self._driver.wait(0) is not None:
+            log = spark_log(f"of-{os.getpid()}")
+            self._driver = Driver(
+                waiting_command(self._options, log),
+                driver_environment(self._dsn),
+                lambda line: self.relay(line),
+                takes_orders=True,
+            )
+
+    def drive(self, operation_id: int, index: str, owner: str, take_over: bool) -> Driver:
+        """Let it drive an operation; the driver, to wait for. Raises JavaMissing, SparkFailed."""
+        self.start()
+        assert self._driver is not None
+        log = spark_log(operation_id)
+        self._driver.order(driver_order(index, owner, take_over=take_over, keep_pause=True, log=log))
+        return self._driver
+
+    def release(self) -> None:
+        """Nothing more is to be driven: Spark ends beside what follows."""
+        if self._driver is not None:
+            self._driver.release()
+
+    def __enter__(self) -> CommandSpark:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._driver is not None:
+            self._driver.kill()
+
+
+def tell(line: str) -> None:
+    """Say what the driver has said."""
+    say(line.removeprefix("roir: "))

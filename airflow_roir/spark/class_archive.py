@@ -1,0 +1,108 @@
+"""The archive of Java's classes with which Spark's driver starts faster: where it lies, and the options that use it.
+
+`roir spark-archive` makes it, once per environment or image. A Java that it doesn't fit starts as ever. See
+docs/spark.md#a-faster-start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from airflow_roir.errors import SparkFailed
+from airflow_roir.spark.java import use_java
+
+# The folder of the archives, wherever Spark's driver is started.
+FOLDER = "ROIR_CACHE_FOLDER"
+# The driver only hands tasks out: what takes longest in it is compiling what it runs once.
+QUICK = "-XX:TieredStopAtLevel=1"
+# Two collectors are one too many for Java, so none is asked for where somebody may have chosen one.
+COLLECTOR = "-XX:+UseSerialGC"
+CHOSEN_IN = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "PYSPARK_SUBMIT_ARGS")
+MAKING_S = 600.0
+
+
+def archive_path(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the archive for this Java (JAVA_HOME) and this PySpark lies, whether it is there or not."""
+    folder = environment.get(FOLDER)
+    if not folder:
+        cache = environment.get("XDG_CACHE_HOME")
+        folder = str((Path(cache) if cache else Path("~/.cache").expanduser()) / "roir")
+    java = Path(environment.get("JAVA_HOME", ""))
+    found = importlib.util.find_spec("pyspark")
+    pyspark = Path(found.origin).parent if found and found.origin else Path()
+    parts = [str(java.resolve()), str(pyspark), environment.get("SPARK_HOME", "")]
+    for file in (java / "release", pyspark / "version.py"):
+        parts.append(file.read_text() if file.is_file() else "")
+    fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return Path(folder) / f"spark-{fingerprint}.jsa"
+
+
+def java_options(conf: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Options for the JVM of a driver that is started with these Spark settings."""
+    options = [QUICK]
+    settings = Path(environment.get("SPARK_CONF_DIR") or Path(environment.get("SPARK_HOME", "")) / "conf")
+    chosen = [environment.get(name, "") for name in CHOSEN_IN] + [
+        value for name, value in conf.items() if name.lower().endswith("javaoptions")
+    ]
+    if not any("GC" in text for text in chosen) and not (settings / "spark-defaults.conf").exists():
+        options.append(COLLECTOR)
+    archive = archive_path(environment)
+    if _is_ours(archive):
+        # A JVM that it doesn't fit takes no notice, and needn't say so.
+        options += [f"-XX:SharedArchiveFile={_quoted(archive)}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+    return options
+
+
+def make_archive() -> Path:
+    """Make the archive anew, which takes as long as two or three starts of Spark; its path.
+
+    Raises JavaMissing, OSError if it can't be written, SparkFailed if Spark doesn't start.
+    """
+    use_java()
+    path = archive_path()
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=path.parent) as folder:
+        new = Path(folder) / path.name
+        own = os.environ.get("SPARK_SUBMIT_OPTS", "")
+        making = {
+            "SPARK_SUBMIT_OPTS": f"{own} -XX:ArchiveClassesAtExit={_quoted(new)}".strip(),
+            # Where no older one is used.
+            FOLDER: folder,
+        }
+        ran = subprocess.run(
+            [sys.executable, "-m", "airflow_roir.spark.archived_start"],
+            env={**os.environ, **making},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=MAKING_S,
+            check=False,
+        )
+        if ran.returncode or not new.is_file():
+            raise SparkFailed(f"the archive could not be made: {ran.stdout.strip()[-2000:] or 'Spark said nothing'}")
+        new.chmod(0o644)
+        new.replace(path)
+    return path
+
+
+def _is_ours(archive: Path) -> bool:
+    """Whether it is there, and nobody else could have put it there: it is code that the driver runs."""
+    try:
+        found = archive.stat()
+    except OSError:
+        return False
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
+
+
+def _quoted(path: Path) -> str:
+    # Spark reads these options as a shell would.
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,207 @@
+"""A classic Spark session: this process is the driver, and workers are jobs of RDDs.
+
+Not of DataFrames: planning, compiling and Arrow would take a new JVM seconds before the first worker begins.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import airflow_roir
+from airflow_roir.spark.class_archive import java_options
+from airflow_roir.spark.marks import mark
+from airflow_roir.spark.options import LOCAL_MASTER, SparkOptions, with_task_failures
+from airflow_roir.spark.package import write_package
+from airflow_roir.spark.session import Session, WorkerJob, tag_of
+from airflow_roir.spark.worker_metrics import WorkerMetrics
+
+SETTINGS = {
+    # For Spark's own log; the lines for the user come from us.
+    "spark.log.level": "WARN",
+    "spark.ui.showConsoleProgress": "false",
+    # A second copy of a worker would only fence the first one, over and over: a worker's task is long by design.
+    "spark.speculation": "false",
+}
+LOCAL_SETTINGS = {"spark.python.daemon.module": "airflow_roir.spark.worker_daemon"}
+# Who has set one of these wants to hear of the application's end.
+LISTENING = ("spark.eventLog.enabled", "spark.extraListeners", "spark.plugins", "spark.metrics.conf")
+OPTIONS = "SPARK_SUBMIT_OPTS"
+
+
+def is_submitted() -> bool:
+    """True inside `spark-submit`, which has started the JVM already."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def is_local(master: str | None) -> bool:
+    """True for Spark in the driver's own process."""
+    return master is None or re.fullmatch(r"local(\[.*\])?", master) is not None
+
+
+class Java:
+    """The JVM of a driver, started before anybody knows for which operation."""
+
+    def __init__(self, options: SparkOptions) -> None:
+        """Start it, unless `spark-submit` has. Raises whatever PySpark raises."""
+        from pyspark import SparkConf
+
+        self.master = options.master
+        # What it leaves behind where it is killed is in one place.
+        self.folder = Path(tempfile.mkdtemp(prefix="roir-spark-"))
+        self._gateway: Any = None
+        # PySpark reads this setting only in spark-submit. The executors' interpreter is the driver's own by default.
+        if python := options.conf.get("spark.pyspark.python"):
+            os.environ["PYSPARK_PYTHON"] = python
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        self.conf = SparkConf()
+        own = SETTINGS | (LOCAL_SETTINGS if self.is_local else {})
+        for key, value in {**own, **options.conf}.items():
+            self.conf.set(key, value)
+        if not is_submitted():
+            self.conf.setMaster(with_task_failures(options.master or LOCAL_MASTER))
+            self._gateway = self._start(options.conf)
+        mark("java")
+
+    @property
+    def is_local(self) -> bool:
+        """True if this process runs the workers, too."""
+        # What spark-submit was told it knows alone.
+        return not is_submitted() and is_local(self.master)
+
+    def _start(self, conf: Mapping[str, str]) -> Any:
+        from pyspark.errors import PySparkRuntimeError
+        from pyspark.java_gateway import launch_gateway
+
+        given = os.environ.get(OPTIONS, "")
+        ours = [*java_options(conf), f'-Djava.io.tmpdir="{self.folder}"']
+        try:
+            # What the user gives comes last, and holds.
+            os.environ[OPTIONS] = " ".join([*ours, given])
+            return launch_gateway(self.conf)
+        except PySparkRuntimeError:
+            # It has said why. Perhaps it was an option of ours, which this Java doesn't know.
+            os.environ[OPTIONS] = given
+            return launch_gateway(self.conf)
+        finally:
+            os.environ[OPTIONS] = given
+            if not given:
+                del os.environ[OPTIONS]
+
+    def session(self, name: str) -> ClassicSession:
+        """A session in it, under this name. Raises whatever PySpark raises."""
+        from pyspark import SparkContext
+
+        self.conf.setAppName(name)
+        context = (
+            SparkContext.getOrCreate(self.conf)
+            if self._gateway is None
+            else SparkContext(conf=self.conf, gateway=self._gateway)
+        )
+        mark("session")
+        return ClassicSession(context, self)
+
+    def end_gently(self) -> int:
+        """Let it end by itself; its exit code. For a JVM that was started here."""
+        process = self._gateway.proc
+        process.stdin.close()
+        code = int(process.wait())
+        self.end()
+        return code
+
+    def end(self) -> None:
+        """Kill it, if it was started here. Silent if it has gone."""
+        process = getattr(self._gateway, "proc", None)
+        if process is not None:
+            process.kill()
+            process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class ClassicSession(Session):
+    """See `Session`."""
+
+    def __init__(self, context: Any, java: Java) -> None:
+        self._context = context
+        self._java = java
+        if not is_local(context.master):
+            # Session-wide. It comes before what executors have installed.
+            name = f"{airflow_roir.__name__}-{airflow_roir.__version__}.zip"
+            context.addPyFile(str(write_package(java.folder / name)))
+
+    def warm_up(self) -> None:
+        """Run a first job, so that Python's daemon is there and the JVM knows how."""
+        with _described(self._context, "starts Python"):
+            self._context.parallelize([0], 1).mapPartitions(list).collect()
+        mark("python")
+
+    def run(self, number: int, tag: str, description: str, work: WorkerJob) -> list[WorkerMetrics]:
+        """See `Session.run`."""
+        self._context.addJobTag(tag_of(tag))
+        self._context.setJobDescription(description)
+        return list(self._context.parallelize([number], 1).mapPartitions(work).collect())
+
+    def interrupt(self, tag: str) -> None:
+        """See `Session.interrupt`."""
+        with suppress(Exception):
+            self._context.cancelJobsWithTag(tag_of(tag))
+
+    @property
+    def is_alive(self) -> bool:
+        """See `Session.is_alive`."""
+        try:
+            return not self._context._jsc.sc().isStopped()
+        except Exception:
+            # There is nobody to ask.
+            return False
+
+    @property
+    def pages(self) -> str | None:
+        """See `Session.pages`."""
+        url = self._context.uiWebUrl
+        return url if url and re.fullmatch(r"https?://[^\s\"'<>]{1,500}", url) else None
+
+    @property
+    def shared_cores(self) -> int | None:
+        """See `Session.shared_cores`."""
+        return os.cpu_count() if is_local(self._context.master) else None
+
+    @property
+    def tasks_without_slot(self) -> int | None:
+        """See `Session.tasks_without_slot`."""
+        try:
+            tracker = self._context.statusTracker()
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        except Exception:
+            # Its JVM is gone, which the workers are about to tell.
+            return 0
+        # Each worker is a job with one task.
+        return sum(1 for one in stages if one is not None and not one.numActiveTasks and not one.numCompletedTasks)
+
+    def close(self) -> None:
+        """End it. In local mode at once: all work is committed, and a JVM takes a second to tidy up for itself."""
+        # Whatever it raises: its JVM is gone, which is what this was to achieve.
+        with suppress(Exception):
+            if not self._java.is_local or self._is_listened_to():
+                self._context.stop()
+        self._java.end()
+
+    def _is_listened_to(self) -> bool:
+        conf = self._context.getConf()
+        return any(conf.get(name, "") not in ("", "false") for name in LISTENING)
+
+
+@contextmanager
+def _described(context: Any, description: str) -> Iterator[None]:
+    context.setJobDescription(description)
+    try:
+        yield
+    finally:
+        context.setJobDescription(None)

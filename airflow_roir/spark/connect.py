@@ -1,0 +1,104 @@
+"""A session of a Spark Connect server: workers are jobs of DataFrames, the only ones that it has."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import airflow_roir
+from airflow_roir.spark.marks import mark
+from airflow_roir.spark.options import SparkOptions
+from airflow_roir.spark.package import write_package
+from airflow_roir.spark.session import Session, WorkerJob, tag_of
+from airflow_roir.spark.worker_metrics import WorkerMetrics
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA = (
+    "worker int, phase string, ordinal int, rows bigint, batches bigint, seconds double, done boolean, error string"
+)
+# Spark Connect's client tries for ten minutes by itself; the server's absence should be known within half a minute.
+RETRIES = 8
+MAX_BACKOFF_MS = 5_000
+
+
+class ConnectSession(Session):
+    """See `Session`."""
+
+    def __init__(self, options: SparkOptions) -> None:
+        """Open it. Raises whatever PySpark raises."""
+        from pyspark.sql import SparkSession
+        from pyspark.sql.connect.client.retries import DefaultPolicy
+
+        assert options.master is not None
+        builder = SparkSession.builder
+        # The other settings of a server that is there already aren't ours to make.
+        for key, value in options.conf.items():
+            builder = builder.config(key, value)
+        self._spark: Any = builder.remote(options.master).getOrCreate()
+        self._spark.client.set_retry_policies([DefaultPolicy(max_retries=RETRIES, max_backoff=MAX_BACKOFF_MS)])
+        mark("session")
+        try:
+            with tempfile.TemporaryDirectory(prefix="roir-spark-") as folder:
+                # Session-wide. It comes before what executors have installed.
+                archive = write_package(Path(folder) / f"{airflow_roir.__name__}-{airflow_roir.__version__}.zip")
+                self._spark.addArtifacts(str(archive), pyfile=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, number: int, tag: str, description: str, work: WorkerJob) -> list[WorkerMetrics]:
+        """See `Session.run`. A server shows the tag, and no description."""
+        self._spark.addTag(tag_of(tag))
+        rows = self._spark.range(number, number + 1, 1, 1).mapInArrow(_in_arrow(work), SCHEMA).collect()
+        return [WorkerMetrics(**row.asDict()) for row in rows]
+
+    def interrupt(self, tag: str) -> None:
+        """See `Session.interrupt`."""
+        with suppress(Exception):
+            self._spark.interruptTag(tag_of(tag))
+
+    @property
+    def is_alive(self) -> bool:
+        """See `Session.is_alive`."""
+        try:
+            # A client knows only what it asks for; a server that was started anew has lost the session.
+            self._spark.conf.get("spark.app.name", "")
+        except Exception:
+            # There is nobody to ask.
+            return False
+        return True
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        # Whatever it raises: its server is gone, which is what this was to achieve.
+        with suppress(Exception):
+            self._spark.stop()
+
+
+def _in_arrow(work: WorkerJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run_workers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow
+
+        schema = pyarrow.schema(
+            [
+                ("worker", pyarrow.int32()),
+                ("phase", pyarrow.string()),
+                ("ordinal", pyarrow.int32()),
+                ("rows", pyarrow.int64()),
+                ("batches", pyarrow.int64()),
+                ("seconds", pyarrow.float64()),
+                ("done", pyarrow.bool_()),
+                ("error", pyarrow.string()),
+            ]
+        )
+        for batch in batches:
+            metrics = [asdict(one) for one in work(iter(batch.column("id").to_pylist()))]
+            yield pyarrow.RecordBatch.from_pylist(metrics, schema=schema)
+
+    return run_workers

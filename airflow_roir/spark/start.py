@@ -1,0 +1,97 @@
+"""Spark's start, in a thread of its own: beside the imports of the engine, and beside what prepares the operation."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from airflow_roir.errors import SparkFailed
+from airflow_roir.spark.classic import ClassicSession, Java, is_local, is_submitted
+from airflow_roir.spark.java import use_java
+from airflow_roir.spark.marks import mark
+from airflow_roir.spark.options import SparkOptions, is_connect
+from airflow_roir.spark.session import Session, why
+
+# How long an end waits for a start that is under way; the JVM ends with its parent anyway.
+END_S = 2.0
+
+
+class SparkStart:
+    """A Spark that is on its way. A context manager: at the end it is closed, whether it is up or not.
+
+    name: the application's. Raises JavaMissing.
+    """
+
+    def __init__(self, options: SparkOptions, name: str) -> None:
+        self._options = options
+        self._name = name
+        self._named = threading.Event()
+        self._ended = False
+        self._java: Java | None = None
+        if not is_connect(options.master) and not is_submitted():
+            use_java()
+        self._future: Future[Session] = Future()
+        threading.Thread(target=self._run, name="roir-spark-start", daemon=True).start()
+
+    def session(self, name: str) -> Session:
+        """Wait until Spark is up; the session, where a cluster calls the application by this name. Raises
+        SparkFailed."""
+        if not self._is_early:
+            self._name = name
+        self._named.set()
+        try:
+            return self._future.result()
+        except Exception as error:
+            # What it raises depends on what is missing: Java, the master, the name of a setting.
+            raise SparkFailed(f"Spark can't be started at {self._options.master or 'local'}: {why(error)}") from error
+
+    @property
+    def _is_early(self) -> bool:
+        # A cluster's slots aren't taken before there is something to do.
+        return is_local(self._options.master) and not is_submitted()
+
+    def _run(self) -> None:
+        try:
+            self._future.set_result(self._open())
+        except BaseException as error:  # handed on whole: session() raises it
+            self._future.set_exception(error)
+
+    def _open(self) -> Session:
+        if is_connect(self._options.master):
+            from airflow_roir.spark.connect import ConnectSession
+
+            return ConnectSession(self._options)
+        self._java = Java(self._options)
+        if self._ended:
+            raise SparkFailed("ended before it was up")
+        if not self._is_early:
+            self._named.wait()
+        session: ClassicSession = self._java.session(self._name)
+        if self._is_early:
+            session.warm_up()
+        return session
+
+    def close(self) -> None:
+        """End it. Safe to call twice."""
+        if self._ended:
+            return
+        self._ended = True
+        self._named.set()
+        if self._java is not None and not self._future.done():
+            # Who starts it hears of its end.
+            self._java.end()
+        try:
+            session = self._future.result(END_S)
+        except BaseException:
+            if self._java is not None:
+                self._java.end()
+            return
+        session.close()
+        mark("stopped")
+
+    def __enter__(self) -> SparkStart:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
