@@ -22,13 +22,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from airflow_roir.definition import BuildOptions
 from airflow_roir.engine import prepare
 from airflow_roir.engine.run import end_run, start_run
-from airflow_roir.spark.log_file import FOLDER, spark_log
+from airflow_roir.spark import class_archive, log_file
 from airflow_roir.spark.marks import read_marks
 from benchmarks.data import DATASETS
 from benchmarks.engine import build_until
@@ -38,7 +39,6 @@ from benchmarks.server import bench_server, described, facts
 from benchmarks.start_parts import BESIDE, PARTS, PREFIX, SUMS, Event, parts, points, statements, sums
 
 RESULTS = Path(__file__).parent / "results" / "start.json"
-ROOT = Path(__file__).parents[1]
 DATA = DATASETS["item"]
 WORKERS = 2
 # So much is built when a build is paused that is to be resumed.
@@ -68,13 +68,14 @@ Result = dict[str, dict[str, float]]
 
 
 class Bench:
-    """The scene, the settings of what runs on it, and what it leaves to be read."""
+    """The scene, the settings of what runs on it, and what it leaves to be read. folder: for that, and the archive."""
 
-    def __init__(self, scene: Scene, logs: Path) -> None:
+    def __init__(self, scene: Scene, folder: Path) -> None:
         self.scene = scene
-        self.logs = logs
-        self.environment = {**os.environ, "ROIR_DSN": scene.dsn, FOLDER: str(logs)}
-        self._read_from: dict[Path, int] = {}
+        self.logs = folder / "logs"
+        self.cache = folder / "cache"
+        self.environment = {**os.environ, "ROIR_DSN": scene.dsn, log_file.FOLDER: str(self.logs)}
+        self._read_from: dict[tuple[Path, int], int] = {}
         for setting in ("log_statement = 'all'", f"log_line_prefix = '{PREFIX}'"):
             scene.server.execute(f"ALTER SYSTEM SET {setting}")
         scene.run("SELECT pg_reload_conf()")
@@ -82,7 +83,8 @@ class Bench:
     def begin(self) -> float:
         """What is logged from now on is read; the time."""
         logs = [self.scene.server.log_file, *self.logs.glob("*.log")]
-        self._read_from = {log: log.stat().st_size for log in logs}
+        # By its number too: a log of the same name that is new is read whole.
+        self._read_from = {(log, log.stat().st_ino): log.stat().st_size for log in logs}
         return time.time()
 
     def result(self, begin: float, asking: str | None, building: str | None = None, **known: float) -> Result:
@@ -91,7 +93,7 @@ class Bench:
         with self.scene.session.cursor() as cursor:
             cursor.execute(EVENTS, (operation,))
             events = [Event(*row) for row in cursor.fetchall()]
-        marks = read_marks(self._new(spark_log(operation, self.logs)))
+        marks = read_marks(self._new(log_file.spark_log(operation, self.logs)))
         sent = statements(self._new(self.scene.server.log_file))
         reached = points(begin, sent, events, marks, asking, building)
         reached |= {name: at for name, at in known.items() if at >= begin}
@@ -110,8 +112,15 @@ class Bench:
         if not log.exists():
             return ""
         with log.open("rb") as file:
-            file.seek(self._read_from.get(log, 0))
+            file.seek(self._read_from.get((log, os.fstat(file.fileno()).st_ino), 0))
             return file.read().decode(errors="replace")
+
+    def archive(self, is_used: bool) -> dict[str, str]:
+        """The settings with which Spark's driver starts with an archive of its classes, made here, or without."""
+        settings = {class_archive.FOLDER: str(self.cache / ("made" if is_used else "none"))}
+        if is_used and not self.cache.exists():
+            self._run(settings, "spark-archive")
+        return settings
 
     def build(self, environment: Mapping[str, str], *options: str) -> Result:
         """`roir build`, to its end."""
@@ -133,6 +142,10 @@ class Bench:
 
     def _command(self, environment: Mapping[str, str], *arguments: str) -> Result:
         begin = self.begin()
+        self._run(environment, *arguments)
+        return self.result(begin, COMMAND, ended=time.time())
+
+    def _run(self, environment: Mapping[str, str], *arguments: str) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "airflow_roir.cli", *arguments],
             env={**self.environment, **environment},
@@ -141,10 +154,8 @@ class Bench:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        ended = time.time()
         if done.returncode:
             raise SystemExit(f"roir {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}")
-        return self.result(begin, COMMAND, ended=ended)
 
 
 def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -152,41 +163,37 @@ def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in seconds.items()}
 
 
-def archive_settings(is_used: bool) -> dict[str, str]:
-    """The environment with which Spark's driver starts with the archive of its classes, or without."""
-    given = os.environ.get("SPARK_SUBMIT_OPTS", "")
-    if not is_used:
-        return {"SPARK_SUBMIT_OPTS": given}
-    made = subprocess.run([ROOT / "scripts" / "spark-archive", sys.prefix], capture_output=True, text=True, check=True)
-    return {"SPARK_SUBMIT_OPTS": f"{made.stdout.strip()} {given}".strip()}
-
-
 @contextmanager
-def kept_session() -> Iterator[str]:
+def kept_session(environment: Mapping[str, str]) -> Iterator[str]:
     """A Spark Connect server, for as long as the block lasts; its `sc://` address."""
     from tests.spark.cluster import connect_server
 
-    with connect_server(f"local[{WORKERS}]", {"spark.ui.enabled": "false"}, archive_settings(True)) as (_, address):
+    with connect_server(f"local[{WORKERS}]", {"spark.ui.enabled": "false"}, environment) as (_, address):
         yield address
 
 
-def commands(bench: Bench, cases: list[str], stack: ExitStack) -> dict[str, Callable[[], Result]]:
+def commands(bench: Bench, chosen: argparse.Namespace, stack: ExitStack) -> dict[str, Callable[[], Result]]:
     """The sides that are commands, by their titles."""
-    with_archive, without = archive_settings(True), archive_settings(False)
     sides: dict[str, Callable[[], Result]] = {}
-    if "cli" in cases:
-        sides["build"] = lambda: bench.build(with_archive)
-        sides["build, no archive"] = lambda: bench.build(without)
-    if "resume" in cases:
-        sides["resume"] = lambda: bench.resume(with_archive)
-        sides["resume, no archive"] = lambda: bench.resume(without)
-    if "warm" in cases:
-        master = ("--master", stack.enter_context(kept_session()))
+    for title, is_used in archives(chosen):
+        settings = bench.archive(is_used)
+        if "cli" in chosen.cases:
+            sides[f"build{title}"] = partial(bench.build, settings)
+        if "resume" in chosen.cases:
+            sides[f"resume{title}"] = partial(bench.resume, settings)
+    if "warm" in chosen.cases:
+        settings = bench.archive(True)
+        master = ("--master", stack.enter_context(kept_session(settings)))
         # It is kept because it has been used before.
-        bench.build(without, *master)
-        sides["build, warm"] = lambda: bench.build(without, *master)
-        sides["resume, warm"] = lambda: bench.resume(without, *master)
+        bench.build(settings, *master)
+        sides["build, warm"] = partial(bench.build, settings, *master)
+        sides["resume, warm"] = partial(bench.resume, settings, *master)
     return sides
+
+
+def archives(chosen: argparse.Namespace) -> list[tuple[str, bool]]:
+    """With the archive, without it: what comes behind a side's title, and whether it is used."""
+    return [("" if used == "yes" else ", no archive", used == "yes") for used in chosen.archive]
 
 
 def summarize(rounds: list[Result]) -> Result:
@@ -254,15 +261,15 @@ def measure(bench: Bench, chosen: argparse.Namespace, known: dict[str, Any]) -> 
         keep(chosen.results, side, found)
 
     with ExitStack() as stack:
-        sides = commands(bench, chosen.cases, stack)
+        sides = commands(bench, chosen, stack)
         for _ in range(chosen.rounds):
             for side in chance.sample(list(sides), len(sides)):
                 take(side, sides[side]())
     if "airflow" in chosen.cases:
         from benchmarks.start_airflow import in_airflow
 
-        for title, archive in (("", True), (", no archive", False)):
-            for side, result in in_airflow(bench, chosen.rounds, archive_settings(archive)):
+        for title, is_used in archives(chosen):
+            for side, result in in_airflow(bench, chosen.rounds, bench.archive(is_used)):
                 take(side + title, result)
 
 
@@ -271,6 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cases = ("cli", "resume", "warm", "airflow")
     parser.add_argument("--cases", nargs="+", default=list(cases), choices=cases)
+    parser.add_argument("--archive", nargs="+", default=["yes", "no"], choices=("yes", "no"), help="of Spark's classes")
     parser.add_argument("--rows", type=int, default=3_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="elsewhere, for a quick look")
@@ -279,12 +287,12 @@ def main() -> None:
     if chosen.rounds:
         if lacking := lacks_java():
             raise SystemExit(lacking)
-        with tempfile.TemporaryDirectory(prefix="roir-bench-") as logs, bench_server(18, "1GB") as server:
+        with tempfile.TemporaryDirectory(prefix="roir-bench-") as folder, bench_server(18, "1GB") as server:
             scene = Scene(server, DATA, chosen.rows, WORKERS, 0)
             with scene.session.cursor() as cursor:
                 known = facts(cursor)
             print(f"{DATA.title}, {scene.rows:,} rows, seed {chosen.seed}; {described(known)}", flush=True)
-            measure(Bench(scene, Path(logs)), chosen, known)
+            measure(Bench(scene, Path(folder)), chosen, known)
     print(report(json.loads(chosen.results.read_text())))
 
 

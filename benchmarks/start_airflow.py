@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_roir.engine import operations
+from airflow_roir.spark import log_file
 from benchmarks.airflow import CONNECTION, DAG, bench_airflow
 from benchmarks.scene import INDEX
 from servers.airflow import StandaloneAirflow, wait_until
@@ -25,7 +26,7 @@ COPIED = "SELECT coalesce(sum(rows), 0) > 0 FROM roir.scan_range WHERE operation
 
 def in_airflow(bench: Bench, rounds: int, environment: Mapping[str, str]) -> Iterator[tuple[str, Result]]:
     """In each round a run of the DAG from its trigger, and one from the switch that resumes it, each to its end."""
-    given = {name: bench.environment[name] for name in ("ROIR_LOG_FOLDER",)} | dict(environment)
+    given = {log_file.FOLDER: bench.environment[log_file.FOLDER], **environment}
     with bench_airflow(bench.scene.server, given) as airflow:
         for _ in range(rounds):
             yield "Airflow", triggered(bench, airflow)
