@@ -13,6 +13,8 @@ from math import inf
 
 # For `log_line_prefix`: the time with milliseconds, and the session's name.
 PREFIX = "%n %a|"
+# It cuts what is less off, which an event has.
+TICK_S = 0.001
 STATEMENT = re.compile(r"(\d+\.\d+) (.*?)\|LOG:  statement: (.*)")
 WORKER = re.compile(r"roir \d+\.\d+ worker \d+ ")
 
@@ -109,7 +111,7 @@ def points(
     found = {
         "asked": next((one.at for one in of_command), None),
         "prepared": prepared
-        and next((one.at for one in of_command if one.at >= prepared and one.text == "COMMIT"), None),
+        and next((one.at for one in of_command if one.at > prepared - TICK_S and one.text == "COMMIT"), None),
         "task": next((one.at for one in sent if one.session == building), None),
         **{name: at for name, at in marks.items() if at >= begin},
         "first": min(of_build, default=None),

@@ -81,6 +81,11 @@ def test_without_marks_their_time_is_in_the_part_after_them() -> None:
     assert sums(seconds)["all"] == 18.0
 
 
+def test_a_commit_in_the_millisecond_of_its_event_is_found() -> None:
+    events = [Event(102.0004, "prepare", "create over public.t")]
+    assert points(100.0, statements(LOG), events, {}, "roir cli")["prepared"] == 102.0
+
+
 def test_a_resume_has_no_prepare_and_marks_of_an_older_start_dont_count() -> None:
     found = points(102.2, statements(LOG), EVENTS, MARKS | {"session": 90.0}, "roir cli")
     assert not {"prepared", "driver", "session"} & set(found)
