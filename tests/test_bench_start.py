@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.spark import marks
+from benchmarks.start import report, summarize
 from benchmarks.start_parts import BESIDE, PARTS, Event, parts, points, statements, sums
 
 # A worker of an older run, a statement of two lines, sessions of others, a worker that ends after the phase's event.
@@ -99,3 +100,24 @@ def test_a_run_that_ended_in_its_build_has_no_later_parts() -> None:
 
 def test_the_marks_are_parts_or_beside_them() -> None:
     assert set(marks.MARKS) <= {part.name for part in PARTS} | set(BESIDE)
+
+
+def test_the_tables_have_medians_and_a_dash_for_what_a_side_has_not() -> None:
+    rounds = [
+        {"parts": {"asked": at, "prepared": 1.0}, "sums": {"all": at + 1}, "at": {"asked": at, "prepared": at + 1}}
+        for at in (9.0, 2.0, 3.0)
+    ]
+    resumed = {"parts": {"asked": 0.5}, "sums": {"all": 0.5}, "at": {"asked": 0.5}}
+    results = {"resume": {"medians": summarize([resumed])}, "build": {"medians": summarize(rounds)}}
+    assert report(results).splitlines() == [
+        "| seconds | build | resume |",
+        "| --- | ---: | ---: |",
+        "| process and imports | 3.0 | 0.5 |",
+        "| prepare, the engine's | 1.0 | - |",
+        "| **all of it** | 4.0 | 0.5 |",
+        "",
+        "| at second | build | resume |",
+        "| --- | ---: | ---: |",
+        "| the first statement | 3.0 | 0.5 |",
+        "| prepared | 4.0 | - |",
+    ]
