@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from airflow_roir.cli.app import say
-from airflow_roir.spark.driver_process import Driver, driver_environment, driver_order, waiting_command
+from airflow_roir.spark.driver_process import TERMINATE_S, Driver, driver_environment, driver_order, waiting_command
 from airflow_roir.spark.java import use_java
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.spark.options import SparkOptions, is_connect
@@ -29,6 +29,7 @@ class CommandSpark:
         # What takes the driver's lines, from a thread.
         self.relay: Callable[[str], None] = tell
         self._driver: Driver | None = None
+        self._is_released = False
 
     def start(self) -> None:
         """Start Spark, if it doesn't run. Raises JavaMissing."""
@@ -53,6 +54,7 @@ class CommandSpark:
 
     def release(self) -> None:
         """Nothing more is to be driven: Spark ends beside what follows."""
+        self._is_released = True
         if self._driver is not None:
             self._driver.release()
 
@@ -61,6 +63,8 @@ class CommandSpark:
 
     def __exit__(self, *_: Any) -> None:
         if self._driver is not None:
+            if self._is_released:
+                self._driver.wait(TERMINATE_S)
             self._driver.kill()
 
 
