@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from airflow_roir.cli.app import say
-from airflow_roir.spark.driver_process import Driver, driver_environment, driver_order, waiting_command
+from airflow_roir.spark.driver_process import TERMINATE_S, Driver, driver_environment, driver_order, waiting_command
 from airflow_roir.spark.java import use_java
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.spark.options import SparkOptions, is_connect
@@ -29,15 +30,17 @@ class CommandSpark:
         # What takes the driver's lines, from a thread.
         self.relay: Callable[[str], None] = tell
         self._driver: Driver | None = None
+        self._is_released = False
+        self._waiting_log: Path | None = None
 
     def start(self) -> None:
         """Start Spark, if it doesn't run. Raises JavaMissing."""
         if not is_connect(self._options.master):
             use_java()
         if self._driver is None or self._driver.wait(0) is not None:
-            log = spark_log(f"of-{os.getpid()}")
+            self._waiting_log = spark_log(f"of-{os.getpid()}")
             self._driver = Driver(
-                waiting_command(self._options, log),
+                waiting_command(self._options, self._waiting_log),
                 driver_environment(self._dsn),
                 lambda line: self.relay(line),
                 takes_orders=True,
@@ -48,11 +51,13 @@ class CommandSpark:
         self.start()
         assert self._driver is not None
         log = spark_log(operation_id)
+        self._waiting_log = None
         self._driver.order(driver_order(index, owner, take_over=take_over, keep_pause=True, log=log))
         return self._driver
 
     def release(self) -> None:
         """Nothing more is to be driven: Spark ends beside what follows."""
+        self._is_released = True
         if self._driver is not None:
             self._driver.release()
 
@@ -61,7 +66,12 @@ class CommandSpark:
 
     def __exit__(self, *_: Any) -> None:
         if self._driver is not None:
+            if self._is_released:
+                self._driver.wait(TERMINATE_S)
             self._driver.kill()
+        if self._waiting_log is not None:
+            # Nothing has begun. A driver that had to be killed has left it.
+            self._waiting_log.unlink(missing_ok=True)
 
 
 def tell(line: str) -> None:

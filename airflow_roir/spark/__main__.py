@@ -19,7 +19,7 @@ from airflow_roir.errors import JavaMissing, OperationPaused, OperationRunning, 
 from airflow_roir.operation import Status
 from airflow_roir.spark.driver_process import ENDED
 from airflow_roir.spark.log_file import SparkLog, diverted
-from airflow_roir.spark.marks import mark
+from airflow_roir.spark.marks import mark, turn_on
 from airflow_roir.spark.options import SparkOptions
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
         voice, log = (
             (sys.stderr, SparkLog()) if options.spark_log is None else stack.enter_context(diverted(options.spark_log))
         )
+        if log.path is not None:
+            turn_on()
         mark("driver")
         try:
             return _run(given, options, dsn, spark, voice, log)
@@ -56,6 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
             return OperationPaused.exit_code
         except JavaMissing as error:
             return _say(str(error), error.exit_code, voice)
+        finally:
+            if options.later and not log.is_named:
+                log.discard()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,16 +98,13 @@ def _run(
 
         if not options.later:
             return drive(options)
-        code = None
-        while code in (None, *GOES_ON) and (order := sys.stdin.readline()):
+        code = 0
+        while code in GOES_ON and (order := sys.stdin.readline()):
             of = _parser().parse_args([*given, *json.loads(order)])
-            if code is None:
-                log.move(of.spark_log)
+            log.name(of.spark_log)
             code = drive(of)
             _say(f"{ENDED}{code}", code, voice)
-        if code is None:
-            log.discard()
-        return code or 0
+        return code
 
 
 class _Job:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from pathlib import Path
 
 from airflow_roir.spark.classic import ClassicSession, Java
 from airflow_roir.spark.options import SparkOptions
@@ -11,7 +13,12 @@ from airflow_roir.spark.worker_metrics import WorkerMetrics
 
 def main() -> int:
     """Start Spark, run some workers that do nothing, and let the JVM end by itself, as it writes the archive then."""
-    java = Java(SparkOptions())
+    with tempfile.TemporaryDirectory(prefix="roir-spark-") as folder:
+        return _start(Path(folder))
+
+
+def _start(folder: Path) -> int:
+    java = Java(SparkOptions(), folder)
     session: ClassicSession = java.session("roir spark-archive")
     session.warm_up()
     for number in range(2):

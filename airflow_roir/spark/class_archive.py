@@ -18,7 +18,7 @@ from pathlib import Path
 from airflow_roir.errors import SparkFailed
 from airflow_roir.spark.java import use_java
 
-# The folder of the archives, wherever Spark's driver is started.
+# The only folder that archives are looked for in, wherever Spark's driver is started.
 FOLDER = "ROIR_CACHE_FOLDER"
 # The driver only hands tasks out: what takes longest in it is compiling what it runs once.
 QUICK = "-XX:TieredStopAtLevel=1"
@@ -29,19 +29,31 @@ MAKING_S = 600.0
 
 
 def archive_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where the archive for this Java (JAVA_HOME) and this PySpark lies, whether it is there or not."""
-    folder = environment.get(FOLDER)
-    if not folder:
-        cache = environment.get("XDG_CACHE_HOME")
-        folder = str((Path(cache) if cache else Path("~/.cache").expanduser()) / "roir")
-    java = Path(environment.get("JAVA_HOME", ""))
+    """Where the archive for this Java (JAVA_HOME) and this PySpark lies, or where it would be made."""
     found = importlib.util.find_spec("pyspark")
     pyspark = Path(found.origin).parent if found and found.origin else Path()
+    java = Path(environment.get("JAVA_HOME", ""))
     parts = [str(java.resolve()), str(pyspark), environment.get("SPARK_HOME", "")]
     for file in (java / "release", pyspark / "version.py"):
         parts.append(file.read_text() if file.is_file() else "")
-    fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return Path(folder) / f"spark-{fingerprint}.jsa"
+    name = f"spark-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.jsa"
+    paths = [folder / name for folder in _folders(environment)]
+    there = [path for path in paths if path.exists()]
+    writable = [path for path in paths if _can_be_made_in(path.parent)]
+    return [*there, *writable, *paths][0]
+
+
+def _folders(environment: Mapping[str, str]) -> list[Path]:
+    """With the environment that it belongs to, or the user's own."""
+    if folder := environment.get(FOLDER):
+        return [Path(folder)]
+    cache = environment.get("XDG_CACHE_HOME")
+    return [Path(sys.prefix) / "share" / "roir", (Path(cache) if cache else Path("~/.cache").expanduser()) / "roir"]
+
+
+def _can_be_made_in(folder: Path) -> bool:
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return os.access(there, os.W_OK)
 
 
 def java_options(conf: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> list[str]:

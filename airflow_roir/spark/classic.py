@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,20 +47,20 @@ def is_local(master: str | None) -> bool:
 class Java:
     """The JVM of a driver, started before anybody knows for which operation."""
 
-    def __init__(self, options: SparkOptions) -> None:
-        """Start it, unless `spark-submit` has. Raises whatever PySpark raises."""
+    def __init__(self, options: SparkOptions, folder: Path) -> None:
+        """Start it, unless `spark-submit` has. folder: for its temporary files. Raises whatever PySpark raises."""
         from pyspark import SparkConf
 
         self.master = options.master
-        # What it leaves behind where it is killed is in one place.
-        self.folder = Path(tempfile.mkdtemp(prefix="roir-spark-"))
+        self.folder = folder
         self._gateway: Any = None
         # PySpark reads this setting only in spark-submit. The executors' interpreter is the driver's own by default.
         if python := options.conf.get("spark.pyspark.python"):
             os.environ["PYSPARK_PYTHON"] = python
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         self.conf = SparkConf()
-        own = SETTINGS | (LOCAL_SETTINGS if self.is_local else {})
+        # Another interpreter may not have this package.
+        own = SETTINGS | (LOCAL_SETTINGS if self.is_local and os.environ["PYSPARK_PYTHON"] == sys.executable else {})
         for key, value in {**own, **options.conf}.items():
             self.conf.set(key, value)
         if not is_submitted():
@@ -112,9 +110,7 @@ class Java:
         """Let it end by itself; its exit code. For a JVM that was started here."""
         process = self._gateway.proc
         process.stdin.close()
-        code = int(process.wait())
-        self.end()
-        return code
+        return int(process.wait())
 
     def end(self) -> None:
         """Kill it, if it was started here. Silent if it has gone."""
@@ -122,7 +118,6 @@ class Java:
         if process is not None:
             process.kill()
             process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class ClassicSession(Session):
@@ -191,6 +186,9 @@ class ClassicSession(Session):
         with suppress(Exception):
             if not self._java.is_local or self._is_listened_to():
                 self._context.stop()
+            else:
+                # It would tell of the connection that breaks.
+                self._context._accumulatorServer.handle_error = lambda *_: None
         self._java.end()
 
     def _is_listened_to(self) -> bool:

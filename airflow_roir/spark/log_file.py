@@ -43,16 +43,17 @@ class SparkLog:
 
     def __init__(self, path: Path | None = None, file: int | None = None) -> None:
         self.path = path
+        self.is_named = False
         self._file = file
 
-    def move(self, path: Path) -> None:
-        """Give it its name, once that is known. A log that has the name already becomes the older one of two.
+    def name(self, path: Path) -> None:
+        """Give it its name, once that is known; the first one holds. A log that has it becomes the older one of two.
 
-        Silent if that can't be: then it keeps the one that it has.
+        Silent if that can't be: then it keeps the one that it was opened with.
         """
-        if self.path in (None, path):
+        if self.is_named or self.path is None:
             return
-        assert self.path is not None
+        self.is_named = True
         with suppress(OSError):
             with suppress(FileNotFoundError):
                 path.replace(_older(path))

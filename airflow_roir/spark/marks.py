@@ -12,9 +12,19 @@ MARKS = ("driver", "java", "session", "python", "begun", "job", "done", "stopped
 PREFIX = "roir-start"
 
 
+class _Marks:
+    is_on = False
+
+
+def turn_on() -> None:
+    """From now on write marks: standard error is Spark's own log, and not among the lines for the user."""
+    _Marks.is_on = True
+
+
 def mark(name: str) -> None:
     """Note that a point is reached: `roir-start java 1700000000.123`, the seconds since 1970."""
-    print(f"{PREFIX} {name} {time.time():.3f}", file=sys.stderr, flush=True)  # noqa: T201
+    if _Marks.is_on:
+        print(f"{PREFIX} {name} {time.time():.3f}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def read_marks(log: str) -> dict[str, float]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from airflow_roir.errors import SparkFailed
@@ -12,9 +15,6 @@ from airflow_roir.spark.java import use_java
 from airflow_roir.spark.marks import mark
 from airflow_roir.spark.options import SparkOptions, is_connect
 from airflow_roir.spark.session import Session, why
-
-# How long an end waits for a start that is under way; the JVM ends with its parent anyway.
-END_S = 2.0
 
 
 class SparkStart:
@@ -31,6 +31,8 @@ class SparkStart:
         self._java: Java | None = None
         if not is_connect(options.master) and not is_submitted():
             use_java()
+        # What a JVM leaves behind that is killed is in one place.
+        self._folder = Path(tempfile.mkdtemp(prefix="roir-spark-"))
         self._future: Future[Session] = Future()
         threading.Thread(target=self._run, name="roir-spark-start", daemon=True).start()
 
@@ -62,7 +64,7 @@ class SparkStart:
             from airflow_roir.spark.connect import ConnectSession
 
             return ConnectSession(self._options)
-        self._java = Java(self._options)
+        self._java = Java(self._options, self._folder)
         if self._ended:
             raise SparkFailed("ended before it was up")
         if not self._is_early:
@@ -73,21 +75,16 @@ class SparkStart:
         return session
 
     def close(self) -> None:
-        """End it. Safe to call twice."""
+        """End it; a start that is under way isn't waited for, since a JVM ends with its parent. Safe to call twice."""
         if self._ended:
             return
         self._ended = True
         self._named.set()
-        if self._java is not None and not self._future.done():
-            # Who starts it hears of its end.
+        if self._future.done() and self._future.exception() is None:
+            self._future.result().close()
+        elif self._java is not None:
             self._java.end()
-        try:
-            session = self._future.result(END_S)
-        except BaseException:
-            if self._java is not None:
-                self._java.end()
-            return
-        session.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
         mark("stopped")
 
     def __enter__(self) -> SparkStart:

@@ -78,7 +78,7 @@ def drivers(airflow: StandaloneAirflow) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             of_ours = process.environ().get("AIRFLOW_HOME") == str(airflow.home)
             parts = {os.path.basename(part) for part in process.cmdline()}
-            if of_ours and parts & {"airflow_roir.spark", "java", "pyspark.daemon"}:
+            if of_ours and parts & {"airflow_roir.spark", "java", "airflow_roir.spark.worker_daemon"}:
                 found.append(process)
     return found
 

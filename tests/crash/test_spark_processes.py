@@ -50,8 +50,8 @@ def test_the_python_workers_are_killed(scene: Scene, phase: str) -> None:
     command = scene.roir(*BUILD)
     gate.reached()
     # The daemon's children are the workers; it starts new ones.
-    daemons = {process.pid for process in scene.processes("pyspark.daemon")}
-    victims = [process for process in scene.processes("pyspark.daemon") if process.ppid() in daemons]
+    daemons = {process.pid for process in scene.processes("airflow_roir.spark.worker_daemon")}
+    victims = [process for process in scene.processes("airflow_roir.spark.worker_daemon") if process.ppid() in daemons]
     assert victims
     scene.killed("Spark Python worker", phase)
     for victim in victims:

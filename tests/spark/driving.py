@@ -67,6 +67,11 @@ class Running:
         """All it has said."""
         return "\n".join(self.lines)
 
+    @property
+    def last_told(self) -> str:
+        """The last line that was for the user."""
+        return [line for line in self.lines if line.startswith("roir: ")][-1]
+
     def wait(self) -> int:
         """Its exit code, once it has ended; GIVE_UP_S without an end is a failure."""
         code = self.driver.wait(GIVE_UP_S)

@@ -63,7 +63,7 @@ def test_a_full_disk_stops_every_worker_and_the_reason_stays(database: Database,
     fail_in_batches(dsn, "53100", FULL.partition(": ")[2])
     with Running(database) as driver:
         assert driver.wait() == 1, driver.said
-    assert driver.lines[-1] == f"roir: {FULL}"
+    assert driver.last_told == f"roir: {FULL}"
     paused = operation_status(database, operation.operation_id)
     assert (paused.status, paused.paused_by, paused.pause_reason) == ("paused", "test driver", FULL)
     # The others have left at their batch boundary: at this rate most of the table isn't copied yet.
@@ -94,7 +94,7 @@ def test_the_error_of_a_worker_that_was_to_leave_is_not_dropped(database: Databa
         driver.wait_for(lambda: at_work(database) == {3})
         gate.close()
         assert driver.wait() == 1, driver.said
-    assert driver.lines[-1] == f"roir: {FULL}"
+    assert driver.last_told == f"roir: {FULL}"
     assert ("error", FULL) in events(database)
     assert [detail for _, detail in events(database)].count(FULL) == 1
     paused = operation_status(database, operation.operation_id)
@@ -147,7 +147,7 @@ def test_what_executors_lack_is_said_in_one_line(database: Database, tmp_path: P
     assert paused.status == "paused"
     assert paused.pause_reason is not None
     assert "No module named" in paused.pause_reason
-    assert driver.lines[-1] == f"roir: {paused.pause_reason}"
+    assert driver.last_told == f"roir: {paused.pause_reason}"
 
 
 @pytest.mark.sample(1)

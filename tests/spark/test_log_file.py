@@ -16,8 +16,8 @@ DIVERTED = """
 import os, subprocess, sys
 from pathlib import Path
 from airflow_roir.spark.log_file import diverted
-with diverted(Path(sys.argv[1])) as (voice, path):
-    print("for the user:", path, file=voice)
+with diverted(Path(sys.argv[1])) as (voice, log):
+    print("for the user:", log.path, file=voice)
     print("ours", file=sys.stderr, flush=True)
     # A child knows the file alone: whoever reads the lines sees their end with this process's.
     subprocess.run(["/bin/sh", "-c", "echo of a child; echo and its errors >&2; ls -l /proc/self/fd | grep -c pipe:"])
@@ -61,14 +61,42 @@ def test_where_it_cannot_be_written_another_file_takes_its_place(tmp_path: Path)
 def test_it_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_file, "LIMIT_BYTES", 10)
     file, path = log_file._opened(tmp_path / "spark-5.log")
+    log = log_file.SparkLog(path, file)
     older = tmp_path / "spark-5.log.1"
     for text in (b"a little", b" and more", b"1", b"1234567890"):
         os.write(file, text)
-        log_file._bound(file, path)
+        log.bound()
     os.write(file, b"end")
     os.close(file)
     assert (older.read_bytes(), path.read_bytes()) == (b"11234567890", b"end")
     assert older.stat().st_mode & 0o777 == 0o600
+
+
+def test_it_gets_its_name_when_that_is_known(tmp_path: Path) -> None:
+    first, second = (log_file._opened(tmp_path / f"spark-of-{number}.log") for number in (1, 2))
+    for text, (file, path) in (("one", first), ("two", second)):
+        log = log_file.SparkLog(path, file)
+        log.name(tmp_path / "spark-5.log")
+        os.write(file, text.encode())
+        os.close(file)
+        assert log.path == tmp_path / "spark-5.log"
+        # The first order's name is that of all.
+        log.name(tmp_path / "spark-6.log")
+        assert log.path == tmp_path / "spark-5.log"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "spark-5.log": "two",
+        "spark-5.log.1": "one",
+    }
+
+
+def test_a_name_that_can_not_be_given_is_no_failure(tmp_path: Path) -> None:
+    file, path = log_file._opened(tmp_path / "spark-of-1.log")
+    log = log_file.SparkLog(path, file)
+    log.name(tmp_path / "no such folder" / "spark-5.log")
+    assert log.path == path
+    log.discard()
+    os.close(file)
+    assert not list(tmp_path.iterdir())
 
 
 def test_its_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(databa
         "paused by me at",
     ]
     assert [driver.said.index(f"{text}") for text in order] == sorted(driver.said.index(text) for text in order)
-    assert "paused by me" in driver.lines[-1]
+    assert "paused by me" in driver.last_told
     paused = operation_status(database, operation.operation_id)
     assert 0 < paused.rows < ROWS
     lift_rate(database)
@@ -125,7 +125,7 @@ def test_an_altered_source_fails_the_operation_with_the_reason(database: Databas
     run_sql(dsn, "ALTER TABLE t ENABLE ROW LEVEL SECURITY")
     driver = Running(database)
     assert driver.wait() == 1
-    assert "altered" in driver.lines[-1]
+    assert "altered" in driver.last_told
     failed = operation_status(database, operation.operation_id)
     assert failed.status == "failed"
     assert failed.error is not None
@@ -182,7 +182,7 @@ def fetch(url: str) -> str:
 def test_nothing_to_drive_is_bad_input(database: Database) -> None:
     driver = Running(database)
     assert driver.wait() == 2
-    assert "no index ix" in driver.lines[-1]
+    assert "no index ix" in driver.last_told
 
 
 @pytest.mark.parametrize(
