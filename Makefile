@@ -134,7 +134,7 @@ bench-curves: $(STAMP)  ## Time, WAL, memory, transactions by rows, batches, par
 
 .PHONY: bench-start
 bench-start: $(STAMP)  ## From the command to the first row, and after the last; ARGS="--cases cli --rounds 1" for less
-	@java_home="$$(scripts/ensure-java)"; JAVA_HOME="$$java_home" \
+	@$(with_java) \
 	  $(BIN)/python -m benchmarks.start $(ARGS)
 
 .PHONY: bench-pause
