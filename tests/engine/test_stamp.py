@@ -1,4 +1,4 @@
-"""The stamp differs wherever a full look at the source differs: no statement is seen by the look and not by the stamp."""
+"""The stamp differs wherever a full look at the source differs: none of all statements is seen by the look alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MORE = (
     "UPDATE roir.generation SET shape = shape - 'columns'",
     "UPDATE roir.index SET source_oid = 1",
     "DELETE FROM roir.segment WHERE ordinal = 0",
-    "UPDATE roir.source_partition SET status = 'leaving' WHERE relation = (SELECT max(relation) FROM roir.source_partition)",
+    "UPDATE roir.source_partition SET status = 'leaving' WHERE leaf",
     "UPDATE roir.source_partition SET link = '1'",
     "UPDATE roir.home SET schema_oid = 1",
     "UPDATE roir.home SET tables = jsonb_set(tables, '{index}', '1')",
