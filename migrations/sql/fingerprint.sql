@@ -135,38 +135,56 @@ $$;
 -- A stamp that differs whenever the server has written to a catalog's row that the fingerprint or roir.partition_changes
 -- reads, and whenever a right differs that the fingerprint asks for: cheap enough for every batch, also over many partitions.
 -- Where it is as it was there is nothing else to look at. It may differ without a reason. An ANALYZE leaves it alone.
--- In plpgsql, which keeps its plans. Rows are summed up by hashes, since sorting them costs more than reading them.
+-- In plpgsql, which keeps its plans. Many rows are summed up by hashes, since to sort them costs more than to read them.
 CREATE FUNCTION roir.stamp(source oid) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    building bigint[] := ARRAY(SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
-                                WHERE i.source_oid = source::bigint AND g.status = 'building' ORDER BY g.id);
+    building bigint[];
     capture oid[] := ARRAY(SELECT c.function FROM roir.captures(source) c);
-    bases oid[] := ARRAY(SELECT to_regclass(format('roir_data.g%s', g))::oid FROM unnest(building) g);
-    deltas oid[] := ARRAY(SELECT to_regclass(format('roir_data.g%s_delta', g))::oid FROM unnest(building) g);
-    views oid[] := ARRAY(SELECT to_regclass(format('roir_data.g%s_source', g))::oid FROM unnest(building) g);
-    segments oid[] := ARRAY(SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = ANY (bases));
-    own oid[] := bases || deltas || views || segments;
-    -- None of the server's own types is an enum or a composite, nor made of one.
-    types oid[] := ARRAY(SELECT DISTINCT roir.type_tree(a.atttypid)
-                           FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-                          WHERE a.attrelid = source AND a.attnum > 0 AND NOT a.attisdropped
-                            AND t.typnamespace <> 'pg_catalog'::regnamespace);
-    composites oid[] := ARRAY(SELECT t.typrelid FROM pg_type t WHERE t.oid = ANY (types) AND t.typtype = 'c');
-    -- Each partition has expressions of its own.
-    generates boolean := EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = source AND a.attgenerated <> '');
+    bases oid[];
+    deltas oid[];
+    views oid[];
+    segments oid[];
+    own oid[];
+    types oid[] := '{}';
+    composites oid[] := '{}';
     relations oid[] := ARRAY[source];
     level oid[] := relations;
     children oid[];
+    has_types boolean;
+    generates boolean;
     links text;
     rows text;
-    tree text := '';
+    tree text;
 BEGIN
+    SELECT coalesce(array_agg(g.id ORDER BY g.id), '{}'),
+           coalesce(array_agg(to_regclass(format('roir_data.g%s', g.id))::oid ORDER BY g.id), '{}'),
+           coalesce(array_agg(to_regclass(format('roir_data.g%s_delta', g.id))::oid ORDER BY g.id), '{}'),
+           coalesce(array_agg(to_regclass(format('roir_data.g%s_source', g.id))::oid ORDER BY g.id), '{}')
+      INTO building, bases, deltas, views
+      FROM roir.index i JOIN roir.generation g ON g.index_id = i.id
+     WHERE i.source_oid = source::bigint AND g.status = 'building';
+    SELECT coalesce(array_agg(i.inhrelid), '{}'),
+           concat(count(*), ' ', sum(hashoidextended(i.inhrelid, i.xmin::text::bigint)))
+      INTO segments, tree
+      FROM pg_inherits i WHERE i.inhparent = ANY (bases);
+    own := bases || deltas || views || segments;
+    -- None of the server's own types is an enum or a composite, nor made of one. Each partition has expressions of its own.
+    SELECT bool_or(t.typnamespace <> 'pg_catalog'::regnamespace), bool_or(a.attgenerated <> '')
+      INTO has_types, generates
+      FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+     WHERE a.attrelid = source AND a.attnum > 0 AND NOT a.attisdropped;
+    IF has_types THEN
+        types := ARRAY(SELECT DISTINCT roir.type_tree(a.atttypid) FROM pg_attribute a
+                        WHERE a.attrelid = source AND a.attnum > 0 AND NOT a.attisdropped);
+        composites := ARRAY(SELECT t.typrelid FROM pg_type t WHERE t.oid = ANY (types) AND t.typtype = 'c');
+    END IF;
     WHILE level <> '{}' LOOP
         SELECT coalesce(array_agg(i.inhrelid), '{}'),
                concat(count(*), ' ', sum(hashoidextended(i.inhrelid, i.xmin::text::bigint * 2 + i.inhdetachpending::int)))
           INTO children, links
           FROM pg_inherits i WHERE i.inhparent = ANY (level);
+        EXIT WHEN children = '{}';
         SELECT coalesce(array_agg(c.oid) FILTER (WHERE c.relkind = 'p'), '{}'),
                concat(count(*), ' ', sum(hashoidextended(c.oid, c.xmin::text::bigint)))
           INTO level, rows
@@ -186,17 +204,16 @@ BEGIN
         (SELECT string_agg(concat(i.indexrelid, ' ', i.xmin), ',' ORDER BY i.indexrelid)
            FROM pg_index i WHERE i.indrelid = ANY (source || bases || deltas)),
         (SELECT string_agg(concat(o.xmin, ' ', n.xmin), ',' ORDER BY o.oid)
-           FROM pg_index i JOIN pg_opclass o ON o.oid = ANY (i.indclass::oid[]) JOIN pg_namespace n ON n.oid = o.opcnamespace
-          WHERE i.indrelid = source AND i.indisprimary),
+           FROM pg_opclass o JOIN pg_namespace n ON n.oid = o.opcnamespace
+          WHERE o.oid = ANY ((SELECT i.indclass FROM pg_index i WHERE i.indrelid = source AND i.indisprimary)::oid[])),
         (SELECT string_agg(concat(k.oid, ' ', k.xmin), ',' ORDER BY k.oid) FROM pg_constraint k WHERE k.conrelid = source),
         (SELECT string_agg(concat(p.oid, ' ', p.xmin), ',' ORDER BY p.oid) FROM pg_proc p WHERE p.oid = ANY (capture)),
         (SELECT concat(count(*), ' ', sum(hashoidextended(t.oid, t.xmin::text::bigint)))
            FROM pg_trigger t WHERE t.tgrelid = ANY (relations || own)),
         (SELECT count(*) FROM pg_trigger t WHERE t.tgfoid = ANY (capture) AND t.tgenabled <> 'A'),
         (SELECT string_agg(concat(r.oid, ' ', r.xmin), ',' ORDER BY r.oid) FROM pg_rewrite r WHERE r.ev_class = ANY (own)),
-        (SELECT concat(count(*), ' ', sum(hashoidextended(i.inhrelid, i.xmin::text::bigint)))
-           FROM pg_inherits i WHERE i.inhparent = ANY (bases)),
-        (SELECT string_agg(concat(e.oid, ' ', e.xmin), ',' ORDER BY e.oid) FROM pg_enum e WHERE e.enumtypid = ANY (types)),
+        CASE WHEN has_types THEN
+            (SELECT string_agg(concat(e.oid, ' ', e.xmin), ',' ORDER BY e.oid) FROM pg_enum e WHERE e.enumtypid = ANY (types)) END,
         (SELECT string_agg(concat(g.id, ' ', g.xmin), ',' ORDER BY g.id) FROM roir.generation g WHERE g.id = ANY (building)),
         (SELECT count(*) FROM roir.segment s WHERE s.generation_id = ANY (building)),
         (SELECT concat(count(*), ' ', sum(hashint8extended(p.id, p.xmin::text::bigint)))
