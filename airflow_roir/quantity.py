@@ -59,15 +59,18 @@ def left(likely: float | None, low: float | None = None, high: float | None = No
     if max(likely, high or 0.0) < A_FEW_SECONDS:
         return "a few seconds left"
     if low is not None and high is not None and high > 1.5 * low:
-        lower, upper = duration(_coarse(low)), duration(_coarse(high))
-        return (
-            f"up to {upper} left"
-            if low < 1
-            else f"{lower} to {upper} left"
-            if lower != upper
-            else f"about {upper} left"
-        )
+        return f"{expected(low, high)} left"
     return f"about {duration(_coarse(likely))} left"
+
+
+def expected(low: float, high: float) -> str:
+    """Of seconds between two estimates: `a few seconds`, `up to 12 s`, `2 min to 5 min`, `about 12 s`."""
+    if high < A_FEW_SECONDS:
+        return "a few seconds"
+    lower, upper = duration(_coarse(low)), duration(_coarse(high))
+    if low < 1:
+        return f"up to {upper}"
+    return f"{lower} to {upper}" if lower != upper else f"about {upper}"
 
 
 def _coarse(seconds: float) -> float:

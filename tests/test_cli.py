@@ -87,8 +87,8 @@ def test_status_names_who_holds_up_a_prepare_that_has_no_operation_yet(dsn: str)
     here(dsn, "status", "ix", code=2)
     shown: list[Any] = []
 
-    def look(_line: str) -> None:
-        if not shown:
+    def look(line: str) -> None:
+        if not shown and not line.startswith("expected"):
             shown.append(roir(dsn, "status"))
             shown.extend(as_json(dsn, "status", *which)["operations"] for which in (("ix",), ()))
             holder.rollback()
@@ -112,6 +112,9 @@ def test_plan_build_verify_and_drop(dsn: str) -> None:
     planned = as_json(dsn, "plan", *BUILD[1:])
     assert (planned["kind"], planned["rows_estimate"]) == ("create", 5000)
     assert planned["uncaptured_ddl"].startswith("detected")
+    assert 0 < planned["work_seconds_low"] < planned["work_seconds_high"]
+    assert 0 < planned["start_seconds_low"] < planned["start_seconds_high"]
+    assert planned["expects"] in " ".join(here(dsn, "plan", *BUILD[1:]).stdout.split())
     run_sql(dsn, "SELECT roir.guard()")
     assert json.loads(roir(dsn, "plan", *BUILD[1:], "--json").stdout)["uncaptured_ddl"] == "refused"
     run_sql(dsn, "SELECT roir.unguard()")

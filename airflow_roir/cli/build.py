@@ -108,6 +108,7 @@ def plan(
         "segments": rehearsal.plan.segments,
         "scan": f"{rehearsal.choice.scan.value}: {rehearsal.choice.why}",
         "parallelism": options.parallelism,
+        "expects": str(rehearsal.expectation),
         # DDL that removes or brings rows, past every trigger.
         "uncaptured_ddl": "refused" if guarded else "detected; a superuser can have it refused: SELECT roir.guard()",
         "view": view.statement(rehearsal.index, 0, entry, rehearsal.kind == "rebuild").replace("g0", "g<id>"),
@@ -117,7 +118,7 @@ def plan(
     if warnings := slow.slow(options, rehearsal.plan.rows, rehearsal.plan.ranges):
         facts["slow"] = warnings
     if as_json:
-        print_json(facts)
+        print_json(facts | rehearsal.expectation.as_dict())
         return
     # As the seal counts them.
     facts["segments"] = f"{facts['segments']}, and one for keys that are NULL"

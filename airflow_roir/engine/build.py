@@ -20,7 +20,7 @@ from airflow_roir.engine import operations, owner
 from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
-from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
+from airflow_roir.engine.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.run import Run, check_epoch, read_control
@@ -115,9 +115,7 @@ class BuildWorker:
         self.job = job
         self.worker = worker
         self.is_limited = False
-        self._known: set[int] = set()
-        # Of the source and its capture, when their fingerprint was last compared.
-        self._stamp: str | None = None
+        self._source = SourceCheck(connection, job)
         self.reader = reader_of(connection, job)
         self._columns = columns_of(job)
         self._size = BatchSize(job.options.get("batch_ms", BuildOptions.batch_ms) / 1000)
@@ -182,7 +180,6 @@ class BuildWorker:
             # Against ALTER, to the end of the transaction. Where its owner isn't trusted no read leaves a lock behind.
             lock_table(self.connection, row.name, row.relation, "ACCESS SHARE", only=True)
             stretch = self.reader.next(row.name, claim.scan, self._limit(row, claim.row_bytes), claim.rows_per_block)
-            check_partitions(self.connection, self.job, self._known)
             rows = self.copy(row.name, stretch)
             seconds = time.monotonic() - begun
             watermark, done = stretch.watermark, stretch.done
@@ -202,10 +199,8 @@ class BuildWorker:
                 raise LockNotAcquired(
                     f"index {run.index}: {row.name} was renamed while a batch read it; the batch changed nothing"
                 )
-            if committed.stamp != self._stamp:
-                # Most of what is written there matters to nobody.
-                check_fingerprint(self.connection, self.job)
-                self._stamp = committed.stamp
+            # Most of what is written there matters to nobody.
+            self._source.look(committed.stamp)
         took = time.monotonic() - begun
         self.reader.copied(claim.scan, stretch, rows)
         self._size.took(rows, took)

@@ -320,3 +320,8 @@ def fingerprint(connection: Connection, source_oid: int, columns: list[str]) -> 
     """A digest of all of the source's shape that a build depends on, the capture triggers included."""
     values = {"oid": source_oid, "columns": columns}
     return str(execute(connection, "SELECT roir.fingerprint(%(oid)s, %(columns)s)", values).scalar_one())
+
+
+def stamp(connection: Connection, source_oid: int) -> str:
+    """Differs whenever the server has written to what the fingerprint and the partitions' changes are read from."""
+    return str(execute(connection, "SELECT roir.stamp(%(oid)s)", {"oid": source_oid}).scalar_one())

@@ -37,6 +37,8 @@ class Job:
     options: dict[str, Any]
     fingerprint: str
     scan: Scan = Scan.KEY
+    # Of the catalogs, before the source was found as it should be.
+    stamp: str | None = None
 
     @property
     def columns(self) -> list[str]:
@@ -65,6 +67,7 @@ def load_job(connection: Connection, run: Run) -> Job:
         dict(row.options),
         row.fingerprint,
         Scan(generation.scan),
+        catalog.stamp(connection, source.oid),
     )
     check_fingerprint(connection, job)
     # Here only, not in each batch: a library is exchanged by a restart of the server, which ends this session.
@@ -109,3 +112,31 @@ def check_partitions(connection: Connection, job: Job, known: set[int] | None = 
     found = changes.check(connection, job.run.index, job.source, job.generation_id, job.entry, known)
     if adopt:
         changes.adopt(connection, job.source, job.generation_id, found)
+
+
+class SourceCheck:
+    """Whether the source still fits a worker's job, asked in each of its transactions.
+
+    A full look takes milliseconds, more so with many partitions. So it is taken only if the stamp of what it reads
+    isn't the one of before the last look that found nothing.
+    """
+
+    def __init__(self, connection: Connection, job: Job) -> None:
+        self.connection = connection
+        self.job = job
+        self._stamp = job.stamp
+        self._known: set[int] = set()
+
+    def look(self, stamp: str | None = None, partitions: bool = True) -> None:
+        """Raise SourceChanged, LabelsRenamed or PartitionsChanged, as `check_fingerprint` and `check_partitions` do.
+
+        stamp: `roir.stamp` as the caller's own statement has just read it. partitions: whether they matter.
+        """
+        if stamp is None:
+            stamp = catalog.stamp(self.connection, self.job.source.oid)
+        if stamp == self._stamp:
+            return
+        check_fingerprint(self.connection, self.job)
+        if partitions:
+            check_partitions(self.connection, self.job, self._known)
+        self._stamp = stamp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Plan:
 
     rows: the source's estimated rows; source_bytes: the size of its heap. pieces: what will be the ranges.
     segment_bounds: the inner bounds of the segments, each as long as `partition`, the number of leading identity
-    columns that they are cut by.
+    columns that they are cut by. sampled: rows of the sample, by the estimate; sample_seconds: what cutting it took.
     """
 
     rows: int
@@ -54,6 +55,8 @@ class Plan:
     pieces: tuple[Piece, ...]
     segment_bounds: tuple[Bound, ...]
     partition: int
+    sampled: int = 0
+    sample_seconds: float = 0.0
 
     @property
     def ranges(self) -> int:
@@ -75,9 +78,11 @@ def make_plan(connection: Connection, source: Source, definition: IndexDefinitio
         rows = _count(connection, source, sample, share)
     ranges = options.ranges or min(MOST_RANGES, max(options.parallelism * 4, rows // ROWS_PER_RANGE))
     segments = options.segments or min(MOST_SEGMENTS, max(options.parallelism, rows // ROWS_PER_SEGMENT))
+    begun = time.monotonic()
     pieces = _pieces(connection, source, sample, ranges)
     partition, segment_bounds = _segment_bounds(connection, source, definition, sample, segments)
-    return Plan(rows, size.bytes, tuple(pieces), tuple(segment_bounds), partition)
+    took = time.monotonic() - begun
+    return Plan(rows, size.bytes, tuple(pieces), tuple(segment_bounds), partition, round(rows * share), took)
 
 
 def cut_source(connection: Connection, source: Source, rows_per_piece: Callable[[int], int]) -> tuple[int, list[Piece]]:

@@ -90,6 +90,7 @@ def _begin(
     if adopted is not None:
         return adopted
     rehearsal = rehearse.rehearse(database, definition, options, report, options.lock_patience_s, "prepare")
+    report(f"expected: {rehearsal.expectation}")
     source = rehearsal.source
     waiter = Waiter("prepare", str(rehearsal.index))
     drain = Drain(database, source.sql, source.relations, options.lock_timeout_ms, options.lock_patience_s, waiter)

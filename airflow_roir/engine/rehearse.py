@@ -24,6 +24,7 @@ from airflow_roir.engine import (
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import EntrySize
+from airflow_roir.engine.expectation import Expectation, expect
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts, check_name, lock_table, telling_of_names
 from airflow_roir.engine.plan import Plan, make_plan
@@ -47,6 +48,7 @@ class Rehearsal:
     choice: Choice
     kind: str
     entry_size: EntrySize
+    expectation: Expectation
 
 
 def rehearse(
@@ -95,7 +97,9 @@ def rehearse(
         entry = Entry.of(source, definition, options.covering, found.partition)
         entry = entry_size.cover(connection, index, source, entry, options.covering)
         size = entry_size.measure(connection, index, source, entry)
-        return Rehearsal(index, source, definition, entry, found, choice, "rebuild" if existing else "create", size)
+        expectation = expect(connection, source, found, options, existing.id if existing else None)
+        kind = "rebuild" if existing else "create"
+        return Rehearsal(index, source, definition, entry, found, choice, kind, size, expectation)
 
     index = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
     waiter = None if command is None else Waiter(command, str(index))

@@ -4,17 +4,20 @@
 -- security.
 CREATE FUNCTION roir.table_additions(generation bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    WITH stored (oid) AS MATERIALIZED (
-        SELECT to_regclass(format('roir_data.g%s', generation))::oid
-        UNION ALL SELECT to_regclass(format('roir_data.g%s_delta', generation))::oid
-        UNION ALL SELECT t.relation FROM roir.partition_tree(to_regclass(format('roir_data.g%s', generation))) t)
-    SELECT (SELECT count(*) FROM pg_rewrite r WHERE r.ev_class IN (SELECT s.oid FROM stored s))
-           + (SELECT count(*) FROM pg_trigger g WHERE g.tgrelid IN (SELECT s.oid FROM stored s) AND NOT g.tgisinternal)
-           + (SELECT count(*) FROM stored s JOIN pg_class c ON c.oid = s.oid WHERE c.relrowsecurity)
+    -- As an array, so that the catalogs are asked for these alone.
+    WITH stored (oids) AS MATERIALIZED (
+        SELECT ARRAY(
+            SELECT to_regclass(format('roir_data.g%s', generation))::oid
+            UNION ALL SELECT to_regclass(format('roir_data.g%s_delta', generation))::oid
+            UNION ALL SELECT t.relation FROM roir.partition_tree(to_regclass(format('roir_data.g%s', generation))) t))
+    SELECT (SELECT count(*) FROM pg_rewrite r WHERE r.ev_class = ANY ((SELECT oids FROM stored)::oid[]))
+           + (SELECT count(*) FROM pg_trigger g
+               WHERE g.tgrelid = ANY ((SELECT oids FROM stored)::oid[]) AND NOT g.tgisinternal)
+           + (SELECT count(*) FROM pg_class c WHERE c.oid = ANY ((SELECT oids FROM stored)::oid[]) AND c.relrowsecurity)
 $$;
 
 -- What is missing of a building generation's tables: columns by their names, unique indexes, and segments that outlive a
--- crash; and what was added to them.
+-- crash; and what was added to them. OFFSET 0: looked up one by one, where a join would read the whole catalog.
 CREATE FUNCTION roir.table_faults(generation bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT (SELECT count(*)
@@ -22,16 +25,18 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
              CROSS JOIN generate_series(1, jsonb_array_length(g.entry -> 'columns')) AS position
              WHERE NOT EXISTS (SELECT FROM pg_attribute a
                                 WHERE a.attrelid = to_regclass(format('roir_data.g%s%s', g.id, suffix))
-                                  AND a.attname = 'c' || position AND NOT a.attisdropped))
+                                  AND a.attname = 'c' || position AND NOT a.attisdropped OFFSET 0))
            + (SELECT count(*) FROM unnest(ARRAY['', '_delta']) AS suffix
                -- The base has its unique index from the seal on.
                WHERE (suffix = '_delta' OR g.capture_mode = 'direct')
                  AND NOT EXISTS (SELECT FROM pg_index x
                                   WHERE x.indrelid = to_regclass(format('roir_data.g%s%s', g.id, suffix))
-                                    AND x.indisunique AND x.indisvalid))
+                                    AND x.indisunique AND x.indisvalid OFFSET 0))
            + (SELECT count(*) FROM roir.segment s WHERE s.generation_id = g.id)
-           - (SELECT count(*) FROM roir.partition_tree(to_regclass(format('roir_data.g%s', g.id))) t
-                JOIN pg_class c ON c.oid = t.relation AND c.relpersistence = 'p')
+           - (SELECT count(*) FROM pg_class c
+               WHERE c.oid = ANY (ARRAY(SELECT t.relation
+                                          FROM roir.partition_tree(to_regclass(format('roir_data.g%s', g.id))) t))
+                 AND c.relpersistence = 'p')
            + roir.table_additions(g.id)
       FROM roir.generation g WHERE g.id = table_faults.generation
 $$;
@@ -56,7 +61,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                                              AND d.refobjid = i.source_oid::oid AND d.refobjsubid = c.value::int))
             OR EXISTS (SELECT FROM generate_series(1, jsonb_array_length(g.entry -> 'columns')) AS position
                         WHERE NOT EXISTS (SELECT FROM pg_attribute a
-                                           WHERE a.attrelid = r.ev_class AND a.attname = 'c' || position)))
+                                           WHERE a.attrelid = r.ev_class AND a.attname = 'c' || position OFFSET 0)))
 $$;
 
 -- How often the building generations of a source find something else than they were prepared for, which only looks at
@@ -70,7 +75,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                     JOIN roir.partition_tree(build_faults.source) t ON t.relation = p.relation::oid AND t.link = p.link
                    WHERE p.generation_id = g.id AND p.status = 'present' AND p.leaf
                      AND NOT EXISTS (SELECT FROM pg_trigger w WHERE w.tgrelid = t.relation AND w.tgtype & 32 <> 0
-                                        AND w.tgfoid IN (SELECT function FROM roir.captures(build_faults.source))))
+                                        AND w.tgfoid = ANY (c.functions)))
                + roir.table_faults(g.id)
                -- Operations that an older version has begun have no view, and no function for TRUNCATE, yet.
                + CASE WHEN w.oid IS NULL THEN 0 ELSE roir.view_faults(g.id) END
@@ -83,6 +88,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       JOIN roir.index i ON i.id = g.index_id AND i.source_oid = build_faults.source::bigint
       JOIN pg_proc f ON f.oid = to_regprocedure(format('roir_data.capture_%s()', build_faults.source))
       LEFT JOIN pg_proc w ON w.oid = to_regprocedure(format('roir_data.truncate_%s()', build_faults.source))
+     CROSS JOIN (SELECT ARRAY(SELECT function FROM roir.captures(build_faults.source)) AS functions) c
      WHERE g.status = 'building' AND g.capture_mode <> 'none'
 $$;
 
@@ -91,14 +97,14 @@ $$;
 -- by their function and when they fire. Partitions come and go: roir.partition_changes follows them.
 CREATE FUNCTION roir.fingerprint(source oid, columns text[]) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    WITH tree AS MATERIALIZED (
-        SELECT t.relation AS oid FROM roir.partition_tree(fingerprint.source) t)
     SELECT md5(concat_ws('|',
         (SELECT concat_ws(',', c.oid, c.relkind, c.relpersistence, c.relrowsecurity,
                           c.relrowsecurity AND c.relforcerowsecurity,
                           -- Rows of inheritance children would be among those that are looked up.
                           c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid),
-                          EXISTS (SELECT FROM tree JOIN pg_class l ON l.oid = tree.oid AND l.relpersistence = 'u'))
+                          EXISTS (SELECT FROM pg_class l
+                                   WHERE l.oid = ANY (ARRAY(SELECT t.relation FROM roir.partition_tree(fingerprint.source) t))
+                                     AND l.relpersistence = 'u'))
            FROM pg_class c WHERE c.oid = source),
         (SELECT string_agg(concat_ws(',', a.attnum, quote_ident(a.attname), a.atttypid, a.atttypmod,
                                      l.value ->> 'collprovider', l.value ->> 'collcollate', l.value ->> 'collctype',
@@ -126,26 +132,95 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         roir.build_faults(source)))
 $$;
 
--- A stamp that differs whenever the server has written to a row of the catalogs that a source and its capture are made of.
--- Cheap enough for every batch: where it is as it was there is nothing to look for. An ANALYZE leaves it alone.
+-- A stamp that differs whenever the server has written to a catalog's row that the fingerprint or roir.partition_changes
+-- reads, and whenever a right differs that the fingerprint asks for: cheap enough for every batch, also over many partitions.
+-- Where it is as it was there is nothing else to look at. It may differ without a reason. An ANALYZE leaves it alone.
+-- In plpgsql, which keeps its plans. Many rows are summed up by hashes, since to sort them costs more than to read them.
 CREATE FUNCTION roir.stamp(source oid) RETURNS text
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    WITH capture AS MATERIALIZED (SELECT c.function FROM roir.captures(stamp.source) c)
-    SELECT md5(concat_ws('|',
-        (SELECT c.xmin FROM pg_class c WHERE c.oid = source),
-        (SELECT string_agg(a.xmin::text, ',' ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = source AND a.attnum > 0),
-        (SELECT string_agg(d.xmin::text, ',' ORDER BY d.adnum) FROM pg_attrdef d WHERE d.adrelid = source),
-        (SELECT string_agg(i.xmin::text, ',' ORDER BY i.indexrelid) FROM pg_index i WHERE i.indrelid = source),
-        (SELECT string_agg(p.xmin::text, ',' ORDER BY p.oid) FROM pg_proc p WHERE p.oid IN (SELECT function FROM capture)),
-        -- Watermarks are texts.
-        (SELECT string_agg(e.xmin::text, ',' ORDER BY e.oid)
-           FROM (SELECT DISTINCT roir.type_tree(a.atttypid) AS oid
-                   FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
-                   -- None of the server's own types is an enum, nor made of one.
-                   JOIN pg_type t ON t.oid = a.atttypid AND t.typnamespace <> 'pg_catalog'::regnamespace
-                  WHERE i.indrelid = source AND i.indisprimary) x
-           JOIN pg_enum e ON e.enumtypid = x.oid),
-        -- A partition's own capture triggers can be disabled one by one.
-        (SELECT string_agg(t.xmin::text, ',' ORDER BY t.oid) FROM pg_trigger t WHERE t.tgrelid = source),
-        (SELECT count(*) FROM pg_trigger t WHERE t.tgfoid IN (SELECT function FROM capture) AND t.tgenabled <> 'A')))
-$$;
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    building bigint[];
+    capture oid[] := ARRAY(SELECT c.function FROM roir.captures(source) c);
+    bases oid[];
+    deltas oid[];
+    views oid[];
+    segments oid[];
+    own oid[];
+    types oid[] := '{}';
+    composites oid[] := '{}';
+    relations oid[] := ARRAY[source];
+    level oid[] := relations;
+    children oid[];
+    has_types boolean;
+    generates boolean;
+    links text;
+    rows text;
+    tree text;
+BEGIN
+    SELECT coalesce(array_agg(g.id ORDER BY g.id), '{}'),
+           coalesce(array_agg(to_regclass(format('roir_data.g%s', g.id))::oid ORDER BY g.id), '{}'),
+           coalesce(array_agg(to_regclass(format('roir_data.g%s_delta', g.id))::oid ORDER BY g.id), '{}'),
+           coalesce(array_agg(to_regclass(format('roir_data.g%s_source', g.id))::oid ORDER BY g.id), '{}')
+      INTO building, bases, deltas, views
+      FROM roir.index i JOIN roir.generation g ON g.index_id = i.id
+     WHERE i.source_oid = source::bigint AND g.status = 'building';
+    SELECT coalesce(array_agg(i.inhrelid), '{}'),
+           concat(count(*), ' ', sum(hashoidextended(i.inhrelid, i.xmin::text::bigint)))
+      INTO segments, tree
+      FROM pg_inherits i WHERE i.inhparent = ANY (bases);
+    own := bases || deltas || views || segments;
+    -- None of the server's own types is an enum or a composite, nor made of one. Each partition has expressions of its own.
+    SELECT bool_or(t.typnamespace <> 'pg_catalog'::regnamespace), bool_or(a.attgenerated <> '')
+      INTO has_types, generates
+      FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+     WHERE a.attrelid = source AND a.attnum > 0 AND NOT a.attisdropped;
+    IF has_types THEN
+        types := ARRAY(SELECT DISTINCT roir.type_tree(a.atttypid) FROM pg_attribute a
+                        WHERE a.attrelid = source AND a.attnum > 0 AND NOT a.attisdropped);
+        composites := ARRAY(SELECT t.typrelid FROM pg_type t WHERE t.oid = ANY (types) AND t.typtype = 'c');
+    END IF;
+    WHILE level <> '{}' LOOP
+        SELECT coalesce(array_agg(i.inhrelid), '{}'),
+               concat(count(*), ' ', sum(hashoidextended(i.inhrelid, i.xmin::text::bigint * 2 + i.inhdetachpending::int)))
+          INTO children, links
+          FROM pg_inherits i WHERE i.inhparent = ANY (level);
+        EXIT WHEN children = '{}';
+        SELECT coalesce(array_agg(c.oid) FILTER (WHERE c.relkind = 'p'), '{}'),
+               concat(count(*), ' ', sum(hashoidextended(c.oid, c.xmin::text::bigint)))
+          INTO level, rows
+          FROM pg_class c WHERE c.oid = ANY (children);
+        relations := relations || children;
+        tree := concat_ws('/', tree, links, rows);
+    END LOOP;
+    RETURN md5(concat_ws('|', tree, bases::text, deltas::text, views::text, capture::text, types::text, roir.moved(),
+        (SELECT string_agg(concat(c.oid, ' ', c.xmin), ',' ORDER BY c.oid) FROM pg_class c WHERE c.oid = ANY (source || own)),
+        (SELECT concat(count(*), ' ', sum(hashoidextended(a.attrelid, a.xmin::text::bigint * 2048 + a.attnum)))
+           FROM pg_attribute a WHERE a.attrelid = ANY (source || bases || deltas || views || composites) AND a.attnum > 0),
+        (SELECT string_agg(concat(d.oid, ' ', d.xmin), ',' ORDER BY d.oid) FROM pg_attrdef d WHERE d.adrelid = source),
+        -- Written out, since what an expression names can get another name.
+        CASE WHEN generates THEN
+            (SELECT md5(string_agg(concat(d.oid, ' ', d.xmin, ' ', pg_get_expr(d.adbin, d.adrelid)), ',' ORDER BY d.oid))
+               FROM pg_attrdef d WHERE d.adrelid = ANY (relations)) END,
+        (SELECT string_agg(concat(i.indexrelid, ' ', i.xmin), ',' ORDER BY i.indexrelid)
+           FROM pg_index i WHERE i.indrelid = ANY (source || bases || deltas)),
+        (SELECT string_agg(concat(o.xmin, ' ', n.xmin), ',' ORDER BY o.oid)
+           FROM pg_opclass o JOIN pg_namespace n ON n.oid = o.opcnamespace
+          WHERE o.oid = ANY ((SELECT i.indclass FROM pg_index i WHERE i.indrelid = source AND i.indisprimary)::oid[])),
+        (SELECT string_agg(concat(k.oid, ' ', k.xmin), ',' ORDER BY k.oid) FROM pg_constraint k WHERE k.conrelid = source),
+        (SELECT string_agg(concat(p.oid, ' ', p.xmin), ',' ORDER BY p.oid) FROM pg_proc p WHERE p.oid = ANY (capture)),
+        (SELECT concat(count(*), ' ', sum(hashoidextended(t.oid, t.xmin::text::bigint)))
+           FROM pg_trigger t WHERE t.tgrelid = ANY (relations || own)),
+        (SELECT count(*) FROM pg_trigger t WHERE t.tgfoid = ANY (capture) AND t.tgenabled <> 'A'),
+        (SELECT string_agg(concat(r.oid, ' ', r.xmin), ',' ORDER BY r.oid) FROM pg_rewrite r WHERE r.ev_class = ANY (own)),
+        CASE WHEN has_types THEN
+            (SELECT string_agg(concat(e.oid, ' ', e.xmin), ',' ORDER BY e.oid) FROM pg_enum e WHERE e.enumtypid = ANY (types)) END,
+        (SELECT string_agg(concat(g.id, ' ', g.xmin), ',' ORDER BY g.id) FROM roir.generation g WHERE g.id = ANY (building)),
+        (SELECT count(*) FROM roir.segment s WHERE s.generation_id = ANY (building)),
+        (SELECT concat(count(*), ' ', sum(hashint8extended(p.id, p.xmin::text::bigint)))
+           FROM roir.source_partition p WHERE p.generation_id = ANY (building) AND p.status = 'present'),
+        (SELECT string_agg(concat(has_table_privilege(f.proowner, d.oid, 'INSERT'), has_table_privilege(f.proowner, source, 'SELECT')),
+                           ',' ORDER BY f.oid, d.oid)
+           FROM pg_proc f CROSS JOIN unnest(deltas) d (oid) WHERE f.oid = ANY (capture)),
+        (SELECT string_agg(has_table_privilege(c.relowner, source, 'SELECT')::text, ',' ORDER BY c.oid)
+           FROM pg_class c WHERE c.oid = ANY (views))));
+END $$;

@@ -12,7 +12,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH generation AS MATERIALIZED (
         SELECT g.id, g.entry, i.source_oid::oid AS source, to_regclass(format('roir_data.g%s', g.id))::oid AS base
           FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.id = marks.generation),
-    capture AS MATERIALIZED (SELECT c.function FROM generation g CROSS JOIN LATERAL roir.captures(g.source) c),
+    -- Asked one by one: a join would read all that the database has of functions, columns and triggers.
+    capture AS MATERIALIZED (
+        SELECT ARRAY(SELECT c.function FROM generation g CROSS JOIN LATERAL roir.captures(g.source) c) AS functions),
     relation AS MATERIALIZED (
         SELECT g.source AS oid, '' AS link FROM generation g
         UNION ALL
@@ -22,12 +24,13 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
           FROM generation g JOIN pg_constraint k ON k.conrelid = g.source AND k.contype = 'p'
         UNION ALL
         SELECT format('trigger %s/%s/%s', r.oid, r.link, t.tgtype & 1), string_agg(concat(t.oid, ' ', t.xmin), ',' ORDER BY t.oid)
-          FROM relation r JOIN pg_trigger t ON t.tgrelid = r.oid
-         WHERE t.tgfoid IN (SELECT function FROM capture)
+          FROM relation r CROSS JOIN LATERAL (
+               SELECT t.oid, t.xmin, t.tgtype FROM pg_trigger t
+                WHERE t.tgrelid = r.oid AND t.tgfoid = ANY ((SELECT functions FROM capture)::oid[]) OFFSET 0) t
          GROUP BY r.oid, r.link, t.tgtype & 1
         UNION ALL
         SELECT 'function ' || regexp_replace(p.proname, '_.*', ''), concat(p.oid, ' ', p.proowner, ' ', p.xmin)
-          FROM pg_proc p WHERE p.oid IN (SELECT function FROM capture)
+          FROM pg_proc p WHERE p.oid = ANY ((SELECT functions FROM capture)::oid[])
         UNION ALL
         SELECT 'view', concat(w.oid, ' ', w.xmin)
           FROM generation g JOIN pg_rewrite w ON w.ev_class = to_regclass(format('roir_data.g%s_source', g.id))
@@ -39,10 +42,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
           FROM generation g JOIN pg_class d ON d.oid = to_regclass(format('roir_data.g%s_delta', g.id))
         UNION ALL
         SELECT format('expression %s/%s/%s', r.oid, r.link, a.attname), d.oid::text
-          FROM generation g CROSS JOIN relation r
-          JOIN pg_attribute a ON a.attrelid = r.oid AND a.attname = ANY (roir.entry_columns(g.entry)) AND a.attgenerated = 's'
-          JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-         WHERE EXISTS (SELECT FROM pg_attribute s WHERE s.attrelid = g.source AND s.attgenerated = 's'))
+          FROM (SELECT roir.entry_columns(g.entry) AS columns FROM generation g
+                 WHERE EXISTS (SELECT FROM pg_attribute s WHERE s.attrelid = g.source AND s.attgenerated = 's') OFFSET 0) g
+         CROSS JOIN relation r
+         CROSS JOIN LATERAL (SELECT a.attname, a.attnum FROM pg_attribute a
+                              WHERE a.attrelid = r.oid AND a.attname = ANY (g.columns) AND a.attgenerated = 's' OFFSET 0) a
+          JOIN pg_attrdef d ON d.adrelid = r.oid AND d.adnum = a.attnum)
     SELECT coalesce(jsonb_object_agg(m.name, m.value), '{}') FROM mark m
 $$;
 

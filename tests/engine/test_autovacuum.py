@@ -65,7 +65,7 @@ def attempt(database: Database, patience_s: int = 30) -> list[str]:
     reports: list[str] = []
     options = BuildOptions(lock_patience_s=patience_s)
     prepare.prepare(database, IndexDefinition.parse("ix", "t", "v"), options, "test", reports.append)
-    return reports
+    return [line for line in reports if not line.startswith("expected")]
 
 
 def test_a_drain_cancels_an_autovacuum_and_names_it(vacuumed: tuple[str, Any]) -> None:

@@ -79,6 +79,7 @@ def load(connection: Connection, run: Run) -> VerifyJob:
         Entry.from_json(generation.entry),
         dict(row.options),
         row.fingerprint,
+        stamp=catalog.stamp(connection, source.oid),
     )
     check_fingerprint(connection, job)
     suspicious = None if found.suspicious is None else tuple(found.suspicious)

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import quote
 from airflow_roir.engine import owner
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.job import check_fingerprint
+from airflow_roir.engine.job import SourceCheck
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import check_name, is_renamed, lock_table
 from airflow_roir.engine.verify.job import UnitClaim, VerifyJob
@@ -33,6 +33,10 @@ class UnitReading:
         self.connection = connection
         self.verify_job = verify_job
         self.job = verify_job.job
+        self._source = SourceCheck(connection, self.job)
+        # What isn't a leaf: no table becomes a level of partitions, nor the other way round.
+        leaves = set(self.job.source.leaves) - {self.job.source.oid}
+        self._levels = [relation for relation in self.job.source.relations if relation not in leaves]
 
     def hold(self, claim: UnitClaim) -> str | None:
         """Keep partitions from being taken out while the unit is read; the relation's name, None if it is gone.
@@ -49,16 +53,15 @@ class UnitReading:
         )
         for level in execute(
             self.connection,
-            "SELECT c.oid, c.oid::regclass::text AS name FROM unnest(%(relations)s::oid[]) r (oid) "
-            "JOIN pg_class c USING (oid) WHERE c.relkind = 'p' OR c.oid = %(source)s "
+            "SELECT c.oid, c.oid::regclass::text AS name FROM pg_class c WHERE c.oid = ANY (%(levels)s::oid[]) "
             "ORDER BY c.oid <> %(source)s, c.oid",
-            {"relations": list(job.source.relations), "source": job.source.oid},
+            {"levels": self._levels, "source": job.source.oid},
         ).all():
             # A unit of the source reads one of its leaves, which is locked below; the others look at any.
             lock_table(self.connection, level.name, level.oid, "ACCESS SHARE", only=claim.of_source)
         # The other side's question names the source as it was called when the run began.
         check_name(self.connection, job.source.sql, job.source.oid)
-        check_fingerprint(self.connection, job)
+        self._source.look(partitions=False)
         values = {"relation": claim.relation, "ours": not claim.of_source, "source": job.source.oid}
         name = execute(self.connection, STILL_THERE, values).scalar()
         while name is not None:

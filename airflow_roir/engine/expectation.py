@@ -1,0 +1,183 @@
+"""What a build is expected to take, before it begins: seconds of work, and seconds until Spark works and after it.
+
+Both are ranges: what else the server will do can't be known. They stand on what earlier builds of this database took,
+if there are any; else the work on how fast the plan read its sample, and the start on what is usual.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.definition import BuildOptions
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.plan import Plan
+from airflow_roir.engine.source import Source
+from airflow_roir.quantity import counted, expected
+
+# Of the last builds that went through in one run, without a rate limit: more would be of another server by now.
+EARLIER = """
+SELECT coalesce(o.index_id = %(index)s, false) AS same, o.rows_estimate AS rows, o.parallelism,
+       coalesce((o.phase_seconds ->> 'prepare')::float8, 0) AS prepare, s.worked,
+       extract(epoch FROM o.finished_at - o.started_at)::float8 - s.worked AS beside
+  FROM roir.operation o
+ CROSS JOIN LATERAL (SELECT coalesce(sum(e.value::float8), 0) AS worked FROM jsonb_each_text(o.phase_seconds) e) s
+ WHERE o.kind <> 'verify' AND o.status = 'completed' AND o.max_rows_per_second IS NULL
+   AND NOT EXISTS (SELECT FROM roir.event x
+                    WHERE x.operation_id = o.id AND x.action IN ('pause', 'resume', 'error', 'adopt', 'change'))
+ ORDER BY o.id DESC LIMIT %(most)s
+"""
+MOST_EARLIER = 20
+# Of the same index.
+MOST_SAME = 3
+# A build of another index tells what a row takes if it had so many; of fewer, what is constant is most of it.
+TELLING_ROWS = 50_000
+# The same index, if the table hasn't become another one: by so much it may have grown or shrunk.
+MOST_GROWTH = 8.0
+
+# Without history. `make bench` and `make bench-curves ARGS="--curves size"` print what a row takes; the rest is
+# `make bench-curves ARGS="--curves control"` and small tables. Worker-seconds, with the verification.
+CONSTANT_S = 1.0
+ROW_S = 3e-6
+BYTE_S = 1e-9
+# A range's claim and commits, and a leaf's unit of the verification.
+RANGE_S = 0.006
+LEAF_S = 0.008
+# What a row of the sample takes where ROW_S was measured: it is read and sorted for ranges and segments. A sample is
+# short: it tells a slow server from a fast one, no more.
+SAMPLED_ROW_S = 5.5e-6
+FEWEST_SAMPLED = 5_000
+SLOWEST, FASTEST = 4.0, 0.7
+# More workers help if they have cores; of the server's nobody tells us.
+SURE_WORKERS = 2
+
+# Until the first row, and after the last one: the JVM, its session, the Python workers (`make bench-start`).
+START_S = (8.0, 30.0)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Seconds: between these in most builds, no promise. by: what that stands on."""
+
+    low: float
+    high: float
+    by: str
+
+    def __str__(self) -> str:
+        return expected(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """work: of all phases, as `phase_seconds` counts it. start: Spark's, and whatever else isn't work."""
+
+    work: Span
+    start: Span
+    advice: str | None = None
+
+    def __str__(self) -> str:
+        """One sentence, and what to do where the start is most of it."""
+        by = f"by {self.work.by}" if self.work.by == self.start.by else f"by {self.work.by}; {self.start.by}"
+        said = f"{self.work} of work, {self.start} of start ({by}); more on a busy server"
+        return f"{said}. {self.advice}" if self.advice else said
+
+    def as_dict(self) -> dict[str, float | str | None]:
+        """For JSON."""
+        return {
+            "expects": str(self),
+            "work_seconds_low": round(self.work.low, 1),
+            "work_seconds_high": round(self.work.high, 1),
+            "work_by": self.work.by,
+            "start_seconds_low": round(self.start.low, 1),
+            "start_seconds_high": round(self.start.high, 1),
+            "start_by": self.start.by,
+            "advice": self.advice,
+        }
+
+
+def expect(
+    connection: Connection, source: Source, plan: Plan, options: BuildOptions, index_id: int | None
+) -> Expectation:
+    """What the build of a plan is expected to take. index_id: None if the index is new."""
+    earlier = execute(connection, EARLIER, {"index": index_id, "most": MOST_EARLIER}).all()
+    work = _as_before(earlier, plan.rows, options.parallelism) or _as_others(earlier, source, plan, options)
+    work = work or by_sample(source, plan, options)
+    if options.max_rows_per_second:
+        limited = plan.rows / options.max_rows_per_second
+        work = replace(work, low=max(work.low, limited), high=max(work.high, limited * 1.2))
+    start = _start(earlier)
+    return Expectation(work, start, _advice(work, start, source, options))
+
+
+def _as_before(earlier: Sequence[Row[Any]], rows: int, parallelism: int) -> Span | None:
+    """By earlier builds of the same index."""
+    spans = [
+        _scaled(one, rows / one.rows, parallelism)
+        for one in [one for one in earlier if one.same and one.rows][:MOST_SAME]
+        if 1 / MOST_GROWTH <= rows / one.rows <= MOST_GROWTH
+    ]
+    if not spans:
+        return None
+    by = f"the last {counted(len(spans), 'build')} of this index" if len(spans) > 1 else "the last build of this index"
+    return Span(0.7 * min(low for low, _ in spans), 1.5 * max(high for _, high in spans), by)
+
+
+def _scaled(one: Row[Any], growth: float, parallelism: int) -> tuple[float, float]:
+    """More workers may help or not; fewer may hurt or not."""
+    seconds = one.prepare + (one.worked - one.prepare) * growth
+    fewer = one.parallelism / parallelism
+    return seconds * min(1.0, fewer), seconds * max(1.0, fewer)
+
+
+def _as_others(earlier: Sequence[Row[Any]], source: Source, plan: Plan, options: BuildOptions) -> Span | None:
+    """By builds of other indexes in the database: what a row took."""
+    telling = [one for one in earlier if one.rows >= TELLING_ROWS]
+    if not telling:
+        return None
+    row = statistics.median((one.worked - one.prepare) * one.parallelism / one.rows for one in telling)
+    low, high = _of_rows(source, plan, options, row * plan.rows)
+    return Span(0.5 * low, 2 * high, f"{counted(len(telling), 'build')} of other tables")
+
+
+def by_sample(source: Source, plan: Plan, options: BuildOptions) -> Span:
+    """By how long the plan's sample took, a row of it."""
+    pace, by = 1.0, "what is usual"
+    if plan.sampled >= FEWEST_SAMPLED and plan.sample_seconds:
+        pace = min(max(plan.sample_seconds / plan.sampled / SAMPLED_ROW_S, FASTEST), SLOWEST)
+        by = "the plan's sample"
+    low, high = _of_rows(source, plan, options, pace * (plan.rows * ROW_S + plan.source_bytes * BYTE_S))
+    return Span(0.6 * low, 2 * high, by)
+
+
+def _of_rows(source: Source, plan: Plan, options: BuildOptions, seconds: float) -> tuple[float, float]:
+    """With what each range and leaf costs. seconds: of one worker, for the rows."""
+    seconds += plan.ranges * RANGE_S + len(source.leaves) * LEAF_S
+    return (
+        CONSTANT_S + seconds / options.parallelism,
+        CONSTANT_S + seconds / min(options.parallelism, SURE_WORKERS),
+    )
+
+
+def _start(earlier: Sequence[Row[Any]]) -> Span:
+    beside = [max(0.0, one.beside) for one in earlier[:MOST_SAME]]
+    if not beside:
+        return Span(*START_S, "the start as usual")
+    # Not the longest: a run that was killed and began anew later is among them.
+    by = "the start by the last " + (counted(len(beside), "build") if len(beside) > 1 else "build")
+    return Span(0.8 * min(beside), 1.5 * statistics.median(beside), by)
+
+
+def _advice(work: Span, start: Span, source: Source, options: BuildOptions) -> str | None:
+    """What to do where the start is most of it."""
+    if start.low + start.high <= work.low + work.high:
+        return None
+    # Of so little work a second worker saves less than its own process takes.
+    ways = ["one worker does (--parallelism 1)"] if options.parallelism > 1 and work.high <= start.low else []
+    ways.append("a Spark that is kept starts at once (roir spark-server)")
+    if not source.partitioned:
+        ways.append("an index by CREATE INDEX CONCURRENTLY needs no Spark")
+    return f"The start takes longer than the work: {', '.join(ways)}"
