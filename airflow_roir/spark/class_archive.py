@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from airflow_roir.errors import SparkFailed
+from airflow_roir.errors import InvalidInput, SparkFailed
 from airflow_roir.spark.java import use_java
 
 # The only folder that archives are looked for in, wherever Spark's driver is started.
@@ -30,8 +30,7 @@ MAKING_S = 600.0
 
 def archive_path(environment: Mapping[str, str] = os.environ) -> Path:
     """Where the archive for this Java (JAVA_HOME) and this PySpark lies, or where it would be made."""
-    found = importlib.util.find_spec("pyspark")
-    pyspark = Path(found.origin).parent if found and found.origin else Path()
+    pyspark = _pyspark()
     java = Path(environment.get("JAVA_HOME", ""))
     parts = [str(java.resolve()), str(pyspark), environment.get("SPARK_HOME", "")]
     for file in (java / "release", pyspark / "version.py"):
@@ -59,7 +58,7 @@ def _can_be_made_in(folder: Path) -> bool:
 def java_options(conf: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> list[str]:
     """Options for the JVM of a driver that is started with these Spark settings."""
     options = [QUICK]
-    settings = Path(environment.get("SPARK_CONF_DIR") or Path(environment.get("SPARK_HOME", "")) / "conf")
+    settings = Path(environment.get("SPARK_CONF_DIR") or Path(environment.get("SPARK_HOME") or _pyspark()) / "conf")
     chosen = [environment.get(name, "") for name in CHOSEN_IN] + [
         value for name, value in conf.items() if name.lower().endswith("javaoptions")
     ]
@@ -75,10 +74,21 @@ def java_options(conf: Mapping[str, str], environment: Mapping[str, str] = os.en
 def make_archive() -> Path:
     """Make the archive anew, which takes as long as two or three starts of Spark; its path.
 
-    Raises JavaMissing, OSError if it can't be written, SparkFailed if Spark doesn't start.
+    Raises JavaMissing, InvalidInput if it can't be written, SparkFailed if Spark doesn't start.
     """
     use_java()
     path = archive_path()
+    try:
+        _make(path)
+    except OSError as error:
+        raise InvalidInput(
+            f"the archive can't be written to {path.parent}: {error.strerror}; name another folder by {FOLDER}, for the "
+            "drivers, too"
+        ) from None
+    return path
+
+
+def _make(path: Path) -> None:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=path.parent) as folder:
         new = Path(folder) / path.name
@@ -103,11 +113,18 @@ def make_archive() -> Path:
             raise SparkFailed(f"the archive could not be made: {ran.stdout.strip()[-2000:] or 'Spark said nothing'}")
         new.chmod(0o644)
         new.replace(path)
-    return path
+
+
+def _pyspark() -> Path:
+    found = importlib.util.find_spec("pyspark")
+    return Path(found.origin).parent if found and found.origin else Path()
 
 
 def _is_ours(archive: Path) -> bool:
     """Whether it is there, and nobody else could have put it there: it is code that the driver runs."""
+    if ":" in str(archive):
+        # Java would take it for two.
+        return False
     try:
         found = archive.stat()
     except OSError:

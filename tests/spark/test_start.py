@@ -168,6 +168,15 @@ def test_each_java_and_each_pyspark_has_an_archive_of_its_own(tmp_path: Path) ->
     assert len({archive_path({"JAVA_HOME": str(home)}).name for home in homes}) == 3
 
 
+def test_an_archive_that_can_not_be_written_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    environment = {**os.environ, class_archive.FOLDER: str(tmp_path / "file" / "folder")}
+    ran = subprocess.run((*ROIR, "spark-archive"), env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert "name another folder by ROIR_CACHE_FOLDER" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 @pytest.mark.slow
 def test_the_archive_is_made_and_used(tmp_path: Path) -> None:
     use_java()
