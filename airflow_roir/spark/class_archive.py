@@ -82,8 +82,8 @@ def make_archive() -> Path:
         _make(path)
     except OSError as error:
         raise InvalidInput(
-            f"the archive can't be written to {path.parent}: {error.strerror}; name another folder by {FOLDER}, for the "
-            "drivers, too"
+            f"the archive can't be written to {path.parent}: {error.strerror}; name another folder by {FOLDER}, for "
+            "the drivers, too"
         ) from None
     return path
 
