@@ -52,18 +52,18 @@ SELECT bool_and(c.relowner = o.oid OR EXISTS (
 # All tables at once: each look at each index asks it. NULL where there is no such table, which doesn't count.
 LACKS = """
 SELECT coalesce(bool_or(NOT has_table_privilege(%(owner)s, to_regclass(n.name)::oid, n.wanted)), false)
-       OR EXISTS (SELECT FROM pg_inherits h CROSS JOIN unnest(ARRAY['SELECT', 'DELETE']) AS wanted
+       OR EXISTS (SELECT FROM pg_inherits h CROSS JOIN unnest(ARRAY['SELECT', 'UPDATE', 'DELETE']) AS wanted
                    WHERE h.inhparent IN (SELECT to_regclass(b)::oid FROM unnest(%(bases)s::text[]) b)
                      AND NOT has_table_privilege(%(owner)s, h.inhrelid, wanted))
   FROM unnest(%(names)s::text[], %(rights)s::text[]) n (name, wanted)
 """
-# A verification reads each segment by itself, and a removal deletes from one.
+# A verification reads each segment by itself, and the capture writes to one.
 SEGMENTS_NOT_GRANTED = """
 SELECT string_agg(c.oid::regclass::text, ', ')
   FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid, pg_roles o
  WHERE h.inhparent = to_regclass(%(base)s) AND o.rolname = %(owner)s AND c.relowner <> o.oid
    AND NOT (ARRAY(SELECT a.privilege_type FROM aclexplode(c.relacl) a WHERE a.grantee = o.oid)
-            @> ARRAY['SELECT', 'DELETE'])
+            @> ARRAY['SELECT', 'UPDATE', 'DELETE'])
 """
 MADE = """
 SELECT r.prosrc AS rows, t.prosrc AS truncate,
@@ -167,7 +167,7 @@ def _hand_over(connection: Connection, source: Source, generations: list[Target]
         wanted = {"owner": source.owner, "base": physical.base(target.generation_id)}
         segments = execute(connection, SEGMENTS_NOT_GRANTED, wanted).scalar()
         if segments is not None:
-            execute(connection, f"GRANT SELECT, DELETE ON {segments} TO {owner}")
+            execute(connection, f"GRANT SELECT, UPDATE, DELETE ON {segments} TO {owner}")
     for name, needed in _needed(generations):
         asked = {"owner": source.owner, "name": name, "rights": list(needed)}
         if not execute(connection, GRANTED, asked).scalar_one():

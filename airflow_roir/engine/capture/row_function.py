@@ -15,7 +15,7 @@ from __future__ import annotations
 from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import tables
-from airflow_roir.engine.capture import careful_path, removal
+from airflow_roir.engine.capture import careful_path, segment_writes
 from airflow_roir.engine.capture.plpgsql import function, indent
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT, Target
 from airflow_roir.engine.entry import Entry
@@ -141,7 +141,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
     delta = physical.delta(target.generation_id) if target.mode == DIRECT else None
 
     def forget(record: str) -> list[str]:
-        return removal.delete(entry, delta, record) if delta else []
+        return segment_writes.delete(entry, delta, record) if delta else []
 
     def put(record: str) -> list[str]:
         return [
@@ -152,7 +152,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
 
     # The delta before the base, always: a fold step takes rows in that order too.
     def settle(record: str) -> list[str]:
-        gone = removal.take_out(target, record)
+        gone = segment_writes.take_out(target, record)
         return [*forget(record), *careful_path.as_it_stands(source, target, record, put("here"), gone)]
 
     everything = [column.source for column in entry.columns]
@@ -177,7 +177,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
         "      END IF;",
         "    END IF;",
         "    IF gone THEN",
-        *indent(removal.take_out(target, "OLD"), 3),
+        *indent(segment_writes.take_out(target, "OLD"), 3),
         "    END IF;",
         "  END IF;",
         "  IF NOT careful THEN",
@@ -185,8 +185,10 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
         "  ELSIF TG_OP <> 'DELETE' THEN",
         *indent(settle("NEW"), 2),
         "  END IF;",
-        f"ELSIF TG_OP = 'INSERT' OR {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
+        "ELSIF TG_OP = 'INSERT' THEN",
         *indent([*forget("NEW"), *put("NEW")]),
+        f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
+        *indent([*forget("NEW"), *segment_writes.update_in_place(target, put("NEW"))]),
         "END IF;",
     ]
 

@@ -122,7 +122,7 @@ BEGIN
         END IF;
       END IF;
     END IF;
-  ELSIF TG_OP = 'INSERT' OR ROW(OLD."k", OLD."id", OLD."v")::record *<> ROW(NEW."k", NEW."id", NEW."v")::record THEN
+  ELSIF TG_OP = 'INSERT' THEN
     IF NEW."k" IS NOT DISTINCT FROM NULL THEN
       EXECUTE 'DELETE FROM roir_data.g1_delta WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
         USING NEW."k", NEW."id";
@@ -132,6 +132,28 @@ BEGIN
     INSERT INTO roir_data.g1 (c1, c2, c3)
     VALUES (NEW."k", NEW."id", NEW."v")
     ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
+  ELSIF ROW(OLD."k", OLD."id", OLD."v")::record *<> ROW(NEW."k", NEW."id", NEW."v")::record THEN
+    IF NEW."k" IS NOT DISTINCT FROM NULL THEN
+      EXECUTE 'DELETE FROM roir_data.g1_delta WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+        USING NEW."k", NEW."id";
+    ELSE
+      DELETE FROM roir_data.g1_delta WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
+    END IF;
+    IF one_snapshot OR NEW."k" IS NOT DISTINCT FROM NULL THEN
+      found_entries := 0;
+    ELSE
+      IF NEW."k" OPERATOR(pg_catalog.<) E'2' THEN
+        UPDATE roir_data.g1_s001 SET c1 = NEW."k", c2 = NEW."id", c3 = NEW."v" WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
+      ELSE
+        UPDATE roir_data.g1_s002 SET c1 = NEW."k", c2 = NEW."id", c3 = NEW."v" WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
+      END IF;
+      GET DIAGNOSTICS found_entries = ROW_COUNT;
+    END IF;
+    IF found_entries = 0 THEN
+      INSERT INTO roir_data.g1 (c1, c2, c3)
+      VALUES (NEW."k", NEW."id", NEW."v")
+      ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
+    END IF;
   END IF;
   RETURN NULL;
 END
