@@ -24,7 +24,7 @@ PLAIN_TYPES = frozenset(
         *("date", "timestamp without time zone", "timestamp with time zone"),
     )
 )
-# Each session parses the text, and keeps a plan of some 16 kB for each segment that it has removed entries from.
+# Each session parses the text, and keeps a plan of some 20 kB for each segment that it has removed entries from.
 MOST_SEGMENTS, LONGEST_BOUND = 64, 100
 # An upsert has one plan for all segments. A session makes six of each segment's before it keeps one, and a session that
 # is short or rare would pay more for these than it saves.
@@ -124,7 +124,7 @@ def _is_below(entry: Entry, record: str, bound: Bound) -> str:
 
 
 def _bounds(target: Target, most: int) -> tuple[Bound, ...] | None:
-    """The bounds between the segments, at most so many, where writes can go by them."""
+    """The bounds between the segments; None if there are more than `most`, or writes must do without."""
     bounds = target.bounds
     if bounds is None or len(bounds) >= most:
         return None
