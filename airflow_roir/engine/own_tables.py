@@ -18,6 +18,9 @@ SELECT b.oid IS NOT NULL AS base,
        (SELECT count(*) FROM roir.segment s WHERE s.generation_id = %(generation)s)
        - (SELECT count(*) FROM roir.partition_tree(b.oid) t JOIN pg_class c ON c.oid = t.relation
            WHERE c.relpersistence = 'p') AS segments_missing,
+       (SELECT count(*) FROM roir.segment s, lpad(s.ordinal::text, greatest(3, length(s.ordinal::text)), '0') AS number
+         WHERE s.generation_id = %(generation)s
+           AND to_regclass(concat('roir_data.g', s.generation_id, '_s', number)) IS NULL) AS segments_renamed,
        roir.table_additions(%(generation)s) AS additions
   FROM (SELECT to_regclass(%(base)s)::oid AS oid) b
 """
@@ -65,6 +68,10 @@ def _tables(connection: Connection, name: QualifiedName, generation_id: int, ent
         found.append(f"{base} has lost its unique index, so writes to its table fail. {remedy}")
     if row.segments_missing:
         found.append(f"{base} has lost segments, or they are unlogged, so entries are missing. {remedy}")
+    elif row.segments_renamed:
+        found.append(
+            f"segments of {base} have other names, so writes to its table may fail. Rename them back. Or: {remedy}"
+        )
     if row.additions:
         found.append(
             f"{base}, its segments or its delta have got rules, triggers or row-level security, so writes may fail or "

@@ -21,29 +21,34 @@ def as_it_stands(source: Source, target: Target, record: str, belongs: list[str]
     """
     if not source.pk_deferrable:
         return [
-            *_look(source, target, record, True),
+            *look(source, target, record),
             "IF here.belongs THEN",
             *indent(belongs),
             "ELSE",
             *indent(gone),
             "END IF;",
         ]
-    look = [
-        *_look(source, target, record, True),
+    looked = [
+        *look(source, target, record),
         "IF here.belongs IS NULL THEN",
         *indent(_look(source, target, record, False)),
         "END IF;",
     ]
     return [
-        *look,
+        *looked,
         "IF here.belongs IS NULL THEN",
         *indent(gone),
-        *indent(look),
+        *indent(looked),
         "END IF;",
         "IF here.belongs THEN",
         *indent(belongs),
         "END IF;",
     ]
+
+
+def look(source: Source, target: Target, record: str) -> list[str]:
+    """Put a row of our own that projects to the record's entry into `here`, and that it `belongs`."""
+    return _look(source, target, record, True)
 
 
 def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:

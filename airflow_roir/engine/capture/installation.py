@@ -19,6 +19,7 @@ from airflow_roir.engine.capture.target import ACTIVE, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_body, truncate_function_name
 from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.plan import Bound
 from airflow_roir.engine.source import Source
 from airflow_roir.generation_state import GenerationStatus
 
@@ -51,15 +52,24 @@ SELECT bool_and(c.relowner = o.oid OR EXISTS (
 # All tables at once: each look at each index asks it. NULL where there is no such table, which doesn't count.
 LACKS = """
 SELECT coalesce(bool_or(NOT has_table_privilege(%(owner)s, to_regclass(n.name)::oid, n.wanted)), false)
+       OR EXISTS (SELECT FROM pg_inherits h CROSS JOIN unnest(ARRAY['SELECT', 'UPDATE', 'DELETE']) AS wanted
+                   WHERE h.inhparent IN (SELECT to_regclass(b)::oid FROM unnest(%(bases)s::text[]) b)
+                     AND NOT has_table_privilege(%(owner)s, h.inhrelid, wanted))
   FROM unnest(%(names)s::text[], %(rights)s::text[]) n (name, wanted)
 """
-UNREADABLE = """
-SELECT string_agg(inhrelid::regclass::text, ', ') FROM pg_inherits
- WHERE inhparent = to_regclass(%(base)s) AND NOT has_table_privilege(%(owner)s, inhrelid, 'SELECT')
+# A verification reads each segment by itself, and the capture writes to one.
+SEGMENTS_NOT_GRANTED = """
+SELECT string_agg(c.oid::regclass::text, ', ')
+  FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid, pg_roles o
+ WHERE h.inhparent = to_regclass(%(base)s) AND o.rolname = %(owner)s AND c.relowner <> o.oid
+   AND NOT (ARRAY(SELECT a.privilege_type FROM aclexplode(c.relacl) a WHERE a.grantee = o.oid)
+            @> ARRAY['SELECT', 'UPDATE', 'DELETE'])
 """
 MADE = """
 SELECT r.prosrc AS rows, t.prosrc AS truncate,
-       r.prosecdef AND t.prosecdef AND pg_get_userbyid(r.proowner) = %(owner)s AND r.proconfig = t.proconfig AS as_made
+       r.prosecdef AND t.prosecdef AND pg_get_userbyid(r.proowner) = %(owner)s
+       AND 'enable_seqscan=off' = ANY (r.proconfig)
+       AND array_remove(r.proconfig, 'enable_seqscan=off') = t.proconfig AS as_made
   FROM (SELECT to_regprocedure(%(rows)s) AS rows, to_regprocedure(%(truncate)s) AS truncate) f
   LEFT JOIN pg_proc r ON r.oid = f.rows LEFT JOIN pg_proc t ON t.oid = f.truncate
 """
@@ -95,8 +105,19 @@ def targets(connection: Connection, source_oid: int, names_of_now: bool = True) 
         entry = Entry.from_json(row.entry)
         if names_of_now:
             entry = physical.followed(connection, row.id, entry)
-        found.append(Target(row.id, entry, row.capture_mode, Scan(row.scan)))
+        bounds = _bounds(connection, row.id)
+        found.append(Target(row.id, entry, row.capture_mode, Scan(row.scan), bounds))
     return found
+
+
+def _bounds(connection: Connection, generation_id: int) -> tuple[Bound, ...] | None:
+    """The bounds between a generation's segments, in their order."""
+    segment = tables.segment
+    query = select(segment.c.ordinal, segment.c.lower).where(
+        segment.c.generation_id == generation_id, segment.c.ordinal > physical.DEFAULT_SEGMENT
+    )
+    rows = connection.execute(query.order_by(segment.c.ordinal)).all()
+    return tuple(tuple(row.lower) for row in rows[1:]) if rows else None
 
 
 def mode(connection: Connection, generation_id: int) -> str:
@@ -142,13 +163,11 @@ def _hand_over(connection: Connection, source: Source, generations: list[Target]
     owner = quote(source.owner)
     owners.hand_over(connection, source, f"{function_name(source.oid)}()")
     owners.install(connection, source)
-    if not owners.is_trusted(connection, source):
-        for target in generations:
-            # A verification reads each by itself.
-            wanted = {"owner": source.owner, "base": physical.base(target.generation_id)}
-            segments = execute(connection, UNREADABLE, wanted).scalar()
-            if segments is not None:
-                execute(connection, f"GRANT SELECT ON {segments} TO {owner}")
+    for target in generations:
+        wanted = {"owner": source.owner, "base": physical.base(target.generation_id)}
+        segments = execute(connection, SEGMENTS_NOT_GRANTED, wanted).scalar()
+        if segments is not None:
+            execute(connection, f"GRANT SELECT, UPDATE, DELETE ON {segments} TO {owner}")
     for name, needed in _needed(generations):
         asked = {"owner": source.owner, "name": name, "rights": list(needed)}
         if not execute(connection, GRANTED, asked).scalar_one():
@@ -170,12 +189,14 @@ def _needed(generations: list[Target]) -> list[tuple[str, tuple[str, ...]]]:
 def lacks_rights(connection: Connection, source: Source) -> bool:
     """True if the capture can't write: the owner that it runs as is another one now, or not a superuser any more."""
     # By number and mode alone: to look for the present names of every entry's types would take most of a look's time.
-    needed = _needed(targets(connection, source.oid, names_of_now=False))
+    generations = targets(connection, source.oid, names_of_now=False)
+    needed = _needed(generations)
     pairs = [(name, right) for name, rights in needed for right in rights]
     values = {
         "owner": source.owner,
         "names": [name for name, _ in pairs],
         "rights": [right for _, right in pairs],
+        "bases": [physical.base(target.generation_id) for target in generations],
     }
     return bool(execute(connection, LACKS, values).scalar_one())
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 _PINNED = "SET search_path = pg_catalog, pg_temp SET row_security = off"
 
 
-def function(name: str, text: str) -> str:
-    """A statement that makes a capture function."""
+def function(name: str, text: str, settings: str = "") -> str:
+    """A statement that makes a capture function. settings: more that it pins, as SQL."""
     tag = "roir"
     while f"${tag}$" in text:  # a column may be called anything, `$roir$` too
         tag += "_"
     return (
         f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger\n"
-        f"LANGUAGE plpgsql SECURITY DEFINER {_PINNED}\n"
+        f"LANGUAGE plpgsql SECURITY DEFINER {_PINNED}{settings}\n"
         f"AS ${tag}$\n{text}\n${tag}$"
     )
 

@@ -15,15 +15,18 @@ from __future__ import annotations
 from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import tables
-from airflow_roir.engine.capture import careful_path
-from airflow_roir.engine.capture.plpgsql import function, indent, literal
+from airflow_roir.engine.capture import careful_path, segment_writes
+from airflow_roir.engine.capture.plpgsql import function, indent
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT, Target
-from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 
 # The event's new version of the row has been written to again since, by this very transaction (or only locked).
 _IS_TOUCHED_AGAIN = "NEW.xmax <> '0'::xid"
+
+# Plans are kept. One that was made when a table was empty would read all of it for each row when it is large.
+_BY_INDEX = " SET enable_seqscan = off"
 
 
 def function_name(source_oid: int) -> str:
@@ -33,7 +36,7 @@ def function_name(source_oid: int) -> str:
 
 def render(source: Source, generations: list[Target]) -> str:
     """The whole CREATE FUNCTION statement for rows, pure text of its arguments."""
-    return function(function_name(source.oid), body(source, generations))
+    return function(function_name(source.oid), body(source, generations), _BY_INDEX)
 
 
 def body(source: Source, generations: list[Target]) -> str:
@@ -44,6 +47,7 @@ def body(source: Source, generations: list[Target]) -> str:
             "  one_snapshot boolean :=",
             "    current_setting('transaction_isolation') IN ('repeatable read', 'serializable');",
             "  found_entries bigint;",
+            "  gone boolean;",
         ]
     statements = indent(_statements(source, generations))
     return "\n".join([*declarations, "BEGIN", *statements, "  RETURN NULL;", "END"])
@@ -137,7 +141,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
     delta = physical.delta(target.generation_id) if target.mode == DIRECT else None
 
     def forget(record: str) -> list[str]:
-        return _delete(entry, delta, record) if delta else []
+        return segment_writes.delete(entry, delta, record) if delta else []
 
     def put(record: str) -> list[str]:
         return [
@@ -146,38 +150,45 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
             f"{entry.on_conflict()};",
         ]
 
-    def take_out(record: str) -> list[str]:
-        # Nothing there, or only nothing that this snapshot sees: an insert tells, it raises 40001 at what it can't see.
-        identity = ", ".join(entry.physical(entry.identity_positions))
-        values = ", ".join(_values(entry, record)[: entry.identity])
-        return [
-            *_delete(entry, base, record),
-            "GET DIAGNOSTICS found_entries = ROW_COUNT;",
-            "IF found_entries = 0 AND one_snapshot THEN",
-            f"  INSERT INTO {base} ({identity}) VALUES ({values}) ON CONFLICT ({identity}) DO NOTHING;",
-            *indent(_delete(entry, base, record)),
-            "END IF;",
-        ]
-
     # The delta before the base, always: a fold step takes rows in that order too.
     def settle(record: str) -> list[str]:
-        return [*forget(record), *careful_path.as_it_stands(source, target, record, put("here"), take_out(record))]
+        gone = segment_writes.take_out(target, record)
+        return [*forget(record), *careful_path.as_it_stands(source, target, record, put("here"), gone)]
 
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
     # An old snapshot is told by the row that says this mode, which it must see: a removal may find the entry in the
     # delta and miss the base's younger copy, a write may miss a younger antimatter, a lookup the row itself.
+    refused = _refused(target)
+    if source.pk_deferrable:
+        return [*refused, *careful_path.for_both(settle)]
     return [
-        *_refused(target),
-        "IF careful THEN",
-        *indent(careful_path.for_both(settle)),
+        *refused,
+        # Most writes take neither question's first answer. One statement for the old entry, on either path: it is long.
+        f"IF careful OR TG_OP = 'UPDATE' AND {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
+        "  IF TG_OP <> 'INSERT' THEN",
+        *indent(forget("OLD"), 2),
+        "    gone := true;",
+        "    IF careful THEN",
+        *indent(careful_path.look(source, target, "OLD"), 3),
+        "      IF here.belongs THEN",
+        *indent(put("here"), 4),
+        "        gone := false;",
+        "      END IF;",
+        "    END IF;",
+        "    IF gone THEN",
+        *indent(segment_writes.take_out(target, "OLD"), 3),
+        "    END IF;",
+        "  END IF;",
+        "  IF NOT careful THEN",
+        *indent([*forget("NEW"), *put("NEW")], 2),
+        "  ELSIF TG_OP <> 'DELETE' THEN",
+        *indent(settle("NEW"), 2),
+        "  END IF;",
         "ELSIF TG_OP = 'INSERT' THEN",
         *indent([*forget("NEW"), *put("NEW")]),
         f"ELSIF {_image('OLD', everything)} *<> {_image('NEW', everything)} THEN",
-        f"  IF {_image('OLD', identity)} *<> {_image('NEW', identity)} THEN",
-        *indent([*forget("OLD"), *take_out("OLD")], 2),
-        "  END IF;",
-        *indent([*forget("NEW"), *put("NEW")]),
+        *indent([*forget("NEW"), *segment_writes.update_in_place(target, put("NEW"))]),
         "END IF;",
     ]
 
@@ -190,32 +201,6 @@ def _refused(target: Target) -> list[str]:
         "    MESSAGE = 'could not serialize access: an index entry of this row was written after the "
         "transaction''s snapshot',",
         f"    DETAIL = 'roir generation {target.generation_id}', HINT = 'Retry the transaction.';",
-        "END IF;",
-    ]
-
-
-def _delete(entry: Entry, table: str, record: str) -> list[str]:
-    """Delete the entry of a record by its own equality. Only an entry with a NULL in it pays for a dynamic plan."""
-    values = [entry.columns[i].of(record) for i in entry.identity_positions]
-    names, nullable = entry.physical(), entry.nullable_positions
-    plain = entry.same(names, values, dict.fromkeys(nullable, False))
-    if not nullable:
-        return [f"DELETE FROM {table} WHERE {plain};"]
-    any_null = " OR ".join(is_null(values[i]) for i in nullable)
-    terms = []
-    for i in entry.identity_positions:
-        null, equal = (
-            literal(entry.same_column(i, names[i], entry.columns[i].parameter(i + 1), null)) for null in (True, False)
-        )
-        terms.append(f"CASE WHEN {is_null(values[i])} THEN {null} ELSE {equal} END" if i in nullable else equal)
-    using = ", ".join(values)
-    joined = " || ' AND ' || ".join(terms)
-    return [
-        f"IF {any_null} THEN",
-        f"  EXECUTE 'DELETE FROM {table} WHERE ' || {joined}",
-        f"    USING {using};",
-        "ELSE",
-        f"  DELETE FROM {table} WHERE {plain};",
         "END IF;",
     ]
 

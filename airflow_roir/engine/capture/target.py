@@ -1,4 +1,4 @@
-"""A generation as the capture sees it: its mode, its entry."""
+"""A generation as the capture sees it: its mode, its entry, its segments."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from airflow_roir.definition import Scan
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.plan import Bound
 from airflow_roir.generation_state import CaptureMode
 
 CAPTURE, DIRECT, ACTIVE = (mode.value for mode in (CaptureMode.CAPTURE, CaptureMode.DIRECT, CaptureMode.ACTIVE))
@@ -13,9 +14,13 @@ CAPTURE, DIRECT, ACTIVE = (mode.value for mode in (CaptureMode.CAPTURE, CaptureM
 
 @dataclass(frozen=True)
 class Target:
-    """A generation that the capture function maintains, in its mode. scan: what it is built from."""
+    """A generation that the capture function maintains, in its mode. scan: what it is built from.
+
+    bounds: those between its segments, which stay as prepare made them; None if they aren't known.
+    """
 
     generation_id: int
     entry: Entry
     mode: str
     scan: Scan = Scan.KEY
+    bounds: tuple[Bound, ...] | None = None

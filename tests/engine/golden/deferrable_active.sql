@@ -1,5 +1,5 @@
 CREATE OR REPLACE FUNCTION roir_data.capture_{oid}() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off
 AS $roir$
 DECLARE
   careful boolean := true;
@@ -7,6 +7,7 @@ DECLARE
   one_snapshot boolean :=
     current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
   found_entries bigint;
+  gone boolean;
 BEGIN
   -- generation 1, active mode
   IF one_snapshot AND NOT roir.is_in_mode(1, 'active') THEN
@@ -14,8 +15,51 @@ BEGIN
       MESSAGE = 'could not serialize access: an index entry of this row was written after the transaction''s snapshot',
       DETAIL = 'roir generation 1', HINT = 'Retry the transaction.';
   END IF;
-  IF careful THEN
-    IF TG_OP <> 'INSERT' THEN
+  IF TG_OP <> 'INSERT' THEN
+    IF TG_RELID = {oid} THEN
+      SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
+        FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) OLD."k" OR s.c1 IS NOT DISTINCT FROM NULL AND OLD."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) OLD."id" AND roir.is_mine(s.written) LIMIT 1;
+    ELSE
+      EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
+        || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
+        USING OLD."k", OLD."id";
+    END IF;
+    IF here.belongs IS NULL THEN
+      IF TG_RELID = {oid} THEN
+        SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
+          FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) OLD."k" OR s.c1 IS NOT DISTINCT FROM NULL AND OLD."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) OLD."id" LIMIT 1 FOR SHARE;
+      ELSE
+        EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
+          || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 LIMIT 1 FOR SHARE' INTO here
+          USING OLD."k", OLD."id";
+      END IF;
+    END IF;
+    IF here.belongs IS NULL THEN
+      IF OLD."k" IS NOT DISTINCT FROM NULL THEN
+        EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+          USING OLD."k", OLD."id";
+        GET DIAGNOSTICS found_entries = ROW_COUNT;
+      ELSE
+        IF OLD."k" OPERATOR(pg_catalog.<) E'2' THEN
+          DELETE FROM roir_data.g1_s001 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
+        ELSE
+          DELETE FROM roir_data.g1_s002 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
+        END IF;
+        GET DIAGNOSTICS found_entries = ROW_COUNT;
+        IF found_entries = 0 THEN
+          DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
+          GET DIAGNOSTICS found_entries = ROW_COUNT;
+        END IF;
+      END IF;
+      IF found_entries = 0 AND one_snapshot THEN
+        INSERT INTO roir_data.g1 (c1, c2) VALUES (OLD."k", OLD."id") ON CONFLICT (c1, c2) DO NOTHING;
+        IF OLD."k" IS NOT DISTINCT FROM NULL THEN
+          EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+            USING OLD."k", OLD."id";
+        ELSE
+          DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
+        END IF;
+      END IF;
       IF TG_RELID = {oid} THEN
         SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
           FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) OLD."k" OR s.c1 IS NOT DISTINCT FROM NULL AND OLD."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) OLD."id" AND roir.is_mine(s.written) LIMIT 1;
@@ -34,49 +78,49 @@ BEGIN
             USING OLD."k", OLD."id";
         END IF;
       END IF;
-      IF here.belongs IS NULL THEN
-        IF OLD."k" IS NOT DISTINCT FROM NULL THEN
-          EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
-            USING OLD."k", OLD."id";
-        ELSE
-          DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
-        END IF;
-        GET DIAGNOSTICS found_entries = ROW_COUNT;
-        IF found_entries = 0 AND one_snapshot THEN
-          INSERT INTO roir_data.g1 (c1, c2) VALUES (OLD."k", OLD."id") ON CONFLICT (c1, c2) DO NOTHING;
-          IF OLD."k" IS NOT DISTINCT FROM NULL THEN
-            EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
-              USING OLD."k", OLD."id";
-          ELSE
-            DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
-          END IF;
-        END IF;
-        IF TG_RELID = {oid} THEN
-          SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
-            FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) OLD."k" OR s.c1 IS NOT DISTINCT FROM NULL AND OLD."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) OLD."id" AND roir.is_mine(s.written) LIMIT 1;
-        ELSE
-          EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
-            || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
-            USING OLD."k", OLD."id";
-        END IF;
-        IF here.belongs IS NULL THEN
-          IF TG_RELID = {oid} THEN
-            SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
-              FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) OLD."k" OR s.c1 IS NOT DISTINCT FROM NULL AND OLD."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) OLD."id" LIMIT 1 FOR SHARE;
-          ELSE
-            EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
-              || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 LIMIT 1 FOR SHARE' INTO here
-              USING OLD."k", OLD."id";
-          END IF;
-        END IF;
-      END IF;
-      IF here.belongs THEN
-        INSERT INTO roir_data.g1 (c1, c2, c3)
-        VALUES (here.c1, here.c2, here.c3)
-        ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
+    END IF;
+    IF here.belongs THEN
+      INSERT INTO roir_data.g1 (c1, c2, c3)
+      VALUES (here.c1, here.c2, here.c3)
+      ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
+    END IF;
+  END IF;
+  IF TG_OP <> 'DELETE' THEN
+    IF TG_RELID = {oid} THEN
+      SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
+        FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) NEW."k" OR s.c1 IS NOT DISTINCT FROM NULL AND NEW."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) NEW."id" AND roir.is_mine(s.written) LIMIT 1;
+    ELSE
+      EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
+        || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
+        USING NEW."k", NEW."id";
+    END IF;
+    IF here.belongs IS NULL THEN
+      IF TG_RELID = {oid} THEN
+        SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
+          FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) NEW."k" OR s.c1 IS NOT DISTINCT FROM NULL AND NEW."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) NEW."id" LIMIT 1 FOR SHARE;
+      ELSE
+        EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
+          || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 LIMIT 1 FOR SHARE' INTO here
+          USING NEW."k", NEW."id";
       END IF;
     END IF;
-    IF TG_OP <> 'DELETE' THEN
+    IF here.belongs IS NULL THEN
+      IF NEW."k" IS NOT DISTINCT FROM NULL THEN
+        EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+          USING NEW."k", NEW."id";
+      ELSE
+        DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
+      END IF;
+      GET DIAGNOSTICS found_entries = ROW_COUNT;
+      IF found_entries = 0 AND one_snapshot THEN
+        INSERT INTO roir_data.g1 (c1, c2) VALUES (NEW."k", NEW."id") ON CONFLICT (c1, c2) DO NOTHING;
+        IF NEW."k" IS NOT DISTINCT FROM NULL THEN
+          EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
+            USING NEW."k", NEW."id";
+        ELSE
+          DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
+        END IF;
+      END IF;
       IF TG_RELID = {oid} THEN
         SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
           FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) NEW."k" OR s.c1 IS NOT DISTINCT FROM NULL AND NEW."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) NEW."id" AND roir.is_mine(s.written) LIMIT 1;
@@ -95,74 +139,12 @@ BEGIN
             USING NEW."k", NEW."id";
         END IF;
       END IF;
-      IF here.belongs IS NULL THEN
-        IF NEW."k" IS NOT DISTINCT FROM NULL THEN
-          EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
-            USING NEW."k", NEW."id";
-        ELSE
-          DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
-        END IF;
-        GET DIAGNOSTICS found_entries = ROW_COUNT;
-        IF found_entries = 0 AND one_snapshot THEN
-          INSERT INTO roir_data.g1 (c1, c2) VALUES (NEW."k", NEW."id") ON CONFLICT (c1, c2) DO NOTHING;
-          IF NEW."k" IS NOT DISTINCT FROM NULL THEN
-            EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
-              USING NEW."k", NEW."id";
-          ELSE
-            DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
-          END IF;
-        END IF;
-        IF TG_RELID = {oid} THEN
-          SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
-            FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) NEW."k" OR s.c1 IS NOT DISTINCT FROM NULL AND NEW."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) NEW."id" AND roir.is_mine(s.written) LIMIT 1;
-        ELSE
-          EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
-            || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
-            USING NEW."k", NEW."id";
-        END IF;
-        IF here.belongs IS NULL THEN
-          IF TG_RELID = {oid} THEN
-            SELECT s.c1, s.c2, s.c3, true AS belongs INTO here
-              FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) NEW."k" OR s.c1 IS NOT DISTINCT FROM NULL AND NEW."k" IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) NEW."id" LIMIT 1 FOR SHARE;
-          ELSE
-            EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
-              || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 LIMIT 1 FOR SHARE' INTO here
-              USING NEW."k", NEW."id";
-          END IF;
-        END IF;
-      END IF;
-      IF here.belongs THEN
-        INSERT INTO roir_data.g1 (c1, c2, c3)
-        VALUES (here.c1, here.c2, here.c3)
-        ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
-      END IF;
     END IF;
-  ELSIF TG_OP = 'INSERT' THEN
-    INSERT INTO roir_data.g1 (c1, c2, c3)
-    VALUES (NEW."k", NEW."id", NEW."v")
-    ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
-  ELSIF ROW(OLD."k", OLD."id", OLD."v")::record *<> ROW(NEW."k", NEW."id", NEW."v")::record THEN
-    IF ROW(OLD."k", OLD."id")::record *<> ROW(NEW."k", NEW."id")::record THEN
-      IF OLD."k" IS NOT DISTINCT FROM NULL THEN
-        EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
-          USING OLD."k", OLD."id";
-      ELSE
-        DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
-      END IF;
-      GET DIAGNOSTICS found_entries = ROW_COUNT;
-      IF found_entries = 0 AND one_snapshot THEN
-        INSERT INTO roir_data.g1 (c1, c2) VALUES (OLD."k", OLD."id") ON CONFLICT (c1, c2) DO NOTHING;
-        IF OLD."k" IS NOT DISTINCT FROM NULL THEN
-          EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
-            USING OLD."k", OLD."id";
-        ELSE
-          DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
-        END IF;
-      END IF;
+    IF here.belongs THEN
+      INSERT INTO roir_data.g1 (c1, c2, c3)
+      VALUES (here.c1, here.c2, here.c3)
+      ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
     END IF;
-    INSERT INTO roir_data.g1 (c1, c2, c3)
-    VALUES (NEW."k", NEW."id", NEW."v")
-    ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
   END IF;
   RETURN NULL;
 END

@@ -1,5 +1,5 @@
 CREATE OR REPLACE FUNCTION roir_data.capture_{oid}() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off
 AS $roir$
 DECLARE
   careful boolean := true;
@@ -7,6 +7,7 @@ DECLARE
   one_snapshot boolean :=
     current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
   found_entries bigint;
+  gone boolean;
 BEGIN
   -- generation 1, capture mode
   IF one_snapshot AND NOT roir.is_in_mode(1, 'capture') THEN

@@ -1,5 +1,5 @@
 CREATE OR REPLACE FUNCTION roir_data.capture_{oid}() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off
 AS $roir$
 DECLARE
   careful boolean := true;
@@ -7,6 +7,7 @@ DECLARE
   one_snapshot boolean :=
     current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
   found_entries bigint;
+  gone boolean;
 BEGIN
   IF TG_OP = 'UPDATE' THEN
     careful := NEW.xmax <> '0'::xid
@@ -26,28 +27,42 @@ BEGIN
       MESSAGE = 'could not serialize access: an index entry of this row was written after the transaction''s snapshot',
       DETAIL = 'roir generation 1', HINT = 'Retry the transaction.';
   END IF;
-  IF careful THEN
+  IF careful OR TG_OP = 'UPDATE' AND ROW(OLD."k", OLD."id")::record *<> ROW(NEW."k", NEW."id")::record THEN
     IF TG_OP <> 'INSERT' THEN
-      IF has_schema_privilege(TG_TABLE_SCHEMA, 'USAGE') AND has_table_privilege(TG_RELID, 'SELECT') THEN
-        EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
-          || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
-          USING OLD."k", OLD."id";
-      ELSE
-        EXECUTE 'SELECT s.c1, s.c2, s.c3, true AS belongs FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) $1 OR s.c1 IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.written) LIMIT 1' INTO here
-          USING OLD."k", OLD."id";
+      gone := true;
+      IF careful THEN
+        IF has_schema_privilege(TG_TABLE_SCHEMA, 'USAGE') AND has_table_privilege(TG_RELID, 'SELECT') THEN
+          EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
+            || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
+            USING OLD."k", OLD."id";
+        ELSE
+          EXECUTE 'SELECT s.c1, s.c2, s.c3, true AS belongs FROM roir_data.g1_source s WHERE (s.c1 OPERATOR(pg_catalog.=) $1 OR s.c1 IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s.c2 OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.written) LIMIT 1' INTO here
+            USING OLD."k", OLD."id";
+        END IF;
+        IF here.belongs THEN
+          INSERT INTO roir_data.g1 (c1, c2, c3)
+          VALUES (here.c1, here.c2, here.c3)
+          ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
+          gone := false;
+        END IF;
       END IF;
-      IF here.belongs THEN
-        INSERT INTO roir_data.g1 (c1, c2, c3)
-        VALUES (here.c1, here.c2, here.c3)
-        ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
-      ELSE
+      IF gone THEN
         IF OLD."k" IS NOT DISTINCT FROM NULL THEN
           EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
             USING OLD."k", OLD."id";
+          GET DIAGNOSTICS found_entries = ROW_COUNT;
         ELSE
-          DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
+          IF OLD."k" OPERATOR(pg_catalog.<) E'2' THEN
+            DELETE FROM roir_data.g1_s001 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
+          ELSE
+            DELETE FROM roir_data.g1_s002 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
+          END IF;
+          GET DIAGNOSTICS found_entries = ROW_COUNT;
+          IF found_entries = 0 THEN
+            DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
+            GET DIAGNOSTICS found_entries = ROW_COUNT;
+          END IF;
         END IF;
-        GET DIAGNOSTICS found_entries = ROW_COUNT;
         IF found_entries = 0 AND one_snapshot THEN
           INSERT INTO roir_data.g1 (c1, c2) VALUES (OLD."k", OLD."id") ON CONFLICT (c1, c2) DO NOTHING;
           IF OLD."k" IS NOT DISTINCT FROM NULL THEN
@@ -59,7 +74,11 @@ BEGIN
         END IF;
       END IF;
     END IF;
-    IF TG_OP <> 'DELETE' THEN
+    IF NOT careful THEN
+      INSERT INTO roir_data.g1 (c1, c2, c3)
+      VALUES (NEW."k", NEW."id", NEW."v")
+      ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
+    ELSIF TG_OP <> 'DELETE' THEN
       IF has_schema_privilege(TG_TABLE_SCHEMA, 'USAGE') AND has_table_privilege(TG_RELID, 'SELECT') THEN
         EXECUTE 'SELECT s."k" AS c1, s."id" AS c2, s."v" AS c3, true AS belongs FROM ONLY ' || TG_RELID::regclass
           || ' s WHERE (s."k" OPERATOR(pg_catalog.=) $1 OR s."k" IS NOT DISTINCT FROM NULL AND $1 IS NOT DISTINCT FROM NULL) AND s."id" OPERATOR(pg_catalog.=) $2 AND roir.is_mine(s.xmin) LIMIT 1' INTO here
@@ -96,27 +115,21 @@ BEGIN
     VALUES (NEW."k", NEW."id", NEW."v")
     ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
   ELSIF ROW(OLD."k", OLD."id", OLD."v")::record *<> ROW(NEW."k", NEW."id", NEW."v")::record THEN
-    IF ROW(OLD."k", OLD."id")::record *<> ROW(NEW."k", NEW."id")::record THEN
-      IF OLD."k" IS NOT DISTINCT FROM NULL THEN
-        EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
-          USING OLD."k", OLD."id";
+    IF one_snapshot OR NEW."k" IS NOT DISTINCT FROM NULL THEN
+      found_entries := 0;
+    ELSE
+      IF NEW."k" OPERATOR(pg_catalog.<) E'2' THEN
+        UPDATE roir_data.g1_s001 SET c1 = NEW."k", c2 = NEW."id", c3 = NEW."v" WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
       ELSE
-        DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
+        UPDATE roir_data.g1_s002 SET c1 = NEW."k", c2 = NEW."id", c3 = NEW."v" WHERE c1 OPERATOR(pg_catalog.=) NEW."k" AND c2 OPERATOR(pg_catalog.=) NEW."id";
       END IF;
       GET DIAGNOSTICS found_entries = ROW_COUNT;
-      IF found_entries = 0 AND one_snapshot THEN
-        INSERT INTO roir_data.g1 (c1, c2) VALUES (OLD."k", OLD."id") ON CONFLICT (c1, c2) DO NOTHING;
-        IF OLD."k" IS NOT DISTINCT FROM NULL THEN
-          EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
-            USING OLD."k", OLD."id";
-        ELSE
-          DELETE FROM roir_data.g1 WHERE c1 OPERATOR(pg_catalog.=) OLD."k" AND c2 OPERATOR(pg_catalog.=) OLD."id";
-        END IF;
-      END IF;
     END IF;
-    INSERT INTO roir_data.g1 (c1, c2, c3)
-    VALUES (NEW."k", NEW."id", NEW."v")
-    ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
+    IF found_entries = 0 THEN
+      INSERT INTO roir_data.g1 (c1, c2, c3)
+      VALUES (NEW."k", NEW."id", NEW."v")
+      ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3;
+    END IF;
   END IF;
   RETURN NULL;
 END

@@ -1,5 +1,5 @@
 CREATE OR REPLACE FUNCTION roir_data.capture_{oid}() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off
 AS $roir$
 DECLARE
   careful boolean := true;

@@ -1,0 +1,172 @@
+"""Writes straight to the segment that an entry lies in, with kept plans: removals, and updates in place.
+
+A plan of a DELETE from the partitioned base, or of an UPDATE, isn't kept: it would lock all segments. So the text has
+one statement for each segment, and the segments' bounds choose among them. The bounds are a guess that needs no proof:
+what isn't found there is looked for in the whole base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture.plpgsql import indent, literal
+from airflow_roir.engine.capture.target import Target
+from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.engine.plan import Bound
+
+# Types of keys whose text means the same value whatever a user's session is set to, and is refused by none: not so an
+# enum's label, which may be renamed, or money.
+PLAIN_TYPES = frozenset(
+    (
+        *("smallint", "integer", "bigint", "oid", "numeric", "real", "double precision", "boolean", "uuid"),
+        *("text", "character varying", "bpchar", "bytea"),
+        *("date", "timestamp without time zone", "timestamp with time zone"),
+    )
+)
+# Each session parses the text, and keeps a plan of some 20 kB for each segment that it has removed entries from.
+MOST_SEGMENTS, LONGEST_BOUND = 64, 100
+# An upsert has one plan for all segments. A session makes six of each segment's before it keeps one, and a session that
+# is short or rare would pay more for these than it saves.
+MOST_UPDATED_SEGMENTS = 16
+
+
+def take_out(target: Target, record: str) -> list[str]:
+    """Remove the entry of a record from the base. record: OLD, or what is rarely removed."""
+    entry, base = target.entry, physical.base(target.generation_id)
+    # Nothing there, or only nothing that this snapshot sees: an insert tells, it raises 40001 at what it can't see.
+    identity = ", ".join(entry.physical(entry.identity_positions))
+    values = ", ".join(entry.source_columns(record)[: entry.identity])
+    guessed = _bounds(target, MOST_SEGMENTS) if record == "OLD" else None
+    return [
+        *(delete(entry, base, record) if guessed is None else _by_segment(target, guessed, record)),
+        *([] if guessed is not None else [_COUNT]),
+        "IF found_entries = 0 AND one_snapshot THEN",
+        f"  INSERT INTO {base} ({identity}) VALUES ({values}) ON CONFLICT ({identity}) DO NOTHING;",
+        *indent(delete(entry, base, record)),
+        "END IF;",
+    ]
+
+
+def update_in_place(target: Target, put: list[str]) -> list[str]:
+    """Write the entry of NEW, whose (key, pk) is OLD's: by UPDATE where it is there, else by `put`, the upsert.
+
+    By the upsert where one snapshot sees all: it raises 40001 at what is invisible, and takes no predicate locks.
+    """
+    entry = target.entry
+    bounds = _bounds(target, MOST_UPDATED_SEGMENTS)
+    if bounds is None or not entry.included_positions:
+        return put
+    values = zip(entry.physical(), entry.source_columns("NEW"), strict=True)
+    assigned = ", ".join(f"{name} = {value}" for name, value in values)
+
+    def update(segment: str) -> str:
+        return f"UPDATE {segment} SET {assigned} WHERE {_same(entry, 'NEW')};"
+
+    elsewhere = " OR ".join(["one_snapshot", *(is_null(entry.columns[i].of("NEW")) for i in entry.nullable_positions)])
+    return [
+        f"IF {elsewhere} THEN",
+        "  found_entries := 0;",
+        "ELSE",
+        *indent(_choose(target, bounds, "NEW", update, 0, len(bounds) + 1)),
+        f"  {_COUNT}",
+        "END IF;",
+        "IF found_entries = 0 THEN",
+        *indent(put),
+        "END IF;",
+    ]
+
+
+_COUNT = "GET DIAGNOSTICS found_entries = ROW_COUNT;"
+
+
+def delete(entry: Entry, table: str, record: str) -> list[str]:
+    """Delete the entry of a record by its own equality. Only an entry with a NULL in it pays for a dynamic plan."""
+    return _unless_null(entry, table, record, [_delete(entry, table, record)])
+
+
+def _by_segment(target: Target, bounds: tuple[Bound, ...], record: str) -> list[str]:
+    entry, base = target.entry, physical.base(target.generation_id)
+    known = [
+        *_choose(target, bounds, record, lambda segment: _delete(entry, segment, record), 0, len(bounds) + 1),
+        _COUNT,
+        "IF found_entries = 0 THEN",
+        f"  {_delete(entry, base, record)}",
+        f"  {_COUNT}",
+        "END IF;",
+    ]
+    return _unless_null(entry, base, record, known, [_COUNT])
+
+
+def _choose(
+    target: Target, bounds: tuple[Bound, ...], record: str, statement: Callable[[str], str], first: int, end: int
+) -> list[str]:
+    """A binary search among the segments from `first` to before `end`, the first of all being 0."""
+    if end - first == 1:
+        return [statement(physical.segment(target.generation_id, first + 1))]
+    middle = (first + end) // 2
+    return [
+        f"IF {_is_below(target.entry, record, bounds[middle - 1])} THEN",
+        *indent(_choose(target, bounds, record, statement, first, middle)),
+        "ELSE",
+        *indent(_choose(target, bounds, record, statement, middle, end)),
+        "END IF;",
+    ]
+
+
+def _is_below(entry: Entry, record: str, bound: Bound) -> str:
+    values = [column.of(record) for column in entry.columns[: len(bound)]]
+    # Read as strings are under any setting of standard_conforming_strings.
+    texts = ["E" + literal(text.replace("\\", "\\\\")) for text in bound]
+    if len(bound) == 1:
+        return f"{values[0]} OPERATOR(pg_catalog.<) {texts[0]}"
+    return f"ROW({', '.join(values)}) OPERATOR(pg_catalog.<) ROW({', '.join(texts)})"
+
+
+def _bounds(target: Target, most: int) -> tuple[Bound, ...] | None:
+    """The bounds between the segments; None if there are more than `most`, or writes must do without."""
+    bounds = target.bounds
+    if bounds is None or len(bounds) >= most:
+        return None
+    cut_by = target.entry.columns[: target.entry.partition]
+    if bounds and not all(column.cast in PLAIN_TYPES for column in cut_by):
+        return None
+    return bounds if all(len(text) <= LONGEST_BOUND for bound in bounds for text in bound) else None
+
+
+def _delete(entry: Entry, table: str, record: str) -> str:
+    """The statement for an entry without a NULL."""
+    return f"DELETE FROM {table} WHERE {_same(entry, record)};"
+
+
+def _same(entry: Entry, record: str) -> str:
+    """That it is the entry of a record, one without a NULL."""
+    values = [entry.columns[i].of(record) for i in entry.identity_positions]
+    return entry.same(entry.physical(), values, dict.fromkeys(entry.nullable_positions, False))
+
+
+def _unless_null(
+    entry: Entry, table: str, record: str, known: list[str], after_dynamic: list[str] | None = None
+) -> list[str]:
+    """`known` where no column of the entry is NULL, else a dynamic DELETE."""
+    values = [entry.columns[i].of(record) for i in entry.identity_positions]
+    names, nullable = entry.physical(), entry.nullable_positions
+    if not nullable:
+        return known
+    any_null = " OR ".join(is_null(values[i]) for i in nullable)
+    terms = []
+    for i in entry.identity_positions:
+        null, equal = (
+            literal(entry.same_column(i, names[i], entry.columns[i].parameter(i + 1), null)) for null in (True, False)
+        )
+        terms.append(f"CASE WHEN {is_null(values[i])} THEN {null} ELSE {equal} END" if i in nullable else equal)
+    joined = " || ' AND ' || ".join(terms)
+    return [
+        f"IF {any_null} THEN",
+        f"  EXECUTE 'DELETE FROM {table} WHERE ' || {joined}",
+        f"    USING {', '.join(values)};",
+        *indent(after_dynamic or []),
+        "ELSE",
+        *indent(known),
+        "END IF;",
+    ]

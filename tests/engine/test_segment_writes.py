@@ -1,0 +1,173 @@
+"""Writes straight to the segment of an entry, by kept plans: exact, also where the segment is a wrong guess."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import psycopg2.errors
+import pytest
+
+from airflow_roir.engine import catalog, generation, status
+from airflow_roir.engine.capture import installation, segment_writes
+from airflow_roir.engine.capture.row_function import body
+from airflow_roir.engine.database import Database, execute
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.stages import MODES, Stage
+from tests.engine.steps import sql
+
+WORDS = "(ARRAY['a', '''', E'\\\\', E'a\\\\''\"', '%s', E'\\n', 'é', '$roir$', ' ', ''])[1 + i % 10] || i % 4"
+# Key columns, and what row i has there.
+KEYS = {
+    "integer": ("k int", "i % 20"),
+    "text": ("k text", WORDS),
+    "varchar": ("k varchar(9)", WORDS),
+    "padded": ("k char(9)", WORDS),
+    "numeric": ("k numeric", "(i % 9)::numeric / 4"),
+    "float": ("k float8", "CASE WHEN i % 9 = 0 THEN 'NaN' ELSE (i % 9) / 3.0 END"),
+    "uuid": ("k uuid", "md5((i % 20)::text)::uuid"),
+    "bytes": ("k bytea", "convert_to(" + WORDS + ", 'UTF8')"),
+    "time": ("k timestamptz", "timestamptz '2020-02-03 04:05:06.789+00' + i % 20 * interval '1 day'"),
+    "before Christ": ("k date", "CASE WHEN i % 9 = 0 THEN '-infinity' ELSE date '0044-03-15 BC' + i % 9 END"),
+    "domain": ("k word", WORDS),
+    "NULLs": ("k int", "nullif(i % 5, 3)"),
+    # Neither column cuts the rows alone.
+    "two columns": ("a int, b date", "i % 2, date '2020-02-03' + i % 5"),
+    "with the primary key": ("k text", "'same'"),
+}
+# Without a guess: what their texts mean depends on settings, or can be altered.
+UNGUESSED = {"money": ("k money", "(i % 20)::money"), "enum": ("k mood", "('{a,b,c,d}'::mood[])[1 + i % 4]")}
+WRITES = (
+    "UPDATE t SET v = v + 1 WHERE id % 2 = 0",
+    "DELETE FROM t WHERE id % 3 = 0",
+    "UPDATE t SET id = id + 1000 WHERE id % 3 = 1",
+    "DELETE FROM t WHERE id > 1020",
+)
+
+
+def make(dsn: str, key: tuple[str, str]) -> str:
+    """Table `t` with such a key; its columns."""
+    run_sql(
+        dsn,
+        "CREATE DOMAIN word AS text",
+        "CREATE TYPE mood AS ENUM ('a', 'b', 'c', 'd')",
+        f"CREATE TABLE t (id int PRIMARY KEY, {key[0]}, v int)",
+        f"INSERT INTO t SELECT i, {key[1]}, i FROM generate_series(1, 60) i",
+    )
+    return ",".join(column.split()[0].strip('"') for column in key[0].split(", "))
+
+
+def text_of(database: Database) -> str:
+    """The capture function of t."""
+    with database.transaction() as connection:
+        oid = int(execute(connection, "SELECT 'public.t'::regclass::oid::bigint").scalar_one())
+        return body(catalog.read_source_by_oid(connection, oid), installation.targets(connection, oid))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("key", [*KEYS, *UNGUESSED])
+def test_writes_are_exact_for_a_key_of_any_type(database: Database, dsn: str, key: str) -> None:
+    """Whatever the session of the writer is set to."""
+    columns = make(dsn, {**KEYS, **UNGUESSED}[key])
+    stage = Stage(database, "published", keys=columns, include="v", segments=5)
+    assert ("DELETE FROM roir_data.g1_s002" in text_of(database)) == (key in KEYS)
+    with closing(steps.session(dsn)) as user:
+        for setting in ("DateStyle = 'SQL, DMY'", "standard_conforming_strings = off", "TimeZone = 'Asia/Tokyo'"):
+            with user.cursor() as cursor:
+                try:
+                    cursor.execute(f"SET {setting}")
+                except psycopg2.errors.FeatureNotSupported:
+                    user.rollback()
+        for statement in WRITES:
+            sql(user, statement)
+            user.commit()
+            stage.assert_exact(statement)
+    stage.finish()
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("mode", MODES[1:])
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+def test_a_wrong_guess_of_the_segment_costs_only_time(
+    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch, mode: str, isolation: str
+) -> None:
+    make(dsn, KEYS["integer"])
+    guess = segment_writes._bounds
+
+    def wrong(target: Any, most: int) -> Any:
+        return tuple(reversed(guess(target, most) or ()))
+
+    monkeypatch.setattr(segment_writes, "_bounds", wrong)
+    stage = Stage(database, mode, include="v", segments=5)
+    with closing(steps.session(dsn, isolation)) as user:
+        for statement in WRITES:
+            sql(user, statement)
+            user.commit()
+            stage.assert_exact(statement)
+    stage.finish()
+
+
+READ = """
+SELECT coalesce(sum(seq_scan), 0) FROM pg_stat_xact_all_tables
+ WHERE relid = 't'::regclass OR relname ~ '^g1(_s[0-9]+|_delta)?$'
+"""
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_plan_that_was_kept_from_an_empty_table_reads_no_table_for_each_row(
+    database: Database, dsn: str, mode: str
+) -> None:
+    """It would read all of what the table has since become, for each row that is written."""
+    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k int, v int)", "INSERT INTO t VALUES (1, 1, 1)")
+    stage = Stage(database, mode, include="v", ranges=1, segments=1)
+    with closing(steps.session(dsn)) as user:
+        # A plan is kept from the sixth time on.
+        for number in range(10):
+            sql(user, "INSERT INTO t VALUES (%s, %s, 1)", 10 + number, number)
+            user.commit()
+            sql(user, "UPDATE t SET v = 2 WHERE id = %s", 10 + number)
+            user.commit()
+            sql(user, "DELETE FROM t WHERE id = %s", 10 + number)
+            user.commit()
+        sql(user, "INSERT INTO t SELECT i, i, i FROM generate_series(100, 3000) i")
+        user.commit()
+        before = sql(user, READ)[0][0]
+        sql(user, "UPDATE t SET v = v + 1 WHERE v > 50")
+        sql(user, "DELETE FROM t WHERE v > 50")
+        after = sql(user, READ)[0][0]
+        user.commit()
+        # Two by the statements themselves.
+        assert after - before <= 2
+    stage.assert_exact("removed")
+    stage.finish()
+
+
+def test_the_owner_of_a_table_may_remove_from_the_segments_and_is_told_if_not(database: Database, dsn: str) -> None:
+    make(dsn, KEYS["integer"])
+    role = "removal_owner"
+    run_sql(dsn, f"DROP ROLE IF EXISTS {role}", f"CREATE ROLE {role}", f"ALTER TABLE t OWNER TO {role}")
+    try:
+        stage = Stage(database, "published", segments=3)
+        run_sql(dsn, "DELETE FROM t WHERE id % 3 = 0")
+        stage.assert_exact("by its owner")
+        run_sql(dsn, f"REVOKE DELETE ON roir_data.g1_s001 FROM {role}")
+        with database.transaction() as connection:
+            oid = int(execute(connection, "SELECT 'public.t'::regclass::oid::bigint").scalar_one())
+            source = catalog.read_source_by_oid(connection, oid)
+            assert installation.lacks_rights(connection, source)
+            installation.refresh(connection, source)
+            assert not installation.lacks_rights(connection, source)
+        stage.finish()
+    finally:
+        run_sql(dsn, f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
+
+
+def test_a_segment_of_another_name_is_told(database: Database, dsn: str) -> None:
+    make(dsn, KEYS["integer"])
+    steps.make_index(database, segments=3)
+    name = generation.segment(1, 2)
+    assert not [line for line in status.status(database)[0].warnings if "name" in line]
+    run_sql(dsn, f"ALTER TABLE {name} RENAME TO lost")
+    assert any("segment" in line and "name" in line for line in status.status(database)[0].warnings)
