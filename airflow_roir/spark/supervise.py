@@ -105,7 +105,8 @@ class _PhaseOnSpark:
         self._lost_at = 0.0
         self._patience = Patience(database.limits.outage_s, self._workers.wait)
         self._submitted_at = 0.0
-        self._waiting = 0
+        # Of the workers without a slot: those that were told of, and those of the last look.
+        self._waiting = self._short = 0
 
     def run(self) -> None:
         """Return when the phase is done. Raises OperationPaused, OperationFailed, SparkFailed, WorkerFailed, Fenced."""
@@ -150,10 +151,10 @@ class _PhaseOnSpark:
                 self._news.say(
                     f"paused by {row.paused_by}; waiting for the open batches of {counted(len(workers.busy), 'worker')}"
                 )
+            self._news.pieces()
             if row.status != Status.RUNNING or row.phase != self._phase:
                 break
             self._news.workers(row.parallelism)
-            self._news.pieces()
             left = self._work_left()
             missing = sorted(set(range(row.parallelism)) - workers.busy)
             # Who is busy and holds nothing is still starting, and is about to claim a piece that is free now.
@@ -222,19 +223,26 @@ class _PhaseOnSpark:
     def _watch_slots(self) -> None:
         """Say when all workers are at work, or how many wait for a slot of Spark's."""
         if self._news.all_began and not self._waiting:
+            self._short = 0
             return
         at_work = self._database.retry(self._at_work) & self._workers.busy
         self._news.at_work(len(at_work))
+        waiting = 0 if self._news.all_began else self._short_of_slots(len(at_work))
+        # One look alone may find a worker between its slot and its session.
+        if min(waiting, self._short) > self._waiting:
+            self._waiting = min(waiting, self._short)
+            busy = counted(len(self._workers.busy), "worker")
+            self._news.say(f"no free slot of Spark's yet for {self._waiting} of {busy}")
+        self._waiting, self._short = min(self._waiting, waiting), waiting
+
+    def _short_of_slots(self, at_work: int) -> int:
+        """How many workers should have a slot by now, and have none."""
         since = time.monotonic() - self._submitted_at
-        busy, waiting = len(self._workers.busy), 0
-        if since >= SLOT_S:
-            known = self._spark.tasks_without_slot
-            waiting = busy - len(at_work) if known is None else known
-            if (known is None or waiting >= busy) and since < FIRST_SLOT_S:
-                waiting = 0
-        if waiting > self._waiting:
-            self._news.say(f"no free slot of Spark's yet for {waiting} of {counted(busy, 'worker')}")
-        self._waiting = waiting
+        if since < SLOT_S:
+            return 0
+        busy, known = len(self._workers.busy), self._spark.tasks_without_slot
+        waiting = busy - at_work if known is None else min(known, busy - at_work)
+        return 0 if (known is None or waiting >= busy) and since < FIRST_SLOT_S else waiting
 
     def _at_work(self) -> set[int]:
         with self._database.transaction() as connection:

@@ -104,3 +104,35 @@ def test_no_more_workers_are_started_than_ranges_are_left(database: Database, wo
     build_phase(database, run, said)
     assert looks == [2] * 5
     assert any("slow: 99 workers share" in line for line in said)
+
+
+def test_a_worker_between_its_slot_and_its_session_is_not_told_as_waiting(
+    database: Database, workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One look at Spark may find it there; a shortage lasts."""
+    _, run = steps.begin(database, ranges=4, parallelism=2)
+    monkeypatch.setattr(supervise, "SLOT_S", 0.0)
+    spark = SimpleNamespace(shared_cores=2)
+    found = iter([1, 0, 1, 1, 1])
+    said: list[str] = []
+
+    def begin(these: Workers, number: int) -> None:
+        these.starting.add(number)
+        spark.tasks_without_slot = next(found)
+
+    def on_wait(these: Workers) -> None:
+        looks.append(len([line for line in said if "no free slot" in line]))
+        if (known := next(found, None)) is not None:
+            spark.tasks_without_slot = known
+        else:
+            these.work(0)
+            these.starting.clear()
+
+    looks: list[int] = []
+    spark.tasks_without_slot = 0
+    workers.on_start, workers.on_wait = begin, on_wait
+    supervise._PhaseOnSpark(spark, database, run, Phase.BUILD, said.append).run()
+    assert [line for line in said if "no free slot" in line] == [
+        "build: no free slot of Spark's yet for 1 of 2 workers"
+    ]
+    assert looks[:2] == [0, 0]
