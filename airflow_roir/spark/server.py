@@ -70,7 +70,7 @@ def serve(options: SparkOptions, log: Path) -> int:
         os.environ.pop(name, None)
     signal.signal(signal.SIGTERM, _interrupt)
     with ExitStack() as stack:
-        path = stack.enter_context(_place())
+        path = stack.enter_context(place())
         voice, spark_log = stack.enter_context(diverted(log))
         try:
             with SparkStart(options, NAME) as start:
@@ -298,7 +298,7 @@ class _Share(Session):
 
 
 @contextmanager
-def _place() -> Iterator[Path]:
+def place() -> Iterator[Path]:
     """The path of the socket, for this process alone. Raises InvalidInput."""
     path = socket_path()
     if len(os.fsencode(path)) > LONGEST_PATH:
