@@ -118,12 +118,13 @@ class SparkDrivingOperator(DrivingOperator):
                 operations.resume(database, self.index, owner)
             # A fresh heartbeat under our own name is that of a try which was killed moments ago.
             take_over, log = row.owner == owner, spark_log(row.id, log_folder_of(ti))
-            command = driver_command(self.index, owner, target, take_over=take_over, keep_pause=True, log=log)
-            order = driver_order(self.index, owner, take_over=take_over, keep_pause=True)
+            wish: dict[str, Any] = {"take_over": take_over, "keep_pause": True, "log": log}
         self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
         dsn = RoirHook(self.postgres_conn_id).get_dsn()
-        kept = ordered(target, dsn, order, self._tell)
-        self._driver = kept or Driver(command, driver_environment(dsn), forward=self._tell)
+        self._driver = ordered(target, dsn, driver_order(self.index, owner, **wish), self._tell)
+        if self._driver is None:
+            command = driver_command(self.index, owner, target, **wish)
+            self._driver = Driver(command, driver_environment(dsn), forward=self._tell)
         try:
             progress = Progress(lambda: status.operation_status(database, row.id), self.log.info)
             with Watcher(ti, store, (*self.live_options, IN_EFFECT)) as watcher:
