@@ -177,7 +177,7 @@ class KeptDriver:
             self._hang_up()
 
     def _say_lost(self) -> None:
-        """Say it in the operation, too, which nobody drives now."""
+        """Say it in the operation, too: no process drives that now."""
         from airflow_roir.engine.database import Database
         from airflow_roir.engine.run import settle_lost
         from airflow_roir.spark.__main__ import order_parser
