@@ -133,8 +133,9 @@ class KeptDriver:
         self._reader.join(seconds)
         if self._reader.is_alive():
             return None
-        if self._interrupted and self._order is not None:
-            return -signal.SIGTERM
+        if self._order is not None:
+            # What becomes of it, no line has said.
+            return -signal.SIGTERM if self._interrupted else SparkFailed.exit_code
         return self._code or 0
 
     def terminate(self) -> None:
@@ -164,10 +165,15 @@ class KeptDriver:
                     self.last_line = text
                     if text == f"roir: {SPARK_IS_UP}":
                         self.is_starting = False
-                    self._forward(text)
+                    self._tell(text)
         if self._order is not None and not self._interrupted:
             self._say_lost()
             self._end_order(SparkFailed.exit_code)
+
+    def _tell(self, line: str) -> None:
+        # Whoever reads the command's lines may have gone; the order's end is still to be heard.
+        with suppress(OSError):
+            self._forward(line)
 
     def _end_order(self, code: int) -> None:
         self._order = None
@@ -183,7 +189,7 @@ class KeptDriver:
         from airflow_roir.spark.__main__ import order_parser
 
         self.last_line = f"roir: {LOST}; what is committed stays, and a resume continues"
-        self._forward(self.last_line)
+        self._tell(self.last_line)
         options = order_parser().parse_args(self._order)
         with suppress(Exception):
             settle_lost(Database(self._dsn, "roir"), options.index, options.owner, SparkFailed(LOST))

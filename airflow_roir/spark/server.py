@@ -7,6 +7,7 @@ that has interrupted the operation.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -119,21 +120,24 @@ class SparkServer:
                 raise
             finally:
                 path.unlink(missing_ok=True)
+                # A close alone wakes no one who waits in it.
+                listener.shutdown(socket.SHUT_RDWR)
 
     def hear_out(self) -> None:
         """Spark is gone, as the orders notice and say by themselves."""
-        for order in self._open():
-            order.wait(STOP_S)
+        self._wait_until(time.monotonic() + STOP_S)
         self.leave()
 
     def leave(self) -> None:
         """Let the orders end, their operations paused, at most `STOP_S`."""
         self._stopping.set()
-        deadline = time.monotonic() + STOP_S
-        for order in self._open():
-            order.wait(BATCHES_S)
+        begun = time.monotonic()
+        self._wait_until(begun + BATCHES_S)
         for order in self._open():
             order.interrupt_workers()
+        self._wait_until(begun + STOP_S)
+
+    def _wait_until(self, deadline: float) -> None:
         for order in self._open():
             order.wait(max(0.0, deadline - time.monotonic()))
 
@@ -145,27 +149,34 @@ class SparkServer:
         while True:
             try:
                 connection, _ = listener.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
+                    time.sleep(LOOK_EVERY_S)
+                    continue
                 # It is closed.
                 return
             threading.Thread(target=self._attend, args=(connection,), name="roir-caller", daemon=True).start()
 
     def _attend(self, connection: socket.socket) -> None:
         """Hear a caller out."""
-        with connection, suppress(OSError), connection.makefile("r") as orders:
-            if not is_trusted(connection):
-                return
-            connection.sendall(json.dumps(asdict(self._offer)).encode() + b"\n")
-            order: _Order | None = None
-            while line := orders.readline():
-                # A caller waits for the end of one before the next.
-                given = json.loads(line)
-                order = _Order(self._spark, connection, given["dsn"], given["order"], self._stopping)
-                with self._lock:
-                    self._orders.add(order)
-                order.start(self._log, self._forget)
-            if order is not None:
-                order.abandon()
+        order: _Order | None = None
+        # A caller that dies with lines unread is a broken connection, not an end of lines.
+        with connection, suppress(OSError):
+            try:
+                if not is_trusted(connection):
+                    return
+                connection.sendall(json.dumps(asdict(self._offer)).encode() + b"\n")
+                with connection.makefile("r") as orders:
+                    while line := orders.readline():
+                        # A caller waits for the end of one before the next.
+                        given = json.loads(line)
+                        order = _Order(self._spark, connection, given["dsn"], given["order"], self._stopping)
+                        with self._lock:
+                            self._orders.add(order)
+                        order.start(self._log, self._forget)
+            finally:
+                if order is not None:
+                    order.abandon()
 
     def _forget(self, order: _Order) -> None:
         with self._lock:
@@ -195,6 +206,8 @@ class _Order:
             except BaseException:
                 # Nobody is above.
                 traceback.print_exc()
+                with suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
             finally:
                 self._ended.set()
                 ended(self)

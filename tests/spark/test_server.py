@@ -116,6 +116,36 @@ def test_whoever_leaves_pauses_the_operation_and_no_other(
     finish_and_check(database)
 
 
+def test_a_caller_that_dies_with_lines_unread_is_gone_too(
+    database: Database, path: Path, listen: Callable[..., Listening]
+) -> None:
+    listen()
+    operation = prepared(database, rate=5_000)
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(path))
+        assert caller.recv(100_000)
+        order = {"dsn": database.dsn, "order": driver_order("ix", "who dies")}
+        caller.sendall(json.dumps(order).encode() + b"\n")
+        wait_for(lambda: rows_committed(database))
+    wait_for(lambda: operation_status(database, operation.operation_id).status == "paused")
+    assert events(database)[-1] == ("pause", "interrupted")
+
+
+def test_nobody_who_reads_is_no_end_of_an_order(database: Database, listen: Callable[..., Listening]) -> None:
+    """The command's own standard error may be a pipe that was closed."""
+    listen()
+    prepared(database)
+
+    def closed(_line: str) -> None:
+        raise BrokenPipeError
+
+    driver = ordered(SparkOptions(), database.dsn, driver_order("ix", "a command"), closed)
+    assert driver is not None
+    assert driver.wait(GIVE_UP_S) == 0
+    assert driver.last_line
+    finish_and_check(database)
+
+
 @pytest.mark.sample(1)
 def test_a_server_that_is_stopped_pauses_with_the_reason(
     database: Database, path: Path, listen: Callable[..., Listening]
