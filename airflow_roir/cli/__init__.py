@@ -11,7 +11,18 @@ import sys
 from typing import TYPE_CHECKING
 
 # Each module adds its commands to the application, in the order of the help text.
-from airflow_roir.cli import build, change, dags, operations, partitions, role, spark_archive, status, verify  # noqa: F401
+from airflow_roir.cli import (  # noqa: F401
+    build,
+    change,
+    dags,
+    operations,
+    partitions,
+    role,
+    spark_archive,
+    spark_server,
+    status,
+    verify,
+)
 from airflow_roir.cli.app import EXIT_CODES, app, say
 from airflow_roir.errors import IllegalTransition, InvalidInput, RoirError
 

@@ -26,6 +26,7 @@ from airflow_roir.errors import OperationPaused, RoirError
 from airflow_roir.operation import Phase, Status
 from airflow_roir.quantity import counted, left, rate
 from airflow_roir.spark.driver_process import Driver
+from airflow_roir.spark.kept_driver import KeptDriver
 
 # How soon a pause is seen while Spark starts, and how often the progress bar moves.
 LOOK_EVERY_S = 0.5
@@ -110,7 +111,7 @@ def _exit_if_paused(ended: OperationStatus, index: str) -> None:
         raise typer.Exit(OperationPaused.exit_code)
 
 
-def _follow(driver: Driver, on_interrupt: Callable[[], None], has_paused: Callable[[], bool]) -> int:
+def _follow(driver: Driver | KeptDriver, on_interrupt: Callable[[], None], has_paused: Callable[[], bool]) -> int:
     """Wait for the driver; what it says goes to stderr. Ctrl-C pauses first, and waits for the open batches.
 
     has_paused: asked while Spark starts, when a pause need not wait for anything.
@@ -127,7 +128,7 @@ def _follow(driver: Driver, on_interrupt: Callable[[], None], has_paused: Callab
         return OperationPaused.exit_code
 
 
-def _wait(driver: Driver, has_paused: Callable[[], bool]) -> int:
+def _wait(driver: Driver | KeptDriver, has_paused: Callable[[], bool]) -> int:
     while driver.is_starting:
         if (code := driver.wait_for_order(LOOK_EVERY_S)) is not None:
             return code

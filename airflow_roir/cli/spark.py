@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,6 +14,10 @@ from airflow_roir.spark.driver_process import TERMINATE_S, Driver, driver_enviro
 from airflow_roir.spark.java import use_java
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.spark.options import SparkOptions, is_connect
+from airflow_roir.spark.server_socket import socket_path
+
+if TYPE_CHECKING:
+    from airflow_roir.spark.kept_driver import KeptDriver
 
 
 class CommandSpark:
@@ -23,30 +27,38 @@ class CommandSpark:
     """
 
     def __init__(self, dsn: str, master: str | None, conf: Sequence[str] | None) -> None:
-        if wrong := [setting for setting in conf or () if "=" not in setting]:
-            raise typer.BadParameter(f"--conf takes key=value, not {wrong[0]!r}")
-        self._options = SparkOptions(master, dict(setting.split("=", 1) for setting in conf or ()))
+        self._options = spark_options(master, conf)
         self._dsn = dsn
         # What takes the driver's lines, from a thread.
         self.relay: Callable[[str], None] = tell
-        self._driver: Driver | None = None
+        self._driver: Driver | KeptDriver | None = None
         self._is_released = False
         self._waiting_log: Path | None = None
 
     def start(self) -> None:
-        """Start Spark, if it doesn't run. Raises JavaMissing."""
+        """Start Spark, if it doesn't run and none is kept. Raises JavaMissing."""
+        if self._driver is None or self._driver.wait(0) is not None:
+            self._driver = self._kept() or self._own()
+
+    def _kept(self) -> KeptDriver | None:
+        if not socket_path().exists():
+            return None
+        from airflow_roir.spark.kept_driver import kept_driver
+
+        return kept_driver(self._options, self._dsn, lambda line: self.relay(line))
+
+    def _own(self) -> Driver:
         if not is_connect(self._options.master):
             use_java()
-        if self._driver is None or self._driver.wait(0) is not None:
-            self._waiting_log = spark_log(f"of-{os.getpid()}")
-            self._driver = Driver(
-                waiting_command(self._options, self._waiting_log),
-                driver_environment(self._dsn),
-                lambda line: self.relay(line),
-                takes_orders=True,
-            )
+        self._waiting_log = spark_log(f"of-{os.getpid()}")
+        return Driver(
+            waiting_command(self._options, self._waiting_log),
+            driver_environment(self._dsn),
+            lambda line: self.relay(line),
+            takes_orders=True,
+        )
 
-    def drive(self, operation_id: int, index: str, owner: str, take_over: bool) -> Driver:
+    def drive(self, operation_id: int, index: str, owner: str, take_over: bool) -> Driver | KeptDriver:
         """Let it drive an operation; the driver, to wait for. Raises JavaMissing, SparkFailed."""
         self.start()
         assert self._driver is not None
@@ -72,6 +84,13 @@ class CommandSpark:
         if self._waiting_log is not None:
             # Nothing has begun. A driver that had to be killed has left it.
             self._waiting_log.unlink(missing_ok=True)
+
+
+def spark_options(master: str | None, conf: Sequence[str] | None) -> SparkOptions:
+    """As the command line gives them. Raises typer.BadParameter."""
+    if wrong := [setting for setting in conf or () if "=" not in setting]:
+        raise typer.BadParameter(f"--conf takes key=value, not {wrong[0]!r}")
+    return SparkOptions(master, dict(setting.split("=", 1) for setting in conf or ()))
 
 
 def tell(line: str) -> None:

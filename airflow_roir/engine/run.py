@@ -210,6 +210,18 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
         return
 
 
+def settle_lost(database: Database, index: str, owner: str, error: RoirError) -> None:
+    """As `settle` and `end_run`, for whoever sees that a run's process has died; a no-op if another run drives it.
+
+    owner: the run's, as its `start_run` had it. Raises NotFound.
+    """
+    row = operations.find_operation(database, index)
+    if row.status == Status.RUNNING and row.owner == owner:
+        run = Run(row.id, row.epoch, index, owner)
+        settle(database, run, error, fatal=False)
+        end_run(database, run)
+
+
 def _keep_error(connection: Connection, row: Row[Any], run: Run, reason: str) -> None:
     """Record an error as an event, unless that was done since the pause (by the worker, before its driver)."""
     event = tables.event

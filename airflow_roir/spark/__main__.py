@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -24,7 +25,7 @@ from airflow_roir.spark.options import SparkOptions
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
-    from airflow_roir.spark.start import SparkStart
+    from airflow_roir.spark.session import Start
 
 # What takes long to import comes while Java starts.
 # After an order that ended so, Spark is as good as before.
@@ -34,14 +35,14 @@ GOES_ON = (0, OperationPaused.exit_code, OperationRunning.exit_code)
 def main(arguments: list[str] | None = None) -> int:
     """Exit codes: 0 done, 3 paused, 4 another run drives the operation, 2 bad input, 1 any other error."""
     given = sys.argv[1:] if arguments is None else arguments
-    options = _parser().parse_args(given)
+    options = order_parser().parse_args(given)
     dsn = os.environ.get("ROIR_DSN")
     if not dsn:
-        return _say("no database given: set the environment variable ROIR_DSN", 2)
+        return say("no database given: set the environment variable ROIR_DSN", 2)
     if not (options.index or options.later):
-        return _say("no index given: --index", 2)
+        return say("no index given: --index", 2)
     if wrong := [setting for setting in options.conf if "=" not in setting]:
-        return _say(f"--conf takes KEY=VALUE, not {wrong[0]!r}", 2)
+        return say(f"--conf takes KEY=VALUE, not {wrong[0]!r}", 2)
     spark = SparkOptions(options.master, dict(setting.split("=", 1) for setting in options.conf))
     signal.signal(signal.SIGTERM, _interrupt)
     with ExitStack() as stack:
@@ -57,13 +58,14 @@ def main(arguments: list[str] | None = None) -> int:
             # Nothing has begun.
             return OperationPaused.exit_code
         except JavaMissing as error:
-            return _say(str(error), error.exit_code, voice)
+            return say(str(error), error.exit_code, voice)
         finally:
             if options.later and not log.is_named:
                 log.discard()
 
 
-def _parser() -> argparse.ArgumentParser:
+def order_parser() -> argparse.ArgumentParser:
+    """Of the arguments, which an order has, too."""
     parser = argparse.ArgumentParser(prog="python -m airflow_roir.spark", description=__doc__)
     parser.add_argument("--index", help="the index: name or schema.name, quoted as in SQL")
     parser.add_argument("--owner", help="the name of this run in roir status")
@@ -94,27 +96,36 @@ def _run(
         def drive(of: argparse.Namespace) -> int:
             owner = of.owner or f"{default_actor()} pid {os.getpid()}"
             database = Database(dsn, f"roir {of.index} driver")
-            return _Job(database, of, owner, start).run(voice, log.path)
+            return Job(database, of, owner, start).run(voice, log.path)
 
         if not options.later:
             return drive(options)
         code = 0
         while code in GOES_ON and (order := sys.stdin.readline()):
-            of = _parser().parse_args([*given, *json.loads(order)])
+            of = order_parser().parse_args([*given, *json.loads(order)])
             log.name(of.spark_log)
             code = drive(of)
-            _say(f"{ENDED}{code}", code, voice)
+            say(f"{ENDED}{code}", code, voice)
         return code
 
 
-class _Job:
+class Job:
     """The work of one call, told line by line."""
 
-    def __init__(self, database: Database, options: argparse.Namespace, owner: str, spark: SparkStart) -> None:
+    def __init__(
+        self,
+        database: Database,
+        options: argparse.Namespace,
+        owner: str,
+        spark: Start,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """check: see `supervise.drive`."""
         self._database = database
         self._options = options
         self._owner = owner
         self._spark = spark
+        self._check = check
 
     def run(self, voice: TextIO, log: Path | None) -> int:
         """Its exit code. voice: where the lines go; log: the file of Spark's own, only told."""
@@ -129,22 +140,23 @@ class _Job:
                 self._owner,
                 self._spark,
                 self._options.take_over,
-                lambda line: _report(line, voice),
+                lambda line: report(line, voice),
                 lift_pause=not self._options.keep_pause,
                 log=log,
+                check=self._check,
             )
         except RoirError as error:
-            return _say(str(error), error.exit_code, voice)
+            return say(str(error), error.exit_code, voice)
         except DBAPIError as error:
-            return _say(str(error.orig).strip(), 1, voice)
+            return say(str(error.orig).strip(), 1, voice)
         except KeyboardInterrupt:
-            return _say("interrupted; the operation is paused", OperationPaused.exit_code, voice)
+            return say("interrupted; the operation is paused", OperationPaused.exit_code, voice)
         except Exception as error:
             # A defect: its stack is for the other log, too, but the reader of this one must know.
             traceback.print_exc()
-            return _say(f"{type(error).__name__}: {error}{'' if log is None else f'; its stack is in {log}'}", 1, voice)
+            return say(f"{type(error).__name__}: {error}{'' if log is None else f'; its stack is in {log}'}", 1, voice)
         if status.status == Status.PAUSED:
-            return _say(
+            return say(
                 f"paused by {status.paused_by} at {status.percent_complete:g} %: {status.pause_reason}",
                 OperationPaused.exit_code,
                 voice,
@@ -158,17 +170,18 @@ def _interrupt(_signal: int, _frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _report(line: str, voice: TextIO) -> None:
+def report(line: str, voice: TextIO) -> None:
     """Raises SparkFailed if no process reads: without its parent a run hears of no switch and no changed option."""
     try:
         print(f"roir: {line}", file=voice, flush=True)
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         raise SparkFailed("the process that started this run has died (an Airflow task, for example)") from None
 
 
-def _say(message: str, code: int, voice: TextIO | None = None) -> int:
+def say(message: str, code: int, voice: TextIO | None = None) -> int:
+    """A last line, if anybody reads it; the code."""
     with suppress(SparkFailed):
-        _report(message, voice or sys.stderr)
+        report(message, voice or sys.stderr)
     return code
 
 

@@ -25,8 +25,7 @@ from airflow_roir.spark.driver_process import SPARK_IS_UP
 from airflow_roir.spark.marks import mark
 from airflow_roir.spark.news import UNITS, News
 from airflow_roir.spark.patience import Patience
-from airflow_roir.spark.session import Session, is_python_error, why
-from airflow_roir.spark.start import SparkStart
+from airflow_roir.spark.session import Session, Start, is_python_error, why
 from airflow_roir.spark.task import worker_failed, workers_at_work
 from airflow_roir.spark.worker_pool import Ended, Workers
 
@@ -47,15 +46,17 @@ def drive(
     database: Database,
     index: str,
     owner: str,
-    spark: SparkStart,
+    spark: Start,
     take_over: bool = False,
     report: Callable[[str], None] = lambda line: None,
     lift_pause: bool = True,
     log: Path | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> OperationStatus:
     """Build and seal the index's live operation on Spark, or verify it, in a run of its own, from its present phase.
 
-    log: the file that Spark's own log goes to; only told. Returns the operation's status:
+    log: the file that Spark's own log goes to; only told. check: called about once a second while workers work, raises
+    what shall end the run. Returns the operation's status:
     phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises, SparkFailed, and
     WorkerFailed for what workers reported; the operation then holds the reason.
     """
@@ -71,7 +72,7 @@ def drive(
             with _pages_shown(database, run, session.pages, report):
                 # A stage of a verification may have to be followed by another one in the same phase.
                 while (phase := Phase(_control(database, run).phase)) in ENGINE:
-                    _PhaseOnSpark(session, database, run, phase, report).run()
+                    _PhaseOnSpark(session, database, run, phase, report, check).run()
             mark("done")
     return operation_status(database, run.operation_id)
 
@@ -93,9 +94,16 @@ class _PhaseOnSpark:
     """One phase of a run: starts workers while there is work, follows the operation's row, hears every worker out."""
 
     def __init__(
-        self, spark: Session, database: Database, run: Run, phase: Phase, report: Callable[[str], None]
+        self,
+        spark: Session,
+        database: Database,
+        run: Run,
+        phase: Phase,
+        report: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._spark = spark
+        self._check = check
         self._database = database
         self._run = run
         self._phase = phase
@@ -144,6 +152,7 @@ class _PhaseOnSpark:
     def _supervise(self) -> None:
         workers = self._workers
         while True:
+            self._check()
             row = _control(self._database, self._run)
             if failures := self._hear(workers.collect()):
                 raise failures[0]

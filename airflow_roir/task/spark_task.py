@@ -17,7 +17,8 @@ from airflow_roir.hooks.spark import resolve_spark
 from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.links.live_options import LiveOptionsLink
 from airflow_roir.operation import Status
-from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
+from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment, driver_order
+from airflow_roir.spark.kept_driver import KeptDriver, ordered
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.live_options import IN_EFFECT, Apply, LiveOptions, write
@@ -71,7 +72,7 @@ class SparkDrivingOperator(DrivingOperator):
     def __init__(self, *, spark: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.spark = spark
-        self._driver: Driver | None = None
+        self._driver: Driver | KeptDriver | None = None
         self._options = LiveOptions()
         self._change: Apply = lambda **_values: None
         self._left_early = False
@@ -115,18 +116,15 @@ class SparkDrivingOperator(DrivingOperator):
             if row.status == Status.PAUSED:
                 # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
                 operations.resume(database, self.index, owner)
-            command = driver_command(
-                self.index,
-                owner,
-                target,
-                # A fresh heartbeat under our own name is that of a try which was killed moments ago.
-                take_over=row.owner == owner,
-                keep_pause=True,
-                log=spark_log(row.id, log_folder_of(ti)),
-            )
+            # A fresh heartbeat under our own name is that of a try which was killed moments ago.
+            take_over, log = row.owner == owner, spark_log(row.id, log_folder_of(ti))
+            wish: dict[str, Any] = {"take_over": take_over, "keep_pause": True, "log": log}
         self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
         dsn = RoirHook(self.postgres_conn_id).get_dsn()
-        self._driver = Driver(command, driver_environment(dsn), forward=self._tell)
+        self._driver = ordered(target, dsn, driver_order(self.index, owner, **wish), self._tell)
+        if self._driver is None:
+            command = driver_command(self.index, owner, target, **wish)
+            self._driver = Driver(command, driver_environment(dsn), forward=self._tell)
         try:
             progress = Progress(lambda: status.operation_status(database, row.id), self.log.info)
             with Watcher(ti, store, (*self.live_options, IN_EFFECT)) as watcher:

@@ -86,6 +86,10 @@ class Server:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        return self._process.wait(GIVE_UP_S)
+
     def stop(self) -> None:
         """End it, and what it has started."""
         children = [] if self._process.poll() is not None else psutil.Process(self.pid).children(recursive=True)
