@@ -31,6 +31,7 @@ from airflow_roir.engine import prepare
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.spark import class_archive, log_file
 from airflow_roir.spark.marks import read_marks
+from airflow_roir.spark.server_socket import SOCKET
 from benchmarks.data import DATASETS
 from benchmarks.engine import build_until
 from benchmarks.peers import lacks_java
@@ -74,7 +75,13 @@ class Bench:
         self.scene = scene
         self.logs = folder / "logs"
         self.cache = folder / "cache"
-        self.environment = {**os.environ, "ROIR_DSN": scene.dsn, log_file.FOLDER: str(self.logs)}
+        self.environment = {
+            **os.environ,
+            "ROIR_DSN": scene.dsn,
+            log_file.FOLDER: str(self.logs),
+            # None is kept, unless a side says so.
+            SOCKET: str(folder / "none.sock"),
+        }
         self._read_from: dict[tuple[Path, int], int] = {}
         for setting in ("log_statement = 'all'", f"log_line_prefix = '{PREFIX}'"):
             scene.server.execute(f"ALTER SYSTEM SET {setting}")
@@ -93,7 +100,9 @@ class Bench:
         with self.scene.session.cursor() as cursor:
             cursor.execute(EVENTS, (operation,))
             events = [Event(*row) for row in cursor.fetchall()]
-        marks = read_marks(self._new(log_file.spark_log(operation, self.logs)))
+        # Of its own Spark, or of one that is kept.
+        logs = (log_file.spark_log(name, self.logs) for name in (operation, "server"))
+        marks = read_marks("".join(map(self._new, logs)))
         sent = statements(self._new(self.scene.server.log_file))
         reached = points(begin, sent, events, marks, asking, building)
         reached |= {name: at for name, at in known.items() if at >= begin}
@@ -122,13 +131,13 @@ class Bench:
             self._run(settings, "spark-archive")
         return settings
 
-    def build(self, environment: Mapping[str, str], *options: str) -> Result:
+    def build(self, environment: Mapping[str, str]) -> Result:
         """`roir build`, to its end."""
         self.scene.clear()
         definition = ("--table", DATA.table, "--keys", ",".join(DATA.key), "--include", ",".join(DATA.include))
-        return self._command(environment, "build", INDEX, *definition, "--parallelism", str(WORKERS), *options)
+        return self._command(environment, "build", INDEX, *definition, "--parallelism", str(WORKERS))
 
-    def resume(self, environment: Mapping[str, str], *options: str) -> Result:
+    def resume(self, environment: Mapping[str, str]) -> Result:
         """`roir resume` of a build that was paused, to its end."""
         self.scene.clear()
         database = self.scene.database
@@ -138,7 +147,7 @@ class Bench:
             raise SystemExit("the build was over before its pause: take more --rows")
         end_run(database, run)
         self.scene.run("CHECKPOINT")
-        return self._command(environment, "resume", INDEX, *options)
+        return self._command(environment, "resume", INDEX)
 
     def _command(self, environment: Mapping[str, str], *arguments: str) -> Result:
         begin = self.begin()
@@ -164,12 +173,23 @@ def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 @contextmanager
-def kept_session(environment: Mapping[str, str]) -> Iterator[str]:
-    """A Spark Connect server, for as long as the block lasts; its `sc://` address."""
-    from tests.spark.cluster import connect_server
-
-    with connect_server(f"local[{WORKERS}]", {"spark.ui.enabled": "false"}, environment) as (_, address):
-        yield address
+def kept_spark(bench: Bench, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """`roir spark-server`, for as long as the block lasts; the settings with which commands use it."""
+    settings = {**environment, SOCKET: str(bench.logs.parent / "kept.sock")}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "airflow_roir.cli", "spark-server"],
+        env={**bench.environment, **settings},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stderr is not None
+        if "Spark is kept" not in (said := server.stderr.readline()):
+            raise SystemExit(f"roir spark-server: {said}")
+        yield settings
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def commands(bench: Bench, chosen: argparse.Namespace, stack: ExitStack) -> dict[str, Callable[[], Result]]:
@@ -182,12 +202,11 @@ def commands(bench: Bench, chosen: argparse.Namespace, stack: ExitStack) -> dict
         if "resume" in chosen.cases:
             sides[f"resume{title}"] = partial(bench.resume, settings)
     if "warm" in chosen.cases:
-        settings = bench.archive(True)
-        master = ("--master", stack.enter_context(kept_session(settings)))
+        settings = stack.enter_context(kept_spark(bench, bench.archive(True)))
         # It is kept because it has been used before.
-        bench.build(settings, *master)
-        sides["build, warm"] = partial(bench.build, settings, *master)
-        sides["resume, warm"] = partial(bench.resume, settings, *master)
+        bench.build(settings)
+        sides["build, warm"] = partial(bench.build, settings)
+        sides["resume, warm"] = partial(bench.resume, settings)
     return sides
 
 

@@ -56,7 +56,7 @@ SLOWEST, FASTEST = 4.0, 0.7
 SURE_WORKERS = 2
 
 # Until the first row, and after the last one: the JVM, its session, the Python workers (`make bench-start`).
-START_S = (8.0, 30.0)
+START_S = (4.0, 15.0)
 
 
 @dataclass(frozen=True)
