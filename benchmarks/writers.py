@@ -14,7 +14,7 @@ delta's blocks are folded at such a pace.
 indexed column costs in all of them is part of the yardstick.
 
 With `--bulk ROWS` it measures statements that write so many rows instead: without an index, with a native one, and
-with the capture in each mode.
+with the capture in each mode. With `--parts` it measures what a removed row costs, by parts, at 1, 8 and 64 segments.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify.compare import verify
-from benchmarks import bulk
+from benchmarks import bulk, removal_parts
 from benchmarks.quantile import quantile
 from servers.postgres import PACKAGED, programs, start_postgres
 
@@ -327,6 +327,7 @@ def main() -> None:
     parser.add_argument("--indexes", type=int, default=0, help="that the table has besides")
     parser.add_argument("--results", type=Path, help="where to write them; by default benchmarks/results/writers.json")
     parser.add_argument("--bulk", type=int, metavar="ROWS", help="measure statements that write so many rows instead")
+    parser.add_argument("--parts", action="store_true", help="measure the parts of a removal instead")
     parser.add_argument("--pg", type=int, default=18, help="the server's major version")
     chosen = parser.parse_args()
     begun = time.monotonic()
@@ -338,6 +339,9 @@ def main() -> None:
             if chosen.bulk:
                 rows = bulk.measure(server.get_uri(), chosen.bulk, chosen.rounds)
                 path = chosen.results or RESULTS.with_name("bulk.json")
+            elif chosen.parts:
+                rows = removal_parts.measure(server.get_uri(), chosen.rounds)
+                path = chosen.results or RESULTS.with_name("removal-parts.json")
             else:
                 bench = Bench(server.get_uri(), chosen)
                 facts["server"] = bench.sql("SHOW server_version")[0]
