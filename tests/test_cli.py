@@ -239,6 +239,14 @@ def test_bad_input_says_what_and_exits_with_2(dsn: str, arguments: tuple[str, ..
     assert said in roir(dsn, *arguments, code=2).stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_silence_and_no_failure(closed: str) -> None:
+    command = ["bash", "-c", f'"$0" -m airflow_roir.cli dags --to "$1" {closed}', sys.executable, "/proc/no"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+    version = [*command[:2], f'"$0" -m airflow_roir.cli --version {closed}', sys.executable]
+    assert subprocess.run(version, capture_output=True, check=False).returncode == 0
+
+
 def test_the_version_needs_no_database() -> None:
     done = subprocess.run([ROIR, "--version"], env={}, capture_output=True, text=True, check=True)
     assert done.stdout == f"roir {__version__}\n"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def main() -> None:
     """The entry point: turns the errors of this package and of the database into a line and an exit code."""
     # What an import makes stays: the collector would look through all of it again and again.
     gc.set_threshold(50_000)
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that has no sign for a letter of a name gets its number.
@@ -58,6 +60,17 @@ def main() -> None:
             raise
         say(_said(error))
         sys.exit(1)
+
+
+def _open_closed_streams() -> None:
+    """`>&-` asks for silence, not for a failure; and no file that is opened later may get their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _said(error: DBAPIError) -> str:

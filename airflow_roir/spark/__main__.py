@@ -59,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
             return OperationPaused.exit_code
         except JavaMissing as error:
             return say(str(error), error.exit_code, voice)
+        except OSError as error:
+            return say(f"Spark can't be started: {error}", SparkFailed.exit_code, voice)
         finally:
             if options.later and not log.is_named:
                 log.discard()
@@ -98,15 +100,19 @@ def _run(
             database = Database(dsn, f"roir {of.index} driver")
             return Job(database, of, owner, start).run(voice, log.path)
 
-        if not options.later:
-            return drive(options)
-        code = 0
-        while code in GOES_ON and (order := sys.stdin.readline()):
-            of = order_parser().parse_args([*given, *json.loads(order)])
-            log.name(of.spark_log)
-            code = drive(of)
-            say(f"{ENDED}{code}", code, voice)
-        return code
+        try:
+            if not options.later:
+                return drive(options)
+            code = 0
+            while code in GOES_ON and not _is_interrupted() and (order := sys.stdin.readline()):
+                of = order_parser().parse_args([*given, *json.loads(order)])
+                log.name(of.spark_log)
+                code = drive(of)
+                say(f"{ENDED}{code}", code, voice)
+            return code
+        finally:
+            # Spark's end has begun, which is all that this would ask for.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class Job:
@@ -153,7 +159,8 @@ class Job:
             return say("interrupted; the operation is paused", OperationPaused.exit_code, voice)
         except Exception as error:
             # A defect: its stack is for the other log, too, but the reader of this one must know.
-            traceback.print_exc()
+            with suppress(OSError):
+                traceback.print_exc()
             return say(f"{type(error).__name__}: {error}{'' if log is None else f'; its stack is in {log}'}", 1, voice)
         if status.status == Status.PAUSED:
             return say(
@@ -170,10 +177,15 @@ def _interrupt(_signal: int, _frame: Any) -> None:
     raise KeyboardInterrupt
 
 
+def _is_interrupted() -> bool:
+    return signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def report(line: str, voice: TextIO) -> None:
     """Raises SparkFailed if no process reads: without its parent a run hears of no switch and no changed option."""
     try:
-        print(f"roir: {line}", file=voice, flush=True)
+        # What somebody else has written, a pause's reason, must not look like a line of ours.
+        print(f"roir: {line}".replace("\r", "\n").replace("\n", "\n  "), file=voice, flush=True)
     except (BrokenPipeError, ConnectionResetError):
         raise SparkFailed("the process that started this run has died (an Airflow task, for example)") from None
 

@@ -34,10 +34,10 @@ def archive_path(environment: Mapping[str, str] = os.environ) -> Path:
     java = Path(environment.get("JAVA_HOME", ""))
     parts = [str(java.resolve()), str(pyspark), environment.get("SPARK_HOME", "")]
     for file in (java / "release", pyspark / "version.py"):
-        parts.append(file.read_text() if file.is_file() else "")
+        parts.append(file.read_text() if os.path.isfile(file) else "")
     name = f"spark-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.jsa"
     paths = [folder / name for folder in _folders(environment)]
-    there = [path for path in paths if path.exists()]
+    there = [path for path in paths if os.path.exists(path)]
     writable = [path for path in paths if _can_be_made_in(path.parent)]
     return [*there, *writable, *paths][0]
 
@@ -46,12 +46,15 @@ def _folders(environment: Mapping[str, str]) -> list[Path]:
     """With the environment that it belongs to, or the user's own."""
     if folder := environment.get(FOLDER):
         return [Path(folder)]
-    cache = environment.get("XDG_CACHE_HOME")
-    return [Path(sys.prefix) / "share" / "roir", (Path(cache) if cache else Path("~/.cache").expanduser()) / "roir"]
+    cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    # A user of a container may have no home.
+    own = [] if cache.startswith("~") else [Path(cache) / "roir"]
+    return [Path(sys.prefix) / "share" / "roir", *own]
 
 
 def _can_be_made_in(folder: Path) -> bool:
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    # Not Path.exists, which raises PermissionError below somebody else's home.
+    there = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     return os.access(there, os.W_OK)
 
 
@@ -62,12 +65,12 @@ def java_options(conf: Mapping[str, str], environment: Mapping[str, str] = os.en
     chosen = [environment.get(name, "") for name in CHOSEN_IN] + [
         value for name, value in conf.items() if name.lower().endswith("javaoptions")
     ]
-    if not any("GC" in text for text in chosen) and not (settings / "spark-defaults.conf").exists():
+    if not any("GC" in text for text in chosen) and not os.path.exists(settings / "spark-defaults.conf"):
         options.append(COLLECTOR)
     archive = archive_path(environment)
     if _is_ours(archive):
         # A JVM that it doesn't fit takes no notice, and needn't say so.
-        options += [f"-XX:SharedArchiveFile={_quoted(archive)}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+        options += [f"-XX:SharedArchiveFile={quoted(archive)}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
     return options
 
 
@@ -94,7 +97,7 @@ def _make(path: Path) -> None:
         new = Path(folder) / path.name
         own = os.environ.get("SPARK_SUBMIT_OPTS", "")
         making = {
-            "SPARK_SUBMIT_OPTS": f"{own} -XX:ArchiveClassesAtExit={_quoted(new)}".strip(),
+            "SPARK_SUBMIT_OPTS": f"{own} -XX:ArchiveClassesAtExit={quoted(new)}".strip(),
             # Where no older one is used.
             FOLDER: folder,
         }
@@ -132,6 +135,6 @@ def _is_ours(archive: Path) -> bool:
     return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
 
 
-def _quoted(path: Path) -> str:
-    # Spark reads these options as a shell would.
+def quoted(path: Path) -> str:
+    """The path in an option for the JVM: Spark reads these as a shell would."""
     return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import airflow_roir
-from airflow_roir.spark.class_archive import java_options
+from airflow_roir.errors import SparkFailed
+from airflow_roir.spark.class_archive import java_options, quoted
 from airflow_roir.spark.marks import mark
 from airflow_roir.spark.options import LOCAL_MASTER, SparkOptions, with_task_failures
 from airflow_roir.spark.package import write_package
@@ -32,6 +34,8 @@ LOCAL_SETTINGS = {"spark.python.daemon.module": "airflow_roir.spark.worker_daemo
 # Who has set one of these wants to hear of the application's end.
 LISTENING = ("spark.eventLog.enabled", "spark.extraListeners", "spark.plugins", "spark.metrics.conf")
 OPTIONS = "SPARK_SUBMIT_OPTS"
+# Who ends a driver may wait only so long.
+REMOVING_S = 1.5
 
 
 def is_submitted() -> bool:
@@ -47,12 +51,16 @@ def is_local(master: str | None) -> bool:
 class Java:
     """The JVM of a driver, started before anybody knows for which operation."""
 
-    def __init__(self, options: SparkOptions, folder: Path) -> None:
-        """Start it, unless `spark-submit` has. folder: for its temporary files. Raises whatever PySpark raises."""
+    def __init__(self, options: SparkOptions, folder: Path, unwanted: Event | None = None) -> None:
+        """Start it, unless `spark-submit` has. folder: for its temporary files; unwanted: set once nobody waits for it.
+
+        Raises whatever PySpark raises.
+        """
         from pyspark import SparkConf
 
         self.master = options.master
         self.folder = folder
+        self._unwanted = unwanted or Event()
         self._gateway: Any = None
         # PySpark reads this setting only in spark-submit. The executors' interpreter is the driver's own by default.
         if python := options.conf.get("spark.pyspark.python"):
@@ -79,12 +87,16 @@ class Java:
         from pyspark.java_gateway import launch_gateway
 
         given = os.environ.get(OPTIONS, "")
-        ours = [*java_options(conf), f'-Djava.io.tmpdir="{self.folder}"']
+        ours = [*java_options(conf), f"-Djava.io.tmpdir={quoted(self.folder)}"]
+        if self._unwanted.is_set():
+            raise SparkFailed("ended before it was up")
         try:
             # What the user gives comes last, and holds.
             os.environ[OPTIONS] = " ".join([*ours, given])
             return launch_gateway(self.conf)
         except PySparkRuntimeError:
+            if self._unwanted.is_set():
+                raise
             # It has said why. Perhaps it was an option of ours, which this Java doesn't know.
             os.environ[OPTIONS] = given
             return launch_gateway(self.conf)
@@ -106,11 +118,11 @@ class Java:
         mark("session")
         return ClassicSession(context, self)
 
-    def end_gently(self) -> int:
-        """Let it end by itself; its exit code. For a JVM that was started here."""
+    def end_gently(self, seconds: float | None = None) -> int:
+        """Let it end by itself; its exit code. For a JVM that was started here. Raises subprocess.TimeoutExpired."""
         process = self._gateway.proc
         process.stdin.close()
-        return int(process.wait())
+        return int(process.wait(seconds))
 
     def end(self) -> None:
         """Kill it, if it was started here. Silent if it has gone."""
@@ -160,7 +172,11 @@ class ClassicSession(Session):
     @property
     def pages(self) -> str | None:
         """See `Session.pages`."""
-        url = self._context.uiWebUrl
+        try:
+            url = self._context.uiWebUrl
+        except Exception:
+            # Its JVM is gone, which the workers are about to tell.
+            return None
         return url if url and re.fullmatch(r"https?://[^\s\"'<>]{1,500}", url) else None
 
     @property
@@ -184,16 +200,25 @@ class ClassicSession(Session):
         """End it. In local mode at once: all work is committed, and a JVM takes a second to tidy up for itself."""
         # Whatever it raises: its JVM is gone, which is what this was to achieve.
         with suppress(Exception):
-            if not self._java.is_local or self._is_listened_to():
+            has_own_files = self._has_own_files()
+            if not self._java.is_local or has_own_files or self._is_listened_to():
                 self._context.stop()
             else:
                 # It would tell of the connection that breaks.
                 self._context._accumulatorServer.handle_error = lambda *_: None
+            if has_own_files:
+                self._java.end_gently(REMOVING_S)
         self._java.end()
+
+    def _has_own_files(self) -> bool:
+        """Whether there are temporary files outside of our folder, which only a JVM that ends by itself removes."""
+        system = self._context._jvm.java.lang.System
+        chosen = system.getenv("SPARK_LOCAL_DIRS") or self._context.getConf().get("spark.local.dir")
+        return bool(chosen) or system.getProperty("java.io.tmpdir") != str(self._java.folder)
 
     def _is_listened_to(self) -> bool:
         conf = self._context.getConf()
-        return any(conf.get(name, "") not in ("", "false") for name in LISTENING)
+        return any(name.startswith(LISTENING) and value not in ("", "false") for name, value in conf.getAll())
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,8 +133,8 @@ class Driver:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if text := line.rstrip():
-                if text.startswith(f"roir: {ENDED}"):
-                    self._codes.put(int(text.rpartition(" ")[2]))
+                if ended := re.fullmatch(rf"roir: {ENDED}(\d+)", text):
+                    self._codes.put(int(ended[1]))
                     continue
                 self.last_line = text
                 if text == f"roir: {SPARK_IS_UP}":
@@ -160,7 +161,7 @@ class Driver:
                 self._process.stdin.close()
 
     def wait_for_order(self, seconds: float | None = None) -> int | None:
-        """As `wait`, for the end of an order or of the driver, whatever comes first."""
+        """The exit code of an order, None while it is carried out. Raises SparkFailed if the driver ended before."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while deadline is None or time.monotonic() < deadline:
             with suppress(Empty):
@@ -169,7 +170,10 @@ class Driver:
                 self._reader.join(1.0)
                 with suppress(Empty):
                     return self._codes.get_nowait()
-                return self._process.returncode
+                raise SparkFailed(
+                    f"Spark's driver has ended ({_ending(self._process.returncode)}) before the operation had; start "
+                    "it again by roir resume"
+                )
         return None
 
     def wait(self, seconds: float | None = None) -> int | None:
@@ -207,3 +211,7 @@ class Driver:
                 os.killpg(self._process.pid, number)
             except ProcessLookupError:
                 return
+
+
+def _ending(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from airflow_roir.engine.meanwhile import meanwhile
+from airflow_roir.errors import InvalidInput
 
 # A file that has grown beyond this becomes the older one of two.
 LIMIT_BYTES = 10_000_000
@@ -27,14 +28,16 @@ FOLDER = "ROIR_LOG_FOLDER"
 def spark_log(operation: int | str, folder: Path | None = None) -> Path:
     """The file of an operation: in $ROIR_LOG_FOLDER, else in this folder, else in the user's own state.
 
-    operation: its id, or what stands for it until that is known.
+    operation: its id, or what stands for it until that is known. Raises InvalidInput if the user has no home.
     """
     chosen = os.environ.get(FOLDER)
     if chosen:
         folder = Path(chosen)
     if folder is None:
-        state = os.environ.get("XDG_STATE_HOME")
-        folder = (Path(state) if state else Path("~/.local/state").expanduser()) / "roir"
+        state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        if state.startswith("~"):
+            raise InvalidInput(f"this user has no home for Spark's own log: name a folder by {FOLDER}")
+        folder = Path(state) / "roir"
     return folder / f"spark-{operation}.log"
 
 

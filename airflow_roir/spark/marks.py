@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 
 # `driver` the process runs, `java` its JVM answers, `session` Spark is up, `python` a first job has run in a Python
 # worker, `begun` the run has begun in the database, `job` its first worker is submitted, `done` its last one has been
@@ -24,7 +25,9 @@ def turn_on() -> None:
 def mark(name: str) -> None:
     """Note that a point is reached: `roir-start java 1700000000.123`, the seconds since 1970."""
     if _Marks.is_on:
-        print(f"{PREFIX} {name} {time.time():.3f}", file=sys.stderr, flush=True)  # noqa: T201
+        # A full disk is no reason to end.
+        with suppress(OSError):
+            print(f"{PREFIX} {name} {time.time():.3f}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def read_marks(log: str) -> dict[str, float]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import tempfile
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,9 @@ from airflow_roir.spark.java import use_java
 from airflow_roir.spark.marks import mark
 from airflow_roir.spark.options import SparkOptions, is_connect
 from airflow_roir.spark.session import Session, why
+
+# Who ends a driver waits two seconds for it.
+BREAK_OFF_S = 1.5
 
 
 class SparkStart:
@@ -27,7 +33,7 @@ class SparkStart:
         self._options = options
         self._name = name
         self._named = threading.Event()
-        self._ended = False
+        self._ended = threading.Event()
         self._java: Java | None = None
         if not is_connect(options.master) and not is_submitted():
             use_java()
@@ -64,8 +70,8 @@ class SparkStart:
             from airflow_roir.spark.connect import ConnectSession
 
             return ConnectSession(self._options)
-        self._java = Java(self._options, self._folder)
-        if self._ended:
+        self._java = Java(self._options, self._folder, self._ended)
+        if self._ended.is_set():
             raise SparkFailed("ended before it was up")
         if not self._is_early:
             self._named.wait()
@@ -75,17 +81,30 @@ class SparkStart:
         return session
 
     def close(self) -> None:
-        """End it; a start that is under way isn't waited for, since a JVM ends with its parent. Safe to call twice."""
-        if self._ended:
+        """End it; a start that is under way is broken off. Safe to call twice."""
+        if self._ended.is_set():
             return
-        self._ended = True
+        self._ended.set()
         self._named.set()
         if self._future.done() and self._future.exception() is None:
             self._future.result().close()
         elif self._java is not None:
             self._java.end()
+        elif not self._future.done():
+            self._break_off()
         shutil.rmtree(self._folder, ignore_errors=True)
         mark("stopped")
+
+    def _break_off(self) -> None:
+        """End the JVM that PySpark still waits for, so that PySpark removes what it has made for it.
+
+        Nobody tells its number. In a session of its own the driver's group has nobody else.
+        """
+        if os.getsid(0) == os.getpid():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.killpg(0, signal.SIGTERM)
+            with suppress(Exception):
+                self._future.result(BREAK_OFF_S)
 
     def __enter__(self) -> SparkStart:
         return self

@@ -213,7 +213,8 @@ class _PhaseOnSpark:
             return worker_failed(ended.worker, failure)
         if leaving:
             # It was to go, and what it has done is committed: how Spark ended it is for Spark's own log.
-            print(f"worker {ended.worker} has left: {failure}", file=sys.stderr, flush=True)  # noqa: T201
+            with suppress(OSError):
+                print(f"worker {ended.worker} has left: {failure}", file=sys.stderr, flush=True)  # noqa: T201
             return None
         if self._spark.is_alive and self._may_try_again():
             self._news.say(f"Spark lost worker {ended.worker}, which starts again after its last batch: {failure}")
