@@ -75,7 +75,7 @@ def java_options(conf: Mapping[str, str], environment: Mapping[str, str] = os.en
 
 
 def make_archive() -> Path:
-    """Make the archive anew, which takes as long as two or three starts of Spark; its path.
+    """Make the archive again, which takes as long as two or three starts of Spark; its path.
 
     Raises JavaMissing, InvalidInput if it can't be written, SparkFailed if Spark doesn't start.
     """
@@ -124,7 +124,7 @@ def _pyspark() -> Path:
 
 
 def _is_ours(archive: Path) -> bool:
-    """Whether it is there, and nobody else could have put it there: it is code that the driver runs."""
+    """Whether it is there, and no other user could have put it there: it is code that the driver runs."""
     if ":" in str(archive):
         # Java would take it for two.
         return False
