@@ -35,10 +35,13 @@ class CommandSpark:
         self._is_released = False
         self._waiting_log: Path | None = None
 
-    def start(self) -> None:
-        """Start Spark, if it doesn't run and none is kept. Raises JavaMissing."""
+    def start(self, operation_id: int | None = None) -> None:
+        """Start Spark, if it doesn't run and none is kept. Raises JavaMissing.
+
+        operation_id: where it is known already: its stretches share a log.
+        """
         if self._driver is None or self._driver.wait(0) is not None:
-            self._driver = self._kept() or self._own()
+            self._driver = self._kept() or self._own(operation_id)
 
     def _kept(self) -> KeptDriver | None:
         if not socket_path().exists():
@@ -47,12 +50,14 @@ class CommandSpark:
 
         return kept_driver(self._options, self._dsn, lambda line: self.relay(line))
 
-    def _own(self) -> Driver:
+    def _own(self, operation_id: int | None) -> Driver:
         if not is_connect(self._options.master):
             use_java()
-        self._waiting_log = spark_log(f"of-{os.getpid()}")
+        log = spark_log(f"of-{os.getpid()}" if operation_id is None else operation_id)
+        if operation_id is None:
+            self._waiting_log = log
         return Driver(
-            waiting_command(self._options, self._waiting_log),
+            waiting_command(self._options, log),
             driver_environment(self._dsn),
             lambda line: self.relay(line),
             takes_orders=True,
@@ -60,7 +65,7 @@ class CommandSpark:
 
     def drive(self, operation_id: int, index: str, owner: str, take_over: bool) -> Driver | KeptDriver:
         """Let it drive an operation; the driver, to wait for. Raises JavaMissing, SparkFailed."""
-        self.start()
+        self.start(operation_id)
         assert self._driver is not None
         log = spark_log(operation_id)
         self._waiting_log = None

@@ -75,7 +75,7 @@ def java_options(conf: Mapping[str, str], environment: Mapping[str, str] = os.en
 
 
 def make_archive() -> Path:
-    """Make the archive, in place of one that is there, which takes as long as two or three starts of Spark; its path.
+    """Make the archive again, which takes as long as two or three starts of Spark; its path.
 
     Raises JavaMissing, InvalidInput if it can't be written, SparkFailed if Spark doesn't start.
     """

@@ -52,7 +52,7 @@ class Java:
     """The JVM of a driver, started before anybody knows for which operation."""
 
     def __init__(self, options: SparkOptions, folder: Path, unwanted: Event | None = None) -> None:
-        """Start it, unless `spark-submit` has. folder: for its temporary files; unwanted: set once nobody waits for it.
+        """Start it, unless `spark-submit` has. folder: for its temporary files; unwanted: set when it is given up.
 
         Raises whatever PySpark raises.
         """

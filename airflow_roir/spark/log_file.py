@@ -46,7 +46,8 @@ class SparkLog:
 
     def __init__(self, path: Path | None = None, file: int | None = None) -> None:
         self.path = path
-        self.is_named = False
+        # One that holds something is an operation's already.
+        self.is_named = file is not None and os.fstat(file).st_size > 0
         self._file = file
 
     def name(self, path: Path) -> None:
@@ -57,6 +58,8 @@ class SparkLog:
         if self.is_named or self.path is None:
             return
         self.is_named = True
+        if path == self.path:
+            return
         with suppress(OSError):
             with suppress(FileNotFoundError):
                 path.replace(_older(path))

@@ -98,7 +98,7 @@ class SparkStart:
     def _break_off(self) -> None:
         """End the JVM that PySpark still waits for, so that PySpark removes what it has made for it.
 
-        Nobody tells its number. In a session of its own the driver's group has nobody else.
+        Nobody tells its number. The group of a driver with its own session is the driver and its JVM.
         """
         if os.getsid(0) == os.getpid():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -89,6 +89,18 @@ def test_it_gets_its_name_when_that_is_known(tmp_path: Path) -> None:
     }
 
 
+def test_a_log_that_an_earlier_stretch_has_begun_keeps_its_name_and_what_is_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "spark-5.log"
+    path.write_text("one")
+    file, _ = log_file._opened(path)
+    log = log_file.SparkLog(path, file)
+    assert log.is_named
+    log.name(path)
+    os.write(file, b" and two")
+    os.close(file)
+    assert {found.name: found.read_text() for found in tmp_path.iterdir()} == {"spark-5.log": "one and two"}
+
+
 def test_a_name_that_can_not_be_given_is_no_failure(tmp_path: Path) -> None:
     file, path = log_file._opened(tmp_path / "spark-of-1.log")
     log = log_file.SparkLog(path, file)

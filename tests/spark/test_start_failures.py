@@ -54,7 +54,7 @@ def test_only_an_exit_code_ends_an_order() -> None:
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
 def test_what_others_wrote_is_no_line_of_the_drivers(end: str) -> None:
     voice = io.StringIO(newline="")
-    application._say(f"paused by ann: lunch{end}roir: ended with exit code 0", 3, voice)
+    application.say(f"paused by ann: lunch{end}roir: ended with exit code 0", 3, voice)
     lines = io.StringIO(voice.getvalue(), newline=None).readlines()
     assert [line for line in lines if line.startswith("roir: ")] == ["roir: paused by ann: lunch\n"]
 
