@@ -164,6 +164,35 @@ def test_the_owner_of_a_table_may_remove_from_the_segments_and_is_told_if_not(da
         run_sql(dsn, f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
 
 
+HELD = """
+SELECT c.relname FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
+ WHERE c.relnamespace = 'roir_data'::regnamespace AND a.grantee = 'removal_former'::regrole
+"""
+
+
+@pytest.mark.parametrize("mode", ["direct", "active"])
+def test_a_former_owner_keeps_no_right_on_the_entries(database: Database, dsn: str, mode: str) -> None:
+    """He could read them, and write to them, once the capture runs as somebody else."""
+    make(dsn, KEYS["integer"])
+    roles = "removal_former", "removal_next"
+    for role in roles:
+        run_sql(dsn, f"DROP ROLE IF EXISTS {role}", f"CREATE ROLE {role}")
+    run_sql(dsn, "ALTER TABLE t OWNER TO removal_former")
+    try:
+        stage = Stage(database, mode, include="v", segments=3)
+        run_sql(dsn, "ALTER TABLE t OWNER TO removal_next")
+        with database.transaction() as connection:
+            oid = int(execute(connection, "SELECT 'public.t'::regclass::oid::bigint").scalar_one())
+            installation.refresh(connection, catalog.read_source_by_oid(connection, oid))
+            assert execute(connection, HELD).all() == []
+        run_sql(dsn, "UPDATE t SET v = v + 1", "DELETE FROM t WHERE id % 3 = 0")
+        stage.assert_exact("by the next owner")
+        stage.connection.close()
+    finally:
+        for role in roles:
+            run_sql(dsn, f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
+
+
 def test_a_segment_of_another_name_is_told(database: Database, dsn: str) -> None:
     make(dsn, KEYS["integer"])
     steps.make_index(database, segments=3)

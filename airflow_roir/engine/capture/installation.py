@@ -65,6 +65,16 @@ SELECT string_agg(c.oid::regclass::text, ', ')
    AND NOT (ARRAY(SELECT a.privilege_type FROM aclexplode(c.relacl) a WHERE a.grantee = o.oid)
             @> ARRAY['SELECT', 'UPDATE', 'DELETE'])
 """
+# What the role holds that the capture has run as until now, where the source is another one's by now.
+OF_FORMER_OWNER = """
+SELECT quote_ident(pg_get_userbyid(p.proowner)) AS owner, string_agg(c.oid::regclass::text, ', ') AS relations
+  FROM pg_proc p
+  JOIN pg_class c ON c.oid IN (SELECT to_regclass(n)::oid FROM unnest(%(names)s::text[]) n)
+       OR c.oid IN (SELECT h.inhrelid FROM pg_inherits h WHERE h.inhparent = to_regclass(%(base)s))
+ WHERE p.oid = to_regprocedure(%(rows)s) AND p.proowner <> c.relowner AND pg_get_userbyid(p.proowner) <> %(owner)s
+   AND EXISTS (SELECT FROM aclexplode(c.relacl) a WHERE a.grantee = p.proowner)
+ GROUP BY 1
+"""
 MADE = """
 SELECT r.prosrc AS rows, t.prosrc AS truncate,
        r.prosecdef AND t.prosecdef AND pg_get_userbyid(r.proowner) = %(owner)s
@@ -161,6 +171,15 @@ def _hand_over(connection: Connection, source: Source, generations: list[Target]
     So the capture gives the owner of a table no more rights than he has, whatever role we are.
     """
     owner = quote(source.owner)
+    for target in generations:
+        wanted = {
+            "owner": source.owner,
+            "rows": f"{function_name(source.oid)}()",
+            "base": physical.base(target.generation_id),
+            "names": physical.names(target.generation_id),
+        }
+        for former in execute(connection, OF_FORMER_OWNER, wanted).all():
+            execute(connection, f"REVOKE ALL ON {former.relations} FROM {former.owner}")
     owners.hand_over(connection, source, f"{function_name(source.oid)}()")
     owners.install(connection, source)
     for target in generations:
