@@ -138,7 +138,9 @@ def test_who_waits_between_two_attempts_is_shown_with_who_holds_the_lock(
     sql(holder, holds)
     seen: list[list[LockWait]] = []
 
-    def look(_line: str) -> None:
+    def look(line: str) -> None:
+        if line.startswith("expected"):
+            return
         seen.append(waiting(database))
         if len(seen) == 2:
             holder.rollback()
@@ -159,7 +161,9 @@ def test_a_wait_is_found_by_the_name_of_an_index_that_does_not_exist_yet(databas
     sql(holder, "UPDATE t SET k = 'held' WHERE id = 1")
     seen: list[Any] = []
 
-    def look(_line: str) -> None:
+    def look(line: str) -> None:
+        if line.startswith("expected"):
+            return
         seen.append([len(waiting(database, name)) for name in ("ix", "public.ix", '"IX"', "other.ix")])
         holder.rollback()
 

@@ -110,24 +110,31 @@ def targets(connection: Connection, source_oid: int, names_of_now: bool = True) 
         )
         .order_by(generation.c.id)
     )
+    bounds = _bounds(connection, source_oid)
     found = []
     for row in rows.all():
         entry = Entry.from_json(row.entry)
         if names_of_now:
             entry = physical.followed(connection, row.id, entry)
-        bounds = _bounds(connection, row.id)
-        found.append(Target(row.id, entry, row.capture_mode, Scan(row.scan), bounds))
+        found.append(Target(row.id, entry, row.capture_mode, Scan(row.scan), bounds.get(row.id)))
     return found
 
 
-def _bounds(connection: Connection, generation_id: int) -> tuple[Bound, ...] | None:
-    """The bounds between a generation's segments, in their order."""
-    segment = tables.segment
-    query = select(segment.c.ordinal, segment.c.lower).where(
-        segment.c.generation_id == generation_id, segment.c.ordinal > physical.DEFAULT_SEGMENT
+def _bounds(connection: Connection, source_oid: int) -> dict[int, tuple[Bound, ...]]:
+    """The bounds between the segments of each generation of a source, in order. One query, since it is asked often."""
+    segment, generation, index = tables.segment, tables.generation, tables.index
+    query = (
+        select(segment.c.generation_id, segment.c.lower)
+        .join(generation, generation.c.id == segment.c.generation_id)
+        .join(index, index.c.id == generation.c.index_id)
+        .where(index.c.source_oid == source_oid, segment.c.ordinal > physical.DEFAULT_SEGMENT)
+        .order_by(segment.c.generation_id, segment.c.ordinal)
     )
-    rows = connection.execute(query.order_by(segment.c.ordinal)).all()
-    return tuple(tuple(row.lower) for row in rows[1:]) if rows else None
+    lowers: dict[int, list[Bound]] = {}
+    for row in connection.execute(query).all():
+        lowers.setdefault(row.generation_id, []).append(tuple(row.lower or ()))
+    # The first segment has no bound below.
+    return {generation_id: tuple(found[1:]) for generation_id, found in lowers.items()}
 
 
 def mode(connection: Connection, generation_id: int) -> str:
