@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from airflow_roir.errors import SparkFailed
 from airflow_roir.spark.classic import is_local
-from airflow_roir.spark.driver_process import ENDED, ORDER_LOOK_S, SPARK_IS_UP, TERMINATE_S
+from airflow_roir.spark.driver_process import ORDER_LOOK_S, SPARK_IS_UP, TERMINATE_S, code_of
 from airflow_roir.spark.options import SparkOptions
 from airflow_roir.spark.server_socket import fingerprint, is_trusted, socket_path
 from airflow_roir.spark.whole_dsn import whole_dsn
@@ -159,8 +159,8 @@ class KeptDriver:
         with suppress(OSError, ValueError):
             for line in self._lines:
                 if text := line.rstrip():
-                    if text.startswith(f"roir: {ENDED}"):
-                        self._end_order(int(text.rpartition(" ")[2]))
+                    if (code := code_of(text)) is not None:
+                        self._end_order(code)
                         continue
                     self.last_line = text
                     if text == f"roir: {SPARK_IS_UP}":
