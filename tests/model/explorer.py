@@ -56,7 +56,7 @@ def explore(bounds: Bounds, variant: Variant = Variant.CORRECT, most_states: int
                 result.steps += 1
                 result.refused += text.endswith("40001")
                 result.deadlocks += text.endswith("deadlock")
-                violation = invariants.broken(state, after) or _stuck(after, bounds, variant)
+                violation = invariants.broken(state, after, bounds) or _stuck(after, bounds, variant)
                 if violation:
                     result.violation = violation
                     result.trace = [*_trace(cameby, here), text]
@@ -83,12 +83,24 @@ def _stuck(state: State, bounds: Bounds, variant: Variant) -> str:
     waiting = writers.waits(state, bounds, variant)
     if not waiting:
         return ""
-    # Two rows can hold one DEFERRABLE key for a while, so that their entries meet before they do.
-    if bounds.key == "plain" and any(writers.is_writer(held) for held in waiting.values()):
-        return "I6: a writer waits for another one at an entry, and not at the source"
-    folds = engine.fold_waits(state, variant)
-    if any(folds.get(held) == me for me, held in waiting.items()):
-        return "I6: a writer and a fold step wait for each other"
+    for me, held in waiting.items():
+        # Two rows can hold one DEFERRABLE key for a while, so that their entries meet before they do.
+        if not writers.is_writer(held) or bounds.key != "plain":
+            continue
+        if not bounds.unique:
+            return "I6: a writer waits for another one at an entry, and not at the source"
+        if not writers.would_wait(state, me, held):
+            return "I6: a writer waits for another one where a native unique index wouldn't"
+    folds = engine.fold_waits(state, bounds, variant)
+    if not folds:
+        return ""
+    everybody = {**waiting, **folds, **writers.waits(state, bounds, variant, at_source=True)}
+    for me in folds:
+        here, met = me, {me}
+        while (here := everybody.get(here, 0)) and here not in met:
+            met.add(here)
+        if here == me and any(writers.is_writer(one) for one in met):
+            return "I6: a writer and a fold step wait for each other"
     return ""
 
 

@@ -12,6 +12,9 @@ from tests.model.mvcc import DELETED, LOCKED, NEVER, UPDATED, Table, Version
 
 NO_SNAPSHOT = -1
 
+# What one statement makes of the keys, as `UPDATE … SET k = k + 1` does.
+MAPS = {"swap": {"a": "b", "b": "a"}, "shift": {"a": "b", "b": "c"}}
+
 
 class Variant(Enum):
     """The algorithm, or a mistake in it that the exploration must find."""
@@ -42,6 +45,26 @@ class Variant(Enum):
     LOOK_ONCE = "a careful visit doesn't look again after it has taken an entry out"
     CAPTURE_MODE_TAKES_OLD_SNAPSHOTS = "with a DEFERRABLE key capture mode takes snapshots older than prepare"
     TRUNCATE_BETWEEN_READ_AND_WRITE = "a batch reads the source in one transaction and writes the base in another"
+    # Of a unique generation.
+    STALE_COPY_REPORTED = "a base copy that the delta touches counts as a duplicate"
+    SEAL_LEAVES_TOUCHED = "the seal leaves what the delta touches in the segment"
+    ANTIMATTER_HIDES_PAIR = "antimatter hides a key's other entries from the look, and not its own alone"
+    NO_LAST_LOOK = "the switch trusts the look that was taken without the lock"
+    ONLY_AGAINST_BASE = "the look compares the delta's rows with the base, and not with each other"
+    RECORDED_FORGOTTEN = "a later look sees what is new, and not the groups that were recorded"
+    LOOKED_AT_FLIGHT = "rows of transactions in flight count as looked at"
+    REMOVAL_BY_KEY = "a removal deletes the entry of its key, whosever it is"
+    BASE_BEFORE_DELTA = "a put looks at the base, and then at the delta"
+    OTHERS_IN_DELTA_IGNORED = "a put doesn't look at the delta's other rows of its key"
+    NO_QUESTION = "a put refuses whatever entry holds its key, and asks no source"
+    ASK_WITHOUT_LOCK = "a put asks the source without FOR SHARE"
+    ASK_KEY_SHARE = "a put asks the source FOR KEY SHARE"
+    ASK_WITHOUT_LOCK_IN_OLD_SNAPSHOT = "a put asks without FOR SHARE in REPEATABLE READ alone"
+    ASK_ONCE = "a put doesn't ask again after it took an entry over"
+    ANTIMATTER_IS_STALE = "a put takes over, unasked, an entry that has antimatter in the delta"
+    OTHERS_ANTIMATTER_LEFT = "a put leaves antimatter of its key's other entries in the delta"
+    FOLD_KEEPS_HOLDER = "the fold leaves another's entry of the same key as it is"
+    REMOVAL_PROBES = "a removal probes in a unique generation, too"
 
 
 @dataclass(frozen=True)
@@ -58,7 +81,7 @@ class Bounds:
     nested: they may insert a row that a trigger deletes at once. twins: how many rows with one DEFERRABLE primary key a
     transaction may insert. fine: every SQL statement takes its
     snapshot in one step and acts in another, and so does each of the capture function; else a user's statement runs
-    until it ends or waits.
+    until it ends or waits. unique: the generations are. maps: one statement changes the keys of several rows, by MAPS.
     """
 
     users: tuple[tuple[str, int], ...]
@@ -80,6 +103,8 @@ class Bounds:
     twins: int = 1
     truncates: int = 0
     fine: bool = False
+    unique: bool = False
+    maps: tuple[str, ...] = ()
 
 
 class User(NamedTuple):
@@ -97,6 +122,7 @@ class User(NamedTuple):
     ops: tuple[tuple[Any, ...], ...] = ()
     statement: int = NO_SNAPSHOT  # the snapshot of the statement that is at work
     checks: tuple[int, ...] = ()
+    keys: tuple[str, ...] = ()  # under a unique generation: of all rows that it has written, before and after
 
 
 class Worker(NamedTuple):
@@ -121,7 +147,11 @@ class Fold(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """status: building, active, retired, aborting, dropped. mode: capture, direct, active."""
+    """status: building, active, retired, aborting, dropped. mode: capture, direct, active.
+
+    Of a unique one, looked: what the last look saw in the delta, as long as nobody wrote it again; recorded: the keys
+    of the groups that were found last.
+    """
 
     status: str
     mode: str
@@ -132,6 +162,8 @@ class Generation(NamedTuple):
     sealed: bool = False
     base: Table = ()
     delta: Table = ()
+    looked: tuple[Any, ...] | None = None
+    recorded: tuple[str, ...] = ()
 
 
 DROPPED = Generation("dropped", "none", 0)
@@ -165,7 +197,8 @@ def initial(bounds: Bounds) -> State:
     """The world before the first operation, or, where an index is built, before the rebuild."""
     generations: tuple[Generation, ...] = ()
     if bounds.built:
-        base = tuple(sorted(((v[0], pk), v[1:], 0, NEVER, DELETED) for pk, v in bounds.rows))
+        held = ((v[0], f"{pk}{v[1:]}") if bounds.unique else ((v[0], pk), v[1:]) for pk, v in bounds.rows)
+        base: Table = tuple(sorted((ident, value, 0, NEVER, DELETED) for ident, value in held))
         generations = (Generation("active", "active", 0, done=True, sealed=True, base=base),)
     return State(
         now=0,
