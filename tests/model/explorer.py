@@ -14,7 +14,8 @@ from tests.model.state import Bounds, State, Variant, canonical, initial
 class Exploration:
     """What was found. violation: '' where nothing was; trace: the steps that lead to it.
 
-    reached: states by their generations' statuses. refused, deadlocks: steps that end in 40001, or end a deadlock.
+    reached: states by their generations' statuses. refused, duplicates, deadlocks: steps that end in 40001, in the
+    capture's 23505, or end a deadlock.
     complete: every state within the bounds was seen.
     """
 
@@ -25,6 +26,7 @@ class Exploration:
     trace: list[str] = field(default_factory=list)
     reached: Counter[str] = field(default_factory=Counter)
     refused: int = 0
+    duplicates: int = 0
     deadlocks: int = 0
     complete: bool = True
 
@@ -55,6 +57,7 @@ def explore(bounds: Bounds, variant: Variant = Variant.CORRECT, most_states: int
             for text, after in successors(state, bounds, variant):
                 result.steps += 1
                 result.refused += text.endswith("40001")
+                result.duplicates += text.endswith("23505")
                 result.deadlocks += text.endswith("deadlock")
                 violation = invariants.broken(state, after, bounds) or _stuck(after, bounds, variant)
                 if violation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -82,6 +83,8 @@ class Bounds:
     transaction may insert. fine: every SQL statement takes its
     snapshot in one step and acts in another, and so does each of the capture function; else a user's statement runs
     until it ends or waits. unique: the generations are. maps: one statement changes the keys of several rows, by MAPS.
+    switched: the operation has just switched to direct mode. held: primary keys whose entries lie in its delta and not in
+    its base. stale: entries that lie in its base, and whose antimatter lies in its delta.
     """
 
     users: tuple[tuple[str, int], ...]
@@ -105,6 +108,9 @@ class Bounds:
     fine: bool = False
     unique: bool = False
     maps: tuple[str, ...] = ()
+    switched: bool = False
+    held: tuple[int, ...] = ()
+    stale: tuple[tuple[str, int], ...] = ()
 
 
 class User(NamedTuple):
@@ -196,13 +202,19 @@ class State(NamedTuple):
 def initial(bounds: Bounds) -> State:
     """The world before the first operation, or, where an index is built, before the rebuild."""
     generations: tuple[Generation, ...] = ()
-    if bounds.built:
-        held = ((v[0], f"{pk}{v[1:]}") if bounds.unique else ((v[0], pk), v[1:]) for pk, v in bounds.rows)
-        base: Table = tuple(sorted((ident, value, 0, NEVER, DELETED) for ident, value in held))
-        generations = (Generation("active", "active", 0, done=True, sealed=True, base=base),)
+    if bounds.built or bounds.switched:
+        entries = [((v[0], pk), v[1:]) for pk, v in bounds.rows]
+        based = [entry for entry in entries if entry[0][1] not in bounds.held] + [(ident, "0") for ident in bounds.stale]
+        base = _table((ident[0], f"{ident[1]}{v}") if bounds.unique else (ident, v) for ident, v in based)
+        delta = _table(
+            [(ident, "regular" + v) for ident, v in entries if ident[1] in bounds.held]
+            + [(ident, "antimatter") for ident in bounds.stale]
+        )
+        status, mode = ("active", "active") if bounds.built else ("building", "direct")
+        generations = (Generation(status, mode, 0, done=True, sealed=True, base=base, delta=delta),)
     return State(
         now=0,
-        source=tuple(sorted((pk, value, 0, NEVER, DELETED) for pk, value in bounds.rows)),
+        source=_table(bounds.rows),
         generations=generations,
         users=tuple(User(left=statements) for _, statements in bounds.users),
         workers=(None,) * bounds.workers,
@@ -210,6 +222,10 @@ def initial(bounds: Bounds) -> State:
         epoch=0,
         left=Left(bounds.claims, bounds.takeovers, bounds.operations, bounds.aborts, bounds.truncates),
     )
+
+
+def _table(rows: Iterable[tuple[Any, Any]]) -> Table:
+    return tuple(sorted((ident, value, 0, NEVER, DELETED) for ident, value in rows))
 
 
 def canonical(state: State) -> State:

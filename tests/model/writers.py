@@ -613,10 +613,11 @@ def waits(state: State, bounds: Bounds, variant: Variant, at_source: bool = Fals
 def would_wait(state: State, me: int, held: int) -> bool:
     """Whether a native unique index would let `me` wait for `held`: that has written a row of the key, before or after.
 
-    Then the index has a version of it whose transaction is in flight.
+    Then the index has a version of it whose transaction is in flight. A question waits at the source: if it is as
+    old as another's commit, for whoever has the row's next version in hand.
     """
-    _, _, (key, _), *_ = state.users[-1 - me].ops[0]
-    return key in state.users[-1 - held].keys
+    verb, _, (key, _), *_ = state.users[-1 - me].ops[0]
+    return verb.startswith("ask") or key in state.users[-1 - held].keys
 
 
 def end(state: State, ending: Any) -> State:
