@@ -16,6 +16,7 @@ from airflow_roir.engine.run import start_run
 from airflow_roir.errors import DuplicatesFound
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.isolation import Session, Watcher
 from tests.engine.stages import Stage
 from tests.engine.steps import sql
 
@@ -143,3 +144,30 @@ def test_a_segment_with_duplicates_is_left_by_its_run_alone(database: Database, 
     assert len(list(seal.work(database, run, 0))) == 1  # the default one
     with database.transaction() as connection:
         assert seal.work_left(connection, run, ()).undone == 0
+
+
+def test_a_holder_that_goes_and_comes_again_while_it_is_asked_about_keeps_its_key(database: Database, dsn: str) -> None:
+    """The question waits for the holder's row, whose version of then is deleted; the entry is of its next one."""
+    run_sql(dsn, *PARTITIONED, ROWS.format("t"))
+    Stage(database, "published", keys="k", unique=True)
+    with closing(Session(dsn)) as holder, closing(Session(dsn)) as other:
+        watcher = Watcher(dsn)
+
+        def do(statement: str) -> None:
+            holder.send(statement)
+            while not holder.ended(1.0):
+                pass
+            assert not holder.error
+
+        do("BEGIN; SELECT FROM t WHERE id = 7 FOR UPDATE")
+        other.send("INSERT INTO t VALUES (100, 1, 7, 0)")
+        while not watcher.is_blocked(other, [holder]):
+            assert not other.ended()
+        do("DELETE FROM t WHERE id = 7")
+        do("INSERT INTO t VALUES (7, 3, 7, 0)")
+        do("COMMIT")
+        while not other.ended(1.0):
+            pass
+        watcher.connection.close()
+    assert other.error == "23505"
+    steps.assert_exact(database)
