@@ -154,6 +154,9 @@ def parse_columns(text: str | Sequence[str] | None, what: str = "columns") -> tu
 class IndexDefinition:
     """A named index: its source, key columns in order, and included columns (docs/architecture.md#words).
 
+    unique: no two rows of the source may have the same key, over all its partitions. nulls_not_distinct: nor the same
+    NULLs (docs/architecture.md#uniqueness). In a rebuild both may be left out: the index knows them itself.
+
     `source` and `key` are empty for the rebuild of an index that exists: it knows them itself.
     """
 
@@ -161,8 +164,18 @@ class IndexDefinition:
     source: QualifiedName | None = None
     key: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
+    unique: bool = False
+    nulls_not_distinct: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("unique", "nulls_not_distinct"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidInput(f"index {self.name}: {name} is {value!r}; it must be true or false")
+        if self.nulls_not_distinct and not self.unique:
+            raise InvalidInput(
+                f"index {self.name}: only a unique index tells NULLs apart or not; give unique, too, or leave "
+                "nulls_not_distinct out"
+            )
         if (self.source is None) != (not self.key):
             raise InvalidInput(
                 f"index {self.name}: give the table and the key columns together, "
@@ -191,6 +204,8 @@ class IndexDefinition:
         table: str | None = None,
         keys: str | Sequence[str] | None = None,
         include: str | Sequence[str] | None = None,
+        unique: bool = False,
+        nulls_not_distinct: bool = False,
     ) -> IndexDefinition:
         """Read a definition from SQL identifiers as a user types them. Raises InvalidInput."""
         return cls(
@@ -198,6 +213,8 @@ class IndexDefinition:
             source=parse_name(table, "table") if table else None,
             key=parse_columns(keys, "key columns"),
             include=parse_columns(include, "included columns"),
+            unique=unique,
+            nulls_not_distinct=nulls_not_distinct,
         )
 
 
@@ -220,6 +237,7 @@ class Scan(str, Enum):
 LIVE_OPTIONS = ("parallelism", "batch_rows", "max_rows_per_second")
 COVERING = ("auto", "all", "none")
 VERIFY = ("after", "before", "both", "none")
+ON_DUPLICATE = ("pause", "stop")
 SCAN = ("auto", *(scan.value for scan in Scan))
 
 
@@ -249,6 +267,9 @@ class BuildOptions:
         lacks them stops; others may skip them.
     verify: `after` compares the new generation with the source, and publishes it only if they match. `before` compares
         the index that a rebuild replaces, to know what the rebuild repairs. `both`, or `none`.
+    on_duplicate: of a unique index. `pause` builds on, lists all duplicates, and pauses before the switch. `stop`
+        pauses at the first one.
+    census: list the duplicates of a unique index that doesn't exist, then remove all that was built.
     """
 
     parallelism: int = 2
@@ -265,6 +286,8 @@ class BuildOptions:
     ignore_row_security: bool = False
     ignore_publications: bool = False
     verify: str = "after"
+    on_duplicate: str = "pause"
+    census: bool = False
 
     def __post_init__(self) -> None:
         _in_range("parallelism", self.parallelism, 1, MAX_PARALLELISM)
@@ -279,11 +302,13 @@ class BuildOptions:
             _in_range("segments", self.segments, 1, 1_000)
         if self.max_rows_per_second is not None:
             _in_range("max_rows_per_second", self.max_rows_per_second, 1, MAX_ROWS_PER_SECOND)
-        for name in ("ignore_row_security", "ignore_publications"):
+        for name in ("ignore_row_security", "ignore_publications", "census"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidInput(f"{name} is {value!r}; it must be true or false")
         if self.verify not in VERIFY:
             raise InvalidInput(f"verify is {self.verify!r}; it must be one of {', '.join(VERIFY)}")
+        if self.on_duplicate not in ON_DUPLICATE:
+            raise InvalidInput(f"on_duplicate is {self.on_duplicate!r}; it must be one of {', '.join(ON_DUPLICATE)}")
         if self.scan not in SCAN:
             raise InvalidInput(f"scan is {self.scan!r}; it must be one of {', '.join(SCAN)}")
         if self.covering not in COVERING:

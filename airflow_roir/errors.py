@@ -95,6 +95,12 @@ class InvariantViolated(RoirError):
     """A check before publish found that the new generation isn't complete. Nothing was published."""
 
 
+class DuplicatesFound(RoirError):
+    """Rows share a key of a unique index that is being built. Users aren't disturbed; the operation is paused."""
+
+    exit_code = 3
+
+
 class VerificationFailed(RoirError):
     """The new generation differs from its source. Nothing was published; the operation is paused."""
 

@@ -64,12 +64,17 @@ class EntryColumn:
 
 @dataclass(frozen=True)
 class Entry:
-    """The shape of a generation's entries: first `identity` columns are `(key, pk)`, the first `key` the key."""
+    """The shape of a generation's entries: first `identity` columns are `(key, pk)`, the first `key` the key.
+
+    unique: '' where several rows may have the same key; else how a unique index takes NULLs, `distinct` or
+    `not distinct` (docs/architecture.md#uniqueness).
+    """
 
     columns: tuple[EntryColumn, ...]
     key: int
     identity: int
     partition: int
+    unique: str = ""
 
     @classmethod
     def of(cls, source: Source, definition: IndexDefinition, covering: str, partition: int) -> Entry:
@@ -98,7 +103,8 @@ class Entry:
                     attnum=column.attnum,
                 )
             )
-        return cls(tuple(columns), len(definition.key), len(identity), partition)
+        nulls = "not distinct" if definition.nulls_not_distinct else "distinct"
+        return cls(tuple(columns), len(definition.key), len(identity), partition, nulls if definition.unique else "")
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Entry:
@@ -108,6 +114,7 @@ class Entry:
             value["key"],
             value["identity"],
             value["partition"],
+            value.get("unique", ""),
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -186,13 +193,36 @@ class Entry:
         """As `same`, of a row of the source and an entry. row: the source's alias; prefix: `alias.` of the entry."""
         return self.same([column.of(row) for column in self.columns], self.physical(prefix=prefix))
 
-    def on_conflict(self, state: bool = False) -> str:
+    def on_conflict(self, state: bool = False, by_key: bool = False) -> str:
         """SQL: an upsert's clause. It writes every column, the key's too: equal values may differ.
 
-        state: that of a delta's row too.
+        state: that of a delta's row too. by_key: what has the key makes room, whatever row it is of (a unique index).
         """
         assignments = ", ".join(f"{name} = EXCLUDED.{name}" for name in self.physical() + (["state"] if state else []))
-        return f"ON CONFLICT ({', '.join(self.physical(self.identity_positions))}) DO UPDATE SET {assignments}"
+        arbiter = self.key_positions if by_key else self.identity_positions
+        return f"ON CONFLICT ({', '.join(self.physical(arbiter))}) DO UPDATE SET {assignments}"
+
+    @property
+    def key_positions(self) -> range:
+        """Positions of the key."""
+        return range(self.key)
+
+    @property
+    def rest_positions(self) -> range:
+        """Positions of the primary key's columns that aren't in the key: by them rows of one key are told apart."""
+        return range(self.key, self.identity)
+
+    @property
+    def apart_positions(self) -> list[int]:
+        """Positions of a unique index's key where a NULL makes the entry differ from all others."""
+        return (
+            [i for i in self.nullable_positions if i < self.key] if self.enforced and self.unique == "distinct" else []
+        )
+
+    @property
+    def enforced(self) -> bool:
+        """True if the key alone must be unique. Where it contains the primary key, that is so by itself."""
+        return bool(self.unique) and self.identity > self.key
 
 
 def is_null(expression: str) -> str:

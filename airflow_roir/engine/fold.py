@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, update
 
+from airflow_roir.engine import duplicates, operations, tables
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import operations, tables
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
@@ -94,12 +94,17 @@ def drain(
 def switch(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
     """Switch the capture from capture to direct mode, under the drain lock. A no-op if that was done.
 
-    Raises LockNotAcquired (try again), Fenced, SourceChanged, OperationPaused.
+    Raises LockNotAcquired (try again), Fenced, SourceChanged, OperationPaused, DuplicatesFound (in a unique index).
     """
     with database.transaction() as connection:
         job = load_job(connection, run)
+        done = mode(connection, job.generation_id) != CAPTURE
+    if done:
+        return
+    # All that was written until now is looked at before the lock, so that little is left under it.
+    duplicates.look_and_refuse(database, job)
 
-    def body(connection: Connection, lock: Callable[[], None]) -> None:
+    def body(connection: Connection, lock: Callable[[], None]) -> bool:
         row = read_running(connection, run)
         known: set[int] = set()
         # A leaf that is new is read through here already, the fingerprint is planned: not while writers wait.
@@ -108,14 +113,15 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
         lock()
         check_fingerprint(connection, job)
         check_partitions(connection, job, known, adopt=True)
+        if duplicates.look(connection, job):
+            return False
         set_mode(connection, job.generation_id, CAPTURE, DIRECT)
         installation.refresh(connection, job.source)
         operations.record_event(connection, row.index_id, row.id, run.owner, "switch", "capture to direct mode")
+        return True
 
-    with database.transaction() as connection:
-        done = mode(connection, job.generation_id) != CAPTURE
-    if not done:
-        drain(database, job, body, report)
+    if not drain(database, job, body, report):
+        duplicates.refuse(database, job)
 
 
 def follow_partitions(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
@@ -170,6 +176,7 @@ class FoldWorker:
         self.entry = entry
         self.base = physical.base(generation_id)
         self.delta = physical.delta(generation_id)
+        self.default_segment = physical.segment(generation_id, physical.DEFAULT_SEGMENT)
         # Neighbours in the base's index, which the delta's own order scatters, share its pages.
         self._in_order = f"ORDER BY {', '.join(f'c{i + 1}' for i in entry.identity_positions)}"
 
@@ -200,7 +207,7 @@ class FoldWorker:
         for row in taken:
             addresses = {**values, "tids": row.tids}
             if row.state == EntryState.REGULAR:
-                folded += Folded(upserted=self._upsert(where, addresses))
+                folded += Folded(upserted=self._upsert(row.nulls, where, addresses))
             else:
                 folded += Folded(annihilated=self._annihilate(row.nulls, where, addresses))
                 folded += Folded(ghosts=self._leave_ghosts(where, addresses))
@@ -210,14 +217,18 @@ class FoldWorker:
         """SQL for which identity columns are NULL, as a string of 0s and 1s."""
         return " || ".join(f"({is_null(f'd.c{i + 1}')})::int::text" for i in self.entry.identity_positions)
 
-    def _upsert(self, where: str, values: dict[str, str]) -> int:
+    def _upsert(self, nulls: str, where: str, values: dict[str, str]) -> int:
         columns = ", ".join(self.entry.physical())
+        base, upsert = self.base, self.entry.on_conflict(by_key=self.entry.enforced)
+        if any(nulls[i] == "1" for i in self.entry.apart_positions):
+            base, upsert = self.default_segment, self.entry.on_conflict()
         in_order = f"SELECT {columns} FROM gone {self._in_order}"
         return execute(
             self.connection,
             f"WITH gone AS (DELETE FROM {self.delta} d WHERE {where} AND d.ctid = ANY (%(tids)s::tid[]) "
             f"RETURNING {', '.join(self.entry.physical(prefix='d.'))}) "
-            f"INSERT INTO {self.base} ({columns}) {in_order} {self.entry.on_conflict()}",
+            # In a unique index whoever has the key is stale (docs/architecture.md#uniqueness).
+            f"INSERT INTO {base} ({columns}) {in_order} {upsert}",
             values,
         ).rowcount
 

@@ -45,6 +45,11 @@ def segment_key(generation_id: int, ordinal: int) -> str:
     return f"{segment(generation_id, ordinal)}_key"
 
 
+def pair_key(generation_id: int) -> str:
+    """Of a unique generation: the index of the default segment on `(key, pk)`, which tells NULLs apart."""
+    return f"{segment(generation_id, DEFAULT_SEGMENT)}_pair"
+
+
 def delta(generation_id: int) -> str:
     """The entries that DML wrote while the generation was being built."""
     return f"{DATA_SCHEMA}.g{generation_id}_delta"
@@ -123,7 +128,7 @@ def followed(connection: Connection, generation_id: int, entry: Entry) -> Entry:
     if found.base is None or found.key is None:
         return entry
     stored = columns_of(connection, found.base)
-    operators = equality_operators(connection, base_key(generation_id))
+    operators = equality_operators(connection, _identity_index(connection, generation_id, entry))
     columns = []
     for i, column in enumerate(entry.columns):
         now = stored.get(f"c{i + 1}")
@@ -132,6 +137,15 @@ def followed(connection: Connection, generation_id: int, entry: Entry) -> Entry:
         equals = operators[i] if i < entry.identity else column.equals
         columns.append(replace(column, type=now.type, cast=now.cast, collation=now.collation, equals=equals))
     return replace(entry, columns=tuple(columns))
+
+
+def _identity_index(connection: Connection, generation_id: int, entry: Entry) -> str:
+    """An index on `(key, pk)`. A unique base has none: then the default segment's, before that the delta's."""
+    if not entry.enforced:
+        return base_key(generation_id)
+    pair, while_built = pair_key(generation_id), f"{delta(generation_id)}_key"
+    found = execute(connection, "SELECT to_regclass(%(pair)s)", {"pair": pair}).scalar()
+    return pair if found is not None else while_built
 
 
 def create_source_view(connection: Connection, generation_id: int, source: Source, entry: Entry) -> None:
@@ -167,6 +181,12 @@ def seal_segment(connection: Connection, generation_id: int, ordinal: int, entry
         connection,
         f"CREATE UNIQUE INDEX {_index_name(segment_key(generation_id, ordinal))} ON {name} {key_clause(entry)}",
     )
+    if entry.enforced and ordinal == DEFAULT_SEGMENT:
+        identity = ", ".join(entry.physical(entry.identity_positions))
+        execute(
+            connection,
+            f"CREATE UNIQUE INDEX {_index_name(pair_key(generation_id))} ON {name} ({identity}) NULLS NOT DISTINCT",
+        )
     execute(
         connection,
         f"ALTER INDEX {base_key(generation_id)} ATTACH PARTITION {segment_key(generation_id, ordinal)}",
@@ -230,9 +250,13 @@ def drop(connection: Connection, generation_id: int) -> None:
 
 def key_clause(entry: Entry) -> str:
     """SQL: the columns of a unique index of entries, and how it takes NULLs."""
-    covered = [f"c{i + 1}" for i in entry.included_positions if entry.columns[i].covered]
-    include = f" INCLUDE ({', '.join(covered)})" if covered else ""
-    return f"({', '.join(entry.physical(entry.identity_positions))}){include} NULLS NOT DISTINCT"
+    covered = [i for i in entry.included_positions if entry.columns[i].covered]
+    keys = entry.identity_positions
+    if entry.enforced:
+        keys, covered = entry.key_positions, [*entry.rest_positions, *covered]
+    include = f" INCLUDE ({', '.join(entry.physical(covered))})" if covered else ""
+    nulls = "DISTINCT" if entry.enforced and entry.unique == "distinct" else "NOT DISTINCT"
+    return f"({', '.join(entry.physical(keys))}){include} NULLS {nulls}"
 
 
 def _index_name(qualified: str) -> str:
@@ -240,8 +264,9 @@ def _index_name(qualified: str) -> str:
 
 
 def _bound_list(bound: Bound | None, unbounded: str, width: int, prefix: str, values: dict[str, str]) -> str:
+    """The bound, which may be of fewer columns than the segments are cut by: nothing is below it then."""
     if bound is None:
         return ", ".join([unbounded] * width)
     for i, value in enumerate(bound):
         values[f"{prefix}{i}"] = value
-    return ", ".join(f"%({prefix}{i})s" for i in range(len(bound)))
+    return ", ".join([*(f"%({prefix}{i})s" for i in range(len(bound))), *["MINVALUE"] * (width - len(bound))])

@@ -46,8 +46,9 @@ class Plan:
     """How an operation will be cut.
 
     rows: the source's estimated rows; source_bytes: the size of its heap. pieces: what will be the ranges.
-    segment_bounds: the inner bounds of the segments, each as long as `partition`, the number of leading identity
-    columns that they are cut by. sampled: rows of the sample, by the estimate; sample_seconds: what cutting it took.
+    segment_bounds: the inner bounds of the segments; `partition`: the number of leading identity columns that they are
+    cut by, as long as a bound, or longer in a unique index. sampled: rows of the sample, by the estimate;
+    sample_seconds: what cutting it took.
     """
 
     rows: int
@@ -168,11 +169,14 @@ def _segment_bounds(
     each nullable column more sends its NULLs to the default segment, so the most even cut wins.
     """
     identity = identity_columns(source, definition)
+    # In a unique index equal keys must meet in one segment, and a NULL in any column of the key leads to the default.
+    most = len(definition.key) if definition.unique else len(identity)
+    apart = definition.unique and not definition.nulls_not_distinct
     if segments == 1 or owner.runs_checks(connection, source, identity):
         # The bounds of segments are read from text as us.
-        return 1, []
+        return most if apart else 1, []
     best: tuple[float, int, list[Bound]] | None = None
-    for length in range(1, len(identity) + 1):
+    for length in range(1, most + 1):
         names = identity[:length]
         # Qualified, or ORDER BY would sort the texts, which have the columns' names.
         columns = ", ".join(f"s.{quote(name)}" for name in names)
@@ -195,7 +199,7 @@ def _segment_bounds(
         if share <= 1.5 / segments:
             break
     assert best is not None
-    return best[1], best[2]
+    return most if apart else best[1], best[2]
 
 
 def cut(values: Sequence[tuple[Bound, int]], pieces: int) -> tuple[list[Bound], int]:

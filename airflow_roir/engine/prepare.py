@@ -271,6 +271,8 @@ def _index_row(connection: Connection, rehearsal: Rehearsal) -> int:
                 source_oid=rehearsal.source.oid,
                 key_columns=list(rehearsal.definition.key),
                 included_columns=list(rehearsal.definition.include),
+                is_unique=rehearsal.definition.unique,
+                nulls_not_distinct=rehearsal.definition.nulls_not_distinct,
             )
             .returning(tables.index.c.id)
         ).scalar_one()

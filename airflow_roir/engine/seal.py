@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.engine import duplicates, operations
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import operations
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
-from airflow_roir.engine.database import Database, execute, is_transient
+from airflow_roir.engine.database import Database, execute, is_transient, sqlstate
 from airflow_roir.engine.giving_way import GaveWay, giving_way
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.run import Run, read_control
-from airflow_roir.errors import InvariantViolated
+from airflow_roir.errors import DuplicatesFound, InvariantViolated
 from airflow_roir.generation_state import SegmentStatus
 from airflow_roir.operation import Phase, Verb
 
@@ -34,7 +34,14 @@ SEGMENTS = Pieces(
     "generation_id = (SELECT generation_id FROM roir.operation WHERE id = %(operation)s)",
     "status <> 'sealed'",
     "status",
+    "status <> 'sealed' AND refused_epoch IS DISTINCT FROM %(epoch)s",
 )
+
+
+REFUSED = """
+SELECT count(*) FROM roir.segment
+ WHERE generation_id = %(generation)s AND status <> 'sealed' AND refused_epoch = %(epoch)s
+"""
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,10 @@ class SealWorker:
             return Stop("done")
         return SegmentClaim(found.id, found.ordinal, found.status, found.claim_token)
 
-    def index(self, claim: SegmentClaim, gives_way: bool = True) -> SegmentClaim:
+    def index(self, claim: SegmentClaim, gives_way: bool = True) -> SegmentClaim | None:
         """Build and attach the segment's unique index. Raises Fenced and GaveWay, with nothing changed.
+
+        None if rows share a key of a unique index: they are written down, and this run leaves the segment.
 
         gives_way: to whoever waits for the segment, a TRUNCATE of the source above all.
         """
@@ -86,9 +95,12 @@ class SealWorker:
             with self._giving_way(self.connection, claim, gives_way), self.connection.begin():
                 self._set_up()
                 physical.hold_segment(self.connection, self.job.generation_id, claim.ordinal)
-                if self.job.scan.by_blocks:
+                # In a unique index what is left then is no row's former key.
+                if self.job.scan.by_blocks or self.job.entry.enforced:
                     physical.remove_touched(self.connection, self.job.generation_id, claim.ordinal, self.job.entry)
-                physical.seal_segment(self.connection, self.job.generation_id, claim.ordinal, self.job.entry)
+                if not self._build_index(claim.ordinal):
+                    self._refuse(claim)
+                    return None
                 self._commit(claim, SegmentStatus.LOADING, SegmentStatus.INDEXED)
         except DBAPIError as error:
             # Whoever was cut off for long may find the index built, or the segment gone: no failure of the operation.
@@ -96,6 +108,36 @@ class SealWorker:
                 raise SEGMENTS.fenced(self.job.run, self.worker, claim) from error
             raise
         return SegmentClaim(claim.id, claim.ordinal, SegmentStatus.INDEXED.value, claim.token)
+
+    def _build_index(self, ordinal: int) -> bool:
+        """False if entries share a key."""
+        job = self.job
+        if not job.entry.enforced:
+            physical.seal_segment(self.connection, job.generation_id, ordinal, job.entry)
+            return True
+        try:
+            with self.connection.begin_nested():
+                physical.seal_segment(self.connection, job.generation_id, ordinal, job.entry)
+        except DBAPIError as error:
+            if sqlstate(error) != "23505":
+                raise
+            return False
+        duplicates.healed_in_segment(self.connection, job, ordinal)
+        return True
+
+    def _refuse(self, claim: SegmentClaim) -> None:
+        """Write down which rows share a key; the segment stays as it is until a later run."""
+        duplicates.record_segment(self.connection, self.job, claim.ordinal)
+        values = {"refused": self.job.run.epoch}
+        SEGMENTS.commit(
+            self.connection,
+            self.job.run,
+            self.worker,
+            claim,
+            "refused_epoch = %(refused)s",
+            values,
+            f"p.status = '{SegmentStatus.LOADING.value}'",
+        )
 
     def vacuum(self, claim: SegmentClaim, gives_way: bool = True) -> None:
         """Make index-only scans work at once, and give the planner its statistics. Raises Fenced, GaveWay."""
@@ -150,9 +192,12 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
             begun = time.monotonic()
             gives_way = retreats[claim.ordinal] < database.limits.seal_retreats
             try:
-                if claim.status == SegmentStatus.LOADING:
-                    claim = sealer.index(claim, gives_way)
-                sealer.vacuum(claim, gives_way)
+                indexed = sealer.index(claim, gives_way) if claim.status == SegmentStatus.LOADING else claim
+                if indexed is None:
+                    if job.options.get("on_duplicate") == "stop":
+                        duplicates.refuse(database, job)
+                    continue
+                sealer.vacuum(indexed, gives_way)
             except GaveWay:
                 # It is claimed anew, which looks for a pause on the way, and queues behind whoever was let by.
                 retreats[claim.ordinal] += 1
@@ -166,11 +211,22 @@ def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLe
 
 
 def finish(database: Database, run: Run) -> None:
-    """Advance to fold, once every segment is sealed. Raises InvariantViolated if one isn't, Fenced."""
+    """Advance to fold, once every segment is sealed.
+
+    Raises DuplicatesFound if rows share a key of a unique index (all are listed then, those of the delta too),
+    InvariantViolated if a segment isn't sealed for another reason, Fenced.
+    """
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.phase != Phase.SEAL:
             return
+        refused = execute(connection, REFUSED, {"generation": row.generation_id, "epoch": run.epoch}).scalar_one()
+        job = load_job(connection, run) if refused else None
+    if job is not None:
+        duplicates.look_and_refuse(database, job)
+        raise DuplicatesFound(f"index {run.index}: rows shared a key while it was sealed; resume the operation")
+    with database.transaction() as connection:
+        row = read_control(connection, run)
         left = execute(
             connection,
             "SELECT count(*) FROM roir.segment WHERE generation_id = %(generation)s AND status <> 'sealed'",

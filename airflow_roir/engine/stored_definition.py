@@ -27,7 +27,19 @@ def stored_definition(connection: Connection, existing: Row[Any], given: IndexDe
     """The definition of an index that exists; if the user gave one, too, both must be the same."""
     name = operations.index_name(existing)
     source_name = catalog.name_of(connection, existing.source_oid)
-    stored = IndexDefinition(name, source_name, tuple(existing.key_columns), tuple(existing.included_columns))
+    stored = IndexDefinition(
+        name,
+        source_name,
+        tuple(existing.key_columns),
+        tuple(existing.included_columns),
+        existing.is_unique,
+        existing.nulls_not_distinct,
+    )
+    if given.unique and (given.unique, given.nulls_not_distinct) != (stored.unique, stored.nulls_not_distinct):
+        raise InvalidInput(
+            f"index {name} exists and is {uniqueness(stored)}; a rebuild keeps that. For a {uniqueness(given)} one, "
+            "drop the index first, or build one of another name beside it"
+        )
     if given.source is not None:
         source = catalog.read_source(connection, given.source)
         if source.oid != existing.source_oid or (given.key, given.include) != (stored.key, stored.include):
@@ -38,3 +50,10 @@ def stored_definition(connection: Connection, existing: Row[Any], given: IndexDe
                 "index first"
             )
     return stored
+
+
+def uniqueness(definition: IndexDefinition) -> str:
+    """Whether an index is unique, as users are told."""
+    if not definition.unique:
+        return "not unique"
+    return "unique (NULLs not distinct)" if definition.nulls_not_distinct else "unique"

@@ -88,8 +88,12 @@ index = Table(
     Column("source_oid", BigInteger, nullable=False),
     Column("key_columns", JSONB, nullable=False),
     Column("included_columns", JSONB, nullable=False),
+    # No two rows may have the same key, and whether two NULLs are the same there.
+    Column("is_unique", Boolean, nullable=False, server_default=text("false")),
+    Column("nulls_not_distinct", Boolean, nullable=False, server_default=text("false")),
     _now("created_at"),
     _moment("dropped_at"),
+    CheckConstraint("is_unique OR NOT nulls_not_distinct", name="nulls_of_unique"),
 )
 # A dropped index keeps its row for the history; its name is free again.
 Index(
@@ -120,6 +124,8 @@ generation = Table(
     Column("ghosts", BigInteger, nullable=False, server_default="0"),
     # What its entries depend on in the definition of the source (roir.source_shape), as it was at prepare.
     Column("shape", JSONB(none_as_null=True)),
+    # Of a unique one: duplicates were looked for in all that transactions before this one wrote to the delta.
+    Column("looked_xid", Text),
     _one_of("status", GenerationStatus),
     _one_of("capture_mode", CaptureMode),
     _one_of("scan", Scan),
@@ -163,6 +169,8 @@ segment = Table(
     Column("claim_epoch", BigInteger),
     Column("claim_worker", Integer),
     Column("claim_token", BigInteger, nullable=False, server_default="0"),
+    # The run that found duplicates in it: only a later one tries again.
+    Column("refused_epoch", BigInteger),
     UniqueConstraint("generation_id", "ordinal"),
     # loading: no index yet. indexed: unique index built and attached. sealed: vacuumed and analysed too.
     _one_of("status", SegmentStatus),
@@ -410,3 +418,30 @@ discrepancy = Table(
     CheckConstraint("outcome IN ('mended', 'gone')", name="outcome"),
 )
 Index("discrepancy_unit", discrepancy.c.verification_id, discrepancy.c.unit_id)
+
+# A row that shares its key with another one, in a unique index that is being built: one snapshot showed both.
+duplicate = Table(
+    "duplicate",
+    metadata,
+    _id(),
+    Column("operation_id", BigInteger, ForeignKey(operation.c.id), nullable=False),
+    # Texts, lossless, in the order of the entry's columns.
+    Column("key", JSONB, nullable=False),
+    Column("primary_key", JSONB, nullable=False),
+    # Where the row is, once that was looked up; null where it has gone since, too.
+    Column("partition", Text),
+    # The segment that could not be sealed because of it; null: it was found before, or among later writes.
+    Column("segment", Integer),
+    Column("phase", Text, nullable=False),
+    Column("found_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    _moment("healed_at"),
+    _one_of("phase", Phase),
+)
+Index(
+    "duplicate_one",
+    duplicate.c.operation_id,
+    duplicate.c.key,
+    duplicate.c.primary_key,
+    unique=True,
+    postgresql_where=text("healed_at IS NULL"),
+)

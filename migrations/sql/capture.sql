@@ -85,3 +85,37 @@ CREATE FUNCTION roir.watch_truncate(source oid) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT roir.watch_leaves(source, NULL)
 $$;
+
+-- Refuses a row whose key another row has, as PostgreSQL's own constraint does: error code, names and detail are those that
+-- clients look at. The values are told only to who may read them.
+CREATE FUNCTION roir.refuse_duplicate(source oid, relation oid, index_name text, columns text[], key_values text[])
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    -- Which role wrote the statement: the capture itself runs as the table's owner.
+    writer text := coalesce(nullif(current_setting('role'), 'none'), session_user);
+    named record;
+    message text := format('duplicate key value violates unique constraint "%s"', index_name);
+BEGIN
+    -- In a restored database the old oid may be another table's.
+    SELECT n.nspname, c.relname, c.oid INTO named FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+     WHERE c.oid = coalesce((SELECT a.relid FROM pg_partition_ancestors(relation) a WHERE a.relid = source), relation);
+    IF NOT EXISTS (SELECT FROM unnest(columns) k WHERE NOT has_column_privilege(writer, named.oid, k, 'SELECT')) THEN
+        RAISE unique_violation USING
+            MESSAGE = message, SCHEMA = named.nspname, TABLE = named.relname, CONSTRAINT = index_name,
+            DETAIL = format('Key (%s)=(%s) already exists.', array_to_string(columns, ', '),
+                            array_to_string(key_values, ', ', 'null'));
+    END IF;
+    RAISE unique_violation USING
+        MESSAGE = message, SCHEMA = named.nspname, TABLE = named.relname, CONSTRAINT = index_name;
+END $$;
+
+-- An entry was taken over from a row that is in no partition: maybe of a table that is being attached, whose copy then
+-- begins again, and meets the row that has the key now.
+CREATE FUNCTION roir.note_taken(generation bigint) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO roir.emptied (generation_id, relation)
+    SELECT DISTINCT 0, p.relation FROM roir.source_partition p
+     WHERE p.generation_id = note_taken.generation AND p.status = 'joining'
+$$;
+-- For the owners of sources, as whom the capture runs.
+REVOKE ALL ON FUNCTION roir.note_taken(bigint) FROM PUBLIC;

@@ -19,8 +19,11 @@ CREATE TABLE roir.index (
     source_oid bigint NOT NULL,
     key_columns jsonb NOT NULL,
     included_columns jsonb NOT NULL,
+    is_unique boolean NOT NULL DEFAULT false,
+    nulls_not_distinct boolean NOT NULL DEFAULT false,
     created_at timestamptz NOT NULL DEFAULT now(),
-    dropped_at timestamptz
+    dropped_at timestamptz,
+    CONSTRAINT index_nulls_of_unique CHECK (is_unique OR NOT nulls_not_distinct)
 );
 CREATE UNIQUE INDEX index_live_name ON roir.index (schema_name, name) WHERE dropped_at IS NULL;
 
@@ -39,6 +42,7 @@ CREATE TABLE roir.generation (
     ghosts bigint NOT NULL DEFAULT '0',
     scan text NOT NULL DEFAULT 'key' CONSTRAINT generation_scan CHECK (scan IN ('key', 'block', 'index')),
     shape jsonb,
+    looked_xid text,
     CONSTRAINT generation_mode_of_status CHECK (CASE status WHEN 'building' THEN capture_mode IN ('capture', 'direct')
                                                             WHEN 'dropped' THEN capture_mode = 'none'
                                                             ELSE capture_mode = 'active' END),
@@ -66,6 +70,7 @@ CREATE TABLE roir.segment (
     claim_epoch bigint,
     claim_worker integer,
     claim_token bigint NOT NULL DEFAULT '0',
+    refused_epoch bigint,
     UNIQUE (generation_id, ordinal),
     CONSTRAINT segment_sealed_is_free CHECK (status <> 'sealed' OR claim_worker IS NULL)
 );
@@ -168,3 +173,16 @@ CREATE TABLE roir.event (
 );
 CREATE INDEX event_index_id_idx ON roir.event (index_id);
 CREATE INDEX event_operation_id_idx ON roir.event (operation_id);
+
+CREATE TABLE roir.duplicate (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    operation_id bigint NOT NULL REFERENCES roir.operation (id),
+    key jsonb NOT NULL,
+    primary_key jsonb NOT NULL,
+    partition text,
+    segment integer,
+    phase text NOT NULL,
+    found_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    healed_at timestamptz
+);
+CREATE UNIQUE INDEX duplicate_one ON roir.duplicate (operation_id, key, primary_key) WHERE healed_at IS NULL;

@@ -65,10 +65,10 @@ def begin(
     include: str | None = None,
     **options: Any,
 ) -> tuple[PreparedOperation, Run]:
-    """Prepare an operation and start a run of it."""
-    prepared = prepare.prepare(
-        database, IndexDefinition.parse(index, table, keys, include), BuildOptions(**options), "test"
-    )
+    """Prepare an operation and start a run of it. options: also whether the index is unique."""
+    uniqueness = {name: options.pop(name) for name in ("unique", "nulls_not_distinct") if name in options}
+    definition = IndexDefinition.parse(index, table, keys, include, **uniqueness)
+    prepared = prepare.prepare(database, definition, BuildOptions(**options), "test")
     return prepared, start_run(database, prepared.index, "test", take_over=True)
 
 

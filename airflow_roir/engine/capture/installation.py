@@ -102,7 +102,7 @@ def targets(connection: Connection, source_oid: int, names_of_now: bool = True) 
     """
     generation, index = tables.generation, tables.index
     rows = connection.execute(
-        select(generation.c.id, generation.c.entry, generation.c.capture_mode, generation.c.scan)
+        select(generation.c.id, generation.c.entry, generation.c.capture_mode, generation.c.scan, index.c.name)
         .join(index, index.c.id == generation.c.index_id)
         .where(
             index.c.source_oid == source_oid,
@@ -116,7 +116,7 @@ def targets(connection: Connection, source_oid: int, names_of_now: bool = True) 
         entry = Entry.from_json(row.entry)
         if names_of_now:
             entry = physical.followed(connection, row.id, entry)
-        found.append(Target(row.id, entry, row.capture_mode, Scan(row.scan), bounds.get(row.id)))
+        found.append(Target(row.id, entry, row.capture_mode, Scan(row.scan), bounds.get(row.id), row.name))
     return found
 
 
@@ -194,6 +194,8 @@ def _hand_over(connection: Connection, source: Source, generations: list[Target]
         segments = execute(connection, SEGMENTS_NOT_GRANTED, wanted).scalar()
         if segments is not None:
             execute(connection, f"GRANT SELECT, UPDATE, DELETE ON {segments} TO {owner}")
+    if any(target.entry.enforced for target in generations):
+        execute(connection, f"GRANT EXECUTE ON FUNCTION roir.note_taken(bigint) TO {owner}")
     for name, needed in _needed(generations):
         asked = {"owner": source.owner, "name": name, "rights": list(needed)}
         if not execute(connection, GRANTED, asked).scalar_one():
@@ -209,6 +211,9 @@ def _needed(generations: list[Target]) -> list[tuple[str, tuple[str, ...]]]:
         needed += [(name, ("SELECT", "INSERT", "UPDATE", "DELETE")) for name in stores]
         # To lock a row takes the right to update it.
         needed += [(physical.source_view(target.generation_id), ("SELECT", "UPDATE"))]
+        if target.entry.enforced:
+            rest = physical.segment(target.generation_id, physical.DEFAULT_SEGMENT)
+            needed += [(rest, ("SELECT", "INSERT", "UPDATE", "DELETE"))]
     return needed
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from airflow_roir.definition import Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import tables
-from airflow_roir.engine.capture import careful_path, segment_writes
+from airflow_roir.engine.capture import careful_path, segment_writes, unique_put
 from airflow_roir.engine.capture.plpgsql import function, indent
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT, Target
 from airflow_roir.engine.entry import Entry
@@ -49,6 +49,8 @@ def body(source: Source, generations: list[Target]) -> str:
             "  found_entries bigint;",
             "  gone boolean;",
         ]
+    if any(target.entry.enforced and target.mode != CAPTURE for target in generations):
+        declarations += ["  holder record;", "  held boolean;", "  taken boolean;"]
     statements = indent(_statements(source, generations))
     return "\n".join([*declarations, "BEGIN", *statements, "  RETURN NULL;", "END"])
 
@@ -144,6 +146,8 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
         return segment_writes.delete(entry, delta, record) if delta else []
 
     def put(record: str) -> list[str]:
+        if entry.enforced:
+            return unique_put.put(source, target, record)
         return [
             f"INSERT INTO {base} ({_columns(entry)})",
             f"VALUES ({', '.join(_values(entry, record))})",

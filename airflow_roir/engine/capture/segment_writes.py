@@ -38,11 +38,22 @@ def take_out(target: Target, record: str) -> list[str]:
     identity = ", ".join(entry.physical(entry.identity_positions))
     values = ", ".join(entry.source_columns(record)[: entry.identity])
     guessed = _bounds(target, MOST_SEGMENTS) if record == "OLD" else None
+    arbiter = ", ".join(entry.physical(entry.key_positions)) if entry.enforced else identity
+    probe = [f"INSERT INTO {base} ({identity}) VALUES ({values}) ON CONFLICT ({arbiter}) DO NOTHING;"]
+    if entry.apart_positions:
+        rest = physical.segment(target.generation_id, physical.DEFAULT_SEGMENT)
+        probe = [
+            f"IF {' OR '.join(is_null(entry.columns[i].of(record)) for i in entry.apart_positions)} THEN",
+            f"  INSERT INTO {rest} ({identity}) VALUES ({values}) ON CONFLICT ({identity}) DO NOTHING;",
+            "ELSE",
+            *indent(probe),
+            "END IF;",
+        ]
     return [
         *(delete(entry, base, record) if guessed is None else _by_segment(target, guessed, record)),
         *([] if guessed is not None else [_COUNT]),
         "IF found_entries = 0 AND one_snapshot THEN",
-        f"  INSERT INTO {base} ({identity}) VALUES ({values}) ON CONFLICT ({identity}) DO NOTHING;",
+        *indent(probe),
         *indent(delete(entry, base, record)),
         "END IF;",
     ]
@@ -128,7 +139,7 @@ def _bounds(target: Target, most: int) -> tuple[Bound, ...] | None:
     bounds = target.bounds
     if bounds is None or len(bounds) >= most:
         return None
-    cut_by = target.entry.columns[: target.entry.partition]
+    cut_by = target.entry.columns[: max(map(len, bounds), default=0)]
     if bounds and not all(column.cast in PLAIN_TYPES for column in cut_by):
         return None
     return bounds if all(len(text) <= LONGEST_BOUND for bound in bounds for text in bound) else None

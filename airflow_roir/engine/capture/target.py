@@ -16,7 +16,8 @@ CAPTURE, DIRECT, ACTIVE = (mode.value for mode in (CaptureMode.CAPTURE, CaptureM
 class Target:
     """A generation that the capture function maintains, in its mode. scan: what it is built from.
 
-    bounds: those between its segments, which stay as prepare made them; None if they aren't known.
+    bounds: those between its segments, which stay as prepare made them; None if they aren't known. constraint: what a
+    unique index is called where it refuses a row.
     """
 
     generation_id: int
@@ -24,3 +25,4 @@ class Target:
     mode: str
     scan: Scan = Scan.KEY
     bounds: tuple[Bound, ...] | None = None
+    constraint: str = ""

@@ -1,0 +1,187 @@
+"""How a write puts its entry into a unique index, in direct and active mode (docs/architecture.md#uniqueness).
+
+The key may be another row's: then the source says whether that row has it still. If so, the write is refused, as by
+PostgreSQL's own `UNIQUE … DEFERRABLE INITIALLY IMMEDIATE`; if not, the entry is stale, since that row's event is still
+to come, or its antimatter to be folded, and is taken over. A removal deletes by `(key, pk)`, so that the former
+holder's never undoes that.
+"""
+
+from __future__ import annotations
+
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture.plpgsql import indent, literal
+from airflow_roir.engine.capture.target import DIRECT, Target
+from airflow_roir.engine.entry import is_null
+from airflow_roir.engine.source import Source
+from airflow_roir.entry_state import EntryState
+
+
+def put(source: Source, target: Target, record: str) -> list[str]:
+    """Write the entry of a record, or of `here`. Whoever calls it has removed the entry's own row from the delta."""
+    entry = target.entry
+    values = _values(target, record)
+    columns = ", ".join(entry.physical())
+    into = f"({columns}) VALUES ({', '.join(values)})"
+    lines = [
+        *(_of_delta(source, target, record) if target.mode == DIRECT else []),
+        *_of_base(source, target, record, into),
+    ]
+    if not entry.apart_positions:
+        return lines
+    rest = physical.segment(target.generation_id, physical.DEFAULT_SEGMENT)
+    return [
+        f"IF {' OR '.join(is_null(_compared(target, record)[i]) for i in entry.apart_positions)} THEN",
+        f"  INSERT INTO {rest} {into} {entry.on_conflict()};",
+        "ELSE",
+        *indent(lines),
+        "END IF;",
+    ]
+
+
+def _of_delta(source: Source, target: Target, record: str) -> list[str]:
+    """Nobody else may have the key in the delta. Before the base: the fold moves an entry from the one to the other."""
+    entry, delta = target.entry, physical.delta(target.generation_id)
+    regular = f"d.state = '{EntryState.REGULAR.value}'"
+    key, other = _key_is(target, record, "d."), _rest_is(target, _rest(target, record), "d.")
+    holder = ", ".join(entry.physical(entry.rest_positions, prefix="d."))
+    return [
+        "LOOP",
+        f"  SELECT {holder} INTO holder FROM {delta} d WHERE {key} AND NOT ({other}) AND {regular} LIMIT 1;",
+        "  EXIT WHEN NOT FOUND;",
+        *indent(_ask(source, target, record)),
+        # Its row has gone from this key, by what we wrote ourselves: that event is still to come.
+        f"  DELETE FROM {delta} d WHERE {key} AND {_rest_is(target, _of_holder(target), 'd.')};",
+        "END LOOP;",
+    ]
+
+
+def _of_base(source: Source, target: Target, record: str, into: str) -> list[str]:
+    entry, base = target.entry, physical.base(target.generation_id)
+    key = _key_is(target, record, "b.")
+    holder = ", ".join(entry.physical(entry.rest_positions, prefix="b."))
+    values = _values(target, record)
+    assigned = ", ".join(f"{name} = {value}" for name, value in zip(entry.physical(), values, strict=True))
+    ours = _rest_is(target, _rest(target, record), "holder.")
+    held = _rest_is(target, _of_holder(target), "b.")
+    return [
+        "LOOP",
+        # Not DO UPDATE, which would lock the holder's entry: its own transaction may need that while we wait for it.
+        f"  INSERT INTO {base} {into} ON CONFLICT ({', '.join(entry.physical(entry.key_positions))}) DO NOTHING;",
+        "  EXIT WHEN FOUND;",
+        f"  SELECT {holder} INTO holder FROM {base} b WHERE {key};",
+        "  CONTINUE WHEN NOT FOUND;",
+        f"  taken := NOT ({ours});",
+        "  IF taken THEN",
+        *indent(_ask(source, target, record), 2),
+        *indent(_forget_holder(target, record), 2),
+        f"    PERFORM roir.note_taken({target.generation_id});",
+        "  END IF;",
+        f"  UPDATE {base} b SET {assigned} WHERE {key} AND {held};",
+        "  IF FOUND THEN",
+        # The holder may have gone and come again between question and take-over. Now whoever brings it waits for us.
+        "    IF taken AND NOT one_snapshot THEN",
+        *indent(_ask(source, target, record), 3),
+        "    END IF;",
+        "    EXIT;",
+        "  END IF;",
+        "END LOOP;",
+    ]
+
+
+def _forget_holder(target: Target, record: str) -> list[str]:
+    """The holder's row in the delta goes before its entry in the base is taken over: a fold step locks like that."""
+    if target.mode != DIRECT:
+        return []
+    delta = physical.delta(target.generation_id)
+    key, holder = _key_is(target, record, "d."), _rest_is(target, _of_holder(target), "d.")
+    return [f"DELETE FROM {delta} d WHERE {key} AND {holder};"]
+
+
+def _ask(source: Source, target: Target, record: str) -> list[str]:
+    """An error if the holder's row has our key. FOR SHARE waits for who changes it, and 40001 if we can't see that.
+
+    In READ COMMITTED a row that has moved to another partition is 40001, too: then it isn't there any more.
+    """
+    entry = target.entry
+    given = [entry.columns[i].parameter(i + 1) for i in entry.identity_positions]
+    key = _compared(target, record)[: entry.key]
+    bound = ", ".join([*key, *_of_holder(target)])
+    view = physical.source_view(target.generation_id)
+
+    def asked(relation: str, of: list[str]) -> str:
+        return f"SELECT true FROM {relation} s WHERE {entry.same(of, given)} FOR SHARE"
+
+    by_view = literal(asked(view, [f"s.c{i + 1}" for i in entry.identity_positions]))
+    looks = [f"EXECUTE {by_view} INTO held USING {bound};"]
+    if not source.partitioned:
+        # As the careful path does: restored from a dump, maybe without our view.
+        head, tail = asked("\0", [column.of("s") for column in entry.columns]).split("\0")
+        by_name = f"{literal(head + 'ONLY ')} || TG_RELID::regclass || {literal(tail)}"
+        looks = [
+            f"IF TG_RELID = {source.oid} THEN",
+            *indent(looks),
+            "ELSE",
+            f"  EXECUTE {by_name} INTO held USING {bound};",
+            "END IF;",
+        ]
+    names = ", ".join(literal(column.source) for column in entry.columns[: entry.key])
+    texts = ", ".join(f"format('%s', {value})" for value in key)
+    return [
+        "LOOP",
+        "  BEGIN",
+        *indent(looks, 2),
+        "    EXIT;",
+        "  EXCEPTION WHEN serialization_failure THEN",
+        "    IF one_snapshot THEN",
+        "      RAISE;",
+        "    END IF;",
+        "  END;",
+        "END LOOP;",
+        "IF held THEN",
+        f"  PERFORM roir.refuse_duplicate({source.oid}, TG_RELID, {literal(target.constraint)},",
+        f"    ARRAY[{names}], ARRAY[{texts}]);",
+        "END IF;",
+    ]
+
+
+def _key_is(target: Target, record: str, prefix: str) -> str:
+    """SQL that an entry has a record's key. With NULLS NOT DISTINCT two NULLs are the same."""
+    entry = target.entry
+    values = _compared(target, record)
+    found = []
+    for i in entry.key_positions:
+        name = f"{prefix}c{i + 1}"
+        known = entry.columns[i].primary_key or i in entry.apart_positions
+        found.append(entry.same_column(i, name, values[i], False if known else None))
+    return " AND ".join(found)
+
+
+def _rest(target: Target, record: str) -> list[str]:
+    """The record's primary key, without what is in the key."""
+    values = _compared(target, record)
+    return [values[i] for i in target.entry.rest_positions]
+
+
+def _rest_is(target: Target, values: list[str], prefix: str) -> str:
+    entry = target.entry
+    names = entry.physical(entry.rest_positions, prefix=prefix)
+    positions = entry.rest_positions
+    return " AND ".join(
+        f"{name} {entry.columns[i].equals} {value}" for i, name, value in zip(positions, names, values, strict=True)
+    )
+
+
+def _of_holder(target: Target) -> list[str]:
+    return target.entry.physical(target.entry.rest_positions, prefix="holder.")
+
+
+def _compared(target: Target, record: str) -> list[str]:
+    """A record's columns as base types."""
+    if record == "here":
+        return target.entry.physical(prefix="here.")
+    return [column.of(record) for column in target.entry.columns]
+
+
+def _values(target: Target, record: str) -> list[str]:
+    entry = target.entry
+    return entry.physical(prefix="here.") if record == "here" else entry.source_columns(record)

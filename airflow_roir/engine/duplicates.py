@@ -1,0 +1,263 @@
+"""Rows that share a key of a unique index that is being built: found, written down, and seen to be healed.
+
+A duplicate is a group of *live* entries of one key in one snapshot: those of the base that the delta doesn't touch, and
+the delta's regular ones. Nothing else is evidence (docs/architecture.md#uniqueness).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import argument, quote
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine import owner
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.engine.job import Job
+from airflow_roir.engine.run import read_control
+from airflow_roir.entry_state import EntryState
+from airflow_roir.errors import DuplicatesFound
+
+REGULAR = f"state = '{EntryState.REGULAR.value}'"
+# How many rows' partitions one look finds out.
+LOCATED = 10_000
+
+WRITE = """
+WITH member AS MATERIALIZED ({members})
+INSERT INTO roir.duplicate (operation_id, key, primary_key, segment, phase)
+SELECT %(operation)s, m.key, m.primary_key, %(segment)s, o.phase FROM member m, roir.operation o
+ WHERE o.id = %(operation)s
+    ON CONFLICT (operation_id, key, primary_key) WHERE healed_at IS NULL DO NOTHING
+"""
+# What was found before and isn't among these members is healed; a group of one is none.
+HEAL = """
+WITH member AS MATERIALIZED ({members})
+UPDATE roir.duplicate d SET healed_at = clock_timestamp()
+ WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL AND {which}
+   AND NOT EXISTS (SELECT FROM member m WHERE m.key = d.key AND m.primary_key = d.primary_key)
+"""
+LEFT = """
+SELECT count(DISTINCT key) AS groups, count(*) AS rows FROM roir.duplicate
+ WHERE operation_id = %(operation)s AND healed_at IS NULL
+"""
+# Transactions before this one have ended, and this statement sees what they wrote.
+SEEN = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text"
+LOOKED = "UPDATE roir.generation SET looked_xid = %(xid)s WHERE id = %(generation)s"
+# The mark of the last look, as what a row's xmin is compared with; null where it tells nothing (any more).
+MARK = """
+SELECT CASE WHEN g.looked_xid::xid8 <= pg_snapshot_xmax(pg_current_snapshot())
+             AND pg_snapshot_xmax(pg_current_snapshot())::text::numeric - g.looked_xid::numeric < 1000000000
+            THEN (g.looked_xid::numeric %% 4294967296)::text END
+  FROM roir.generation g WHERE g.id = %(generation)s
+"""
+
+
+def look_and_refuse(database: Database, job: Job) -> None:
+    """`look` in a transaction of its own, then `refuse`."""
+    if not job.entry.enforced:
+        return
+    with database.transaction() as connection:
+        read_control(connection, job.run)
+        found = look(connection, job)
+    if found:
+        refuse(database, job)
+
+
+def look(connection: Connection, job: Job) -> int:
+    """Look at what was written since the last look, and again at the groups that are known.
+
+    Under the drain lock, 0 says that no two live entries share a key. Returns how many groups there are.
+    """
+    if not job.entry.enforced:
+        return 0
+    values = {"operation": job.run.operation_id, "generation": job.generation_id, "segment": None}
+    seen = execute(connection, SEEN).scalar_one()
+    mark = execute(connection, MARK, values).scalar_one()
+    delta = physical.delta(job.generation_id)
+    since = "true" if mark is None else f"age(d.xmin) <= age('{int(mark)}'::xid)"
+    # A condition per pattern of NULLs, since only that can use an index.
+    patterns = (
+        execute(connection, f"SELECT DISTINCT {_pattern(job.entry)} FROM {delta} d WHERE d.{REGULAR} AND {since}")
+        .scalars()
+        .all()
+    )
+    for pattern in patterns:
+        if any(pattern[i] == "1" for i in job.entry.apart_positions):
+            continue
+        candidates = f"SELECT DISTINCT {_key(job.entry, 'd.')} FROM {delta} d WHERE d.{REGULAR} AND {since} AND "
+        candidates += f"{_pattern(job.entry)} = '{pattern}'"
+        execute(connection, WRITE.format(members=_members(job, candidates, pattern)), values)
+    _heal(connection, job, values)
+    execute(connection, LOOKED, {"xid": seen, **values})
+    return int(execute(connection, LEFT, values).one().groups)
+
+
+def record_segment(connection: Connection, job: Job, ordinal: int) -> None:
+    """Write down the groups among a segment's entries, and which of those that are known are healed."""
+    values = {"operation": job.run.operation_id, "segment": ordinal}
+    members = _in_segment(job, ordinal)
+    execute(connection, WRITE.format(members=members), values)
+    execute(connection, HEAL.format(members=members, which="d.segment = %(segment)s"), values)
+
+
+def healed_in_segment(connection: Connection, job: Job, ordinal: int) -> None:
+    """A segment has got its unique index: what was found in it is healed."""
+    execute(
+        connection,
+        "UPDATE roir.duplicate SET healed_at = clock_timestamp() "
+        "WHERE operation_id = %(operation)s AND segment = %(segment)s AND healed_at IS NULL",
+        {"operation": job.run.operation_id, "segment": ordinal},
+    )
+
+
+def refuse(database: Database, job: Job) -> None:
+    """Raise DuplicatesFound with how many there are, where their rows were looked up; nothing if all are healed."""
+    with database.transaction() as connection:
+        locate(connection, job)
+        left = execute(connection, LEFT, {"operation": job.run.operation_id}).one()
+    if left.groups:
+        index = argument(job.run.index)
+        raise DuplicatesFound(
+            f"index {job.run.index}: {left.rows} rows share {left.groups} "
+            f"{'key' if left.groups == 1 else 'keys'} of the unique index. roir duplicates {index} lists them; "
+            f"change or delete rows until each key is left once, then: roir resume {index}"
+        )
+
+
+def locate(connection: Connection, job: Job) -> None:
+    """Find out in which partitions the rows are that were found, of the first 10,000 that aren't known."""
+    source = job.source
+    key = source.primary_key
+    rows = execute(
+        connection,
+        "SELECT id, primary_key FROM roir.duplicate WHERE operation_id = %(operation)s AND healed_at IS NULL "
+        "AND partition IS NULL ORDER BY id LIMIT %(most)s",
+        {"operation": job.run.operation_id, "most": LOCATED},
+    ).all()
+    if not rows:
+        return
+    texts = ", ".join(source.columns[name].text("s") for name in key)
+    compared = ", ".join(f"s.{quote(name)}" for name in key)
+    parts: dict[tuple[str, ...], str] = {}
+    for start in range(0, len(rows), 500):
+        values: dict[str, Any] = {}
+        listed = []
+        for n, row in enumerate(rows[start : start + 500]):
+            values |= {f"v{n}_{i}": value for i, value in enumerate(row.primary_key)}
+            listed.append(f"({', '.join(f'%(v{n}_{i})s::{type_}' for i, type_ in enumerate(source.comparands))})")
+        wanted = ", ".join(listed)
+        query = f"SELECT s.tableoid::regclass::text, {texts} FROM {source.sql} s WHERE ({compared}) IN ({wanted})"
+        columns = ", ".join(["part text", *(f"k{i} text" for i in range(len(key)))])
+        parts |= {tuple(row)[1:]: row[0] for row in owner.rows(connection, source, query, columns, values)}
+    for row in rows:
+        if (part := parts.get(tuple(row.primary_key))) is not None:
+            execute(
+                connection,
+                "UPDATE roir.duplicate SET partition = %(part)s WHERE id = %(id)s",
+                {"part": part, "id": row.id},
+            )
+
+
+def _heal(connection: Connection, job: Job, values: dict[str, Any]) -> None:
+    """Of the groups that are known: which rows don't share a key any more. Unsealed segments tell theirs themselves."""
+    known = (
+        execute(
+            connection,
+            "SELECT DISTINCT key FROM roir.duplicate WHERE operation_id = %(operation)s AND healed_at IS NULL",
+            values,
+        )
+        .scalars()
+        .all()
+    )
+    if not known:
+        return
+    entry = job.entry
+    keys = ", ".join(
+        f"(k.key ->> {i})::{entry.columns[i].cast}"
+        + (f" COLLATE {entry.columns[i].collation}" if entry.columns[i].collation else "")
+        + f" AS c{i + 1}"
+        for i in entry.key_positions
+    )
+    candidates = (
+        f"SELECT DISTINCT {keys} FROM (SELECT DISTINCT d.key FROM roir.duplicate d "
+        "WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL) k"
+    )
+    patterns = {"".join("1" if value is None else "0" for value in key) for key in known}
+    found = [
+        _members(job, f"SELECT * FROM ({candidates}) d WHERE {_pattern(entry)} = '{pattern}'", pattern)
+        for pattern in sorted(patterns)
+    ]
+    execute(connection, HEAL.format(members=" UNION ALL ".join(f"({one})" for one in found), which="true"), values)
+
+
+def _members(job: Job, candidates: str, pattern: str) -> str:
+    """SQL: `key` and `primary_key` of the live entries that share one of the keys of `candidates`, of one pattern."""
+    entry = job.entry
+    base, delta = physical.base(job.generation_id), physical.delta(job.generation_id)
+    nulls = {i: pattern[i] == "1" for i in entry.key_positions}
+    columns = ", ".join(entry.physical(entry.identity_positions))
+
+    def has_key(prefix: str) -> str:
+        return " AND ".join(
+            entry.same_column(i, f"{prefix}c{i + 1}", f"k.c{i + 1}", nulls[i]) for i in entry.key_positions
+        )
+
+    of = f"x.{columns.replace(', ', ', x.')}"
+    live = (
+        f"SELECT {of} FROM candidate k JOIN {base} x ON {has_key('x.')} "
+        f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.', nulls)}) "
+        f"UNION ALL SELECT {of} FROM candidate k JOIN {delta} x ON {has_key('x.')} WHERE x.{REGULAR}"
+    )
+    return (
+        f"WITH candidate AS MATERIALIZED ({candidates}), live AS MATERIALIZED ({live}) "
+        f"SELECT {_texts(job, entry.key_positions, 'l.')} AS key, {_primary_key(job, 'l.')} AS primary_key "
+        f"FROM (SELECT *, count(*) OVER (PARTITION BY {_key(entry, '')}) AS sharing FROM live) l WHERE l.sharing > 1"
+    )
+
+
+def _in_segment(job: Job, ordinal: int) -> str:
+    """As `_members`, of all entries of a segment that the delta doesn't touch."""
+    entry = job.entry
+    name, delta = physical.segment(job.generation_id, ordinal), physical.delta(job.generation_id)
+    apart = "".join(f" AND NOT {is_null(f'x.c{i + 1}')}" for i in entry.apart_positions)
+    return (
+        f"SELECT {_texts(job, entry.key_positions, 'l.')} AS key, {_primary_key(job, 'l.')} AS primary_key "
+        f"FROM (SELECT x.*, count(*) OVER (PARTITION BY {_key(entry, 'x.')}) AS sharing FROM {name} x "
+        f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.')}){apart}) l WHERE l.sharing > 1"
+    )
+
+
+def _key(entry: Entry, prefix: str) -> str:
+    return ", ".join(entry.physical(entry.key_positions, prefix=prefix))
+
+
+def _pattern(entry: Entry) -> str:
+    """SQL for which columns of a delta row's key are NULL, as a string of 0s and 1s."""
+    return " || ".join(f"({is_null(f'd.c{i + 1}')})::int::text" for i in entry.key_positions)
+
+
+def _primary_key(job: Job, prefix: str) -> str:
+    names = [column.source for column in job.entry.columns]
+    return _texts(job, [names.index(name) for name in job.source.primary_key], prefix)
+
+
+def _texts(job: Job, positions: Sequence[int], prefix: str) -> str:
+    """SQL for the lossless texts of columns, as a JSON array."""
+    return f"jsonb_build_array({', '.join(_text(job.entry, i, prefix) for i in positions)})"
+
+
+def _text(entry: Entry, i: int, prefix: str) -> str:
+    column, name = entry.columns[i], f"{prefix}c{i + 1}"
+    if column.oid_alias:
+        return f"{name}::oid::text"
+    # As `Column.text`; but a NULL stays one.
+    return f"CASE WHEN {is_null(name)} THEN NULL ELSE concat({name}) END" if "." in column.cast else f"{name}::text"
+
+
+def groups(connection: Connection, operation_id: int) -> tuple[int, int]:
+    """How many keys several rows share that aren't healed, and how many rows that are."""
+    row = execute(connection, LEFT, {"operation": operation_id}).one()
+    return int(row.groups), int(row.rows)

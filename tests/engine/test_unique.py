@@ -1,0 +1,173 @@
+"""A unique index: enforced from the switch on, over all partitions, and every duplicate named before it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg2
+import psycopg2.errors
+import pytest
+
+from airflow_roir.engine import fold, seal
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import start_run
+from airflow_roir.errors import DuplicatesFound
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.isolation import Session, Watcher
+from tests.engine.stages import Stage
+from tests.engine.steps import sql
+
+PARTITIONED = (
+    "CREATE TABLE t (id int, day int, k int, v int, PRIMARY KEY (id, day)) PARTITION BY LIST (day)",
+    *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES IN ({n})" for n in range(4)),
+)
+PLAIN = ("CREATE TABLE t (id int, day int, k int, v int, PRIMARY KEY (id, day))",)
+TWIN = (
+    "CREATE TABLE twin (id int, day int, k int, v int, PRIMARY KEY (id, day), "
+    "CONSTRAINT u UNIQUE (k) DEFERRABLE INITIALLY IMMEDIATE)",
+)
+ROWS = "INSERT INTO {} SELECT i, i % 4, i, i FROM generate_series(1, 60) i"
+
+
+def duplicates(database: Database) -> list[tuple[list[str], list[str], str | None]]:
+    """What is recorded and not healed."""
+    with database.transaction() as connection:
+        query = (
+            "SELECT key, primary_key, partition FROM roir.duplicate WHERE healed_at IS NULL ORDER BY key, primary_key"
+        )
+        return [tuple(row) for row in execute(connection, query)]
+
+
+@pytest.mark.parametrize("source", [PARTITIONED, PLAIN], ids=["partitioned", "plain"])
+@pytest.mark.parametrize("phase", ["mid-fold", "published"])
+def test_the_same_statements_succeed_and_fail_as_on_a_native_twin(
+    database: Database, dsn: str, source: tuple[str, ...], phase: str
+) -> None:
+    run_sql(dsn, *source, *TWIN, ROWS.format("t"), ROWS.format("twin"), "UPDATE t SET v = 0 WHERE id % 7 = 0")
+    run_sql(dsn, "UPDATE twin SET v = 0 WHERE id % 7 = 0")
+    stage = Stage(database, phase, keys="k", include="v", segments=5, unique=True)
+    chance = random.Random(7)
+    with closing(steps.session(dsn)) as user:
+        for statement in statements(chance, 400):
+            outcomes = []
+            for table in ("t", "twin"):
+                sql(user, "SAVEPOINT s")
+                try:
+                    sql(user, statement.replace("$", table))
+                    outcomes.append(None)
+                    sql(user, "RELEASE s")
+                except psycopg2.Error as error:
+                    outcomes.append(error.pgcode)
+                    sql(user, "ROLLBACK TO s")
+            assert outcomes[0] == outcomes[1], statement
+            if chance.random() < 0.3:
+                user.commit()
+        user.commit()
+        assert sql(user, "TABLE t EXCEPT TABLE twin") == sql(user, "TABLE twin EXCEPT TABLE t") == []
+    stage.finish()
+
+
+def statements(chance: random.Random, count: int) -> Iterator[str]:
+    """Writes whose keys collide half of the time; `$` is the table."""
+    for _ in range(count):
+        a, b, k, day = chance.randrange(70), chance.randrange(70), chance.randrange(70), chance.randrange(4)
+        yield chance.choice(
+            (
+                f"INSERT INTO $ VALUES ({a}, {day}, {k}, {b})",
+                f"INSERT INTO $ VALUES ({a}, {a % 4}, {k}, {b}) ON CONFLICT (id, day) DO UPDATE SET k = excluded.k",
+                f"INSERT INTO $ VALUES ({a}, {a % 4}, NULL, {b}) ON CONFLICT (id, day) DO UPDATE SET k = NULL, v = 9",
+                f"DELETE FROM $ WHERE id = {a}",
+                f"DELETE FROM $ WHERE k = {k}",
+                f"UPDATE $ SET k = k + 1 WHERE id BETWEEN {a} AND {b}",
+                f"UPDATE $ SET k = k - 1 WHERE k > {k}",
+                f"UPDATE $ SET k = {a + b} - k WHERE k IN ({a}, {b})",
+                f"UPDATE $ SET k = {k} WHERE id = {a}",
+                f"UPDATE $ SET id = {a} WHERE id = {b} AND day = {day}",
+                f"UPDATE $ SET day = (day + 1) % 4 WHERE id = {a} AND day = {day}",
+                f"UPDATE $ SET v = v + 1 WHERE id BETWEEN {a} AND {a + 9}",
+            )
+        )
+
+
+def test_a_refusal_looks_as_postgresqls_own(database: Database, dsn: str) -> None:
+    run_sql(dsn, *PARTITIONED, ROWS.format("t"))
+    Stage(database, "published", keys="k", unique=True)
+    with closing(steps.session(dsn)) as user, pytest.raises(psycopg2.errors.UniqueViolation) as refused:
+        sql(user, "INSERT INTO t VALUES (100, 1, 7, 0)")
+    said = refused.value.diag
+    assert (said.schema_name, said.table_name, said.constraint_name) == ("public", "t", "ix")
+    assert said.message_primary == 'duplicate key value violates unique constraint "ix"'
+    assert said.message_detail == "Key (k)=(7) already exists."
+
+
+def test_duplicates_are_listed_and_once_they_are_healed_the_build_goes_on(database: Database, dsn: str) -> None:
+    run_sql(dsn, *PARTITIONED, ROWS.format("t"))
+    run_sql(dsn, "UPDATE t SET k = 1 WHERE id IN (5, 10)", "UPDATE t SET k = NULL WHERE id > 50")
+    _, run = steps.begin(database, unique=True, ranges=3, segments=4)
+    steps.build_all(database, run)
+    # Written while it is built: a pair in the delta, one with the base, one that is healed, one that only seems one.
+    run_sql(dsn, "INSERT INTO t VALUES (101, 1, 100, 0), (102, 2, 100, 0), (103, 3, 20, 0)")
+    run_sql(dsn, "INSERT INTO t VALUES (104, 0, 30, 0)", "DELETE FROM t WHERE id = 104")
+    run_sql(dsn, "DELETE FROM t WHERE id = 31", "INSERT INTO t VALUES (131, 3, 31, 0)")
+    with pytest.raises(DuplicatesFound, match="7 rows share 3 keys"):
+        steps.seal_all(database, run)
+    assert duplicates(database) == [
+        (["1"], ["1", "1"], "public.t1"),
+        (["1"], ["10", "2"], "public.t2"),
+        (["1"], ["5", "1"], "public.t1"),
+        (["100"], ["101", "1"], "public.t1"),
+        (["100"], ["102", "2"], "public.t2"),
+        (["20"], ["103", "3"], "public.t3"),
+        (["20"], ["20", "0"], "public.t0"),
+    ]
+    run_sql(dsn, "UPDATE t SET k = 1000 + id WHERE id IN (5, 10)", "DELETE FROM t WHERE id = 101")
+    run = start_run(database, "ix", "test", take_over=True)
+    steps.seal_all(database, run)
+    with pytest.raises(DuplicatesFound, match="2 rows share 1 key"):
+        fold.switch(database, run)
+    assert [row[0] for row in duplicates(database)] == [["20"], ["20"]]
+    run_sql(dsn, "DELETE FROM t WHERE id = 20")
+    run = start_run(database, "ix", "test", take_over=True)
+    steps.fold_all(database, run)
+    assert duplicates(database) == []
+    steps.publish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_a_segment_with_duplicates_is_left_by_its_run_alone(database: Database, dsn: str) -> None:
+    run_sql(dsn, *PLAIN, ROWS.format("t"), "UPDATE t SET k = 1 WHERE id = 2")
+    _, run = steps.begin(database, unique=True, segments=1)
+    steps.build_all(database, run)
+    assert len(list(seal.work(database, run, 0))) == 1  # the default one
+    with database.transaction() as connection:
+        assert seal.work_left(connection, run, ()).undone == 0
+
+
+def test_a_holder_that_goes_and_comes_again_while_it_is_asked_about_keeps_its_key(database: Database, dsn: str) -> None:
+    """The question waits for the holder's row, whose version of then is deleted; the entry is of its next one."""
+    run_sql(dsn, *PARTITIONED, ROWS.format("t"))
+    Stage(database, "published", keys="k", unique=True)
+    with closing(Session(dsn)) as holder, closing(Session(dsn)) as other:
+        watcher = Watcher(dsn)
+
+        def do(statement: str) -> None:
+            holder.send(statement)
+            while not holder.ended(1.0):
+                pass
+            assert not holder.error
+
+        do("BEGIN; SELECT FROM t WHERE id = 7 FOR UPDATE")
+        other.send("INSERT INTO t VALUES (100, 1, 7, 0)")
+        while not watcher.is_blocked(other, [holder]):
+            assert not other.ended()
+        do("DELETE FROM t WHERE id = 7")
+        do("INSERT INTO t VALUES (7, 3, 7, 0)")
+        do("COMMIT")
+        while not other.ended(1.0):
+            pass
+        watcher.connection.close()
+    assert other.error == "23505"
+    steps.assert_exact(database)
