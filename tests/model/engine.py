@@ -8,6 +8,7 @@ had not begun. What is resumed needs no step of its own, since every step starts
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
 from tests.model import mvcc, unique
@@ -149,7 +150,7 @@ def _look(state: State, variant: Variant, number: int, generation: Generation) -
     looked = {ident for ident, value in delta if value.startswith("regular")}
     if variant == Variant.LOOKED_AT_FLIGHT:
         looked |= {(v[0], v[2]) for v in generation.delta if v[2] < 0}
-    recorded = generation._replace(looked=tuple(sorted(looked)), recorded=tuple(sorted(found)))
+    recorded = generation._replace(looked=tuple(sorted(looked, key=str)), recorded=tuple(sorted(found)))
     return found, _with(state, number, recorded)._replace(wrong=unique.invented(state, found))
 
 
@@ -300,6 +301,8 @@ def _take(state: State, bounds: Bounds, variant: Variant, number: int, generatio
     choices = [(ident,) for ident in lockable]
     if len(lockable) > 1:
         choices.append(tuple(lockable))
+        if bounds.unique and bounds.folds > 1:
+            choices += [two for two in combinations(lockable, 2) if len(lockable) > 2]
     for idents in choices:
         text = (
             f"fold {slot + 1} takes {', '.join(''.join(map(str, i)) for i in idents)} from the delta of g{number + 1}"
@@ -365,7 +368,8 @@ def _lock_rows(
             delta, locked = mvcc.lock_unlocked(delta, ident, me)
             if locked is not None:
                 rows.append((ident, locked))
-    return generation._replace(delta=delta), tuple(rows)
+    # The regular ones first, as the engine does.
+    return generation._replace(delta=delta), tuple(sorted(rows, key=lambda row: (row[1] == "antimatter", row)))
 
 
 def _apply(

@@ -15,7 +15,7 @@ class Exploration:
     """What was found. violation: '' where nothing was; trace: the steps that lead to it.
 
     reached: states by their generations' statuses. refused, duplicates, deadlocks: steps that end in 40001, in the
-    capture's 23505, or end a deadlock.
+    capture's 23505, or end a deadlock. paused: steps in which duplicates keep the build from going on.
     complete: every state within the bounds was seen.
     """
 
@@ -28,6 +28,7 @@ class Exploration:
     refused: int = 0
     duplicates: int = 0
     deadlocks: int = 0
+    paused: int = 0
     complete: bool = True
 
     def __str__(self) -> str:
@@ -58,6 +59,7 @@ def explore(bounds: Bounds, variant: Variant = Variant.CORRECT, most_states: int
                 result.steps += 1
                 result.refused += text.endswith("40001")
                 result.duplicates += text.endswith("23505")
+                result.paused += text.startswith(("no seal", "no switch"))
                 result.deadlocks += text.endswith("deadlock")
                 violation = invariants.broken(state, after, bounds) or _stuck(after, bounds, variant)
                 if violation:
@@ -88,12 +90,12 @@ def _stuck(state: State, bounds: Bounds, variant: Variant) -> str:
         return ""
     for me, held in waiting.items():
         # Two rows can hold one DEFERRABLE key for a while, so that their entries meet before they do.
-        if not writers.is_writer(held) or bounds.key != "plain":
+        if not writers.is_writer(held):
             continue
-        if not bounds.unique:
-            return "I6: a writer waits for another one at an entry, and not at the source"
-        if not writers.would_wait(state, me, held):
+        if bounds.unique and not writers.would_wait(state, me, held):
             return "I6: a writer waits for another one where a native unique index wouldn't"
+        if not bounds.unique and bounds.key == "plain":
+            return "I6: a writer waits for another one at an entry, and not at the source"
     folds = engine.fold_waits(state, bounds, variant)
     if not folds:
         return ""

@@ -63,9 +63,8 @@ class Variant(Enum):
     ASK_WITHOUT_LOCK_IN_OLD_SNAPSHOT = "a put asks without FOR SHARE in REPEATABLE READ alone"
     ASK_ONCE = "a put doesn't ask again after it took an entry over"
     ANTIMATTER_IS_STALE = "a put takes over, unasked, an entry that has antimatter in the delta"
-    OTHERS_ANTIMATTER_LEFT = "a put leaves antimatter of its key's other entries in the delta"
+    HOLDER_LEFT_IN_DELTA = "a put takes an entry over and leaves its antimatter in the delta"
     FOLD_KEEPS_HOLDER = "the fold leaves another's entry of the same key as it is"
-    REMOVAL_PROBES = "a removal probes in a unique generation, too"
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,9 @@ def initial(bounds: Bounds) -> State:
     generations: tuple[Generation, ...] = ()
     if bounds.built or bounds.switched:
         entries = [((v[0], pk), v[1:]) for pk, v in bounds.rows]
-        based = [entry for entry in entries if entry[0][1] not in bounds.held] + [(ident, "0") for ident in bounds.stale]
+        based = [entry for entry in entries if entry[0][1] not in bounds.held] + [
+            (ident, "0") for ident in bounds.stale
+        ]
         base = _table((ident[0], f"{ident[1]}{v}") if bounds.unique else (ident, v) for ident, v in based)
         delta = _table(
             [(ident, "regular" + v) for ident, v in entries if ident[1] in bounds.held]

@@ -424,22 +424,13 @@ class _Session:
 
     def _take_out(self, base: mvcc.Table, ident: tuple[str, int], snapshot: int) -> mvcc.Table:
         """A removal, and its probe: where one snapshot shows nothing, an insert meets what it can't see."""
-        if self.bounds.unique and self.variant != Variant.REMOVAL_PROBES:
-            key, pk = unique.stored(ident, "", True)
-            of = "" if self.variant == Variant.REMOVAL_BY_KEY else pk
-            return mvcc.delete(base, key, snapshot, self.me, self.repeatable, key=of)[0]
-        of, probe = "", ""
-        if self.bounds.unique:
-            ident, of = unique.stored(ident, "", True)
-            probe = of
-        base, count = mvcc.delete(base, ident, snapshot, self.me, self.repeatable, key=of)
+        held, of = unique.stored(ident, "", self.bounds.unique)
+        of = "" if self.variant == Variant.REMOVAL_BY_KEY else of
+        base, count = mvcc.delete(base, held, snapshot, self.me, self.repeatable, key=of)
         probes = self.variant not in (Variant.NO_ISOLATION_CHECKS, Variant.NO_PROBE)
         if not count and self.repeatable and probes:
-            try:
-                base = mvcc.insert(base, ident, probe, self.me)
-            except UniqueViolation:
-                raise SerializationFailure from None
-            base, _ = mvcc.delete(base, ident, snapshot, self.me, self.repeatable, key=of)
+            base, _ = mvcc.insert_or_nothing(base, held, of, snapshot, self.me, self.repeatable)
+            base, _ = mvcc.delete(base, held, snapshot, self.me, self.repeatable, key=of)
         return base
 
     # -- a put into a unique generation
@@ -456,16 +447,9 @@ class _Session:
                 found = sorted(
                     (other, state)
                     for other, state in mvcc.rows(delta, snapshot, me).items()
-                    if other[0] == key and other != ident and state != "ghost"
+                    if other[0] == key and other != ident and state.startswith("regular")
                 )
-                then: list[tuple[Any, ...]] = []
-                for (_, holder), state in found:
-                    if state == "antimatter":
-                        if variant not in (Variant.OTHERS_ANTIMATTER_LEFT, Variant.ANTIMATTER_IS_STALE):
-                            then.append(("drop other", number, ident, included, holder))
-                    else:
-                        then.append(("ask delta", number, ident, included, holder))
-                return [self._then(*then)]
+                return [self._then(*(("ask delta", number, ident, included, other[1]) for other, _ in found))]
             case "ask delta":
                 self._ask(key, rest[0], snapshot)
                 return [self._then(("drop other", *op[1:]))]
@@ -483,20 +467,23 @@ class _Session:
                 if variant == Variant.NO_QUESTION and any(int(holder) != ident[1] for holder in holders):
                     raise Refused(self._why_not(key))
                 stale = {
-                    str(other[1])
+                    other[1]
                     for other, state in mvcc.rows(delta, snapshot, me).items()
                     if other[0] == key and state == "antimatter" and variant == Variant.ANTIMATTER_IS_STALE
                 }
-                return [
-                    self._then(
-                        ("own" if int(holder) == ident[1] else "take over" if holder in stale else "ask base", *op[1:])
-                        + (int(holder),)
-                    )
-                    for holder in holders
-                ]
+                following = []
+                for holder in map(int, holders):
+                    verb = "own" if holder == ident[1] else "drop other" if holder in stale else "ask base"
+                    then = [(verb, number, ident, included, holder)]
+                    then += [("take over", number, ident, included, holder)] if verb == "drop other" else []
+                    following.append(self._then(*then))
+                return following
             case "ask base":
                 self._ask(key, rest[0], snapshot)
-                return [self._then(("take over", *op[1:]))]
+                # Before the base: a fold step locks in that order.
+                forget = generation.mode == "direct" and variant != Variant.HOLDER_LEFT_IN_DELTA
+                drop = [("drop other", *op[1:])] if forget else []
+                return [self._then(*drop, ("take over", *op[1:]))]
             case "ask again":
                 self._ask(key, rest[0], snapshot)
                 return [self._then()]
@@ -583,7 +570,7 @@ class _Session:
                 written = {v[0] for v in generation.delta if v[2] == self.me or v[3] == self.me}
                 flight = {ident for ident in written if (ident, self.me) in generation.looked}
                 looked = {one for one in generation.looked if one not in written and one[1] != self.me}
-                generation = generation._replace(looked=tuple(sorted(looked | flight)))
+                generation = generation._replace(looked=tuple(sorted(looked | flight, key=str)))
             generations.append(generation)
         return state._replace(generations=tuple(generations))
 
@@ -616,8 +603,11 @@ def would_wait(state: State, me: int, held: int) -> bool:
     Then the index has a version of it whose transaction is in flight. A question waits at the source: if it is as
     old as another's commit, for whoever has the row's next version in hand.
     """
-    verb, _, (key, _), *_ = state.users[-1 - me].ops[0]
-    return verb.startswith("ask") or key in state.users[-1 - held].keys
+    verb, *rest = state.users[-1 - me].ops[0]
+    if verb.startswith(("ask", "look", "check", "commit")):
+        return True
+    _, (key, _), *_ = rest
+    return key in state.users[-1 - held].keys
 
 
 def end(state: State, ending: Any) -> State:
