@@ -171,3 +171,18 @@ def test_a_holder_that_goes_and_comes_again_while_it_is_asked_about_keeps_its_ke
         watcher.connection.close()
     assert other.error == "23505"
     steps.assert_exact(database)
+
+
+def test_keys_that_are_equal_and_differ_are_one_group(database: Database, dsn: str) -> None:
+    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k numeric)", "INSERT INTO t VALUES (1, 1.0), (2, 1.00), (3, 2)")
+    _, run = steps.begin(database, unique=True)
+    steps.build_all(database, run)
+    run_sql(dsn, "INSERT INTO t VALUES (4, 1), (5, 2.0)")
+    with pytest.raises(DuplicatesFound, match="5 rows share 2 keys"):
+        steps.seal_all(database, run)
+    run_sql(dsn, "DELETE FROM t WHERE id IN (2, 5)", "UPDATE t SET k = 1.000 WHERE id = 1")
+    run = start_run(database, "ix", "test", take_over=True)
+    steps.seal_all(database, run)
+    with pytest.raises(DuplicatesFound, match="2 rows share 1 key"):
+        fold.switch(database, run)
+    assert [row[:2] for row in duplicates(database)] == [(["1"], ["4"]), (["1.000"], ["1"])]
