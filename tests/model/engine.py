@@ -372,6 +372,13 @@ def _lock_rows(
     return generation._replace(delta=delta), tuple(sorted(rows, key=lambda row: (row[1] == "antimatter", row)))
 
 
+def _hold(base: mvcc.Table, key: str, me: int) -> tuple[mvcc.Table, bool]:
+    """SELECT … FOR UPDATE SKIP LOCKED of a key's entry. False if there is one, and somebody else has it."""
+    locked, value = mvcc.lock_unlocked(base, key, me)
+    others = any(v[0] == key and v[2] >= 0 and v[3] < 0 and v[3] != me for v in base)
+    return locked, value is not None or not others
+
+
 def _apply(
     generation: Generation,
     rows: tuple[tuple[Any, str], ...],
@@ -383,6 +390,10 @@ def _apply(
     """Regular: upsert, of a unique one by its key; antimatter: annihilate, or a ghost. Raises Wait."""
     base, delta = generation.base, generation.delta
     for ident, value in rows:
+        if bounds.unique and variant != Variant.FOLD_WAITS_AT_BASE:
+            base, free = _hold(base, ident[0], me)
+            if not free:
+                continue  # a later step's
         if value == "antimatter":
             held, pk = unique.stored(ident, "", bounds.unique)
             base, count = mvcc.delete(base, held, snapshot, me, repeatable=False, key=pk)

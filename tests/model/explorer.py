@@ -86,8 +86,6 @@ def explore(bounds: Bounds, variant: Variant = Variant.CORRECT, most_states: int
 def _stuck(state: State, bounds: Bounds, variant: Variant) -> str:
     """I6: the capture adds no conflict between writers, and no deadlock with a fold step."""
     waiting = writers.waits(state, bounds, variant)
-    if not waiting:
-        return ""
     for me, held in waiting.items():
         # Two rows can hold one DEFERRABLE key for a while, so that their entries meet before they do.
         if not writers.is_writer(held):
@@ -96,16 +94,16 @@ def _stuck(state: State, bounds: Bounds, variant: Variant) -> str:
             return "I6: a writer waits for another one where a native unique index wouldn't"
         if not bounds.unique and bounds.key == "plain":
             return "I6: a writer waits for another one at an entry, and not at the source"
-    folds = engine.fold_waits(state, bounds, variant)
-    if not folds:
+    if not waiting and not bounds.unique:
         return ""
-    everybody = {**waiting, **folds, **writers.waits(state, bounds, variant, at_source=True)}
+    folds = engine.fold_waits(state, bounds, variant)
+    everybody = {**waiting, **folds, **writers.waits(state, bounds, variant, at_source=True)} if folds else {}
     for me in folds:
         here, met = me, {me}
         while (here := everybody.get(here, 0)) and here not in met:
             met.add(here)
-        if here == me and any(writers.is_writer(one) for one in met):
-            return "I6: a writer and a fold step wait for each other"
+        if here == me:
+            return "I6: a fold step and whom it waits for wait for each other"
     return ""
 
 

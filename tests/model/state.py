@@ -64,6 +64,7 @@ class Variant(Enum):
     ASK_ONCE = "a put doesn't ask again after it took an entry over"
     ANTIMATTER_IS_STALE = "a put takes over, unasked, an entry that has antimatter in the delta"
     HOLDER_LEFT_IN_DELTA = "a put takes an entry over and leaves its antimatter in the delta"
+    FOLD_WAITS_AT_BASE = "a fold step waits for an entry that a writer or another step has, of whatever primary key"
     FOLD_KEEPS_HOLDER = "the fold leaves another's entry of the same key as it is"
 
 
@@ -82,8 +83,8 @@ class Bounds:
     transaction may insert. fine: every SQL statement takes its
     snapshot in one step and acts in another, and so does each of the capture function; else a user's statement runs
     until it ends or waits. unique: the generations are. maps: one statement changes the keys of several rows, by MAPS.
-    switched: the operation has just switched to direct mode. held: primary keys whose entries lie in its delta and not in
-    its base. stale: entries that lie in its base, and whose antimatter lies in its delta.
+    switched: the operation has just switched to direct mode. held: primary keys whose entries lie in its delta and not
+    in its base. stale: entries that lie in its base, and whose antimatter lies in its delta.
     """
 
     users: tuple[tuple[str, int], ...]

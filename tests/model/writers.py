@@ -24,7 +24,18 @@ _ASK_FOR_OTHERS = (
 )
 
 
-_PUT = ("others", "ask delta", "drop other", "insert", "holder", "own", "ask base", "take over", "ask again")
+_PUT = (
+    "in place",
+    "others",
+    "ask delta",
+    "drop other",
+    "insert",
+    "holder",
+    "own",
+    "ask base",
+    "take over",
+    "ask again",
+)
 
 
 def mark(number: int) -> int:
@@ -303,20 +314,21 @@ class _Session:
             if capture:
                 ops.append(("put delta", number, come[0], "regular" + come[1], gone is None))
             else:
-                ops += self._put(number, *come, ["forget"] if delta else [])
+                ops += [("forget", number, come[0])] if delta else []
+                in_place = self.bounds.unique and gone is not None and gone[0] == come[0] and not self.repeatable
+                ops += [("in place", number, *come)] if in_place else self._put(number, *come)
         return ops
 
-    def _put(self, number: int, ident: unique.Ident, included: str, before: list[str]) -> list[tuple[Any, ...]]:
-        """What writes an entry to the base. before: what there is to do first."""
-        forget: list[tuple[Any, ...]] = [(verb, number, ident) for verb in before]
+    def _put(self, number: int, ident: unique.Ident, included: str) -> list[tuple[Any, ...]]:
+        """What writes an entry to the base, whose own row has left the delta."""
         if not self.bounds.unique:
-            return [*forget, ("put base", number, ident, included)]
-        insert, others = ("insert", number, ident, included), ("others", number, ident, included)
-        if self.state.generations[number].mode != "direct" or self.variant == Variant.OTHERS_IN_DELTA_IGNORED:
-            return [*forget, insert]
+            return [("put base", number, ident, included)]
+        put = [("others", number, ident, included), ("insert", number, ident, included)]
         if self.variant == Variant.BASE_BEFORE_DELTA:
-            return [*forget, insert, others]
-        return [*forget, others, insert]
+            put.reverse()
+        if self.state.generations[number].mode != "direct" or self.variant == Variant.OTHERS_IN_DELTA_IGNORED:
+            put = [one for one in put if one[0] != "others"]
+        return put
 
     def _refuses(self, mode_at: int) -> bool:
         """The snapshot doesn't see the row that says the mode."""
@@ -412,7 +424,7 @@ class _Session:
         if value is not None and delta:
             then = [("put delta", number, ident, "regular" + value[1:])]
         elif value is not None:
-            then = self._put(number, ident, value[1:], [])
+            then = self._put(number, ident, value[1:])
         elif not again:
             then = [("put delta", number, ident, "antimatter") if delta else ("take out", number, ident)]
             # Between the look and the removal another transaction may have brought a row of this key. What removes
@@ -487,6 +499,10 @@ class _Session:
             case "ask again":
                 self._ask(key, rest[0], snapshot)
                 return [self._then()]
+            case "in place":
+                base, found = mvcc.change(base, key, value, snapshot, me, repeatable, key=str(ident[1]))
+                then = [] if found else self._put(number, ident, included)
+                return [self._then(*then, generation=generation._replace(base=base), number=number)]
             case _:  # own, take over
                 base, found = mvcc.change(base, key, value, snapshot, me, repeatable, key=str(rest[0]))
                 then = [] if found else [insert]
@@ -512,7 +528,7 @@ class _Session:
             raise Refused(self._why_not(key))
 
     def _why_not(self, key: str) -> str:
-        """U4: what PostgreSQL's own deferrable constraint has against the statement at this moment, or why it hasn't."""
+        """U4: '' if PostgreSQL's own deferrable constraint would refuse the statement at this moment, too."""
         standing = 0
         for _, value, created, ended, how in self.state.source:
             mine_or_committed = created == self.me or created >= 0
