@@ -363,6 +363,7 @@ verification = Table(
     _now("started_at"),
     _moment("finished_at"),
     Column("damaged", BigInteger, nullable=False, server_default="0"),
+    Column("duplicate", BigInteger, nullable=False, server_default="0"),
     CheckConstraint("mode IN ('only', 'before', 'after')", name="mode"),
     CheckConstraint("(complete IS NULL) = (finished_at IS NULL)", name="complete"),
 )
@@ -412,9 +413,9 @@ discrepancy = Table(
     # mended: put right. gone: right by itself when it was looked at again, under a lock. Null: as it was.
     Column("outcome", Text),
     _moment("mended_at"),
-    # Of what is damaged: what was seen, where, and what a person must do.
+    # Of what is damaged, or a duplicate: what was seen, where, and what a person must do.
     Column("detail", Text),
-    CheckConstraint("kind IN ('missing', 'extra', 'different', 'corrupt', 'damaged')", name="kind"),
+    CheckConstraint("kind IN ('missing', 'extra', 'different', 'corrupt', 'damaged', 'duplicate')", name="kind"),
     CheckConstraint("outcome IN ('mended', 'gone')", name="outcome"),
 )
 Index("discrepancy_unit", discrepancy.c.verification_id, discrepancy.c.unit_id)
