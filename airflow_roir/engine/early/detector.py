@@ -189,4 +189,3 @@ class Detector:
 
 class NoHash(Exception):
     """Keys of a type without a hash: their duplicates are found by the seal alone."""
-

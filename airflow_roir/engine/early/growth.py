@@ -20,7 +20,7 @@ REMEMBERED = 120
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a look sees. xmin: every transaction before has ended; xmax: none from it on is seen; running: the others."""
+    """What a look sees. xmin: every transaction before it has ended; xmax: none from it on is seen; running: others."""
 
     xmin: int
     xmax: int

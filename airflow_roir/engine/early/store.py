@@ -37,7 +37,8 @@ SELECT pg_relation_filenode(%(name)s::regclass)::bigint AS filenode,
 """
 # What is visible now and was not when this segment was read before. A second reader of it fails at the number.
 READ = """
-INSERT INTO roir.early_hashes (generation_id, segment, number, filenode, end_block, settled_block, snapshot, rows, hashes)
+INSERT INTO roir.early_hashes
+       (generation_id, segment, number, filenode, end_block, settled_block, snapshot, rows, hashes)
 SELECT %(generation)s, %(segment)s, %(number)s, %(filenode)s, %(end)s, %(settled)s, pg_current_snapshot()::text,
        count(h), coalesce(string_agg(int8send(h), ''), '')
   FROM (SELECT {hash} AS h FROM ONLY {name} s
@@ -59,7 +60,9 @@ SELECT segment, number, filenode, end_block, settled_block, snapshot,
 WINDOW w AS (PARTITION BY segment)
  ORDER BY segment, number
 """
-WAITING = "SELECT id FROM roir.early_hashes WHERE generation_id = %(generation)s AND segment = %(segment)s AND NOT looked"
+WAITING = (
+    "SELECT id FROM roir.early_hashes WHERE generation_id = %(generation)s AND segment = %(segment)s AND NOT looked"
+)
 LOOKED = "UPDATE roir.early_hashes SET looked = true WHERE id = ANY (%(ids)s) AND NOT looked"
 FORGET = "DELETE FROM roir.early_hashes WHERE generation_id = %(generation)s AND segment = %(segment)s"
 
