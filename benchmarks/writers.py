@@ -327,6 +327,7 @@ def main() -> None:
     parser.add_argument("--indexes", type=int, default=0, help="that the table has besides")
     parser.add_argument("--results", type=Path, help="where to write them; by default benchmarks/results/writers.json")
     parser.add_argument("--bulk", type=int, metavar="ROWS", help="measure statements that write so many rows instead")
+    parser.add_argument("--unique", action="store_true", help="with --bulk: a unique key")
     parser.add_argument("--parts", action="store_true", help="measure the parts of a removal instead")
     parser.add_argument("--pg", type=int, default=18, help="the server's major version")
     chosen = parser.parse_args()
@@ -337,8 +338,8 @@ def main() -> None:
         server = start_postgres(Path(folder), chosen.pg, settings=SETTINGS)
         try:
             if chosen.bulk:
-                rows = bulk.measure(server.get_uri(), chosen.bulk, chosen.rounds)
-                path = chosen.results or RESULTS.with_name("bulk.json")
+                rows = bulk.measure(server.get_uri(), chosen.bulk, chosen.rounds, chosen.unique, chosen.segments)
+                path = chosen.results or RESULTS.with_name("bulk-unique.json" if chosen.unique else "bulk.json")
             elif chosen.parts:
                 rows = removal_parts.measure(server.get_uri(), chosen.rounds)
                 path = chosen.results or RESULTS.with_name("removal-parts.json")

@@ -102,7 +102,9 @@ BEGIN
     IF NOT EXISTS (SELECT FROM unnest(columns) k WHERE NOT has_column_privilege(writer, named.oid, k, 'SELECT')) THEN
         RAISE unique_violation USING
             MESSAGE = message, SCHEMA = named.nspname, TABLE = named.relname, CONSTRAINT = index_name,
-            DETAIL = format('Key (%s)=(%s) already exists.', array_to_string(columns, ', '),
+            DETAIL = format('Key (%s)=(%s) already exists.',
+                            (SELECT string_agg(quote_ident(k), ', ' ORDER BY n)
+                               FROM unnest(columns) WITH ORDINALITY c (k, n)),
                             array_to_string(key_values, ', ', 'null'));
     END IF;
     RAISE unique_violation USING
