@@ -279,9 +279,7 @@ def _by_hash(job: Job, ordinal: int, key_hash: str) -> str:
     name = physical.segment(job.generation_id, ordinal)
     return (
         f"WITH here AS MATERIALIZED (SELECT {of} FROM {name} x WHERE ({key_hash}) = ANY (%(hashes)s::int8[]) "
-        f"LIMIT %(most)s), live AS MATERIALIZED ({' UNION ALL '.join(live)}) "
-        f"SELECT {_texts(job, entry.key_positions, 'l.')} AS key, {_primary_key(job, 'l.')} AS primary_key "
-        f"FROM (SELECT *, count(*) OVER (PARTITION BY {_key(entry, '')}) AS sharing FROM live) l WHERE l.sharing > 1"
+        f"LIMIT %(most)s), live AS MATERIALIZED ({' UNION ALL '.join(live)}) {_sharing(job, 'live')}"
     )
 
 

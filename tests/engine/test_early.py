@@ -14,7 +14,7 @@ from airflow_roir.engine import abort, build, operations
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.early import detector as early
-from airflow_roir.engine.early import growth
+from airflow_roir.engine.early import growth, hashing
 from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.early.detector import Detector
 from airflow_roir.engine.job import load_job
@@ -169,10 +169,15 @@ def test_what_the_index_takes_for_equal_has_one_hash(database: Database, dsn: st
         run_sql(dsn, f"INSERT INTO t VALUES {listed}")
     run = begin(database, ranges=1, segments=1)
     build_ranges(database, run, 1)
+    with database.transaction() as connection:
+        untold = hashing.untold(connection, load_job(connection, run).entry)
     if values is None:
+        assert untold is not None
+        assert "once all is copied" in untold
         with pytest.raises(early.NoHash):
             look(database, run)
         return
+    assert untold is None
     assert look(database, run) == 2
     assert {n for _, n in found(dsn)} == {0, 1}
 
@@ -337,13 +342,15 @@ def test_a_segment_that_was_emptied_is_read_anew(database: Database, dsn: str) -
     build_ranges(database, run, 2)
     with detector(database, run) as one:
         one.step(everything=True)
-        run_sql(dsn, "TRUNCATE t")
-        build_ranges(database, run, 2)
-        run_sql(dsn, f"INSERT INTO t SELECT i, i, i FROM generate_series(300, {ROWS}) i")
-        one.step(everything=True)
-        build_ranges(database, run, 4)
+        run_sql(dsn, "TRUNCATE t", f"INSERT INTO t SELECT i, i, i FROM generate_series(1, {ROWS}) i")
+        build_ranges(database, run, 6)
         assert one.step(everything=True) == 0
-    assert kept(dsn)[0] <= ROWS
+        assert kept(dsn) == (ROWS * 3 // 4, 0)
+        assert not one._waiting
+        # The file of the base that is left after a resume, too.
+        run_sql(dsn, "TRUNCATE t")
+    assert look(database, run) == 0
+    assert kept(dsn) == (0, 0)
     assert found(dsn) == set()
 
 

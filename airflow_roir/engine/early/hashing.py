@@ -51,6 +51,14 @@ def missing(connection: Connection, types: Sequence[str]) -> str | None:
     return None
 
 
+def untold(connection: Connection, entry: Entry) -> str | None:
+    """Why duplicates won't be told before the seal; None if they will, or if the index isn't unique."""
+    if not entry.enforced:
+        return None
+    why = missing(connection, [column.cast for column in entry.columns[: entry.key]])
+    return why and f"duplicates are found by the seal alone, once all is copied: {why}"
+
+
 def key_hash(connection: Connection, generation_id: int, entry: Entry, prefix: str) -> str | None:
     """SQL for the hash of a key, an int8, by the columns of a relation with the alias `prefix`. None if it has none."""
     types = [column.cast for column in entry.columns[: entry.key]]
