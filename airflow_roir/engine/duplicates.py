@@ -112,6 +112,24 @@ def record_segment(connection: Connection, job: Job, ordinal: int) -> None:
     execute(connection, HEAL.format(members=members, which="d.segment = %(segment)s"), values)
 
 
+def record_hashes(connection: Connection, job: Job, ordinal: int, key_hash: str, hashes: Sequence[int]) -> int:
+    """Write down the groups among a segment's entries whose keys have one of these hashes; how many rows are new.
+
+    key_hash: SQL of the prefix of an entry. The segment has no index yet, so this is one scan of it.
+    """
+    members = _by_hash(job, ordinal, key_hash)
+    values = {"operation": job.run.operation_id, "segment": None, "hashes": list(hashes), "most": LOCATED}
+    # The delta's rows of a key come by its index, whatever the planner makes of tables without statistics.
+    execute(connection, "SET LOCAL enable_mergejoin = off; SET LOCAL enable_hashjoin = off")
+    return execute(connection, WRITE.format(members=members), values).rowcount
+
+
+def heal_known(connection: Connection, job: Job) -> int:
+    """See which of the groups that are known are healed, while segments have no index: scans them. How many aren't."""
+    _heal(connection, job, {"operation": job.run.operation_id})
+    return groups(connection, job.run.operation_id)[0]
+
+
 def healed_in_segment(connection: Connection, job: Job, ordinal: int) -> None:
     """A segment has got its unique index: what was found in it is healed."""
     execute(
@@ -252,6 +270,40 @@ def _sharing(job: Job, live: str) -> str:
         f"SELECT min({key}::text) OVER (PARTITION BY {_key(entry, 'l.')})::jsonb AS shared_key, {key} AS key, "
         f"{primary_key(job.source, entry, 'l.')} AS primary_key "
         f"FROM (SELECT *, count(*) OVER (PARTITION BY {_key(entry, '')}) AS sharing FROM {live}) l WHERE l.sharing > 1"
+    )
+
+
+def _by_hash(job: Job, ordinal: int, key_hash: str) -> str:
+    """As `_members`, of the keys with some hashes among a segment's entries; at most so many rows."""
+    entry = job.entry
+    columns = ", ".join(entry.physical(entry.identity_positions))
+    of = f"x.{columns.replace(', ', ', x.')}"
+    nullable = [i for i in entry.nullable_positions if i < entry.key]
+    whole = " AND ".join(["true", *(f"NOT {is_null(f'x.c{i + 1}')}" for i in nullable)])
+    # Where no NULL can be the delta's index is used. A key with a NULL has no hash, unless NULLs are the same.
+    live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", dict.fromkeys(entry.key_positions, False))]
+    if nullable and not entry.apart_positions:
+        live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}))
+    name = physical.segment(job.generation_id, ordinal)
+    return (
+        f"WITH here AS MATERIALIZED (SELECT {of} FROM {name} x WHERE ({key_hash}) = ANY (%(hashes)s::int8[]) "
+        f"LIMIT %(most)s), live AS MATERIALIZED ({' UNION ALL '.join(live)}) {_sharing(job, 'live')}"
+    )
+
+
+def _live_of(job: Job, here: str, nulls: dict[int, bool]) -> str:
+    """SQL: of entries of the base those that the delta doesn't touch, and the delta's regular ones of their keys."""
+    entry, delta = job.entry, physical.delta(job.generation_id)
+    columns = ", ".join(entry.physical(entry.identity_positions))
+    of = f"x.{columns.replace(', ', ', x.')}"
+    same_key = " AND ".join(
+        entry.same_column(i, f"x.c{i + 1}", f"k.c{i + 1}", nulls.get(i)) for i in entry.key_positions
+    )
+    return (
+        f"(SELECT {of} FROM ({here}) x WHERE NOT EXISTS "
+        f"(SELECT FROM {delta} t WHERE {entry.equal('t.', 'x.', nulls)})) "
+        f"UNION ALL (SELECT {of} FROM (SELECT DISTINCT {_key(entry, '')} FROM ({here}) y) k JOIN {delta} x "
+        f"ON {same_key} WHERE x.{REGULAR})"
     )
 
 
