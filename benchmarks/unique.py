@@ -15,17 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import signal
 import statistics
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,31 +29,19 @@ import psycopg2
 import psycopg2.errors
 
 from airflow_roir.definition import BuildOptions
-from airflow_roir.engine import operations, prepare, schema
+from airflow_roir.engine import prepare, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify.compare import verify
-from airflow_roir.errors import RoirError
 from benchmarks import unique_cost
 from benchmarks.server import bench_server, described, facts
+from benchmarks.unique_operation import Operation, draw
 from benchmarks.unique_table import GROUPS, INDEX, Table
 from benchmarks.unique_writers import INSERT, MOVE, REMOVE, SWAP, Writer
 
 RESULTS = Path(__file__).parent / "results" / "unique.json"
-WATCH_EVERY_S = 0.02
 WRITERS = 2
 # Of the groups, so many are in the table before; the rest is made by the writers.
 LOADED = 0.7
-# A pause that nobody asked for after so many drivers is none that ends.
-MOST_DRIVERS = 60
-STATE = """
-SELECT o.status, o.phase, o.paused_by = o.owner, o.pause_reason,
-       coalesce((SELECT count(*) FILTER (WHERE done)::float8 / nullif(count(*), 0) FROM roir.scan_range r
-                  WHERE r.operation_id = o.id), 0),
-       coalesce((SELECT count(*) FILTER (WHERE s.status = 'sealed' OR s.refused_epoch = o.epoch)::float8
-                               / nullif(count(*), 0)
-                   FROM roir.segment s WHERE s.generation_id = o.generation_id), 0)
-  FROM roir.operation o ORDER BY o.id DESC LIMIT 1
-"""
 RECORDED = """
 SELECT (key ->> 0)::bigint, array_agg(ARRAY[(primary_key ->> 0)::bigint, (primary_key ->> 1)::bigint]
                                       ORDER BY (primary_key ->> 0)::bigint, (primary_key ->> 1)::bigint)
@@ -73,129 +56,15 @@ MARK = "SELECT coalesce(max(looked_xid::numeric), 0)::bigint FROM roir.generatio
 Groups = dict[int, list[list[int]]]
 
 
-@dataclass(frozen=True)
-class Moment:
-    """When something happens: at this share of a phase's ranges or segments; in the fold, so many seconds after."""
-
-    phase: str
-    share: float
-    what: str
-
-
-def draw(chance: random.Random, count: int) -> list[Moment]:
-    """So many moments, in the order of their phases."""
-    order = ("build", "seal", "fold")
-    found = [
-        Moment(phase := chance.choice(("build", "build", "build", "seal", "seal", "fold")), chance.random(),
-               # In the fold the driver does the work itself.
-               chance.choice(("worker", "worker", "driver", "pause") if phase != "fold" else ("driver", "pause")))
-        for _ in range(count)
-    ]  # fmt: skip
-    return sorted(found, key=lambda one: (order.index(one.phase), one.share))
-
-
-class Operation:
-    """It, with the process that drives it, what is done to that, and a diary of how far it was."""
-
-    def __init__(
-        self, dsn: str, database: Database, parallelism: int, moments: list[Moment], paused: Callable[[str], None]
-    ) -> None:
-        """paused: called at each pause that somebody asked for."""
-        self.dsn, self.database, self.parallelism, self.paused = dsn, database, parallelism, paused
-        self.moments = moments
-        self.connection = psycopg2.connect(dsn)
-        self.connection.autocommit = True
-        self.diary: list[tuple[float, str, float]] = []
-        self.happened: list[str] = []
-        self.groups: list[int] = []
-        self.halt = threading.Event()
-        self.driver: subprocess.Popen[bytes] | None = None
-        self.phase_since = (time.time(), "")
-        self.watcher = threading.Thread(target=self._watch, daemon=True)
-        self.watcher.start()
-
-    def state(self) -> Any:
-        """Status, phase, whether it paused itself, why, and the shares of ranges and segments done."""
-        with self.connection.cursor() as cursor:
-            cursor.execute(STATE)
-            return cursor.fetchone()
-
-    def carry_on(self) -> None:
-        """Start drivers until it is completed, or pauses for a reason of its own."""
-        for _ in range(MOST_DRIVERS):
-            self.driver = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.unique_driver", INDEX, str(self.parallelism)],
-                env={**os.environ, "ROIR_DSN": self.dsn},
-                start_new_session=True,
-            )
-            self.groups.append(self.driver.pid)
-            self.driver.wait()
-            status, phase, by_itself, reason, *_ = self.state()
-            if status == "completed" or (status == "paused" and by_itself and "share" in reason):
-                return
-            if status not in ("running", "paused"):
-                raise SystemExit(f"the operation is {status}: {reason}")
-            if status == "paused" and not by_itself:
-                self.paused(phase)
-        raise SystemExit(f"{MOST_DRIVERS} drivers did not end it: {self.state()}")
-
-    def _watch(self) -> None:
-        watching = psycopg2.connect(self.dsn)
-        watching.autocommit = True
-        with watching.cursor() as cursor:
-            while not self.halt.wait(WATCH_EVERY_S):
-                cursor.execute(STATE)
-                if (row := cursor.fetchone()) is None:
-                    continue
-                status, phase, _, _, ranges, segments = row
-                now = time.time()
-                if phase != self.phase_since[1]:
-                    self.phase_since = (now, phase)
-                self.diary.append((now, phase, ranges))
-                share = {"build": ranges, "seal": segments}.get(phase, min(0.99, now - self.phase_since[0]))
-                if status == "running" and self.moments and self._has_come(self.moments[0], phase, share):
-                    with suppress(ProcessLookupError):
-                        self._happens(self.moments.pop(0), share)
-        watching.close()
-
-    def _has_come(self, moment: Moment, phase: str, share: float) -> bool:
-        order = ("build", "seal", "fold", "publish")
-        here = order.index(phase) if phase in order else len(order)
-        return self.driver is not None and (here, share) >= (order.index(moment.phase), moment.share)
-
-    def _happens(self, moment: Moment, share: float) -> None:
-        driver = self.driver
-        what = moment.what
-        if driver is None or driver.poll() is not None:
-            self.moments.insert(0, moment)
-            return
-        if what == "pause":
-            with suppress(RoirError):
-                operations.pause(self.database, INDEX, "the bench", "by chance")
-        elif what == "driver":
-            # Its workers live on, until the next one fences them.
-            driver.kill()
-        else:
-            workers = _children(driver.pid)
-            if not workers:
-                self.moments.insert(0, moment)
-                return
-            os.kill(workers[-1], signal.SIGKILL)
-        self.happened.append(f"{what} in {self.phase_since[1]} at {share:.2f}")
-
-    def close(self) -> None:
-        """Nothing of it is left running."""
-        self.halt.set()
-        self.watcher.join()
-        for group in self.groups:
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-
-
-def _children(pid: int) -> list[int]:
-    """Linux only: elsewhere a driver's worker isn't found, and none is killed."""
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in path.read_text().split()] if path.exists() else []
+def compared(oracle: Groups, recorded: Groups, since: set[int], all_of_them: bool = True) -> dict[str, list[int]]:
+    """Keys by what is wrong with them. since: of these nothing is known. all_of_them: each must be written down."""
+    known = (oracle.keys() | recorded.keys()) - since
+    both = known & oracle.keys() & recorded.keys()
+    return {
+        "not found": sorted(known - recorded.keys()) if all_of_them else [],
+        "invented": sorted(known - oracle.keys()),
+        "of other rows": sorted(key for key in both if all_of_them and oracle[key] != recorded[key]),
+    }
 
 
 class Show:
@@ -318,30 +187,21 @@ class Show:
         events = [event for writer in self.writers for event in list(writer.log.events)]
         never = {key for writer in self.writers for key in writer.log.never.copy()}
         since = set() if exactly else {event.key for event in events if event.ended is None or event.xid >= mark}
-        missing = [key for key in oracle if all_of_them and key not in since and key not in recorded]
-        invented = [key for key in recorded if key not in since and key not in oracle]
-        other_rows = [
-            key
-            for key in oracle.keys() & recorded.keys()
-            if key not in since and (oracle[key] != recorded[key] if all_of_them else len(recorded[key]) < 2)
-        ]
         with self.connection.cursor() as cursor:
             cursor.execute("SELECT DISTINCT (key ->> 0)::bigint FROM roir.duplicate")
             ever = {row[0] for row in cursor.fetchall()}
         made = {self.table.key(group[0]) for group in self.loaded} | {event.key for event in events if event.makes}
-        for what, keys in (
-            ("not found", missing),
-            ("invented", invented),
-            ("with other rows", other_rows),
-            ("never was one", [*(ever & never), *(ever - made)]),
-        ):
+        wrong = compared(oracle, recorded, since, all_of_them)
+        wrong["never were one"] = [*(ever & never), *(ever - made - never)]
+        for what, keys in wrong.items():
             if keys:
                 self.fail(f"{where}: {len(keys)} groups {what}: {keys[:5]}")
         self.tell(
             where,
-            {"groups by GROUP BY": len(oracle), "written down": len(recorded), "not found": len(missing),
-             "invented": len(invented), "changed since the last look": len(since & (oracle.keys() | recorded.keys())),
-             "keys that never were one, none told": len(never), "healed meanwhile": len(ever) - len(recorded)},
+            {"groups by GROUP BY": len(oracle), "written down": len(recorded),
+             **{what: len(keys) for what, keys in wrong.items()},
+             "changed since the last look": len(since & (oracle.keys() | recorded.keys())),
+             "keys that only seemed one": len(never), "healed meanwhile": len(ever) - len(recorded)},
         )  # fmt: skip
 
     def tell_when_known(self, begun: float, paused: float) -> None:

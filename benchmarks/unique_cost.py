@@ -1,8 +1,8 @@
 """What a unique build costs over a plain one, and a plain one over what it was before: rounds in turns on one server.
 
-`make bench-unique ARGS="--cost 5"`; with `--before FOLDER`, a checkout of another commit (`git worktree add`), the plain
-build of that commit is one more side, on a copy of the database. Each build is a process of its own, its workers are
-threads. A ratio is that of one round. Results: benchmarks/results/unique-cost.json, and a table.
+`make bench-unique ARGS="--cost 5"`; with `--before FOLDER`, a checkout of another commit (`git worktree add`), the
+plain build of that commit is one more side, on a copy of the database. Each build is a process of its own, its workers
+are threads. A ratio is that of one round. Results: benchmarks/results/unique-cost.json, and a table.
 """
 
 from __future__ import annotations
@@ -132,8 +132,6 @@ def table(sides: list[dict[str, Any]]) -> str:
             f"{statistics.median(values):.2f} ({values[0]:.2f} – {values[-1]:.2f})"
             for values in (one[f"ratio {part}"] for part in ("all", "build", "seal"))
         ]
-        parts = " | ".join(
-            f"{one[part]:.1f}" if one[part] >= 0.05 or not one[part] else f"{one[part]:.2f}" for part in PARTS
-        )
+        parts = " | ".join(f"{one[part]:.2f}" if 0 < one[part] < 0.05 else f"{one[part]:.1f}" for part in PARTS)
         lines.append(f"| {one['side']} | {one['all']:.1f} | {of[0]} | {parts} | {of[1]} | {of[2]} |")
     return "\n".join(lines)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 from airflow_roir.engine import build, finalize, seal
@@ -48,7 +49,7 @@ def drive(database: Database, index: str, parallelism: int) -> None:
                 _supervise(database, run, phase, parallelism)
             if _control(database, run).status != Status.RUNNING:
                 return
-            database.retry(lambda engine=engine: engine.finish(database, run))
+            database.retry(partial(engine.finish, database, run))
         finalize.finalize_run(database, run)
 
 

@@ -1,7 +1,7 @@
 """One build of `benchmarks.unique_cost`, by the code of the folder that PYTHONPATH names: its seconds, as JSON.
 
-`python -P benchmarks/unique_side.py ORDER`, the DSN in ROIR_DSN. ORDER: JSON, `unique`, `early`, `parallelism`, `index`,
-and `options` of the build. The folder may be a checkout that knows no unique index.
+`python -P benchmarks/unique_side.py ORDER`, the DSN in ROIR_DSN. ORDER: JSON, `unique`, `early`, `parallelism`,
+`index`, and `options` of the build. The folder may be a checkout that knows no unique index.
 """
 
 from __future__ import annotations

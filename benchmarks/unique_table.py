@@ -22,7 +22,10 @@ INSERT INTO customer
 SELECT i % {partitions}, i, CASE WHEN i % {null} > 0 THEN i * {factor} % {prime} END, 'customer number ' || i
   FROM generate_series(1, {rows}::bigint) i;
 """
-SAME = "UPDATE customer c SET number = v.key FROM unnest(%s, %s, %s) AS v(day, id, key) WHERE (c.day, c.id) = (v.day, v.id)"
+SAME = (
+    "UPDATE customer c SET number = v.key FROM unnest(%s, %s, %s) AS v(day, id, key) "
+    "WHERE (c.day, c.id) = (v.day, v.id)"
+)
 GROUPS = """
 SELECT number, array_agg(ARRAY[day, id] ORDER BY day, id) FROM customer
  WHERE number IN (SELECT number FROM customer WHERE number IS NOT NULL GROUP BY number HAVING count(*) > 1)
