@@ -33,13 +33,15 @@ INDEX_NULLS = 4
 SHORT = 127
 _ALIGNED = {"c": 1, "s": 2, "i": 4, "d": 8}
 
-# Each segment with its unique index; that of NULLs has two in a unique index, and is there again for the other. rows: counted live since the last ANALYZE, which knows of deletes what the density
-# of the last VACUUM doesn't; a server that crashed has forgotten the count.
+# Each segment with its unique index; that of NULLs has two in a unique index, and is there again for the other. rows:
+# counted live since the last ANALYZE, which knows of deletes what the density of the last VACUUM doesn't; a server that
+# crashed has forgotten the count.
 SEGMENTS = """
 SELECT c.oid::bigint, c.oid::regclass::text AS name, c.relpages, c.reltuples, pg_stat_get_live_tuples(c.oid) AS live,
        coalesce((SELECT option_value::int FROM pg_options_to_table(c.reloptions) WHERE option_name = 'fillfactor'), 100)
        AS fillfactor,
-       row_number() OVER (PARTITION BY c.oid ORDER BY x.indexrelid) > 1 AS again, x.indexrelid::bigint AS key_oid, x.indexrelid::regclass::text AS key_name, x.indkey::int[] AS key_columns
+       row_number() OVER (PARTITION BY c.oid ORDER BY x.indexrelid) > 1 AS again,
+       x.indexrelid::bigint AS key_oid, x.indexrelid::regclass::text AS key_name, x.indkey::int[] AS key_columns
   FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
   LEFT JOIN pg_index x ON x.indrelid = c.oid AND x.indisunique AND x.indisvalid
  WHERE h.inhparent = to_regclass(%(base)s) AND c.relkind = 'r'
