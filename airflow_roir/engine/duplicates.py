@@ -6,6 +6,7 @@ the delta's regular ones. Nothing else is evidence (docs/architecture.md#uniquen
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -22,6 +23,7 @@ from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.run import read_control
+from airflow_roir.engine.verify import comparison
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged
 
@@ -173,7 +175,7 @@ def locate(connection: Connection, job: Job) -> None:
 
 
 def _heal(connection: Connection, job: Job, values: dict[str, Any]) -> None:
-    """Of the groups that are known: which rows don't share a key any more. Unsealed segments tell theirs themselves."""
+    """Of the groups that are known: which rows share a key now, and which don't any more."""
     known = (
         execute(
             connection,
@@ -186,22 +188,32 @@ def _heal(connection: Connection, job: Job, values: dict[str, Any]) -> None:
     if not known:
         return
     entry = job.entry
-    keys = ", ".join(
-        f"(k.key ->> {i})::{entry.columns[i].cast}"
-        + (f" COLLATE {entry.columns[i].collation}" if entry.columns[i].collation else "")
-        + f" AS c{i + 1}"
-        for i in entry.key_positions
+    candidates, bound = _known(connection, job, known)
+    found = []
+    for pattern in sorted({"".join("1" if value is None else "0" for value in key) for key in known}):
+        members = _members(job, f"SELECT * FROM ({candidates}) d WHERE {_pattern(entry)} = '{pattern}'", pattern)
+        # Of a group that is known others may be so by now, or again: its segment was sealed, and then a row came.
+        execute(connection, WRITE.format(members=members), {**values, **bound})
+        found.append(f"({members})")
+    execute(connection, HEAL.format(members=" UNION ALL ".join(found), which="true"), {**values, **bound})
+
+
+def _known(connection: Connection, job: Job, keys: Sequence[list[str | None]]) -> tuple[str, dict[str, Any]]:
+    """SELECT of keys that were written down, once each. Who reads them back from texts runs a domain's checks."""
+    entry = job.entry
+    types = list(execute(connection, comparison.TYPES, {"base": physical.base(job.generation_id)}).scalars())
+    read = comparison.recorded_identity(entry, "d", types)
+    item, bound = owner.relation(
+        connection,
+        job.source,
+        f"SELECT {', '.join(f'{read[i]} AS c{i + 1}' for i in entry.key_positions)} "
+        "FROM jsonb_to_recordset(%(known)s::jsonb) AS d (key jsonb, primary_key jsonb)",
+        ", ".join(f"c{i + 1} {types[i]}" for i in entry.key_positions),
+        {"known": json.dumps([{"key": key} for key in keys])},
     )
-    candidates = (
-        f"SELECT DISTINCT {keys} FROM (SELECT DISTINCT d.key FROM roir.duplicate d "
-        "WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL) k"
-    )
-    patterns = {"".join("1" if value is None else "0" for value in key) for key in known}
-    found = [
-        _members(job, f"SELECT * FROM ({candidates}) d WHERE {_pattern(entry)} = '{pattern}'", pattern)
-        for pattern in sorted(patterns)
-    ]
-    execute(connection, HEAL.format(members=" UNION ALL ".join(f"({one})" for one in found), which="true"), values)
+    collated = ((f"c{i + 1}", entry.columns[i].collation) for i in entry.key_positions)
+    columns = ", ".join(f"r.{name} COLLATE {by} AS {name}" if by else f"r.{name}" for name, by in collated)
+    return f"SELECT DISTINCT {columns} FROM {item}", bound
 
 
 def _members(job: Job, candidates: str, pattern: str) -> str:

@@ -53,10 +53,6 @@ DUPLICATE = """
 UPDATE roir.discrepancy d SET kind = 'duplicate', detail = r.detail, entry_values = coalesce(r.other, d.entry_values)
   FROM {found} WHERE d.id = r.id AND d.kind IN ('missing', 'different', 'duplicate') AND d.outcome IS NULL
 """
-TYPES = """
-SELECT format_type(atttypid, -1) FROM pg_attribute
- WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
-"""
 MISSING = "SELECT id FROM roir.discrepancy WHERE id = ANY (%(ids)s) AND kind = 'missing' AND outcome IS NULL"
 RECORDED = "SELECT id, key, primary_key FROM roir.discrepancy WHERE id = ANY (%(ids)s)"
 
@@ -78,7 +74,7 @@ class Mender:
         self.read = job.source
         # In the caller's transaction, if there is one.
         with connection.begin_nested() if connection.in_transaction() else connection.begin():
-            types = list(execute(connection, TYPES, {"base": self.base}).scalars())
+            types = list(execute(connection, comparison.TYPES, {"base": self.base}).scalars())
         recorded = comparison.recorded_identity(entry, "d", types)
         self.identity = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(recorded))
         self.row = entry.has_row("r", "s.")
