@@ -92,7 +92,7 @@ CREATE FUNCTION roir.refuse_duplicate(source oid, relation oid, index_name text,
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     -- Which role wrote the statement: the capture itself runs as the table's owner.
-    writer text := coalesce(nullif(current_setting('role'), 'none'), session_user);
+    writer name := coalesce(nullif(current_setting('role'), 'none'), session_user);
     named record;
     message text := format('duplicate key value violates unique constraint "%s"', index_name);
 BEGIN
