@@ -19,6 +19,7 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Numeric,
     SmallInteger,
@@ -445,4 +446,26 @@ Index(
     duplicate.c.primary_key,
     unique=True,
     postgresql_where=text("healed_at IS NULL"),
+)
+
+# The hashes of the keys in a segment that is being built, as far as they are read (docs/architecture.md#early).
+early_hashes = Table(
+    "early_hashes",
+    metadata,
+    _id(),
+    Column("generation_id", BigInteger, ForeignKey(generation.c.id), nullable=False),
+    Column("segment", Integer, nullable=False),
+    # Of the parts of a segment, in the order in which they were read. Two readers can't have the same.
+    Column("number", Integer, nullable=False),
+    # Of this file all rows before the settled block are in these parts; of those before its end what the snapshot sees.
+    Column("filenode", BigInteger, nullable=False),
+    Column("end_block", BigInteger, nullable=False),
+    Column("settled_block", BigInteger, nullable=False),
+    Column("snapshot", Text, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    # The duplicates that this part made are written down.
+    Column("looked", Boolean, nullable=False, server_default=text("false")),
+    # Eight bytes each, as the server sends an int8.
+    Column("hashes", LargeBinary, nullable=False),
+    UniqueConstraint("generation_id", "segment", "number"),
 )

@@ -118,13 +118,27 @@ BEGIN
         MESSAGE = message, SCHEMA = named.nspname, TABLE = named.relname, CONSTRAINT = index_name;
 END $$;
 
--- An entry was taken over from a row that is in no partition: maybe of a table that is being attached, whose copy then
--- begins again, and meets the row that has the key now.
-CREATE FUNCTION roir.note_taken(generation bigint) RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    INSERT INTO roir.emptied (generation_id, relation)
-    SELECT DISTINCT 0, p.relation FROM roir.source_partition p
-     WHERE p.generation_id = note_taken.generation AND p.status = 'joining'
-$$;
+-- An entry of a base is taken over from a row that is in no partition: maybe of a table that is being attached, whose copy
+-- then begins again, and meets the row that has the key now. Only such a table's: a copy must end beside shifts of keys.
+CREATE FUNCTION roir.note_taken(generation bigint, place oid, spot tid) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    joining record;
+    within boolean;
+BEGIN
+    FOR joining IN
+        SELECT p.relation, p.parent, roir.entry_condition(g.entry, p.condition, 'x') AS condition
+          FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
+         WHERE p.generation_id = note_taken.generation AND p.status = 'joining' AND p.link IS NOT NULL
+    LOOP
+        -- To read the bounds may have come to run somebody's code since the attach began.
+        PERFORM roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(joining.parent::oid) a));
+        EXECUTE format('SELECT %s FROM %s x WHERE x.ctid = $1', joining.condition, place::regclass) INTO within USING spot;
+        -- NULL: it was written anew meanwhile.
+        IF within IS DISTINCT FROM false THEN
+            INSERT INTO roir.emptied (generation_id, relation) VALUES (0, joining.relation);
+        END IF;
+    END LOOP;
+END $$;
 -- For the owners of sources, as whom the capture runs.
-REVOKE ALL ON FUNCTION roir.note_taken(bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION roir.note_taken(bigint, oid, tid) FROM PUBLIC;

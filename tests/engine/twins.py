@@ -37,9 +37,7 @@ UNIQUE_VIOLATION, SERIALIZATION_FAILURE = "23505", "40001"
 
 def table(kind: Kind, layout: str, primary_key: str = "") -> list[str]:
     """DDL of table `t (id, part, …, v)`. primary_key: what comes after its columns."""
-    create = (
-        f"CREATE TABLE t (id int, part int, {kind.columns}, v int, PRIMARY KEY ({kind.primary_key}) {primary_key})"
-    )
+    create = f"CREATE TABLE t (id int, part int, {kind.columns}, v int, PRIMARY KEY ({kind.primary_key}) {primary_key})"
     if layout == PLAIN:
         return [create]
     parts = [f"CREATE TABLE t{p} PARTITION OF t FOR VALUES IN ({p})" for p in range(PARTS - 1)]
@@ -47,7 +45,9 @@ def table(kind: Kind, layout: str, primary_key: str = "") -> list[str]:
     if layout == NESTED:
         by = kind.primary_key.split(", ")[0]
         last = f"{last} PARTITION BY HASH ({by})"
-        parts += [f"CREATE TABLE r{r} PARTITION OF t{PARTS - 1} FOR VALUES WITH (MODULUS 2, REMAINDER {r})" for r in (0, 1)]
+        parts += [
+            f"CREATE TABLE r{r} PARTITION OF t{PARTS - 1} FOR VALUES WITH (MODULUS 2, REMAINDER {r})" for r in (0, 1)
+        ]
         parts.insert(-2, last)
     else:
         parts.append(last)

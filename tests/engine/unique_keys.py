@@ -346,7 +346,17 @@ SEVERAL = (
 )  # fmt: skip
 ARBITERS = (insert_or_nothing, upsert, upsert_another_key, upsert_what_is_included)
 SWAPS = (swap_primary_keys, shift_primary_keys)
-IN_BLOCKS = (insert, insert_several, upsert, delete, change_a_key, shift_up, swap, move_and_change_the_key, delete_by_key)
+IN_BLOCKS = (
+    insert,
+    insert_several,
+    upsert,
+    delete,
+    change_a_key,
+    shift_up,
+    swap,
+    move_and_change_the_key,
+    delete_by_key,
+)
 TEMPLATES: tuple[Template, ...] = (
     insert, insert, insert, insert_several, insert_a_query, insert_or_nothing, upsert, upsert, upsert_another_key,
     upsert_what_is_included, delete, delete, delete_by_key, delete_several, delete_nothing, change_a_key, change_a_key,
