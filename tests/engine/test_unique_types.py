@@ -16,7 +16,10 @@ from airflow_roir.errors import DuplicatesFound
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
+from tests.engine.test_collations import ICU
+from tests.engine.test_contrib import VALUES, create_extension
 from tests.engine.test_types import EQUAL_BUT_DIFFERENT, _set_up, _supported
+from tests.engine.test_unique_verify import unseen
 from tests.engine.values import ARRAYS, ORDERED
 
 pytestmark = pytest.mark.sample(2, 10)
@@ -114,3 +117,35 @@ def test_equal_values_that_differ_are_one_key(database: Database, dsn: str, name
     assert len(_supported(dsn, name, [one, two])) == 2
     run_sql(dsn, f"CREATE TABLE t (id int PRIMARY KEY, x {name})", f"INSERT INTO t VALUES (1, {one}), (2, NULL)")
     through_duplicates(database, dsn, one, two)
+
+
+@pytest.mark.parametrize("kind", ICU)
+def test_keys_in_icus_order(database: Database, dsn: str, kind: str) -> None:
+    """Other rows of equal texts are refused, by the collation's own equality alone; and a verification and repair."""
+    with closing(steps.session(dsn)) as user:
+        if not sql(user, "SELECT 1 FROM pg_collation WHERE collname = 'und-x-icu'"):
+            pytest.skip("this server is built without ICU, as the embedded ones are; Debian's has it (--pg 15)")
+    run_sql(
+        dsn,
+        f"CREATE COLLATION odd ({ICU[kind]})",
+        "CREATE TABLE t (id int PRIMARY KEY, x text COLLATE odd)",
+        "INSERT INTO t SELECT i, 'Straße' || i FROM generate_series(1, 30) i",
+        "UPDATE t SET x = 'álé' WHERE id = 1",
+    )
+    one = {"case insensitive": "'ÁLé'", "accent insensitive": "'ALE'"}.get(kind, "'álé'")
+    through_duplicates(database, dsn, "'álé'", one)
+    run_sql(dsn, f"INSERT INTO t VALUES (901, {one} || 'x')")
+    unseen(dsn, "INSERT INTO t VALUES (902, 'álé') ON CONFLICT DO NOTHING", f"UPDATE t SET x = {one} WHERE id = 902")
+    report = compare.verify(database, "ix", VerifyOptions(repair=True))
+    assert (report.duplicate, report.found - report.mended) == (1, 1)
+    run_sql(dsn, "DELETE FROM t WHERE id = 902")
+    assert compare.verify(database, "ix", VerifyOptions(repair=True)).is_exact
+    steps.assert_exact(database)
+
+
+@pytest.mark.parametrize("name", ["citext", "ltree", "hstore"])
+def test_types_of_extensions(database: Database, dsn: str, name: str) -> None:
+    create_extension(dsn, name, "ext")
+    one, other, third, _ = (f"{value}::ext.{name}" for value in VALUES[name])
+    run_sql(dsn, f"CREATE TABLE t (id int PRIMARY KEY, x ext.{name})", f"INSERT INTO t VALUES (1, {one}), (2, {third})")
+    through_duplicates(database, dsn, one, other if name == "citext" else one)

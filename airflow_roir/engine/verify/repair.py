@@ -109,14 +109,20 @@ class Mender:
     def _find_pairs(self, ids: list[int]) -> None:
         """Of rows that share a key of a unique index and all lack their entry, all but one are duplicates."""
         missing = list(execute(self.connection, MISSING, {"ids": ids}).scalars())
-        key = " AND ".join(self.entry.same_column(i, f"o.c{i + 1}", f"s.c{i + 1}") for i in self.entry.key_positions)
-        apart = "".join(f" AND NOT {is_null(f's.c{i + 1}')}" for i in self.entry.apart_positions)
-        pairs = f"FROM {self.recorded} JOIN {self.recorded.removesuffix(' s')} o ON o.id < s.id AND {key}{apart}"
-        if not self._ids(f"SELECT s.id {pairs}", missing):
+        entry = self.entry
+        firsts = ", ".join(f"first_value(s.c{i + 1}) OVER w AS c{i + 1}" for i in entry.identity_positions)
+        apart = " AND ".join(f"NOT {is_null(f's.c{i + 1}')}" for i in entry.apart_positions) or "true"
+        key = ", ".join(entry.physical(entry.key_positions, prefix="s."))
+        # As a window, since a join over NULLs that may be equal would compare each with each.
+        pairs = (
+            f"FROM (SELECT s.id, row_number() OVER w AS nth, {firsts} FROM {self.recorded} WHERE {apart} "
+            f"WINDOW w AS (PARTITION BY {key} ORDER BY s.id)) o "
+            "WHERE o.nth > 1"
+        )
+        if not self._ids(f"SELECT o.id {pairs}", missing):
             return
-        detail = comparison.duplicate_of(self.entry, "o.", self.job.run.index)
-        query = f"SELECT DISTINCT ON (s.id) s.id, NULL::jsonb AS other, {detail} AS detail {pairs} ORDER BY s.id, o.id"
-        self._are_duplicates(query, self._with_row(missing))
+        detail = comparison.duplicate_of(entry, "o.", self.job.run.index)
+        self._are_duplicates(f"SELECT o.id, NULL::jsonb AS other, {detail} AS detail {pairs}", self._with_row(missing))
 
     def _are_duplicates(self, query: str, ids: Iterable[int]) -> None:
         item, values = self._asked(query, "id bigint, other jsonb, detail text", ids)
