@@ -121,7 +121,7 @@ def record_hashes(connection: Connection, job: Job, ordinal: int, key_hash: str,
 
     key_hash: SQL of the prefix of an entry. The segment has no index yet, so this is one scan of it.
     """
-    members = _by_hash(job, ordinal, key_hash)
+    members = _by_hash(job, ordinal, key_hash, hidden.shown(connection, job.source, job.generation_id))
     values = {"operation": job.run.operation_id, "segment": None, "hashes": list(hashes), "most": LOCATED}
     # The delta's rows of a key come by its index, whatever the planner makes of tables without statistics.
     execute(connection, "SET LOCAL enable_mergejoin = off; SET LOCAL enable_hashjoin = off")
@@ -287,7 +287,7 @@ def _sharing(job: Job, live: str) -> str:
     )
 
 
-def _by_hash(job: Job, ordinal: int, key_hash: str) -> str:
+def _by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
     """As `_members`, of the keys with some hashes among a segment's entries; at most so many rows."""
     entry = job.entry
     columns = ", ".join(entry.physical(entry.identity_positions))
@@ -295,18 +295,23 @@ def _by_hash(job: Job, ordinal: int, key_hash: str) -> str:
     nullable = [i for i in entry.nullable_positions if i < entry.key]
     whole = " AND ".join(["true", *(f"NOT {is_null(f'x.c{i + 1}')}" for i in nullable)])
     # Where no NULL can be the delta's index is used. A key with a NULL has no hash, unless NULLs are the same.
-    live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", dict.fromkeys(entry.key_positions, False))]
+    seen = f" AND {shown}" if shown else ""
+    no_null = dict.fromkeys(entry.key_positions, False)
+    live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", no_null, seen)]
     if nullable and not entry.apart_positions:
-        live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}))
+        live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}, seen))
     name = physical.segment(job.generation_id, ordinal)
     return (
-        f"WITH here AS MATERIALIZED (SELECT {of} FROM {name} x WHERE ({key_hash}) = ANY (%(hashes)s::int8[]) "
+        f"WITH here AS MATERIALIZED (SELECT {of} FROM {name} x WHERE ({key_hash}) = ANY (%(hashes)s::int8[]){seen} "
         f"LIMIT %(most)s), live AS MATERIALIZED ({' UNION ALL '.join(live)}) {_sharing(job, 'live')}"
     )
 
 
-def _live_of(job: Job, here: str, nulls: dict[int, bool]) -> str:
-    """SQL: of entries of the base those that the delta doesn't touch, and the delta's regular ones of their keys."""
+def _live_of(job: Job, here: str, nulls: dict[int, bool], seen: str) -> str:
+    """SQL: of entries of the base those that the delta doesn't touch, and the delta's regular ones of their keys.
+
+    seen: SQL that a row `x` isn't hidden, after AND.
+    """
     entry, delta = job.entry, physical.delta(job.generation_id)
     columns = ", ".join(entry.physical(entry.identity_positions))
     of = f"x.{columns.replace(', ', ', x.')}"
@@ -317,7 +322,7 @@ def _live_of(job: Job, here: str, nulls: dict[int, bool]) -> str:
         f"(SELECT {of} FROM ({here}) x WHERE NOT EXISTS "
         f"(SELECT FROM {delta} t WHERE {entry.equal('t.', 'x.', nulls)})) "
         f"UNION ALL (SELECT {of} FROM (SELECT DISTINCT {_key(entry, '')} FROM ({here}) y) k JOIN {delta} x "
-        f"ON {same_key} WHERE x.{REGULAR})"
+        f"ON {same_key} WHERE x.{REGULAR}{seen})"
     )
 
 
