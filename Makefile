@@ -162,6 +162,10 @@ bench-writers: $(STAMP)  ## What an index costs writers, ours and a native one; 
 bench-fold: $(STAMP)  ## Delta rows folded per second; ARGS="--rows 200000 --base 1000000 --rounds 1" for less
 	$(BIN)/python -m benchmarks.fold $(ARGS)
 
+.PHONY: bench-unique
+bench-unique: $(STAMP)  ## A unique index under writers of duplicates, kills, pauses; ARGS="--rows 50000 --groups 100", "--cost 3"
+	$(BIN)/python -m benchmarks.unique $(ARGS)
+
 .PHONY: bench-estimate
 bench-estimate: $(STAMP)  ## How good the time left is, in recorded builds; ARGS="--rows 1000000 --builds quiet" for less
 	$(BIN)/python -m benchmarks.estimate $(ARGS)

@@ -6,10 +6,13 @@ the delta's regular ones. Nothing else is evidence (docs/architecture.md#uniquen
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine import generation as physical
@@ -17,31 +20,37 @@ from airflow_roir.engine import hidden, owner
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.job import Job
+from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.run import read_control
 from airflow_roir.engine.source import Source
+from airflow_roir.engine.verify import comparison
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import DuplicatesFound
+from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged
 
 REGULAR = f"state = '{EntryState.REGULAR.value}'"
 # How many rows' partitions one look finds out.
 LOCATED = 10_000
 
-WRITE = """
-WITH member AS MATERIALIZED ({members})
-INSERT INTO roir.duplicate (operation_id, key, primary_key, segment, phase)
-SELECT %(operation)s, m.key, m.primary_key, %(segment)s, o.phase FROM member m, roir.operation o
+WITH_MEMBERS = "WITH member AS MATERIALIZED ({members})"
+WRITTEN = """
+INSERT INTO roir.duplicate AS d (operation_id, shared_key, key, primary_key, segment, phase)
+SELECT %(operation)s, m.shared_key, m.key, m.primary_key, %(segment)s, o.phase FROM member m, roir.operation o
  WHERE o.id = %(operation)s
-    ON CONFLICT (operation_id, key, primary_key) WHERE healed_at IS NULL DO NOTHING
+    ON CONFLICT (operation_id, key, primary_key) WHERE healed_at IS NULL
+    DO UPDATE SET shared_key = excluded.shared_key WHERE d.shared_key <> excluded.shared_key
 """
 # What was found before and isn't among these members is healed; a group of one is none.
-HEAL = """
-WITH member AS MATERIALIZED ({members})
+HEALED = """
 UPDATE roir.duplicate d SET healed_at = clock_timestamp()
  WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL AND {which}
    AND NOT EXISTS (SELECT FROM member m WHERE m.key = d.key AND m.primary_key = d.primary_key)
 """
+WRITE, HEAL = WITH_MEMBERS + WRITTEN, WITH_MEMBERS + HEALED
+# Of a group that is known others may be members by now, or again: its segment was sealed, and then a row came.
+RENEW = f"{WITH_MEMBERS}, written AS ({WRITTEN}) {HEALED.replace('{which}', 'true')}"
 LEFT = """
-SELECT count(DISTINCT key) AS groups, count(*) AS rows FROM roir.duplicate
+SELECT count(DISTINCT shared_key) AS groups, count(*) AS rows FROM roir.duplicate
  WHERE operation_id = %(operation)s AND healed_at IS NULL
 """
 # Transactions before this one have ended, and this statement sees what they wrote.
@@ -107,6 +116,25 @@ def record_segment(connection: Connection, job: Job, ordinal: int) -> None:
     execute(connection, HEAL.format(members=members, which="d.segment = %(segment)s"), values)
 
 
+def record_hashes(connection: Connection, job: Job, ordinal: int, key_hash: str, hashes: Sequence[int]) -> int:
+    """Write down the groups among a segment's entries whose keys have one of these hashes; how many rows are new.
+
+    key_hash: SQL of the prefix of an entry. The segment has no index yet, so this is one scan of it.
+    """
+    members = _by_hash(job, ordinal, key_hash, hidden.shown(connection, job.source, job.generation_id))
+    values = {"operation": job.run.operation_id, "segment": None, "hashes": list(hashes), "most": LOCATED}
+    # The delta's rows of a key come by its index, whatever the planner makes of tables without statistics.
+    execute(connection, "SET LOCAL enable_mergejoin = off; SET LOCAL enable_hashjoin = off")
+    return execute(connection, WRITE.format(members=members), values).rowcount
+
+
+def heal_known(connection: Connection, job: Job) -> int:
+    """See which of the groups that are known are healed, while segments have no index: scans them. How many aren't."""
+    shown = hidden.shown(connection, job.source, job.generation_id)
+    _heal(connection, job, {"operation": job.run.operation_id}, shown)
+    return groups(connection, job.run.operation_id)[0]
+
+
 def healed_in_segment(connection: Connection, job: Job, ordinal: int) -> None:
     """A segment has got its unique index: what was found in it is healed."""
     execute(
@@ -119,8 +147,10 @@ def healed_in_segment(connection: Connection, job: Job, ordinal: int) -> None:
 
 def refuse(database: Database, job: Job) -> None:
     """Raise DuplicatesFound with how many there are, where their rows were looked up; nothing if all are healed."""
-    with database.transaction() as connection:
+    # A table that is held, or was renamed just now, is no reason to tell less than the keys.
+    with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
         locate(connection, job.source, job.run.operation_id)
+    with database.transaction() as connection:
         left = execute(connection, LEFT, {"operation": job.run.operation_id}).one()
     if left.groups:
         index = argument(job.run.index)
@@ -142,6 +172,10 @@ def locate(connection: Connection, source: Source, operation_id: int) -> None:
     ).all()
     if not rows:
         return
+    path = ", ".join(["pg_catalog", *map(quote, source.operator_schemas), "pg_temp"])
+    wait = limits_of(connection).table_lock_ms
+    execute(connection, f"SET LOCAL lock_timeout = {wait}; SET LOCAL search_path = {path}")
+    lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
     shown = ", ".join(source.columns[name].text("s") for name in key)
     compared = ", ".join(f"s.{quote(name)}" for name in key)
     parts: dict[tuple[str, ...], str] = {}
@@ -165,7 +199,7 @@ def locate(connection: Connection, source: Source, operation_id: int) -> None:
 
 
 def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str | None) -> None:
-    """Of the groups that are known: which rows don't share a key any more. Unsealed segments tell theirs themselves."""
+    """Of the groups that are known: which rows share a key now, and which don't any more."""
     known = (
         execute(
             connection,
@@ -178,26 +212,35 @@ def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str |
     if not known:
         return
     entry = job.entry
-    keys = ", ".join(
-        f"(k.key ->> {i})::{entry.columns[i].cast}"
-        + (f" COLLATE {entry.columns[i].collation}" if entry.columns[i].collation else "")
-        + f" AS c{i + 1}"
-        for i in entry.key_positions
-    )
-    candidates = (
-        f"SELECT DISTINCT {keys} FROM (SELECT DISTINCT d.key FROM roir.duplicate d "
-        "WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL) k"
-    )
-    patterns = {"".join("1" if value is None else "0" for value in key) for key in known}
+    candidates, bound = _known(connection, job, known)
     found = [
         _members(job, f"SELECT * FROM ({candidates}) d WHERE {_pattern(entry)} = '{pattern}'", pattern, shown)
-        for pattern in sorted(patterns)
+        for pattern in sorted({"".join("1" if value is None else "0" for value in key) for key in known})
     ]
-    execute(connection, HEAL.format(members=" UNION ALL ".join(f"({one})" for one in found), which="true"), values)
+    members = " UNION ALL ".join(f"({one})" for one in found)
+    execute(connection, RENEW.format(members=members), {"segment": None, **values, **bound})
+
+
+def _known(connection: Connection, job: Job, keys: Sequence[list[str | None]]) -> tuple[str, dict[str, Any]]:
+    """SELECT of keys that were written down, once each. Who reads them back from texts runs a domain's checks."""
+    entry = job.entry
+    types = list(execute(connection, comparison.TYPES, {"base": physical.base(job.generation_id)}).scalars())
+    read = comparison.recorded_identity(entry, "d", types)
+    item, bound = owner.relation(
+        connection,
+        job.source,
+        f"SELECT {', '.join(f'{read[i]} AS c{i + 1}' for i in entry.key_positions)} "
+        "FROM jsonb_to_recordset(%(known)s::jsonb) AS d (key jsonb, primary_key jsonb)",
+        ", ".join(f"c{i + 1} {types[i]}" for i in entry.key_positions),
+        {"known": json.dumps([{"key": key} for key in keys])},
+    )
+    collated = ((f"c{i + 1}", entry.columns[i].collation) for i in entry.key_positions)
+    columns = ", ".join(f"r.{name} COLLATE {by} AS {name}" if by else f"r.{name}" for name, by in collated)
+    return f"SELECT DISTINCT {columns} FROM {item}", bound
 
 
 def _members(job: Job, candidates: str, pattern: str, shown: str | None) -> str:
-    """SQL: `key` and `primary_key` of the live entries that share one of the keys of `candidates`, of one pattern.
+    """SQL: the live entries that share one of the keys of `candidates`, of one pattern, as `_sharing` has them.
 
     shown: that of `hidden.shown`.
     """
@@ -218,12 +261,7 @@ def _members(job: Job, candidates: str, pattern: str, shown: str | None) -> str:
         f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.', nulls)}){seen} "
         f"UNION ALL SELECT {of} FROM candidate k JOIN {delta} x ON {has_key('x.')} WHERE x.{REGULAR}{seen}"
     )
-    return (
-        f"WITH candidate AS MATERIALIZED ({candidates}), live AS MATERIALIZED ({live}) "
-        f"SELECT {texts(entry, entry.key_positions, 'l.')} AS key, "
-        f"{primary_key(job.source, entry, 'l.')} AS primary_key "
-        f"FROM (SELECT *, count(*) OVER (PARTITION BY {_key(entry, '')}) AS sharing FROM live) l WHERE l.sharing > 1"
-    )
+    return f"WITH candidate AS MATERIALIZED ({candidates}), live AS MATERIALIZED ({live}) {_sharing(job, 'live')}"
 
 
 def _in_segment(job: Job, ordinal: int, shown: str | None) -> str:
@@ -233,10 +271,58 @@ def _in_segment(job: Job, ordinal: int, shown: str | None) -> str:
     apart = "".join(f" AND NOT ({is_null(f'x.c{i + 1}')})" for i in entry.apart_positions)
     apart += f" AND {shown}" if shown else ""
     return (
-        f"SELECT {texts(entry, entry.key_positions, 'l.')} AS key, "
+        f"WITH live AS (SELECT x.* FROM {name} x "
+        f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.')}){apart}) {_sharing(job, 'live')}"
+    )
+
+
+def _sharing(job: Job, live: str) -> str:
+    """SQL: `shared_key`, `key` and `primary_key` of those of some live entries that share a key, be it only equal."""
+    entry = job.entry
+    key = texts(entry, entry.key_positions, "l.")
+    return (
+        f"SELECT min({key}::text) OVER (PARTITION BY {_key(entry, 'l.')})::jsonb AS shared_key, {key} AS key, "
         f"{primary_key(job.source, entry, 'l.')} AS primary_key "
-        f"FROM (SELECT x.*, count(*) OVER (PARTITION BY {_key(entry, 'x.')}) AS sharing FROM {name} x "
-        f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.')}){apart}) l WHERE l.sharing > 1"
+        f"FROM (SELECT *, count(*) OVER (PARTITION BY {_key(entry, '')}) AS sharing FROM {live}) l WHERE l.sharing > 1"
+    )
+
+
+def _by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
+    """As `_members`, of the keys with some hashes among a segment's entries; at most so many rows."""
+    entry = job.entry
+    columns = ", ".join(entry.physical(entry.identity_positions))
+    of = f"x.{columns.replace(', ', ', x.')}"
+    nullable = [i for i in entry.nullable_positions if i < entry.key]
+    whole = " AND ".join(["true", *(f"NOT {is_null(f'x.c{i + 1}')}" for i in nullable)])
+    # Where no NULL can be the delta's index is used. A key with a NULL has no hash, unless NULLs are the same.
+    seen = f" AND {shown}" if shown else ""
+    no_null = dict.fromkeys(entry.key_positions, False)
+    live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", no_null, seen)]
+    if nullable and not entry.apart_positions:
+        live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}, seen))
+    name = physical.segment(job.generation_id, ordinal)
+    return (
+        f"WITH here AS MATERIALIZED (SELECT {of} FROM {name} x WHERE ({key_hash}) = ANY (%(hashes)s::int8[]){seen} "
+        f"LIMIT %(most)s), live AS MATERIALIZED ({' UNION ALL '.join(live)}) {_sharing(job, 'live')}"
+    )
+
+
+def _live_of(job: Job, here: str, nulls: dict[int, bool], seen: str) -> str:
+    """SQL: of entries of the base those that the delta doesn't touch, and the delta's regular ones of their keys.
+
+    seen: SQL that a row `x` isn't hidden, after AND.
+    """
+    entry, delta = job.entry, physical.delta(job.generation_id)
+    columns = ", ".join(entry.physical(entry.identity_positions))
+    of = f"x.{columns.replace(', ', ', x.')}"
+    same_key = " AND ".join(
+        entry.same_column(i, f"x.c{i + 1}", f"k.c{i + 1}", nulls.get(i)) for i in entry.key_positions
+    )
+    return (
+        f"(SELECT {of} FROM ({here}) x WHERE NOT EXISTS "
+        f"(SELECT FROM {delta} t WHERE {entry.equal('t.', 'x.', nulls)})) "
+        f"UNION ALL (SELECT {of} FROM (SELECT DISTINCT {_key(entry, '')} FROM ({here}) y) k JOIN {delta} x "
+        f"ON {same_key} WHERE x.{REGULAR}{seen})"
     )
 
 

@@ -220,6 +220,8 @@ class FoldWorker:
         folded = Folded()
         for row in taken:
             addresses = {**values, "tids": row.tids}
+            if self.entry.enforced and not self._is_apart(row.nulls):
+                addresses["tids"] = self._with_free_keys(row.nulls, where, addresses)
             if row.state == EntryState.REGULAR:
                 if shown is not None:
                     folded += self._drop_hidden(row.nulls, where, addresses, shown)
@@ -228,6 +230,32 @@ class FoldWorker:
                 folded += Folded(annihilated=self._annihilate(row.nulls, where, addresses))
                 folded += Folded(ghosts=self._leave_ghosts(where, addresses))
         return folded
+
+    def _is_apart(self, nulls: str) -> bool:
+        return any(nulls[i] == "1" for i in self.entry.apart_positions)
+
+    def _with_free_keys(self, nulls: str, where: str, values: dict[str, str]) -> str:
+        """Of the delta rows of a unique generation: those whose key's entry in the base, if there is one, is ours now.
+
+        It may be of another row, whom a writer or another step has not passed in the delta: who waited there, with rows
+        of the delta locked, could deadlock with it.
+        """
+        key = " AND ".join(
+            self.entry.same_column(i, f"b.c{i + 1}", f"m.c{i + 1}", nulls[i] == "1") for i in self.entry.key_positions
+        )
+        return str(
+            execute(
+                self.connection,
+                f"WITH mine AS MATERIALIZED (SELECT d.ctid AS tid, {', '.join(self.entry.physical(prefix='d.'))} "
+                f"FROM {self.delta} d WHERE {where} AND d.ctid = ANY (%(tids)s::tid[])), "
+                f"present AS MATERIALIZED (SELECT m.tid FROM mine m JOIN {self.base} b ON {key}), "
+                f"free AS MATERIALIZED (SELECT m.tid FROM mine m JOIN {self.base} b ON {key} "
+                "FOR UPDATE OF b SKIP LOCKED) "
+                "SELECT coalesce(array_agg(m.tid), '{}')::text FROM mine m "
+                "WHERE m.tid NOT IN (SELECT tid FROM present) OR m.tid IN (SELECT tid FROM free)",
+                values,
+            ).scalar_one()
+        )
 
     def _shown(self) -> str | None:
         """SQL that a delta row isn't of a partition that is leaving or joining; None if there are none."""
@@ -258,7 +286,7 @@ class FoldWorker:
     def _upsert(self, nulls: str, where: str, values: dict[str, str]) -> int:
         columns = ", ".join(self.entry.physical())
         base, upsert = self.base, self.entry.on_conflict(by_key=self.entry.enforced)
-        if any(nulls[i] == "1" for i in self.entry.apart_positions):
+        if self._is_apart(nulls):
             base, upsert = self.default_segment, self.entry.on_conflict()
         in_order = f"SELECT {columns} FROM gone {self._in_order}"
         return execute(

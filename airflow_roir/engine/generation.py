@@ -250,8 +250,14 @@ def drop(connection: Connection, generation_id: int) -> None:
         {"id": generation_id},
     )
     execute(connection, "DELETE FROM roir.emptied WHERE generation_id = %(id)s", {"id": generation_id})
+    forget_hashes(connection, generation_id)
     execute(connection, f"DROP VIEW IF EXISTS {source_view(generation_id)}")
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
+
+
+def forget_hashes(connection: Connection, generation_id: int) -> None:
+    """What was kept to tell duplicates early: once all is copied the seal finds them by itself."""
+    execute(connection, "DELETE FROM roir.early_hashes WHERE generation_id = %(id)s", {"id": generation_id})
 
 
 def key_clause(entry: Entry) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from airflow_roir.engine import fold, seal
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import DuplicatesFound
 from tests.conftest import run_sql
@@ -170,4 +171,37 @@ def test_a_holder_that_goes_and_comes_again_while_it_is_asked_about_keeps_its_ke
             pass
         watcher.connection.close()
     assert other.error == "23505"
+    steps.assert_exact(database)
+
+
+def test_keys_that_are_equal_and_differ_are_one_group(database: Database, dsn: str) -> None:
+    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k numeric)", "INSERT INTO t VALUES (1, 1.0), (2, 1.00), (3, 2)")
+    _, run = steps.begin(database, unique=True)
+    steps.build_all(database, run)
+    run_sql(dsn, "INSERT INTO t VALUES (4, 1), (5, 2.0)")
+    with pytest.raises(DuplicatesFound, match="5 rows share 2 keys"):
+        steps.seal_all(database, run)
+    run_sql(dsn, "DELETE FROM t WHERE id IN (2, 5)", "UPDATE t SET k = 1.000 WHERE id = 1")
+    run = start_run(database, "ix", "test", take_over=True)
+    steps.seal_all(database, run)
+    with pytest.raises(DuplicatesFound, match="2 rows share 1 key"):
+        fold.switch(database, run)
+    assert [row[:2] for row in duplicates(database)] == [(["1"], ["4"]), (["1.000"], ["1"])]
+
+
+def test_two_fold_steps_whose_keys_cross_wait_for_none(database: Database, dsn: str) -> None:
+    """Each has taken the delta's rows of one row, whose former key the other one's has now."""
+    run_sql(dsn, *PARTITIONED, ROWS.format("t"))
+    _, run = steps.begin(database, unique=True, segments=2)
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    run_sql(dsn, "UPDATE t SET k = 3 - k WHERE id IN (1, 2)")
+    fold.switch(database, run)
+    with database.connect() as one, database.connect() as other, one.begin(), other.begin():
+        job = load_job(other, run)
+        workers = [fold.FoldWorker(connection, job.generation_id, job.entry) for connection in (one, other)]
+        execute(other, "SET LOCAL lock_timeout = '1ms'")
+        assert workers[0].fold("d.c2 = 1").rows == 2
+        assert workers[1].fold("d.c2 = 2").rows == 0
+    steps.fold_and_publish(database, run)
     steps.assert_exact(database)

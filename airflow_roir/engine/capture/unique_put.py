@@ -11,7 +11,7 @@ from __future__ import annotations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture.plpgsql import indent, literal
 from airflow_roir.engine.capture.target import DIRECT, Target
-from airflow_roir.engine.entry import is_null
+from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 
@@ -125,7 +125,7 @@ def _ask(source: Source, target: Target, record: str) -> list[str]:
             "END IF;",
         ]
     names = ", ".join(literal(column.source) for column in entry.columns[: entry.key])
-    texts = ", ".join(f"format('%s', {value})" for value in key)
+    texts = ", ".join(_text(entry, i, value) for i, value in enumerate(key))
     return [
         "LOOP",
         "  BEGIN",
@@ -142,6 +142,14 @@ def _ask(source: Source, target: Target, record: str) -> list[str]:
         f"    ARRAY[{names}], ARRAY[{texts}]);",
         "END IF;",
     ]
+
+
+def _text(entry: Entry, i: int, value: str) -> str:
+    """SQL for a key column's value in an error. `format` makes an empty text of a NULL, which only some keys can be."""
+    text = f"format('%s', {value})"
+    if i not in entry.nullable_positions or i in entry.apart_positions:
+        return text
+    return f"CASE WHEN NOT ({is_null(value)}) THEN {text} END"
 
 
 def _key_is(target: Target, record: str, prefix: str) -> str:

@@ -33,8 +33,8 @@ SELECT p.name, roir.entry_condition(g.entry, p.condition, 'x') AS within
    AND NOT EXISTS (SELECT FROM pg_inherits h WHERE h.inhrelid = p.relation::oid)
 """
 WRITE = """
-INSERT INTO roir.duplicate (operation_id, key, primary_key, partition, phase)
-SELECT %(operation)s, r.key, r.primary_key, CASE WHEN r.own THEN %(name)s END, 'attach' FROM {found}
+INSERT INTO roir.duplicate (operation_id, shared_key, key, primary_key, partition, phase)
+SELECT %(operation)s, r.shared_key, r.key, r.primary_key, CASE WHEN r.own THEN %(name)s END, 'attach' FROM {found}
     ON CONFLICT (operation_id, key, primary_key) WHERE healed_at IS NULL DO NOTHING
 """
 MADE_BY = "SELECT min(id) FROM roir.operation WHERE generation_id = %(generation)s AND kind <> 'verify'"
@@ -47,11 +47,11 @@ RECORDED = """
 WITH found AS (
   SELECT d.* FROM roir.duplicate d JOIN roir.operation o ON o.id = d.operation_id
    WHERE o.generation_id = %(generation)s AND d.phase = 'attach' AND d.healed_at IS NULL)
-SELECT (SELECT string_agg(coalesce(k, 'null'), ', ') FROM jsonb_array_elements_text(f.key) k) AS key,
+SELECT (SELECT string_agg(coalesce(k, 'null'), ', ') FROM jsonb_array_elements_text(f.shared_key) k) AS key,
        string_agg(concat('(', (SELECT string_agg(p, ', ') FROM jsonb_array_elements_text(f.primary_key) p), ')',
                          ' of ' || f.partition), ' and ' ORDER BY f.id) AS members,
        count(*) OVER () AS groups, (SELECT count(*) FROM found) AS rows
-  FROM found f GROUP BY f.key ORDER BY min(f.id) LIMIT %(first)s
+  FROM found f GROUP BY f.shared_key ORDER BY min(f.id) LIMIT %(first)s
 """
 
 
@@ -206,16 +206,18 @@ def record(
             f"SELECT {of}, false FROM m JOIN ({store}) x ON {same.replace('n.', 'm.')} WHERE ({has_row})"
             for store in stores
         )
+        texts = duplicates.texts(entry, entry.key_positions, "l.")
+        of_l = ", ".join(entry.physical(entry.key_positions, prefix="l."))
         query = (
             f"WITH {given}, m AS MATERIALIZED (SELECT * FROM n WHERE {_pattern(entry)} = '{pattern}'), "
             f"live AS (SELECT {every}, bool_or(own) AS own FROM (SELECT {every}, true FROM m UNION ALL {held}) "
             f"u ({every}, own) GROUP BY {every}), "
             f"l AS (SELECT *, count(*) OVER (PARTITION BY {key}) AS sharing FROM live) "
-            f"SELECT {duplicates.texts(entry, entry.key_positions, 'l.')} AS key, "
+            f"SELECT min({texts}::text) OVER (PARTITION BY {of_l})::jsonb AS shared_key, {texts} AS key, "
             f"{duplicates.primary_key(source, entry, 'l.')} AS primary_key, l.own FROM l WHERE l.sharing > 1"
         )
         found, values = owner.relation(
-            connection, source, query, "key jsonb, primary_key jsonb, own boolean", reads=reads
+            connection, source, query, "shared_key jsonb, key jsonb, primary_key jsonb, own boolean", reads=reads
         )
         # Of values nothing is bound in it where the owner is trusted.
         found = found if values else as_it_is(found)
