@@ -117,7 +117,7 @@ def record_hashes(connection: Connection, job: Job, ordinal: int, key_hash: str,
 
     key_hash: SQL of the prefix of an entry. The segment has no index yet, so this is one scan of it.
     """
-    members = _by_hash(job, ordinal, key_hash)
+    members = _by_hash(job, ordinal, key_hash, hidden.shown(connection, job.source, job.generation_id))
     values = {"operation": job.run.operation_id, "segment": None, "hashes": list(hashes), "most": LOCATED}
     # The delta's rows of a key come by its index, whatever the planner makes of tables without statistics.
     execute(connection, "SET LOCAL enable_mergejoin = off; SET LOCAL enable_hashjoin = off")
@@ -126,7 +126,8 @@ def record_hashes(connection: Connection, job: Job, ordinal: int, key_hash: str,
 
 def heal_known(connection: Connection, job: Job) -> int:
     """See which of the groups that are known are healed, while segments have no index: scans them. How many aren't."""
-    _heal(connection, job, {"operation": job.run.operation_id})
+    shown = hidden.shown(connection, job.source, job.generation_id)
+    _heal(connection, job, {"operation": job.run.operation_id}, shown)
     return groups(connection, job.run.operation_id)[0]
 
 
@@ -142,9 +143,7 @@ def healed_in_segment(connection: Connection, job: Job, ordinal: int) -> None:
 
 def refuse(database: Database, job: Job) -> None:
     """Raise DuplicatesFound with how many there are, where their rows were looked up; nothing if all are healed."""
-    # A table that is held, or was renamed just now, is no reason to tell less than the keys.
-    with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
-        locate(connection, job.source, job.run.operation_id)
+    locate_known(database, job)
     with database.transaction() as connection:
         left = execute(connection, LEFT, {"operation": job.run.operation_id}).one()
     if left.groups:
@@ -154,6 +153,13 @@ def refuse(database: Database, job: Job) -> None:
             f"{'key' if left.groups == 1 else 'keys'} of the unique index. roir duplicates {index} lists them; "
             f"change or delete rows until each key is left once, then: roir resume {index}"
         )
+
+
+def locate_known(database: Database, job: Job) -> None:
+    """`locate` in a transaction of its own, as far as that is possible now."""
+    # A table that is held, or was renamed just now, is no reason to tell less than the keys.
+    with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
+        locate(connection, job.source, job.run.operation_id)
 
 
 def locate(connection: Connection, source: Source, operation_id: int) -> None:
@@ -273,7 +279,7 @@ def _sharing(job: Job, live: str) -> str:
     )
 
 
-def _by_hash(job: Job, ordinal: int, key_hash: str) -> str:
+def _by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
     """As `_members`, of the keys with some hashes among a segment's entries; at most so many rows."""
     entry = job.entry
     columns = ", ".join(entry.physical(entry.identity_positions))
@@ -281,17 +287,19 @@ def _by_hash(job: Job, ordinal: int, key_hash: str) -> str:
     nullable = [i for i in entry.nullable_positions if i < entry.key]
     whole = " AND ".join(["true", *(f"NOT {is_null(f'x.c{i + 1}')}" for i in nullable)])
     # Where no NULL can be the delta's index is used. A key with a NULL has no hash, unless NULLs are the same.
-    live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", dict.fromkeys(entry.key_positions, False))]
+    none = dict.fromkeys(entry.key_positions, False)
+    live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", none, shown)]
     if nullable and not entry.apart_positions:
-        live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}))
+        live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}, shown))
     name = physical.segment(job.generation_id, ordinal)
+    seen = f" AND {shown}" if shown else ""
     return (
-        f"WITH here AS MATERIALIZED (SELECT {of} FROM {name} x WHERE ({key_hash}) = ANY (%(hashes)s::int8[]) "
+        f"WITH here AS MATERIALIZED (SELECT {of} FROM {name} x WHERE ({key_hash}) = ANY (%(hashes)s::int8[]){seen} "
         f"LIMIT %(most)s), live AS MATERIALIZED ({' UNION ALL '.join(live)}) {_sharing(job, 'live')}"
     )
 
 
-def _live_of(job: Job, here: str, nulls: dict[int, bool]) -> str:
+def _live_of(job: Job, here: str, nulls: dict[int, bool], shown: str | None) -> str:
     """SQL: of entries of the base those that the delta doesn't touch, and the delta's regular ones of their keys."""
     entry, delta = job.entry, physical.delta(job.generation_id)
     columns = ", ".join(entry.physical(entry.identity_positions))
@@ -303,7 +311,7 @@ def _live_of(job: Job, here: str, nulls: dict[int, bool]) -> str:
         f"(SELECT {of} FROM ({here}) x WHERE NOT EXISTS "
         f"(SELECT FROM {delta} t WHERE {entry.equal('t.', 'x.', nulls)})) "
         f"UNION ALL (SELECT {of} FROM (SELECT DISTINCT {_key(entry, '')} FROM ({here}) y) k JOIN {delta} x "
-        f"ON {same_key} WHERE x.{REGULAR})"
+        f"ON {same_key} WHERE x.{REGULAR}{f' AND {shown}' if shown else ''})"
     )
 
 
