@@ -280,7 +280,7 @@ def _sharing(job: Job, live: str) -> str:
 
 
 def _by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
-    """As `_members`, of the keys with some hashes among a segment's entries; at most so many rows."""
+    """As `_members`, of the keys with some hashes among a segment's entries, at most 10,000 rows."""
     entry = job.entry
     columns = ", ".join(entry.physical(entry.identity_positions))
     of = f"x.{columns.replace(', ', ', x.')}"
