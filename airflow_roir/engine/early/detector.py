@@ -152,8 +152,8 @@ class Detector:
                 with self._looking.spending():
                     found += self._look_up_in(segment)
         if found:
-            with self._looking.spending(), self._connection.begin():
-                duplicates.locate(self._connection, self._job.source, self._job.run.operation_id)
+            with self._looking.spending():
+                duplicates.locate_known(self._database, self._job)
             self._stop_if_found()
         return found
 
