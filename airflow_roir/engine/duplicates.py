@@ -6,6 +6,7 @@ the delta's regular ones. Nothing else is evidence (docs/architecture.md#uniquen
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -23,6 +24,7 @@ from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.run import read_control
 from airflow_roir.engine.source import Source
+from airflow_roir.engine.verify import comparison
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged
 
@@ -30,8 +32,8 @@ REGULAR = f"state = '{EntryState.REGULAR.value}'"
 # How many rows' partitions one look finds out.
 LOCATED = 10_000
 
-WRITE = """
-WITH member AS MATERIALIZED ({members})
+WITH_MEMBERS = "WITH member AS MATERIALIZED ({members})"
+WRITTEN = """
 INSERT INTO roir.duplicate AS d (operation_id, shared_key, key, primary_key, segment, phase)
 SELECT %(operation)s, m.shared_key, m.key, m.primary_key, %(segment)s, o.phase FROM member m, roir.operation o
  WHERE o.id = %(operation)s
@@ -39,12 +41,14 @@ SELECT %(operation)s, m.shared_key, m.key, m.primary_key, %(segment)s, o.phase F
     DO UPDATE SET shared_key = excluded.shared_key WHERE d.shared_key <> excluded.shared_key
 """
 # What was found before and isn't among these members is healed; a group of one is none.
-HEAL = """
-WITH member AS MATERIALIZED ({members})
+HEALED = """
 UPDATE roir.duplicate d SET healed_at = clock_timestamp()
  WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL AND {which}
    AND NOT EXISTS (SELECT FROM member m WHERE m.key = d.key AND m.primary_key = d.primary_key)
 """
+WRITE, HEAL = WITH_MEMBERS + WRITTEN, WITH_MEMBERS + HEALED
+# Of a group that is known others may be members by now, or again: its segment was sealed, and then a row came.
+RENEW = f"{WITH_MEMBERS}, written AS ({WRITTEN}) {HEALED.replace('{which}', 'true')}"
 LEFT = """
 SELECT count(DISTINCT shared_key) AS groups, count(*) AS rows FROM roir.duplicate
  WHERE operation_id = %(operation)s AND healed_at IS NULL
@@ -210,7 +214,7 @@ def _scan_once(connection: Connection, job: Job) -> None:
 
 
 def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str | None) -> None:
-    """Of the groups that are known: which rows don't share a key any more. Unsealed segments tell theirs themselves."""
+    """Of the groups that are known: which rows share a key now, and which don't any more."""
     known = (
         execute(
             connection,
@@ -223,22 +227,31 @@ def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str |
     if not known:
         return
     entry = job.entry
-    keys = ", ".join(
-        f"(k.key ->> {i})::{entry.columns[i].cast}"
-        + (f" COLLATE {entry.columns[i].collation}" if entry.columns[i].collation else "")
-        + f" AS c{i + 1}"
-        for i in entry.key_positions
-    )
-    candidates = (
-        f"SELECT DISTINCT {keys} FROM (SELECT DISTINCT d.key FROM roir.duplicate d "
-        "WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL) k"
-    )
-    patterns = {"".join("1" if value is None else "0" for value in key) for key in known}
+    candidates, bound = _known(connection, job, known)
     found = [
         _members(job, f"SELECT * FROM ({candidates}) d WHERE {_pattern(entry)} = '{pattern}'", pattern, shown)
-        for pattern in sorted(patterns)
+        for pattern in sorted({"".join("1" if value is None else "0" for value in key) for key in known})
     ]
-    execute(connection, HEAL.format(members=" UNION ALL ".join(f"({one})" for one in found), which="true"), values)
+    members = " UNION ALL ".join(f"({one})" for one in found)
+    execute(connection, RENEW.format(members=members), {"segment": None, **values, **bound})
+
+
+def _known(connection: Connection, job: Job, keys: Sequence[list[str | None]]) -> tuple[str, dict[str, Any]]:
+    """SELECT of keys that were written down, once each. Who reads them back from texts runs a domain's checks."""
+    entry = job.entry
+    types = list(execute(connection, comparison.TYPES, {"base": physical.base(job.generation_id)}).scalars())
+    read = comparison.recorded_identity(entry, "d", types)
+    item, bound = owner.relation(
+        connection,
+        job.source,
+        f"SELECT {', '.join(f'{read[i]} AS c{i + 1}' for i in entry.key_positions)} "
+        "FROM jsonb_to_recordset(%(known)s::jsonb) AS d (key jsonb, primary_key jsonb)",
+        ", ".join(f"c{i + 1} {types[i]}" for i in entry.key_positions),
+        {"known": json.dumps([{"key": key} for key in keys])},
+    )
+    collated = ((f"c{i + 1}", entry.columns[i].collation) for i in entry.key_positions)
+    columns = ", ".join(f"r.{name} COLLATE {by} AS {name}" if by else f"r.{name}" for name, by in collated)
+    return f"SELECT DISTINCT {columns} FROM {item}", bound
 
 
 def _members(job: Job, candidates: str, pattern: str, shown: str | None) -> str:
