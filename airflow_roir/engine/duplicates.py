@@ -89,6 +89,7 @@ def look(connection: Connection, job: Job) -> int:
     shown = hidden.shown(connection, job.source, job.generation_id)
     delta = physical.delta(job.generation_id)
     since = "true" if mark is None else f"age(d.xmin) <= age('{int(mark)}'::xid)"
+    _scan_once(connection, job)
     # A condition per pattern of NULLs, since only that can use an index.
     patterns = (
         execute(connection, f"SELECT DISTINCT {_pattern(job.entry)} FROM {delta} d WHERE d.{REGULAR} AND {since}")
@@ -131,6 +132,7 @@ def record_hashes(connection: Connection, job: Job, ordinal: int, key_hash: str,
 def heal_known(connection: Connection, job: Job) -> int:
     """See which of the groups that are known are healed, while segments have no index: scans them. How many aren't."""
     shown = hidden.shown(connection, job.source, job.generation_id)
+    _scan_once(connection, job)
     _heal(connection, job, {"operation": job.run.operation_id}, shown)
     return groups(connection, job.run.operation_id)[0]
 
@@ -201,6 +203,19 @@ def locate(connection: Connection, source: Source, operation_id: int) -> None:
                 "UPDATE roir.duplicate SET partition = %(part)s WHERE id = %(id)s",
                 {"part": part, "id": row.id},
             )
+
+
+def _scan_once(connection: Connection, job: Job) -> None:
+    """While a segment has no index, it is scanned once in a statement of this transaction, not once for each key.
+
+    The planner has no statistics of the delta, and takes its keys for one.
+    """
+    execute(
+        connection,
+        "SELECT set_config('enable_nestloop', 'off', true) WHERE EXISTS "
+        "(SELECT FROM roir.segment WHERE generation_id = %(generation)s AND status = 'loading')",
+        {"generation": job.generation_id},
+    )
 
 
 def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str | None) -> None:
