@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -416,6 +417,25 @@ def test_a_build_that_stands_at_half_is_told_of(dsn: str) -> None:
         build_ranges(database, run, 4)
     assert {("1", 1), ("1", 90), ("1", 150)} <= found(dsn)
     assert told
+
+
+def test_a_detector_that_fails_is_told_of_and_hurts_no_build(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = Database(dsn, "roir tests", limits=EAGER)
+    fill(dsn)
+    run = begin(database)
+    failed = threading.Event()
+
+    def step(self: Detector) -> int:
+        failed.set()
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(Detector, "step", step)
+    with detecting(database, run):
+        assert failed.wait(60)
+    steps.finish_all(database, run)
+    with closing(steps.session(dsn)) as user:
+        told = sql(user, "SELECT detail FROM roir.event WHERE action = 'early'")
+    assert told == [("duplicates are told by the seal alone: TypeError: a bug",)]
 
 
 @pytest.mark.slow

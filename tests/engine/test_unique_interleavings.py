@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conftest import database_dsn, run_sql
+from tests.engine.ground import Count
 from tests.engine.isolation import (
     COMMIT,
     READ_COMMITTED,
@@ -23,8 +24,7 @@ from tests.engine.isolation import (
     Transaction,
     interleavings,
 )
-from tests.engine.unique_ground import MENU, PARTITIONED, PLAIN, SOURCES, UniqueGround
-from tests.engine.ground import Count
+from tests.engine.unique_ground import MENU, PARTITIONED, SOURCES, UniqueGround
 
 pytestmark = pytest.mark.sample(1)
 

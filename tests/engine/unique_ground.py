@@ -184,7 +184,11 @@ class UniqueGround(Ground):
         return self.kind == PARTITIONED and any(
             one.error == SERIALIZATION_FAILURE
             and play.schedule.transactions[who].turns[turn] not in INSERTS
-            and any(MOVES & {*other.statements} for other in play.schedule.transactions if other is not play.schedule.transactions[who])
+            and any(
+                MOVES & {*other.statements}
+                for other in play.schedule.transactions
+                if other is not play.schedule.transactions[who]
+            )
             for (who, turn), one in play.outcomes.items()
         )
 

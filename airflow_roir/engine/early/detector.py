@@ -153,7 +153,7 @@ class Detector:
                     found += self._look_up_in(segment)
         if found:
             with self._looking.spending(), self._connection.begin():
-                duplicates.locate(self._connection, self._job)
+                duplicates.locate(self._connection, self._job.source, self._job.run.operation_id)
             self._stop_if_found()
         return found
 
