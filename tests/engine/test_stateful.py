@@ -86,7 +86,8 @@ def test_the_index_is_right_whatever_comes_between(dsn: str, machine: type[Machi
 
 
 @pytest.mark.parametrize(
-    "machine", [pytest.param(UniqueMachine, marks=pytest.mark.slow), pytest.param(EqualNullsMachine, marks=pytest.mark.sweep)]
+    "machine",
+    [pytest.param(UniqueMachine, marks=pytest.mark.slow), pytest.param(EqualNullsMachine, marks=pytest.mark.sweep)],
 )
 def test_a_unique_index_is_right_whatever_comes_between(dsn: str, machine: type[Machine]) -> None:
     """It says of each duplicate that it is one, doesn't switch with one, and refuses all from then on."""

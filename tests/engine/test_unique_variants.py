@@ -242,5 +242,3 @@ def test_a_schedule_finds_what_was_broken_on_purpose(
 
 def test_each_variant_has_a_schedule() -> None:
     assert {variant for _, variant in CASES} == set(VARIANTS)
-
-

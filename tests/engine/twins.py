@@ -166,7 +166,8 @@ class Twins:
         primary_key = "DEFERRABLE" if deferrable else ""
         values = kind.of("i", self.chance)
         fill = fill or (
-            f"INSERT INTO t (id, part, {kind.names}, v) SELECT i, i % {PARTS}, {values}, i FROM generate_series(1, {IDS}) i"
+            f"INSERT INTO t (id, part, {kind.names}, v) SELECT i, i % {PARTS}, {values}, i "
+            f"FROM generate_series(1, {IDS}) i"
         )
         run_sql(dsn, *kind.needs, f"CREATE SCHEMA {TWIN}")
         self.ours, self.theirs = Side(dsn, "public"), Side(dsn, TWIN)
@@ -368,7 +369,8 @@ class Twins:
         a, b = (f"SELECT x::text FROM ({one}) x" for one in (ours, source))
         found = sql(
             self.watcher,
-            f"SELECT 'extra', x.* FROM ({a} EXCEPT ALL {b}) x UNION ALL SELECT 'missing', x.* FROM ({b} EXCEPT ALL {a}) x",
+            f"SELECT 'extra', x.* FROM ({a} EXCEPT ALL {b}) x UNION ALL "
+            f"SELECT 'missing', x.* FROM ({b} EXCEPT ALL {a}) x",
         )
         self.watcher.rollback()
         return found

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import psycopg2
 import psycopg2.errors
-from hypothesis.stateful import invariant, rule
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
@@ -120,7 +121,7 @@ class UniqueMachine(Machine):
             self._look()
 
     def _is_true(self, told: str, alone: bool) -> None:
-        """Each row that is recorded shares its key with another one now; where nobody wrote, all that do are recorded."""
+        """The rows that are recorded are those that share their keys now. alone: nobody wrote meanwhile."""
         with self.connection.begin():
             recorded = set(
                 execute(
@@ -142,6 +143,12 @@ class UniqueMachine(Machine):
             self.users.heal()
         self.advance(meanwhile=[])
 
+    @initialize(published=st.sampled_from((0, 0, 0, 1)), phases=st.integers(0, 2))
+    def start(self, published: int, phases: int) -> None:
+        """Mostly in a first build, before its switch."""
+        super().start(published, phases)
+
+    @precondition(lambda self: self.row.status == Status.PAUSED)
     @rule()
     def heal(self) -> None:
         self.users.heal()

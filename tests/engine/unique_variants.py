@@ -87,7 +87,7 @@ def switches_without_the_last_look(patch: pytest.MonkeyPatch) -> None:
 @variant
 def forgets_writers_in_flight_at_the_look(patch: pytest.MonkeyPatch) -> None:
     """The mark of a look is the present, not the oldest transaction that it couldn't see."""
-    patch.setattr(duplicates, "SEEN", "SELECT pg_snapshot_xmax(pg_current_snapshot())::text")
+    patch.setattr(duplicates, "SEEN", "SELECT pg_current_xact_id()::text")
 
 
 @variant
@@ -152,5 +152,3 @@ def enforces_in_capture_mode(patch: pytest.MonkeyPatch) -> None:
         return refused + capture_mode(source, target)
 
     patch.setattr(row_function, "_capture_mode", broken)
-
-
