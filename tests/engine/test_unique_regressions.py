@@ -165,7 +165,7 @@ def test_tidb_13093_44439_53004_cockroach_60491_each_key_and_row_is_named(databa
     run_sql(dsn, "UPDATE t SET k = id / 2 WHERE id BETWEEN 20 AND 59")
     _, run = steps.begin(database, unique=True, ranges=4, segments=5)
     steps.build_all(database, run)
-    with pytest.raises(DuplicatesFound, match=r"50 rows share 20 keys.*roir duplicates ix"):
+    with pytest.raises(DuplicatesFound, match=r"50 rows share 20 keys.*roir duplicates public.ix"):
         steps.seal_all(database, run)
     real = {str(k): count for k, count in Counter(row[2] for row in rows(dsn)).items() if count > 1}
     assert told(database) == real
