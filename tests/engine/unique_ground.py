@@ -139,7 +139,8 @@ class UniqueGround(Ground):
                 f"INSERT INTO {delta} SELECT *, 'regular' FROM ({projection} WHERE {layout} > 0) x",
                 # What the other row of the slot, or one that isn't there, had before.
                 "CREATE TEMP TABLE stale AS SELECT s.k, o.id, o.part FROM "
-                f"{table} s JOIN {table} o ON o.id / 10 = s.id / 10 AND o.id <> s.id WHERE {layout} = 3 AND s.id % 2 = 0 "
+                f"{table} s JOIN {table} o ON o.id / 10 = s.id / 10 AND o.id <> s.id WHERE {layout} = 3 "
+                "AND s.id % 2 = 0 "
                 f"UNION ALL SELECT s.k, s.id / 10 * 10 + 3, 0 FROM {table} s WHERE {layout} = 3 AND s.id % 2 = 1 "
                 f"UNION ALL SELECT i * {WIDTH} + {FREE}, i * 10 + 1 + i / 5 % 4, (ARRAY[0, 1, 0, 1])[1 + i / 5 % 4] "
                 f"FROM {slots} WHERE i % 5 > 0",
