@@ -7,9 +7,11 @@ the delta's regular ones. Nothing else is evidence (docs/architecture.md#uniquen
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine import generation as physical
@@ -17,9 +19,11 @@ from airflow_roir.engine import owner
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.job import Job
+from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.run import read_control
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import DuplicatesFound
+from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged
 
 REGULAR = f"state = '{EntryState.REGULAR.value}'"
 # How many rows' partitions one look finds out.
@@ -27,10 +31,11 @@ LOCATED = 10_000
 
 WRITE = """
 WITH member AS MATERIALIZED ({members})
-INSERT INTO roir.duplicate (operation_id, key, primary_key, segment, phase)
-SELECT %(operation)s, m.key, m.primary_key, %(segment)s, o.phase FROM member m, roir.operation o
+INSERT INTO roir.duplicate AS d (operation_id, shared_key, key, primary_key, segment, phase)
+SELECT %(operation)s, m.shared_key, m.key, m.primary_key, %(segment)s, o.phase FROM member m, roir.operation o
  WHERE o.id = %(operation)s
-    ON CONFLICT (operation_id, key, primary_key) WHERE healed_at IS NULL DO NOTHING
+    ON CONFLICT (operation_id, key, primary_key) WHERE healed_at IS NULL
+    DO UPDATE SET shared_key = excluded.shared_key WHERE d.shared_key <> excluded.shared_key
 """
 # What was found before and isn't among these members is healed; a group of one is none.
 HEAL = """
@@ -40,7 +45,7 @@ UPDATE roir.duplicate d SET healed_at = clock_timestamp()
    AND NOT EXISTS (SELECT FROM member m WHERE m.key = d.key AND m.primary_key = d.primary_key)
 """
 LEFT = """
-SELECT count(DISTINCT key) AS groups, count(*) AS rows FROM roir.duplicate
+SELECT count(DISTINCT shared_key) AS groups, count(*) AS rows FROM roir.duplicate
  WHERE operation_id = %(operation)s AND healed_at IS NULL
 """
 # Transactions before this one have ended, and this statement sees what they wrote.
@@ -115,8 +120,10 @@ def healed_in_segment(connection: Connection, job: Job, ordinal: int) -> None:
 
 def refuse(database: Database, job: Job) -> None:
     """Raise DuplicatesFound with how many there are, where their rows were looked up; nothing if all are healed."""
-    with database.transaction() as connection:
+    # A table that is held, or was renamed just now, is no reason to tell less than the keys.
+    with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
         locate(connection, job)
+    with database.transaction() as connection:
         left = execute(connection, LEFT, {"operation": job.run.operation_id}).one()
     if left.groups:
         index = argument(job.run.index)
@@ -139,6 +146,10 @@ def locate(connection: Connection, job: Job) -> None:
     ).all()
     if not rows:
         return
+    path = ", ".join(["pg_catalog", *map(quote, source.operator_schemas), "pg_temp"])
+    wait = limits_of(connection).table_lock_ms
+    execute(connection, f"SET LOCAL lock_timeout = {wait}; SET LOCAL search_path = {path}")
+    lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
     texts = ", ".join(source.columns[name].text("s") for name in key)
     compared = ", ".join(f"s.{quote(name)}" for name in key)
     parts: dict[tuple[str, ...], str] = {}
@@ -194,7 +205,7 @@ def _heal(connection: Connection, job: Job, values: dict[str, Any]) -> None:
 
 
 def _members(job: Job, candidates: str, pattern: str) -> str:
-    """SQL: `key` and `primary_key` of the live entries that share one of the keys of `candidates`, of one pattern."""
+    """SQL: the live entries that share one of the keys of `candidates`, of one pattern, as `_sharing` has them."""
     entry = job.entry
     base, delta = physical.base(job.generation_id), physical.delta(job.generation_id)
     nulls = {i: pattern[i] == "1" for i in entry.key_positions}
@@ -211,11 +222,7 @@ def _members(job: Job, candidates: str, pattern: str) -> str:
         f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.', nulls)}) "
         f"UNION ALL SELECT {of} FROM candidate k JOIN {delta} x ON {has_key('x.')} WHERE x.{REGULAR}"
     )
-    return (
-        f"WITH candidate AS MATERIALIZED ({candidates}), live AS MATERIALIZED ({live}) "
-        f"SELECT {_texts(job, entry.key_positions, 'l.')} AS key, {_primary_key(job, 'l.')} AS primary_key "
-        f"FROM (SELECT *, count(*) OVER (PARTITION BY {_key(entry, '')}) AS sharing FROM live) l WHERE l.sharing > 1"
-    )
+    return f"WITH candidate AS MATERIALIZED ({candidates}), live AS MATERIALIZED ({live}) {_sharing(job, 'live')}"
 
 
 def _in_segment(job: Job, ordinal: int) -> str:
@@ -224,9 +231,19 @@ def _in_segment(job: Job, ordinal: int) -> str:
     name, delta = physical.segment(job.generation_id, ordinal), physical.delta(job.generation_id)
     apart = "".join(f" AND NOT {is_null(f'x.c{i + 1}')}" for i in entry.apart_positions)
     return (
-        f"SELECT {_texts(job, entry.key_positions, 'l.')} AS key, {_primary_key(job, 'l.')} AS primary_key "
-        f"FROM (SELECT x.*, count(*) OVER (PARTITION BY {_key(entry, 'x.')}) AS sharing FROM {name} x "
-        f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.')}){apart}) l WHERE l.sharing > 1"
+        f"WITH live AS (SELECT x.* FROM {name} x "
+        f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.')}){apart}) {_sharing(job, 'live')}"
+    )
+
+
+def _sharing(job: Job, live: str) -> str:
+    """SQL: `shared_key`, `key` and `primary_key` of those of some live entries that share a key, be it only equal."""
+    key = _key(job.entry, "")
+    texts = _texts(job, job.entry.key_positions, "l.")
+    return (
+        f"SELECT min({texts}::text) OVER (PARTITION BY {_key(job.entry, 'l.')})::jsonb AS shared_key, {texts} AS key, "
+        f"{_primary_key(job, 'l.')} AS primary_key "
+        f"FROM (SELECT *, count(*) OVER (PARTITION BY {key}) AS sharing FROM {live}) l WHERE l.sharing > 1"
     )
 
 

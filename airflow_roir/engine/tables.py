@@ -425,7 +425,8 @@ duplicate = Table(
     metadata,
     _id(),
     Column("operation_id", BigInteger, ForeignKey(operation.c.id), nullable=False),
-    # Texts, lossless, in the order of the entry's columns.
+    # Texts, lossless. The key as its row has it, and as the group is called: equal values may differ.
+    Column("shared_key", JSONB, nullable=False),
     Column("key", JSONB, nullable=False),
     Column("primary_key", JSONB, nullable=False),
     # Where the row is, once that was looked up; null where it has gone since, too.
@@ -435,7 +436,6 @@ duplicate = Table(
     Column("phase", Text, nullable=False),
     Column("found_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     _moment("healed_at"),
-    _one_of("phase", Phase),
 )
 Index(
     "duplicate_one",

@@ -177,6 +177,7 @@ CREATE INDEX event_operation_id_idx ON roir.event (operation_id);
 CREATE TABLE roir.duplicate (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     operation_id bigint NOT NULL REFERENCES roir.operation (id),
+    shared_key jsonb NOT NULL,
     key jsonb NOT NULL,
     primary_key jsonb NOT NULL,
     partition text,

@@ -16,6 +16,7 @@ from airflow_roir.engine.run import start_run
 from airflow_roir.errors import DuplicatesFound
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.isolation import Session, Watcher
 from tests.engine.stages import Stage
 from tests.engine.steps import sql
 
@@ -143,3 +144,45 @@ def test_a_segment_with_duplicates_is_left_by_its_run_alone(database: Database, 
     assert len(list(seal.work(database, run, 0))) == 1  # the default one
     with database.transaction() as connection:
         assert seal.work_left(connection, run, ()).undone == 0
+
+
+def test_a_holder_that_goes_and_comes_again_while_it_is_asked_about_keeps_its_key(database: Database, dsn: str) -> None:
+    """The question waits for the holder's row, whose version of then is deleted; the entry is of its next one."""
+    run_sql(dsn, *PARTITIONED, ROWS.format("t"))
+    Stage(database, "published", keys="k", unique=True)
+    with closing(Session(dsn)) as holder, closing(Session(dsn)) as other:
+        watcher = Watcher(dsn)
+
+        def do(statement: str) -> None:
+            holder.send(statement)
+            while not holder.ended(1.0):
+                pass
+            assert not holder.error
+
+        do("BEGIN; SELECT FROM t WHERE id = 7 FOR UPDATE")
+        other.send("INSERT INTO t VALUES (100, 1, 7, 0)")
+        while not watcher.is_blocked(other, [holder]):
+            assert not other.ended()
+        do("DELETE FROM t WHERE id = 7")
+        do("INSERT INTO t VALUES (7, 3, 7, 0)")
+        do("COMMIT")
+        while not other.ended(1.0):
+            pass
+        watcher.connection.close()
+    assert other.error == "23505"
+    steps.assert_exact(database)
+
+
+def test_keys_that_are_equal_and_differ_are_one_group(database: Database, dsn: str) -> None:
+    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k numeric)", "INSERT INTO t VALUES (1, 1.0), (2, 1.00), (3, 2)")
+    _, run = steps.begin(database, unique=True)
+    steps.build_all(database, run)
+    run_sql(dsn, "INSERT INTO t VALUES (4, 1), (5, 2.0)")
+    with pytest.raises(DuplicatesFound, match="5 rows share 2 keys"):
+        steps.seal_all(database, run)
+    run_sql(dsn, "DELETE FROM t WHERE id IN (2, 5)", "UPDATE t SET k = 1.000 WHERE id = 1")
+    run = start_run(database, "ix", "test", take_over=True)
+    steps.seal_all(database, run)
+    with pytest.raises(DuplicatesFound, match="2 rows share 1 key"):
+        fold.switch(database, run)
+    assert [row[:2] for row in duplicates(database)] == [(["1"], ["4"]), (["1.000"], ["1"])]

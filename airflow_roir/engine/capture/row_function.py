@@ -50,7 +50,7 @@ def body(source: Source, generations: list[Target]) -> str:
             "  gone boolean;",
         ]
     if any(target.entry.enforced and target.mode != CAPTURE for target in generations):
-        declarations += ["  holder record;", "  held boolean;"]
+        declarations += ["  holder record;", "  held boolean;", "  taken boolean;"]
     statements = indent(_statements(source, generations))
     return "\n".join([*declarations, "BEGIN", *statements, "  RETURN NULL;", "END"])
 
