@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument
 from airflow_roir.engine import abort, duplicate_report, duplicates, operations
@@ -10,7 +13,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
-from airflow_roir.errors import IllegalTransition, LockNotAcquired
+from airflow_roir.errors import IllegalTransition, LockNotAcquired, SourceChanged
 from airflow_roir.quantity import shared
 
 
@@ -23,9 +26,12 @@ def conclude(database: Database, run: Run, report: Callable[[str], None] = lambd
 
     def look() -> None:
         with database.transaction() as connection:
-            job = load_job(connection, run)
-            duplicates.look(connection, job)
-            duplicates.locate(connection, job)
+            duplicates.look(connection, load_job(connection, run))
+
+    def locate() -> None:
+        # As in `duplicates.refuse`.
+        with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
+            duplicates.locate(connection, load_job(connection, run))
 
     def end() -> None:
         with database.transaction() as connection:
@@ -44,6 +50,7 @@ def conclude(database: Database, run: Run, report: Callable[[str], None] = lambd
             )
 
     database.retry(look)
+    locate()
     database.retry(end)
     for line in duplicate_report.first_lines(database, run.operation_id):
         report(line)

@@ -236,7 +236,7 @@ def groups(
                 members[row.key_hash].append(row)
         for row in firsts:
             if found := members[row.key_hash]:
-                yield Group(row.id, tuple(found[0].key), found[0].of_group, tuple(map(_member, found)))
+                yield Group(row.id, tuple(found[0].shared_key), found[0].of_group, tuple(map(_member, found)))
         if len(firsts) < most:
             return
         after = firsts[-1].id

@@ -24,6 +24,7 @@ from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.run import read_control
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged
+from airflow_roir.quantity import shared
 
 REGULAR = f"state = '{EntryState.REGULAR.value}'"
 # How many rows' partitions one look finds out.
@@ -45,7 +46,7 @@ UPDATE roir.duplicate d SET healed_at = clock_timestamp()
    AND NOT EXISTS (SELECT FROM member m WHERE m.key = d.key AND m.primary_key = d.primary_key)
 """
 LEFT = """
-SELECT count(DISTINCT shared_key) AS groups, count(*) AS rows FROM roir.duplicate
+SELECT count(DISTINCT key_hash) AS groups, count(*) AS rows FROM roir.duplicate
  WHERE operation_id = %(operation)s AND healed_at IS NULL
 """
 # Transactions before this one have ended, and this statement sees what they wrote.
@@ -128,9 +129,8 @@ def refuse(database: Database, job: Job) -> None:
     if left.groups:
         index = argument(job.run.index)
         raise DuplicatesFound(
-            f"index {job.run.index}: {left.rows} rows share {left.groups} "
-            f"{'key' if left.groups == 1 else 'keys'} of the unique index. roir duplicates {index} lists them; "
-            f"change or delete rows until each key is left once, then: roir resume {index}"
+            f"index {job.run.index}: {shared(left.groups, left.rows)} of the unique index. roir duplicates {index} "
+            f"lists them; change or delete rows until each key is left once, then: roir resume {index}"
         )
 
 
