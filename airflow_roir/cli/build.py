@@ -220,12 +220,12 @@ def resume(
     """Run a paused or interrupted operation to its end, from its last committed batch."""
     from airflow_roir.cli.execute import carry_on, print_census
     from airflow_roir.cli.spark import CommandSpark
-    from airflow_roir.engine import abort, duplicate_report, operations
+    from airflow_roir.engine import abort, operations
     from airflow_roir.errors import LockNotAcquired
 
     database = database_of(context)
     row = operations.find_operation(database, index)
-    if duplicate_report.has_ended(row):
+    if operations.has_outcome(row):
         # It was killed while it removed what it had built.
         with suppress(LockNotAcquired):
             abort.finish_abort(database, row.id, operations.default_actor(), say)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from airflow_roir.cli.app import AsJson, Index, app, database_of, show, show_as_it_is
+from airflow_roir.definition import argument
 
 if TYPE_CHECKING:
     from airflow_roir.engine.duplicate_report import Duplicates, Group
@@ -47,33 +48,34 @@ def duplicates(
 
 def print_groups(found: Duplicates, groups: Iterable[Group], healed: bool = False) -> None:
     """As a table, and all in all."""
-    from airflow_roir.cli.cells import fitted
+    from airflow_roir.cli.cells import fitted, printable
     from airflow_roir.cli.status import terminal_width
     from airflow_roir.quantity import counted, shared
 
-    columns = ["key", "primary key", "partition", "found", *(["healed"] if healed else [])]
+    names = [f"{what} ({', '.join(of)})" for what, of in (("key", found.key), ("primary key", found.primary_key))]
+    columns = [*map(printable, names), "partition", "found", *(["healed"] if healed else [])]
     rest, listed = iter(groups), 0
     while page := list(islice(rest, TABLE)):
         listed += len(page)
-        rows = list(_rows(found, page, healed))
+        rows = list(_rows(page, healed))
         for line in fitted(columns, len(columns), rows, [[]] * len(rows), terminal_width()):
             show(line)
     what = "census" if found.census else "operation"
     total = f"{found.index}, {what} {found.operation_id}: {shared(found.groups, found.rows)}"
     if not healed and listed < found.groups:
-        total += f"; {counted(listed, 'key')} listed"
+        total += f", {counted(listed, 'key')} shown; roir duplicates {argument(found.index)} lists all"
     show(total)
 
 
-def _rows(found: Duplicates, groups: list[Group], healed: bool) -> Iterator[tuple[str, ...]]:
+def _rows(groups: list[Group], healed: bool) -> Iterator[tuple[str, ...]]:
     from airflow_roir.cli.cells import printable
-    from airflow_roir.engine.duplicate_report import named
+    from airflow_roir.engine.duplicate_report import listing
 
     for group in groups:
         for one in group.rows:
             cells = [
-                printable(named(found.key, one.key)),
-                printable(named(found.names(one), one.primary_key)),
+                printable(listing(one.key)),
+                printable(listing(one.primary_key)),
                 printable(one.partition or "not known"),
                 f"{one.found_at:%Y-%m-%d %H:%M:%S}",
             ]

@@ -46,8 +46,10 @@ def carry_on(database: Database, index: str, spark: CommandSpark, take_over: boo
         now = operation_status(database, row.id)
         paused = now.status == Status.PAUSED and row.phase in (Phase.BUILD, Phase.SEAL)
         if now.phase in (Phase.FOLD, Phase.PUBLISH) and not paused:
-            with suppress(DuplicatesFound):
+            try:
                 finalize.finalize(database, index, owner, say, take_over=take_over)
+            except DuplicatesFound as error:
+                say(str(error))
     ended = operation_status(database, row.id)
     if ended.census and ended.status in (Status.ABORTING, Status.ABORTED):
         print_census(database, row.id, as_json)
@@ -63,8 +65,10 @@ def print_census(database: Database, operation_id: int, as_json: bool) -> None:
 
     with database.transaction() as connection:
         found = duplicate_report.read(connection, operation_id)
-        groups = duplicate_report.groups(connection, found)
-        print_groups_as_json(found, groups) if as_json else print_groups(found, groups)
+        if as_json:
+            print_groups_as_json(found, duplicate_report.groups(connection, found))
+        else:
+            print_groups(found, duplicate_report.groups(connection, found, limit=duplicate_report.FIRST))
     if found.groups:
         raise typer.Exit(1)
 
@@ -123,10 +127,8 @@ def _on_spark(
 
 def _exit_if_paused(ended: OperationStatus, index: str) -> None:
     if ended.status == Status.PAUSED:
-        if ended.paused_by == BY_DUPLICATES:
-            # What to do next is in it.
-            say(f"paused: {printable(ended.pause_reason or '')}")
-        else:
+        # That was said, with what to do next.
+        if ended.paused_by != BY_DUPLICATES:
             who = f"{printable(ended.paused_by or '')}: {printable(ended.pause_reason or '')}"
             say(f"paused by {who}; resume with: roir resume {argument(index)}")
         raise typer.Exit(OperationPaused.exit_code)

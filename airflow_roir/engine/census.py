@@ -7,8 +7,7 @@ from contextlib import suppress
 
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import argument
-from airflow_roir.engine import abort, duplicate_report, duplicates, operations
+from airflow_roir.engine import abort, duplicates, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import Run
@@ -52,10 +51,7 @@ def conclude(database: Database, run: Run, report: Callable[[str], None] = lambd
     database.retry(look)
     locate()
     database.retry(end)
-    for line in duplicate_report.first_lines(database, run.operation_id):
-        report(line)
     try:
         abort.finish_abort(database, run.operation_id, run.owner, report, patience_s=60.0)
     except LockNotAcquired as error:
         report(f"what was built stays until the next clean-up removes it ({error}): roir clean-up")
-    report(f"the rows stay listed: roir duplicates {argument(run.index)}")

@@ -9,19 +9,20 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.definition import QualifiedName, parse_name
+from airflow_roir.definition import parse_name
 from airflow_roir.engine import catalog, duplicates, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput, NotFound
-from airflow_roir.operation import Status
+from airflow_roir.one_line import one_line
 from airflow_roir.quantity import counted
 
 # How many groups a task's log, its XCom and an error list.
 FIRST = 20
 # Of a value that a log or a table shows.
 LONGEST = 200
+LINE = 2_000
 PAGE = 500
 
 OPERATION = """
@@ -88,6 +89,7 @@ class Duplicates:
     index: str
     operation_id: int
     status: str
+    unique: bool
     census: bool
     source: Source | None
     table: str | None
@@ -103,7 +105,7 @@ class Duplicates:
         left = group.count - len(group.rows)
         more = f" and {counted(left, 'row')} more" if left else ""
         said = "; ".join(f"{name}{place}" for name, place in zip(names, where, strict=True))
-        return f"duplicate {named(self.key, group.key)}: {said}{more}"
+        return one_line(f"duplicate {named(self.key, group.key)}: {said}{more}", LINE)
 
     def facts(self, group: Group) -> dict[str, Any]:
         """A group for JSON: values as texts, in the form that their types read."""
@@ -142,7 +144,12 @@ class Duplicates:
 
 def named(names: Sequence[str], values: Sequence[str | None]) -> str:
     """`(email, day)=(a@b, 1)`, as PostgreSQL's own messages have it; long values are cut."""
-    return f"({', '.join(names)})=({', '.join(map(shown, values))})"
+    return f"({', '.join(names)})=({listing(values)})"
+
+
+def listing(values: Sequence[str | None]) -> str:
+    """Values for people, with commas."""
+    return ", ".join(map(shown, values))
 
 
 def shown(value: str | None) -> str:
@@ -163,10 +170,10 @@ def of_index(connection: Connection, index: str) -> Duplicates:
     try:
         row = operations.find_index(connection, name)
     except NotFound:
-        operation = newest_census(connection, name)
-        if operation is None:
+        census = operations.newest_census(connection, name)
+        if census is None:
             raise
-        return read(connection, operation)
+        return read(connection, census.id)
     newest = execute(connection, NEWEST, {"index": row.id}).scalar_one()
     if not row.is_unique:
         raise InvalidInput(
@@ -175,18 +182,6 @@ def of_index(connection: Connection, index: str) -> Duplicates:
     if newest is None:
         raise NotFound(f"index {name} has no operation yet")
     return read(connection, int(newest))
-
-
-def newest_census(connection: Connection, name: QualifiedName) -> int | None:
-    """The newest census of that name which has ended; None if there was none."""
-    found = execute(
-        connection,
-        "SELECT max(o.id) FROM roir.operation o JOIN roir.index i ON i.id = o.index_id "
-        "WHERE i.name = %(name)s AND (%(schema)s IS NULL OR i.schema_name = %(schema)s) AND o.options ->> 'census' = "
-        "'true' AND o.status IN ('aborting', 'aborted')",
-        {"name": name.name, "schema": name.schema},
-    ).scalar_one()
-    return None if found is None else int(found)
 
 
 def read(connection: Connection, operation_id: int) -> Duplicates:
@@ -202,6 +197,7 @@ def read(connection: Connection, operation_id: int) -> Duplicates:
         index=str(operations.index_name(row)),
         operation_id=operation_id,
         status=row.status,
+        unique=row.is_unique,
         census=row.census,
         source=source,
         table=None if source is None else str(source.name),
@@ -247,6 +243,33 @@ def _member(row: Row[Any]) -> Member:
     return Member(tuple(row.key), tuple(row.primary_key), row.partition, row.phase, row.found_at, row.healed_at)
 
 
+def page(database: Database, operation_id: int, after: int, most: int = 50) -> dict[str, Any]:
+    """Some groups, healed ones too, as short texts. `last`: there are no more. Raises NotFound."""
+    with database.transaction() as connection:
+        of = read(connection, operation_id)
+        listed = list(groups(connection, of, after, most + 1, healed=True, rows_each=FIRST))
+    return {
+        "groups": [
+            {
+                "id": group.id,
+                "key": listing(group.key),
+                "count": group.count,
+                "rows": [
+                    {
+                        "primary_key": listing(one.primary_key),
+                        "partition": one.partition,
+                        "found_at": one.found_at.isoformat(),
+                        "healed_at": None if one.healed_at is None else one.healed_at.isoformat(),
+                    }
+                    for one in group.rows
+                ],
+            }
+            for group in listed[:most]
+        ],
+        "last": len(listed) <= most,
+    }
+
+
 def first(database: Database, operation_id: int) -> tuple[Duplicates, list[Group]]:
     """What is known of an operation, and its first groups with their first rows. Raises NotFound."""
     with database.transaction() as connection:
@@ -261,13 +284,3 @@ def first_lines(database: Database, operation_id: int) -> list[str]:
     if found.groups > len(listed):
         lines.append(f"… and {counted(found.groups - len(listed), 'key')} more")
     return lines
-
-
-def is_census(row: Any) -> bool:
-    """Whether an operation's row is that of a census."""
-    return bool((row.options or {}).get("census"))
-
-
-def has_ended(row: Any) -> bool:
-    """Whether a census has its outcome. What it had built may still be there."""
-    return is_census(row) and row.status in (Status.ABORTING, Status.ABORTED)
