@@ -138,7 +138,8 @@ class Progress:
 
     status: as `roir status` has it, and `pausing` while a run or its workers haven't left yet. percent, rows and
     seconds_worked never fall. seconds_left_low, seconds_left_high: between these in most builds, no promise.
-    has_duplicates: also healed ones. samples: unix seconds, rows, percent. phases: `verify` is the comparison before a publish.
+    has_duplicates: also healed ones. samples: unix seconds, rows, percent. phases: `verify` is the comparison before a
+    publish.
     """
 
     now: datetime
