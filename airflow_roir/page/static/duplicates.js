@@ -8,7 +8,7 @@ export class Duplicates {
     this.address = address;
     this.key = null;
     this.after = 0;
-    this.seen = false;
+    this.opened = false;
     this.summary = el("summary");
     this.what = el("p", { class: "faint" });
     this.body = el("tbody");
@@ -35,8 +35,7 @@ export class Duplicates {
     );
     this.key = JSON.stringify([p.operation_id, keys, p.duplicate_rows]);
     // Once: whoever closes it wants it closed.
-    if (!this.seen && keys && p.status === "paused") this.node.open = true;
-    this.seen = true;
+    if (!this.opened && keys && p.status === "paused") this.node.open = this.opened = true;
     if (this.node.open && this.key !== this.read_for) this.restart();
   }
 
