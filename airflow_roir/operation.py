@@ -9,7 +9,7 @@ from enum import Enum
 FORMAT_VERSION = 2
 # Where ranges are blocks.
 BLOCK_FORMAT_VERSION = 3
-# Who pauses where rows share a key of a unique index: nobody's retry lifts that, only a resume.
+# Who pauses where rows share a key of a unique index: no retry lifts that, only a resume.
 BY_DUPLICATES = "duplicates"
 
 

@@ -1,4 +1,4 @@
-"""A census: how many rows share a key of a unique index that nobody keeps. It is built, looked over, and removed."""
+"""A census: which rows share a key of a unique index that isn't kept. It is built, looked over, and removed."""
 
 from __future__ import annotations
 
