@@ -27,6 +27,7 @@ from airflow_roir.engine.source import Source
 from airflow_roir.engine.verify import comparison
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged
+from airflow_roir.quantity import shared
 
 REGULAR = f"state = '{EntryState.REGULAR.value}'"
 # How many rows' partitions one look finds out.
@@ -50,7 +51,7 @@ WRITE, HEAL = WITH_MEMBERS + WRITTEN, WITH_MEMBERS + HEALED
 # Of a group that is known others may be members by now, or again: its segment was sealed, and then a row came.
 RENEW = f"{WITH_MEMBERS}, written AS ({WRITTEN}) {HEALED.replace('{which}', 'true')}"
 LEFT = """
-SELECT count(DISTINCT shared_key) AS groups, count(*) AS rows FROM roir.duplicate
+SELECT count(DISTINCT key_hash) AS groups, count(*) AS rows FROM roir.duplicate
  WHERE operation_id = %(operation)s AND healed_at IS NULL
 """
 # Transactions before this one have ended, and this statement sees what they wrote.
@@ -155,9 +156,8 @@ def refuse(database: Database, job: Job) -> None:
     if left.groups:
         index = argument(job.run.index)
         raise DuplicatesFound(
-            f"index {job.run.index}: {left.rows} rows share {left.groups} "
-            f"{'key' if left.groups == 1 else 'keys'} of the unique index. roir duplicates {index} lists them; "
-            f"change or delete rows until each key is left once, then: roir resume {index}"
+            f"index {job.run.index}: {shared(left.groups, left.rows)} of the unique index. roir duplicates {index} "
+            f"lists them; change or delete rows until each key is left once, then: roir resume {index}"
         )
 
 
