@@ -62,6 +62,7 @@ def printed(dsn: str, block: str) -> str:
     return output.getvalue()
 
 
+@pytest.mark.slow
 def test_the_page_does_what_it_says(database: Database, dsn: str, pg: int) -> None:
     psql = [programs(pg) / "psql", dsn, "-X", "-f", "-"]
     said = ""
@@ -171,6 +172,7 @@ def test_a_role_that_may_not_read_the_key_gets_no_detail(users: str, stranger: s
     assert refused.value.diag.message_detail is None
 
 
+@pytest.mark.slow
 def test_triggers_that_are_disabled_are_told(database: Database, users: str) -> None:
     trigger, _ = steps.capture_triggers(users, "users")
     run_sql(users, f"ALTER TABLE users DISABLE TRIGGER {trigger}", INSERT.format("2025-07-01", "user1"))
