@@ -49,6 +49,7 @@ def conclude(database: Database, run: Run, report: Callable[[str], None] = lambd
                 {"index": run.index, "reason": f"census: {said}", "actor": run.owner},
             )
 
+    duplicates.gather_statistics(database)
     database.retry(look)
     locate()
     database.retry(end)
