@@ -104,7 +104,8 @@ BEGIN
                                      AND (r.rolsuper OR r.rolbypassrls))
                   AND (s.relforcerowsecurity OR NOT pg_has_role(writer, s.relowner, 'USAGE'))) AS sees_all
       INTO named FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-     WHERE c.oid = coalesce((SELECT a.relid FROM pg_partition_ancestors(relation) a WHERE a.relid = source), relation);
+     WHERE c.oid = coalesce((SELECT a.relid FROM pg_partition_ancestors(relation) a WHERE a.relid = source),
+                            pg_partition_root(relation), relation);
     IF named.sees_all
         AND NOT EXISTS (SELECT FROM unnest(columns) k WHERE NOT has_column_privilege(writer, named.oid, k, 'SELECT'))
     THEN
