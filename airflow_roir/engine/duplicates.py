@@ -6,6 +6,7 @@ the delta's regular ones. Nothing else is evidence (docs/architecture.md#uniquen
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -23,6 +24,7 @@ from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.run import read_control
 from airflow_roir.engine.source import Source
+from airflow_roir.engine.verify import comparison
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged
 
@@ -30,8 +32,8 @@ REGULAR = f"state = '{EntryState.REGULAR.value}'"
 # How many rows' partitions one look finds out.
 LOCATED = 10_000
 
-WRITE = """
-WITH member AS MATERIALIZED ({members})
+WITH_MEMBERS = "WITH member AS MATERIALIZED ({members})"
+WRITTEN = """
 INSERT INTO roir.duplicate AS d (operation_id, shared_key, key, primary_key, segment, phase)
 SELECT %(operation)s, m.shared_key, m.key, m.primary_key, %(segment)s, o.phase FROM member m, roir.operation o
  WHERE o.id = %(operation)s
@@ -39,12 +41,14 @@ SELECT %(operation)s, m.shared_key, m.key, m.primary_key, %(segment)s, o.phase F
     DO UPDATE SET shared_key = excluded.shared_key WHERE d.shared_key <> excluded.shared_key
 """
 # What was found before and isn't among these members is healed; a group of one is none.
-HEAL = """
-WITH member AS MATERIALIZED ({members})
+HEALED = """
 UPDATE roir.duplicate d SET healed_at = clock_timestamp()
  WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL AND {which}
    AND NOT EXISTS (SELECT FROM member m WHERE m.key = d.key AND m.primary_key = d.primary_key)
 """
+WRITE, HEAL = WITH_MEMBERS + WRITTEN, WITH_MEMBERS + HEALED
+# Of a group that is known others may be members by now, or again: its segment was sealed, and then a row came.
+RENEW = f"{WITH_MEMBERS}, written AS ({WRITTEN}) {HEALED.replace('{which}', 'true')}"
 LEFT = """
 SELECT count(DISTINCT shared_key) AS groups, count(*) AS rows FROM roir.duplicate
  WHERE operation_id = %(operation)s AND healed_at IS NULL
@@ -143,7 +147,9 @@ def healed_in_segment(connection: Connection, job: Job, ordinal: int) -> None:
 
 def refuse(database: Database, job: Job) -> None:
     """Raise DuplicatesFound with how many there are, where their rows were looked up; nothing if all are healed."""
-    locate_known(database, job)
+    # A table that is held, or was renamed just now, is no reason to tell less than the keys.
+    with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
+        locate(connection, job.source, job.run.operation_id)
     with database.transaction() as connection:
         left = execute(connection, LEFT, {"operation": job.run.operation_id}).one()
     if left.groups:
@@ -153,13 +159,6 @@ def refuse(database: Database, job: Job) -> None:
             f"{'key' if left.groups == 1 else 'keys'} of the unique index. roir duplicates {index} lists them; "
             f"change or delete rows until each key is left once, then: roir resume {index}"
         )
-
-
-def locate_known(database: Database, job: Job) -> None:
-    """`locate` in a transaction of its own, as far as that is possible now."""
-    # A table that is held, or was renamed just now, is no reason to tell less than the keys.
-    with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
-        locate(connection, job.source, job.run.operation_id)
 
 
 def locate(connection: Connection, source: Source, operation_id: int) -> None:
@@ -200,7 +199,7 @@ def locate(connection: Connection, source: Source, operation_id: int) -> None:
 
 
 def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str | None) -> None:
-    """Of the groups that are known: which rows don't share a key any more. Unsealed segments tell theirs themselves."""
+    """Of the groups that are known: which rows share a key now, and which don't any more."""
     known = (
         execute(
             connection,
@@ -213,22 +212,31 @@ def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str |
     if not known:
         return
     entry = job.entry
-    keys = ", ".join(
-        f"(k.key ->> {i})::{entry.columns[i].cast}"
-        + (f" COLLATE {entry.columns[i].collation}" if entry.columns[i].collation else "")
-        + f" AS c{i + 1}"
-        for i in entry.key_positions
-    )
-    candidates = (
-        f"SELECT DISTINCT {keys} FROM (SELECT DISTINCT d.key FROM roir.duplicate d "
-        "WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL) k"
-    )
-    patterns = {"".join("1" if value is None else "0" for value in key) for key in known}
+    candidates, bound = _known(connection, job, known)
     found = [
         _members(job, f"SELECT * FROM ({candidates}) d WHERE {_pattern(entry)} = '{pattern}'", pattern, shown)
-        for pattern in sorted(patterns)
+        for pattern in sorted({"".join("1" if value is None else "0" for value in key) for key in known})
     ]
-    execute(connection, HEAL.format(members=" UNION ALL ".join(f"({one})" for one in found), which="true"), values)
+    members = " UNION ALL ".join(f"({one})" for one in found)
+    execute(connection, RENEW.format(members=members), {"segment": None, **values, **bound})
+
+
+def _known(connection: Connection, job: Job, keys: Sequence[list[str | None]]) -> tuple[str, dict[str, Any]]:
+    """SELECT of keys that were written down, once each. Who reads them back from texts runs a domain's checks."""
+    entry = job.entry
+    types = list(execute(connection, comparison.TYPES, {"base": physical.base(job.generation_id)}).scalars())
+    read = comparison.recorded_identity(entry, "d", types)
+    item, bound = owner.relation(
+        connection,
+        job.source,
+        f"SELECT {', '.join(f'{read[i]} AS c{i + 1}' for i in entry.key_positions)} "
+        "FROM jsonb_to_recordset(%(known)s::jsonb) AS d (key jsonb, primary_key jsonb)",
+        ", ".join(f"c{i + 1} {types[i]}" for i in entry.key_positions),
+        {"known": json.dumps([{"key": key} for key in keys])},
+    )
+    collated = ((f"c{i + 1}", entry.columns[i].collation) for i in entry.key_positions)
+    columns = ", ".join(f"r.{name} COLLATE {by} AS {name}" if by else f"r.{name}" for name, by in collated)
+    return f"SELECT DISTINCT {columns} FROM {item}", bound
 
 
 def _members(job: Job, candidates: str, pattern: str, shown: str | None) -> str:
@@ -287,20 +295,23 @@ def _by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
     nullable = [i for i in entry.nullable_positions if i < entry.key]
     whole = " AND ".join(["true", *(f"NOT {is_null(f'x.c{i + 1}')}" for i in nullable)])
     # Where no NULL can be the delta's index is used. A key with a NULL has no hash, unless NULLs are the same.
-    none = dict.fromkeys(entry.key_positions, False)
-    live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", none, shown)]
-    if nullable and not entry.apart_positions:
-        live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}, shown))
-    name = physical.segment(job.generation_id, ordinal)
     seen = f" AND {shown}" if shown else ""
+    no_null = dict.fromkeys(entry.key_positions, False)
+    live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", no_null, seen)]
+    if nullable and not entry.apart_positions:
+        live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}, seen))
+    name = physical.segment(job.generation_id, ordinal)
     return (
         f"WITH here AS MATERIALIZED (SELECT {of} FROM {name} x WHERE ({key_hash}) = ANY (%(hashes)s::int8[]){seen} "
         f"LIMIT %(most)s), live AS MATERIALIZED ({' UNION ALL '.join(live)}) {_sharing(job, 'live')}"
     )
 
 
-def _live_of(job: Job, here: str, nulls: dict[int, bool], shown: str | None) -> str:
-    """SQL: of entries of the base those that the delta doesn't touch, and the delta's regular ones of their keys."""
+def _live_of(job: Job, here: str, nulls: dict[int, bool], seen: str) -> str:
+    """SQL: of entries of the base those that the delta doesn't touch, and the delta's regular ones of their keys.
+
+    seen: SQL that a row `x` isn't hidden, after AND.
+    """
     entry, delta = job.entry, physical.delta(job.generation_id)
     columns = ", ".join(entry.physical(entry.identity_positions))
     of = f"x.{columns.replace(', ', ', x.')}"
@@ -311,7 +322,7 @@ def _live_of(job: Job, here: str, nulls: dict[int, bool], shown: str | None) -> 
         f"(SELECT {of} FROM ({here}) x WHERE NOT EXISTS "
         f"(SELECT FROM {delta} t WHERE {entry.equal('t.', 'x.', nulls)})) "
         f"UNION ALL (SELECT {of} FROM (SELECT DISTINCT {_key(entry, '')} FROM ({here}) y) k JOIN {delta} x "
-        f"ON {same_key} WHERE x.{REGULAR}{f' AND {shown}' if shown else ''})"
+        f"ON {same_key} WHERE x.{REGULAR}{seen})"
     )
 
 

@@ -128,7 +128,10 @@ def followed(connection: Connection, generation_id: int, entry: Entry) -> Entry:
     if found.base is None or found.key is None:
         return entry
     stored = columns_of(connection, found.base)
-    operators = equality_operators(connection, _identity_index(connection, generation_id, entry))
+    index = _identity_index(connection, generation_id, entry)
+    if index is None:
+        return entry
+    operators = equality_operators(connection, index)
     columns = []
     for i, column in enumerate(entry.columns):
         now = stored.get(f"c{i + 1}")
@@ -139,13 +142,16 @@ def followed(connection: Connection, generation_id: int, entry: Entry) -> Entry:
     return replace(entry, columns=tuple(columns))
 
 
-def _identity_index(connection: Connection, generation_id: int, entry: Entry) -> str:
+def _identity_index(connection: Connection, generation_id: int, entry: Entry) -> str | None:
     """An index on `(key, pk)`. A unique base has none: then the default segment's, before that the delta's."""
     if not entry.enforced:
         return base_key(generation_id)
-    pair, while_built = pair_key(generation_id), f"{delta(generation_id)}_key"
-    found = execute(connection, "SELECT to_regclass(%(pair)s)", {"pair": pair}).scalar()
-    return pair if found is not None else while_built
+    names = [pair_key(generation_id), f"{delta(generation_id)}_key"]
+    there = (
+        "SELECT n FROM unnest(%(names)s) WITH ORDINALITY x (n, i) WHERE to_regclass(n) IS NOT NULL ORDER BY i LIMIT 1"
+    )
+    found: str | None = execute(connection, there, {"names": names}).scalar()
+    return found
 
 
 def create_source_view(connection: Connection, generation_id: int, source: Source, entry: Entry) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -320,7 +321,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-@pytest.mark.parametrize("moment", ["read", "join", "_look_up_in", "mark_looked", "locate_known"])
+@pytest.mark.parametrize("moment", ["read", "join", "_look_up_in", "mark_looked"])
 def test_killed_at_any_moment_the_next_one_knows_all(
     database: Database, dsn: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,7 +334,7 @@ def test_killed_at_any_moment_the_next_one_knows_all(
         raise Killed
 
     with detector(database, run) as one, monkeypatch.context() as patch:
-        target = {"read": one._store, "_look_up_in": one, "locate_known": early.duplicates}.get(moment, early)
+        target = {"read": one._store, "_look_up_in": one}.get(moment, early)
         patch.setattr(target, moment, kill)
         with pytest.raises(Killed):
             one.step(everything=True)
@@ -434,6 +435,25 @@ def test_a_build_that_stands_at_half_is_told_of(dsn: str) -> None:
         build_ranges(database, run, 4)
     assert {("1", 1), ("1", 90), ("1", 150)} <= found(dsn)
     assert told
+
+
+def test_a_detector_that_fails_is_told_of_and_hurts_no_build(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = Database(dsn, "roir tests", limits=EAGER)
+    fill(dsn)
+    run = begin(database)
+    failed = threading.Event()
+
+    def step(self: Detector) -> int:
+        failed.set()
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(Detector, "step", step)
+    with detecting(database, run):
+        assert failed.wait(60)
+    steps.finish_all(database, run)
+    with closing(steps.session(dsn)) as user:
+        told = sql(user, "SELECT detail FROM roir.event WHERE action = 'early'")
+    assert told == [("duplicates are told by the seal alone: TypeError: a bug",)]
 
 
 @pytest.mark.slow

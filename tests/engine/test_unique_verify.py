@@ -5,15 +5,21 @@ from __future__ import annotations
 from contextlib import closing
 
 import psycopg2.errors
+import psycopg2.extensions
 import pytest
 
+from airflow_roir.cli import overview
 from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import finalize, indexes
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.verify import compare
+from airflow_roir.engine.verify import compare, repair
 from airflow_roir.engine.verify.report import described
+from airflow_roir.errors import VerificationFailed
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
+from tests.engine.stages import Stage
 from tests.engine.steps import sql
+from tests.engine.test_verify_damage import broken
 from tests.engine.verifying import build_index, found
 
 pytestmark = pytest.mark.sample(1)
@@ -142,3 +148,182 @@ def test_a_duplicate_that_was_healed_before_the_repair_came_to_it_is_mended(data
     assert one.mend(held)
     assert found(dsn) == [("duplicate", "100", "mended")]
     steps.assert_exact(database)
+
+
+ROWS = (
+    "CREATE TABLE t (id int PRIMARY KEY, k int, v int)",
+    "INSERT INTO t SELECT i, i, i FROM generate_series(1, 40) i",
+)
+# k is c1, id c2, v c3. Row 1 lacks its entry; row 2, too, and its key is that of a row that isn't there; row 5's former
+# entry has row 4's key.
+CORRUPT = (
+    "DELETE FROM {base} WHERE c2 IN (1, 4)",
+    "UPDATE {base} SET c2 = 102 WHERE c2 = 2",
+    "UPDATE {base} SET c1 = 4 WHERE c2 = 5",
+)
+WRITES = {
+    "what is included": "UPDATE t SET v = v + 100 WHERE id IN (1, 2, 4, 5)",
+    "other keys": "UPDATE t SET k = k + 1000 WHERE id IN (1, 2, 4, 5)",
+    "no keys": "UPDATE t SET k = NULL WHERE id IN (1, 2, 4, 5)",
+    "delete": "DELETE FROM t WHERE id IN (1, 2, 4, 5)",
+    "delete and insert": "DELETE FROM t WHERE id < 6; INSERT INTO t SELECT i, i, 0 FROM generate_series(1, 5) i",
+    "the holder comes": "INSERT INTO t VALUES (102, 1002, 0)",
+    "the holder gets the key": "UPDATE t SET k = 1002 WHERE id = 2; INSERT INTO t VALUES (102, 2, 0)",
+    "swap": "UPDATE t SET k = 9 - k WHERE id IN (4, 5)",
+    "shift": "UPDATE t SET k = k + 1 WHERE id < 6; UPDATE t SET k = 1 WHERE id = 6",
+    "primary keys": "UPDATE t SET id = -id WHERE id < 6",
+    "another's key": "UPDATE t SET k = 20 WHERE id IN (1, 4)",
+}
+
+
+def mend(one: repair.Mender, dsn: str) -> None:
+    absent, extra = verifying.ids(dsn, ("missing", "different", "duplicate")), verifying.ids(dsn, ("extra",))
+    if left := repair.tried(one.put, absent):
+        repair.tried(one.take_out, left)
+    repair.tried(one.take_out, extra)
+
+
+@pytest.mark.sample(2, 12)
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_writer_and_a_repair_meet_in_each_order(database: Database, dsn: str, write: str, level: str) -> None:
+    """Uncommitted while the repair runs, then committed; and once more after it."""
+    base = build_index(dsn, database, *ROWS, include="v", unique=True)
+    run_sql(dsn, *(one.format(base=base) for one in CORRUPT))
+    verifying.go_through(database, verifying.begin(database), 4)
+    one = verifying.mender(database, verifying.begin(database))
+    with closing(steps.session(dsn, level)) as user:
+        sql(user, "SELECT count(*) FROM t")  # its snapshot is older than any repair
+        write_or_be_refused(user, WRITES[write], level)
+        mend(one, dsn)
+        user.commit()
+        mend(one, dsn)
+        steps.assert_exact(database)
+        sql(user, "SELECT 1")
+        write_or_be_refused(user, WRITES["what is included"], level)
+        user.commit()
+        assert verifying.ids(dsn, ("missing", "different", "duplicate", "extra")) == []
+        steps.assert_exact(database)
+
+
+def write_or_be_refused(user: psycopg2.extensions.connection, statement: str, level: str) -> None:
+    """None that reads what is committed is told to try again, and none at all waits for a repair for ever."""
+    try:
+        sql(user, "SET LOCAL lock_timeout = '10s'")
+        sql(user, statement)
+    except psycopg2.errors.UniqueViolation:
+        user.rollback()
+    except psycopg2.extensions.TransactionRollbackError:
+        assert level != "READ COMMITTED"
+        user.rollback()
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_writer_that_began_before_the_repair_writes_after_it(
+    database: Database, dsn: str, write: str, level: str
+) -> None:
+    base = build_index(dsn, database, *ROWS, include="v", unique=True)
+    run_sql(dsn, *(one.format(base=base) for one in CORRUPT))
+    verifying.go_through(database, verifying.begin(database), 4)
+    one = verifying.mender(database, verifying.begin(database))
+    with closing(steps.session(dsn, level)) as user:
+        sql(user, "SELECT count(*) FROM t")
+        mend(one, dsn)
+        write_or_be_refused(user, WRITES[write], level)
+        user.commit()
+    steps.assert_exact(database)
+
+
+def test_a_key_that_is_taken_while_its_entry_is_missing_is_a_duplicate(database: Database, dsn: str) -> None:
+    """The damage lets a user in whom the index should refuse; both rows stay, and the repair waits for nobody."""
+    base = build_index(dsn, database, *ROWS, include="v", unique=True)
+    run_sql(dsn, *(one.format(base=base) for one in CORRUPT))
+    verifying.go_through(database, verifying.begin(database), 4)
+    one = verifying.mender(database, verifying.begin(database))
+    with closing(steps.session(dsn)) as user:
+        sql(user, "INSERT INTO t VALUES (201, 1, 0), (202, 2, 0)")
+        mend(one, dsn)
+        assert {outcome for _, key, outcome in found_before(dsn) if key in "12"} == {None}
+        user.commit()
+    mend(one, dsn)
+    assert [row for row in found_before(dsn) if row[2] is None] == [("duplicate", "1", None), ("duplicate", "2", None)]
+    run_sql(dsn, "DELETE FROM t WHERE id IN (1, 202)")
+    mend(one, dsn)
+    assert [row for row in found_before(dsn) if row[2] is None] == []
+    steps.assert_exact(database)
+
+
+def found_before(dsn: str) -> list[tuple[str, str, str | None]]:
+    """All discrepancies, of the verification that has found any."""
+    with closing(steps.session(dsn)) as user:
+        return sql(user, "SELECT kind, primary_key ->> 0, outcome FROM roir.discrepancy ORDER BY 1, 2")
+
+
+# A row with a NULL key is number 7. As in test_verify_damage.py, but for what only a unique index has.
+UNIQUE_FILL = "INSERT INTO t SELECT i, nullif(i, 7)::text, i FROM generate_series(1, 400) i"
+
+
+@pytest.mark.parametrize("nulls", ["distinct", "not distinct"])
+def test_what_the_tree_of_a_unique_index_has_lost_is_damage_and_left_alone(
+    database: Database, dsn: str, nulls: str
+) -> None:
+    definition = {"include": "v", "unique": True, "nulls_not_distinct": nulls == "not distinct"}
+    base = build_index(dsn, database, TABLE_OF_TEXTS, UNIQUE_FILL, "ANALYZE t", **definition)
+    with broken(dsn, base, "tree lost"):
+        run_sql(
+            dsn,
+            f"CREATE TEMP TABLE e AS SELECT * FROM {base} WHERE c2 IN (6, 7); DELETE FROM {base} WHERE c2 IN (6, 7); "
+            f"INSERT INTO {base} SELECT * FROM e",
+        )
+    for options in (VerifyOptions(), MENDED, EVERY_ROW):
+        report = compare.verify(database, "ix", options)
+        assert report.damaged >= 2
+        assert report.mended == 0
+    steps.make_index(database, table=None, keys=None)
+    assert compare.verify(database, "ix").found == 0
+    steps.assert_exact(database)
+
+
+def test_two_entries_of_one_key_that_the_tree_lets_in_are_mended(database: Database, dsn: str) -> None:
+    base = build_index(dsn, database, TABLE_OF_TEXTS, UNIQUE_FILL, "ANALYZE t", include="v", unique=True)
+    with broken(dsn, base, "tree twice"):
+        run_sql(
+            dsn,
+            f"INSERT INTO {base} VALUES ('6', 1000, 1), ('8', 1001, 1), ('8', 1002, 1)",
+            f"DELETE FROM {base} WHERE c2 = 8",
+        )
+    report = compare.verify(database, "ix", MENDED)
+    assert (report.missing, report.is_exact) == (1, True)
+    steps.assert_exact(database)
+
+
+TABLE_OF_TEXTS = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
+
+
+def test_a_build_that_missed_a_duplicate_is_not_published_until_it_is_healed(database: Database, dsn: str) -> None:
+    """Rows that came past the capture, before the publish; the verification after the build looks at the delta, too."""
+    run_sql(dsn, *TABLE)
+    stage = Stage(database, "mid-fold", include="v", unique=True)
+    run_sql(dsn, "INSERT INTO t VALUES (300, 1, 300, 0)")
+    unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0), (101, 1, 300, 0)")
+    with pytest.raises(VerificationFailed, match="duplicate 2"):
+        finalize.finalize_run(database, stage.run)
+    run_sql(dsn, "DELETE FROM t WHERE id IN (100, 101)")
+    run = steps.start_with(database, 1, take_over=True)
+    finalize.finalize_run(database, run)
+    assert_enforced(dsn)
+    steps.assert_exact(database)
+
+
+def test_the_status_says_what_to_do_about_a_duplicate(database: Database, dsn: str) -> None:
+    build_index(dsn, database, *TABLE, include="v", unique=True)
+    unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0)")
+    compare.verify(database, "ix")
+    [one] = [one for one in indexes.indexes(database) if one.index == "public.ix"]
+    assert one.verified is not None
+    assert (one.verified.duplicate, one.verified.found) == (1, 1)
+    lines = list(overview.index_notes(one))
+    assert "the verification found duplicate 1; repaired 0: roir verify public.ix --repair" in lines
+    assert "duplicate rows are yours to change or delete first: roir.discrepancy has them" in lines

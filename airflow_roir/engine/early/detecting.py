@@ -50,6 +50,10 @@ def _watch(database: Database, run: Run, report: Callable[[str], None], halt: th
             # What ends the workers, too, and is told by them.
             _give_up(database, run, str(error))
             return
+        except Exception as error:
+            # Out of memory, or a bug: nobody hears of a thread's end otherwise.
+            _give_up(database, run, f"{type(error).__name__}: {error}")
+            return
         halt.wait(database.limits.early_every_s)
 
 

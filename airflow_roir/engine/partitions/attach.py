@@ -123,8 +123,9 @@ def _collisions(database: Database, source: Source, targets: Sequence[Row[Any]],
         if groups:
             more = "" if groups == len(first) else f"; and {groups - len(first)} more"
             said.append(
-                f"index {target.index_name}: {rows} rows would share {groups} {'key' if groups == 1 else 'keys'} of "
-                f"the unique index: {'; '.join(first)}{more}. roir duplicates {argument(target.index_name)} lists them"
+                f"index {target.index_name}: {rows} rows would share {groups} {'key' if groups == 1 else 'keys'} "
+                f"of the unique index: {'; '.join(first)}{more}. roir duplicates {argument(target.index_name)} "
+                "lists them"
             )
     return ". ".join(said)
 

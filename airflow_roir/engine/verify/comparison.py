@@ -366,6 +366,13 @@ def lookup(entry: Entry, table: str, first: str) -> str:
     return " UNION ALL ".join(arms) + " LIMIT 1"
 
 
+# The names that the types of entries have now.
+TYPES = """
+SELECT format_type(atttypid, -1) FROM pg_attribute
+ WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+
+
 def recorded_identity(entry: Entry, alias: str, types: Sequence[str]) -> list[str]:
     """SQL for the identity of a discrepancy, as values of the entry's columns. types: their types' names now."""
     primary_key = [i for i in entry.identity_positions if entry.columns[i].primary_key]

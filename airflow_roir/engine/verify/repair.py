@@ -53,10 +53,6 @@ DUPLICATE = """
 UPDATE roir.discrepancy d SET kind = 'duplicate', detail = r.detail, entry_values = coalesce(r.other, d.entry_values)
   FROM {found} WHERE d.id = r.id AND d.kind IN ('missing', 'different', 'duplicate') AND d.outcome IS NULL
 """
-TYPES = """
-SELECT format_type(atttypid, -1) FROM pg_attribute
- WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
-"""
 MISSING = "SELECT id FROM roir.discrepancy WHERE id = ANY (%(ids)s) AND kind = 'missing' AND outcome IS NULL"
 RECORDED = "SELECT id, key, primary_key FROM roir.discrepancy WHERE id = ANY (%(ids)s)"
 
@@ -78,7 +74,7 @@ class Mender:
         self.read = job.source
         # In the caller's transaction, if there is one.
         with connection.begin_nested() if connection.in_transaction() else connection.begin():
-            types = list(execute(connection, TYPES, {"base": self.base}).scalars())
+            types = list(execute(connection, comparison.TYPES, {"base": self.base}).scalars())
         recorded = comparison.recorded_identity(entry, "d", types)
         self.identity = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(recorded))
         self.row = entry.has_row("r", "s.")
@@ -113,14 +109,20 @@ class Mender:
     def _find_pairs(self, ids: list[int]) -> None:
         """Of rows that share a key of a unique index and all lack their entry, all but one are duplicates."""
         missing = list(execute(self.connection, MISSING, {"ids": ids}).scalars())
-        key = " AND ".join(self.entry.same_column(i, f"o.c{i + 1}", f"s.c{i + 1}") for i in self.entry.key_positions)
-        apart = "".join(f" AND NOT {is_null(f's.c{i + 1}')}" for i in self.entry.apart_positions)
-        pairs = f"FROM {self.recorded} JOIN {self.recorded.removesuffix(' s')} o ON o.id < s.id AND {key}{apart}"
-        if not self._ids(f"SELECT s.id {pairs}", missing):
+        entry = self.entry
+        firsts = ", ".join(f"first_value(s.c{i + 1}) OVER w AS c{i + 1}" for i in entry.identity_positions)
+        apart = " AND ".join(f"NOT {is_null(f's.c{i + 1}')}" for i in entry.apart_positions) or "true"
+        key = ", ".join(entry.physical(entry.key_positions, prefix="s."))
+        # As a window, since a join over NULLs that may be equal would compare each with each.
+        pairs = (
+            f"FROM (SELECT s.id, row_number() OVER w AS nth, {firsts} FROM {self.recorded} WHERE {apart} "
+            f"WINDOW w AS (PARTITION BY {key} ORDER BY s.id)) o "
+            "WHERE o.nth > 1"
+        )
+        if not self._ids(f"SELECT o.id {pairs}", missing):
             return
-        detail = comparison.duplicate_of(self.entry, "o.", self.job.run.index)
-        query = f"SELECT DISTINCT ON (s.id) s.id, NULL::jsonb AS other, {detail} AS detail {pairs} ORDER BY s.id, o.id"
-        self._are_duplicates(query, self._with_row(missing))
+        detail = comparison.duplicate_of(entry, "o.", self.job.run.index)
+        self._are_duplicates(f"SELECT o.id, NULL::jsonb AS other, {detail} AS detail {pairs}", self._with_row(missing))
 
     def _are_duplicates(self, query: str, ids: Iterable[int]) -> None:
         item, values = self._asked(query, "id bigint, other jsonb, detail text", ids)
