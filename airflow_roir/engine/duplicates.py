@@ -159,7 +159,9 @@ def healed_in_segment(connection: Connection, job: Job, ordinal: int) -> None:
 
 def refuse(database: Database, job: Job) -> None:
     """Raise DuplicatesFound with how many there are, where their rows were looked up; nothing if all are healed."""
-    locate_known(database, job)
+    # A table that is held, or was renamed just now, is no reason to tell less than the keys.
+    with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
+        locate(connection, job.source, job.run.operation_id)
     with database.transaction() as connection:
         left = execute(connection, LEFT, {"operation": job.run.operation_id}).one()
     if left.groups:
@@ -168,13 +170,6 @@ def refuse(database: Database, job: Job) -> None:
             f"index {job.run.index}: {shared(left.groups, left.rows)} of the unique index. roir duplicates {index} "
             f"lists them; change or delete rows until each key is left once, then: roir resume {index}"
         )
-
-
-def locate_known(database: Database, job: Job) -> None:
-    """`locate` in a transaction of its own, as far as that is possible now."""
-    # A table that is held, or was renamed just now, is no reason to tell less than the keys.
-    with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
-        locate(connection, job.source, job.run.operation_id)
 
 
 def locate(connection: Connection, source: Source, operation_id: int) -> None:
@@ -324,20 +319,23 @@ def _by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
     nullable = [i for i in entry.nullable_positions if i < entry.key]
     whole = " AND ".join(["true", *(f"NOT {is_null(f'x.c{i + 1}')}" for i in nullable)])
     # Where no NULL can be the delta's index is used. A key with a NULL has no hash, unless NULLs are the same.
-    none = dict.fromkeys(entry.key_positions, False)
-    live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", none, shown)]
-    if nullable and not entry.apart_positions:
-        live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}, shown))
-    name = physical.segment(job.generation_id, ordinal)
     seen = f" AND {shown}" if shown else ""
+    no_null = dict.fromkeys(entry.key_positions, False)
+    live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", no_null, seen)]
+    if nullable and not entry.apart_positions:
+        live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}, seen))
+    name = physical.segment(job.generation_id, ordinal)
     return (
         f"WITH here AS MATERIALIZED (SELECT {of} FROM {name} x WHERE ({key_hash}) = ANY (%(hashes)s::int8[]){seen} "
         f"LIMIT %(most)s), live AS MATERIALIZED ({' UNION ALL '.join(live)}) {_sharing(job, 'live')}"
     )
 
 
-def _live_of(job: Job, here: str, nulls: dict[int, bool], shown: str | None) -> str:
-    """SQL: of entries of the base those that the delta doesn't touch, and the delta's regular ones of their keys."""
+def _live_of(job: Job, here: str, nulls: dict[int, bool], seen: str) -> str:
+    """SQL: of entries of the base those that the delta doesn't touch, and the delta's regular ones of their keys.
+
+    seen: SQL that a row `x` isn't hidden, after AND.
+    """
     entry, delta = job.entry, physical.delta(job.generation_id)
     columns = ", ".join(entry.physical(entry.identity_positions))
     of = f"x.{columns.replace(', ', ', x.')}"
@@ -348,7 +346,7 @@ def _live_of(job: Job, here: str, nulls: dict[int, bool], shown: str | None) -> 
         f"(SELECT {of} FROM ({here}) x WHERE NOT EXISTS "
         f"(SELECT FROM {delta} t WHERE {entry.equal('t.', 'x.', nulls)})) "
         f"UNION ALL (SELECT {of} FROM (SELECT DISTINCT {_key(entry, '')} FROM ({here}) y) k JOIN {delta} x "
-        f"ON {same_key} WHERE x.{REGULAR}{f' AND {shown}' if shown else ''})"
+        f"ON {same_key} WHERE x.{REGULAR}{seen})"
     )
 
 

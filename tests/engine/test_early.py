@@ -321,7 +321,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-@pytest.mark.parametrize("moment", ["read", "join", "_look_up_in", "mark_looked", "locate_known"])
+@pytest.mark.parametrize("moment", ["read", "join", "_look_up_in", "mark_looked"])
 def test_killed_at_any_moment_the_next_one_knows_all(
     database: Database, dsn: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,7 +334,7 @@ def test_killed_at_any_moment_the_next_one_knows_all(
         raise Killed
 
     with detector(database, run) as one, monkeypatch.context() as patch:
-        target = {"read": one._store, "_look_up_in": one, "locate_known": early.duplicates}.get(moment, early)
+        target = {"read": one._store, "_look_up_in": one}.get(moment, early)
         patch.setattr(target, moment, kill)
         with pytest.raises(Killed):
             one.step(everything=True)

@@ -152,8 +152,7 @@ class Detector:
                 with self._looking.spending():
                     found += self._look_up_in(segment)
         if found:
-            with self._looking.spending():
-                duplicates.locate_known(self._database, self._job)
+            # Their partitions are found out at the pause: over many partitions that takes longer than all of this.
             self._stop_if_found()
         return found
 
