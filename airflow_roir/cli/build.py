@@ -85,6 +85,7 @@ def plan(
 ) -> None:
     """Validate a build and show what it would do. Changes nothing."""
     from airflow_roir.engine import checks, rehearse, schema, slow, view
+    from airflow_roir.engine.early import hashing
 
     options = _options(
         parallelism=parallelism,
@@ -103,6 +104,7 @@ def plan(
     with database.transaction() as connection:
         guarded = schema.is_guarded(connection)
         untried = checks.untried_server(connection)
+        untold = hashing.untold(connection, rehearsal.entry)
     entry = rehearsal.entry
     uncovered = [entry.columns[i].source for i in entry.included_positions if not entry.columns[i].covered]
     facts: dict[str, Any] = {
@@ -126,6 +128,8 @@ def plan(
         "uncaptured_ddl": "refused" if guarded else "detected; a superuser can have it refused: SELECT roir.guard()",
         "view": view.statement(rehearsal.index, 0, entry, rehearsal.kind == "rebuild").replace("g0", "g<id>"),
     }
+    if untold:
+        facts["early"] = untold
     if untried:
         facts["server"] = untried
     if warnings := slow.slow(options, rehearsal.plan.rows, rehearsal.plan.ranges):

@@ -94,9 +94,11 @@ def index_notes(one: IndexFacts) -> Iterator[str]:
             )
     last = one.verified
     if last is not None and last.found > last.repaired:
-        kinds = ("missing", "extra", "different", "corrupt", "damaged")
+        kinds = ("missing", "extra", "different", "corrupt", "damaged", "duplicate")
         found = ", ".join(f"{kind} {getattr(last, kind):,}" for kind in kinds if getattr(last, kind))
         yield f"the verification found {found}; repaired {last.repaired:,}: roir verify {name} --repair"
+        if last.duplicate:
+            yield "duplicate rows are yours to change or delete first: roir.discrepancy has them"
     if one.bloat is not None and one.bloat.win_bytes:
         about = "" if one.bloat.exact else "about "
         yield (

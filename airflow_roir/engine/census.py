@@ -30,7 +30,8 @@ def conclude(database: Database, run: Run, report: Callable[[str], None] = lambd
     def locate() -> None:
         # As in `duplicates.refuse`.
         with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
-            duplicates.locate(connection, load_job(connection, run))
+            job = load_job(connection, run)
+            duplicates.locate(connection, job.source, run.operation_id)
 
     def end() -> None:
         with database.transaction() as connection:

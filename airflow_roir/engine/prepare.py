@@ -26,6 +26,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.early import hashing
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
@@ -91,6 +92,9 @@ def _begin(
         return adopted
     rehearsal = rehearse.rehearse(database, definition, options, report, options.lock_patience_s, "prepare")
     report(f"expected: {rehearsal.expectation}")
+    with database.transaction() as connection:
+        if (untold := hashing.untold(connection, rehearsal.entry)) is not None:
+            report(untold)
     source = rehearsal.source
     waiter = Waiter("prepare", str(rehearsal.index))
     drain = Drain(database, source.sql, source.relations, options.lock_timeout_ms, options.lock_patience_s, waiter)

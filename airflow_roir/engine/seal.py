@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import duplicates, operations
+from airflow_roir.engine import duplicates, hidden, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, is_transient, sqlstate
@@ -92,6 +92,8 @@ class SealWorker:
         gives_way: to whoever waits for the segment, a TRUNCATE of the source above all.
         """
         try:
+            if self.job.entry.enforced:
+                self._take_out_hidden(claim)
             with self._giving_way(self.connection, claim, gives_way), self.connection.begin():
                 self._set_up()
                 physical.hold_segment(self.connection, self.job.generation_id, claim.ordinal)
@@ -108,6 +110,15 @@ class SealWorker:
                 raise SEGMENTS.fenced(self.job.run, self.worker, claim) from error
             raise
         return SegmentClaim(claim.id, claim.ordinal, SegmentStatus.INDEXED.value, claim.token)
+
+    def _take_out_hidden(self, claim: SegmentClaim) -> None:
+        """Entries of partitions that left would collide with live ones. Nobody else writes to a segment yet."""
+        with self.connection.begin():
+            self._set_up()
+            shown = hidden.shown(self.connection, self.job.source, self.job.generation_id)
+            if shown is not None:
+                name = physical.segment(self.job.generation_id, claim.ordinal)
+                execute(self.connection, f"DELETE FROM {name} x WHERE NOT {shown} AND %(all)s", {"all": True})
 
     def _build_index(self, ordinal: int) -> bool:
         """False if entries share a key."""

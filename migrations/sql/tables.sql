@@ -190,3 +190,20 @@ CREATE TABLE roir.duplicate (
 );
 CREATE INDEX duplicate_group ON roir.duplicate (operation_id, key_hash, id) INCLUDE (healed_at);
 CREATE UNIQUE INDEX duplicate_one ON roir.duplicate (operation_id, key, primary_key) WHERE healed_at IS NULL;
+
+CREATE TABLE roir.early_hashes (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    generation_id bigint NOT NULL REFERENCES roir.generation (id),
+    segment integer NOT NULL,
+    number integer NOT NULL,
+    filenode bigint NOT NULL,
+    end_block bigint NOT NULL,
+    settled_block bigint NOT NULL,
+    snapshot text NOT NULL,
+    rows bigint NOT NULL,
+    looked boolean NOT NULL DEFAULT false,
+    hashes bytea NOT NULL,
+    UNIQUE (generation_id, segment, number)
+);
+-- They don't compress.
+ALTER TABLE roir.early_hashes ALTER COLUMN hashes SET STORAGE EXTERNAL;

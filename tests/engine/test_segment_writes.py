@@ -108,6 +108,22 @@ def test_a_wrong_guess_of_the_segment_costs_only_time(
     stage.finish()
 
 
+@pytest.mark.parametrize(("key", "updated"), [("k int", "g1_s020"), ("k money", "g1")], ids=["guessed", "not guessed"])
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_an_update_of_what_a_unique_index_includes_is_one_update(
+    database: Database, dsn: str, key: str, updated: str, mode: str
+) -> None:
+    """By `put` it would be three statements, two of them planned anew for each row."""
+    make(dsn, (key, f"i::text::{key.split()[1]}"))
+    stage = Stage(database, mode, include="v", segments=20, unique=True)
+    stage.mix()
+    assert f"UPDATE roir_data.{updated} SET" in text_of(database)
+    for statement in ("UPDATE t SET v = v + 1 WHERE id % 2 = 0", "UPDATE t SET v = NULL WHERE id > 30"):
+        run_sql(dsn, statement)
+        stage.assert_exact(statement)
+    stage.finish()
+
+
 READ = """
 SELECT coalesce(sum(seq_scan), 0) FROM pg_stat_xact_all_tables
  WHERE relid = 't'::regclass OR relname ~ '^g1(_s[0-9]+|_delta)?$'

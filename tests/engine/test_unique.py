@@ -12,6 +12,8 @@ import pytest
 
 from airflow_roir.engine import fold, seal
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.duplicates import look
+from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import DuplicatesFound
 from tests.conftest import run_sql
@@ -137,6 +139,25 @@ def test_duplicates_are_listed_and_once_they_are_healed_the_build_goes_on(databa
     steps.assert_exact(database)
 
 
+def test_a_look_scans_a_segment_without_an_index_once_not_for_each_key(database: Database, dsn: str) -> None:
+    """The planner takes what writers left for one key: a loop over tens of thousands took minutes, and grew as both."""
+    run_sql(dsn, *PLAIN, ROWS.format("t"), "UPDATE t SET k = 1 WHERE id = 2")
+    _, run = steps.begin(database, unique=True, segments=1)
+    steps.build_all(database, run)
+
+    def loops() -> str:
+        with database.transaction() as connection:
+            look(connection, load_job(connection, run))
+            return str(execute(connection, "SHOW enable_nestloop").scalar_one())
+
+    list(seal.work(database, run, 0))
+    assert loops() == "off"
+    run_sql(dsn, "DELETE FROM t WHERE id = 2")
+    run = start_run(database, "ix", "test", take_over=True)
+    steps.seal_all(database, run)
+    assert loops() == "on"
+
+
 def test_a_segment_with_duplicates_is_left_by_its_run_alone(database: Database, dsn: str) -> None:
     run_sql(dsn, *PLAIN, ROWS.format("t"), "UPDATE t SET k = 1 WHERE id = 2")
     _, run = steps.begin(database, unique=True, segments=1)
@@ -186,3 +207,21 @@ def test_keys_that_are_equal_and_differ_are_one_group(database: Database, dsn: s
     with pytest.raises(DuplicatesFound, match="2 rows share 1 key"):
         fold.switch(database, run)
     assert [row[:2] for row in duplicates(database)] == [(["1"], ["4"]), (["1.000"], ["1"])]
+
+
+def test_two_fold_steps_whose_keys_cross_wait_for_none(database: Database, dsn: str) -> None:
+    """Each has taken the delta's rows of one row, whose former key the other one's has now."""
+    run_sql(dsn, *PARTITIONED, ROWS.format("t"))
+    _, run = steps.begin(database, unique=True, segments=2)
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    run_sql(dsn, "UPDATE t SET k = 3 - k WHERE id IN (1, 2)")
+    fold.switch(database, run)
+    with database.connect() as one, database.connect() as other, one.begin(), other.begin():
+        job = load_job(other, run)
+        workers = [fold.FoldWorker(connection, job.generation_id, job.entry) for connection in (one, other)]
+        execute(other, "SET LOCAL lock_timeout = '1ms'")
+        assert workers[0].fold("d.c2 = 1").rows == 2
+        assert workers[1].fold("d.c2 = 2").rows == 0
+    steps.fold_and_publish(database, run)
+    steps.assert_exact(database)

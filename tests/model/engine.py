@@ -8,8 +8,10 @@ had not begun. What is resumed needs no step of its own, since every step starts
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
 
-from tests.model import mvcc
+from tests.model import mvcc, unique
 from tests.model.mvcc import Wait
 from tests.model.state import DROPPED, Bounds, Fold, Generation, State, Variant, Worker
 from tests.model.writers import Step, end
@@ -82,23 +84,85 @@ def _operation(state: State, bounds: Bounds, variant: Variant, number: int, writ
         yield from _claim(state, number, generation)
     elif not generation.sealed:
         # The index build waits for whoever has written to the base.
-        if not mvcc.in_use(generation.base):
+        if mvcc.in_use(generation.base):
+            return
+        if bounds.unique:
+            yield _seal(state, variant, number, generation)
+        else:
             yield f"seal {name}", _with(state, number, generation._replace(sealed=True))
     elif generation.mode == "capture":
+        if bounds.unique:
+            found, looked = _look(state, variant, number, generation)
+            yield f"look at {name}: {_said(found)}", looked
+            if variant == Variant.NO_LAST_LOOK:
+                found, looked = {}, state
+                if generation.looked is None or generation.recorded:
+                    return
+            if found and not writers:
+                yield f"no switch of {name}: {_said(found)}", looked
+            if found:
+                return
         if not writers or variant == Variant.NO_DRAIN_AT_SWITCH:
-            direct = generation._replace(mode="direct", mode_at=state.now + 1)
+            direct = generation._replace(mode="direct", mode_at=state.now + 1, looked=None, recorded=())
             yield f"switch {name} to direct mode", _with(state, number, direct)._replace(now=state.now + 1)
     else:
         yield from _take(state, bounds, variant, number, generation)
         if not writers or variant == Variant.PUBLISH_LEAVES_HELD_ROWS:
-            yield from _publish(state, variant, number, generation)
+            yield from _publish(state, bounds, variant, number, generation)
 
 
-def _publish(state: State, variant: Variant, number: int, generation: Generation) -> Iterator[Step]:
+# -- uniqueness
+
+
+def _seal(state: State, variant: Variant, number: int, generation: Generation) -> Step:
+    """Remove what the delta touches, then index; or record the groups of what is left, and leave it unsealed."""
+    name, me, at, base = f"g{number + 1}", fold_mark(len(state.folds)), state.now + 1, generation.base
+    touched = [ident for ident, _ in mvcc.committed(generation.delta)]
+    if variant not in (Variant.SEAL_LEAVES_TOUCHED, Variant.STALE_COPY_REPORTED):
+        for key, pk in touched:
+            base, _ = mvcc.delete(base, key, state.now, me, repeatable=False, key=str(pk))
+        base = mvcc.commit(base, me, at)
+    cleaned = generation._replace(base=base)
+    left = [ident for ident, _ in unique.entries(cleaned, unique=True)]
+    collide = unique.groups(left)
+    found = unique.groups([i for i in left if variant == Variant.STALE_COPY_REPORTED or i not in touched])
+    if not collide:
+        return f"seal {name}", _with(state, number, cleaned._replace(sealed=True, recorded=()))._replace(now=at)
+    wrong = unique.invented(state, found) or ("" if found else "U2: a segment can't be sealed, and nothing is recorded")
+    kept = _with(state, number, cleaned._replace(recorded=tuple(sorted(found))))
+    return f"no seal of {name}: {_said(found)}", kept._replace(now=at, wrong=wrong)
+
+
+def _look(state: State, variant: Variant, number: int, generation: Generation) -> tuple[unique.Groups, State]:
+    """Groups among what the delta has got since the last look, and what stands of those that were found before."""
+    delta = mvcc.committed(generation.delta)
+    new = unique.new_since_the_look(generation)
+    keys = {key for key, _ in new}
+    if variant != Variant.RECORDED_FORGOTTEN:
+        keys |= set(generation.recorded)
+    live = unique.live(generation, leave_touched=variant == Variant.STALE_COPY_REPORTED)
+    if variant == Variant.ANTIMATTER_HIDES_PAIR:
+        keys -= {ident[0] for ident, value in delta if value == "antimatter"}
+    if variant == Variant.ONLY_AGAINST_BASE:
+        regular = {ident for ident, value in delta if value.startswith("regular")}
+        keys = {key for key in keys if any(i[0] == key and i not in regular for i in live)}
+    found = unique.groups(live, keys)
+    looked = {ident for ident, value in delta if value.startswith("regular")}
+    if variant == Variant.LOOKED_AT_FLIGHT:
+        looked |= {(v[0], v[2]) for v in generation.delta if v[2] < 0}
+    recorded = generation._replace(looked=tuple(sorted(looked, key=str)), recorded=tuple(sorted(found)))
+    return found, _with(state, number, recorded)._replace(wrong=unique.invented(state, found))
+
+
+def _said(found: unique.Groups) -> str:
+    return ", ".join(f"{key} of {sorted(pks)}" for key, pks in found.items()) or "no duplicate"
+
+
+def _publish(state: State, bounds: Bounds, variant: Variant, number: int, generation: Generation) -> Iterator[Step]:
     me = fold_mark(len(state.folds))
     taken, rows = _lock_rows(generation, None, me)
     try:
-        folded = _apply(taken, rows, me, state.now, variant)
+        folded = _apply(taken, rows, me, state.now, bounds, variant)
     except Wait:
         return
     held = [
@@ -170,7 +234,7 @@ def _batch(state: State, bounds: Bounds, variant: Variant, slot: int, worker: Wo
         text = f"{name} copies {', '.join(f'{k}{pk}' for (k, pk), _ in entries) or 'nothing'}"
         if variant == Variant.TRUNCATE_BETWEEN_READ_AND_WRITE:
             yield f"{text} (read only)", _with_worker(state, slot, worker._replace(step="read", rows=entries))
-        elif (inserted := _insert(generation, entries, me)) is not None:
+        elif (inserted := _insert(generation, bounds, entries, me)) is not None:
             if first_commit:
                 at = state.now + 1
                 inserted = inserted._replace(base=mvcc.commit(inserted.base, me, at))
@@ -180,7 +244,7 @@ def _batch(state: State, bounds: Bounds, variant: Variant, slot: int, worker: Wo
             else:
                 yield text, _with_worker(_with(state, number, inserted), slot, worker._replace(step="copied"))
     elif worker.step == "read":
-        if (inserted := _insert(generation, worker.rows, me)) is not None:
+        if (inserted := _insert(generation, bounds, worker.rows, me)) is not None:
             copied = worker._replace(step="copied", rows=())
             yield f"{name} writes what it has read", _with_worker(_with(state, number, inserted), slot, copied)
     elif _holds(state, generation, worker) or variant == Variant.NO_COMPARE_AND_SET:
@@ -202,11 +266,14 @@ def _holds(state: State, generation: Generation, worker: Worker) -> bool:
     )
 
 
-def _insert(generation: Generation, entries: tuple[tuple[object, str], ...], me: int) -> Generation | None:
+def _insert(
+    generation: Generation, bounds: Bounds, entries: tuple[tuple[unique.Ident, str], ...], me: int
+) -> Generation | None:
     base = generation.base
     try:
         for ident, included in entries:
-            base = mvcc.insert(base, ident, included, me, unique=generation.sealed)
+            held, value = unique.stored(ident, included, bounds.unique)
+            base = mvcc.insert(base, held, value, me, unique=generation.sealed)
     except (Wait, mvcc.UniqueViolation):
         return None  # a zombie after the seal: it waits, or fails as if it died
     return generation._replace(base=base)
@@ -234,6 +301,8 @@ def _take(state: State, bounds: Bounds, variant: Variant, number: int, generatio
     choices = [(ident,) for ident in lockable]
     if len(lockable) > 1:
         choices.append(tuple(lockable))
+        if bounds.unique and bounds.folds > 1:
+            choices += [two for two in combinations(lockable, 2) if len(lockable) > 2]
     for idents in choices:
         text = (
             f"fold {slot + 1} takes {', '.join(''.join(map(str, i)) for i in idents)} from the delta of g{number + 1}"
@@ -246,13 +315,14 @@ def _take(state: State, bounds: Bounds, variant: Variant, number: int, generatio
             yield text, _with_fold(_with(state, number, locked), slot, Fold(number, rows))
 
 
-def fold_waits(state: State, variant: Variant) -> dict[int, int]:
+def fold_waits(state: State, bounds: Bounds, variant: Variant) -> dict[int, int]:
     """Fold steps that wait, by mark, and for whom."""
     waiting = {}
     for slot, fold in enumerate(state.folds):
         if fold is not None and not fold.applied:
+            generation, rows = state.generations[fold.generation], fold.rows[: _at_once(bounds)]
             try:
-                _apply(state.generations[fold.generation], fold.rows, fold_mark(slot), state.now, variant)
+                _apply(generation, rows, fold_mark(slot), state.now, bounds, variant)
             except Wait as wait:
                 waiting[fold_mark(slot)] = int(wait.args[0])
     return waiting
@@ -267,13 +337,14 @@ def _fold(state: State, bounds: Bounds, variant: Variant, slot: int, fold: Fold)
         return
     after = state
     if not fold.applied:
+        rows, left = fold.rows[: _at_once(bounds)], fold.rows[_at_once(bounds) :]
         try:
-            applied = _apply(generation, fold.rows, me, state.now, variant)
+            applied = _apply(generation, rows, me, state.now, bounds, variant)
         except Wait:
             return
-        after = _with_fold(_with(state, fold.generation, applied), slot, fold._replace(applied=True))
+        after = _with_fold(_with(state, fold.generation, applied), slot, fold._replace(rows=left, applied=not left))
         if bounds.fine:
-            yield f"{name} applies them", after
+            yield f"{name} applies {'them' if len(rows) > 1 else ''.join(map(str, rows[0][0]))}", after
             return
     at = after.now + 1
     done = end(after, lambda table: mvcc.commit(table, me, at))
@@ -281,6 +352,11 @@ def _fold(state: State, bounds: Bounds, variant: Variant, slot: int, fold: Fold)
         f"{name} commits" if bounds.fine else f"{name} applies them and commits",
         _with_fold(done, slot, None)._replace(now=at),
     )
+
+
+def _at_once(bounds: Bounds) -> int:
+    """How many rows a fold step applies in one step of the model: a unique key can hold it up between two of them."""
+    return 1 if bounds.fine and bounds.unique else 1 << 10
 
 
 def _lock_rows(
@@ -292,17 +368,35 @@ def _lock_rows(
             delta, locked = mvcc.lock_unlocked(delta, ident, me)
             if locked is not None:
                 rows.append((ident, locked))
-    return generation._replace(delta=delta), tuple(rows)
+    # The regular ones first, as the engine does.
+    return generation._replace(delta=delta), tuple(sorted(rows, key=lambda row: (row[1] == "antimatter", row)))
+
+
+def _hold(base: mvcc.Table, key: str, me: int) -> tuple[mvcc.Table, bool]:
+    """SELECT … FOR UPDATE SKIP LOCKED of a key's entry. False if there is one, and somebody else has it."""
+    locked, value = mvcc.lock_unlocked(base, key, me)
+    others = any(v[0] == key and v[2] >= 0 and v[3] < 0 and v[3] != me for v in base)
+    return locked, value is not None or not others
 
 
 def _apply(
-    generation: Generation, rows: tuple[tuple[object, str], ...], me: int, snapshot: int, variant: Variant
+    generation: Generation,
+    rows: tuple[tuple[Any, str], ...],
+    me: int,
+    snapshot: int,
+    bounds: Bounds,
+    variant: Variant,
 ) -> Generation:
-    """Regular: upsert; antimatter: annihilate, or a ghost. Raises Wait."""
+    """Regular: upsert, of a unique one by its key; antimatter: annihilate, or a ghost. Raises Wait."""
     base, delta = generation.base, generation.delta
     for ident, value in rows:
+        if bounds.unique and variant != Variant.FOLD_WAITS_AT_BASE:
+            base, free = _hold(base, ident[0], me)
+            if not free:
+                continue  # a later step's
         if value == "antimatter":
-            base, count = mvcc.delete(base, ident, snapshot, me, repeatable=False)
+            held, pk = unique.stored(ident, "", bounds.unique)
+            base, count = mvcc.delete(base, held, snapshot, me, repeatable=False, key=pk)
             if count:
                 delta, _ = mvcc.delete(delta, ident, snapshot, me, repeatable=False)
             else:
@@ -311,7 +405,12 @@ def _apply(
         delta, _ = mvcc.delete(delta, ident, snapshot, me, repeatable=False)
         if variant == Variant.BASE_WINS and ident in mvcc.rows(base, snapshot, me):
             continue
-        base = mvcc.put(base, ident, value.removeprefix("regular"), snapshot, me, repeatable=False)
+        held, value = unique.stored(ident, value.removeprefix("regular"), bounds.unique)
+        if variant == Variant.FOLD_KEEPS_HOLDER:
+            base, met = mvcc.insert_or_nothing(base, held, value, snapshot, me, repeatable=False)
+            if met is None or not met[1].startswith(str(ident[1])):
+                continue
+        base = mvcc.put(base, held, value, snapshot, me, repeatable=False)
     return generation._replace(base=base, delta=delta)
 
 

@@ -14,7 +14,8 @@ from tests.model.state import Bounds, State, Variant, canonical, initial
 class Exploration:
     """What was found. violation: '' where nothing was; trace: the steps that lead to it.
 
-    reached: states by their generations' statuses. refused, deadlocks: steps that end in 40001, or end a deadlock.
+    reached: states by their generations' statuses. refused, duplicates, deadlocks: steps that end in 40001, in the
+    capture's 23505, or end a deadlock. paused: steps in which duplicates keep the build from going on.
     complete: every state within the bounds was seen.
     """
 
@@ -25,7 +26,9 @@ class Exploration:
     trace: list[str] = field(default_factory=list)
     reached: Counter[str] = field(default_factory=Counter)
     refused: int = 0
+    duplicates: int = 0
     deadlocks: int = 0
+    paused: int = 0
     complete: bool = True
 
     def __str__(self) -> str:
@@ -55,8 +58,10 @@ def explore(bounds: Bounds, variant: Variant = Variant.CORRECT, most_states: int
             for text, after in successors(state, bounds, variant):
                 result.steps += 1
                 result.refused += text.endswith("40001")
+                result.duplicates += text.endswith("23505")
+                result.paused += text.startswith(("no seal", "no switch"))
                 result.deadlocks += text.endswith("deadlock")
-                violation = invariants.broken(state, after) or _stuck(after, bounds, variant)
+                violation = invariants.broken(state, after, bounds) or _stuck(after, bounds, variant)
                 if violation:
                     result.violation = violation
                     result.trace = [*_trace(cameby, here), text]
@@ -81,14 +86,24 @@ def explore(bounds: Bounds, variant: Variant = Variant.CORRECT, most_states: int
 def _stuck(state: State, bounds: Bounds, variant: Variant) -> str:
     """I6: the capture adds no conflict between writers, and no deadlock with a fold step."""
     waiting = writers.waits(state, bounds, variant)
-    if not waiting:
+    for me, held in waiting.items():
+        # Two rows can hold one DEFERRABLE key for a while, so that their entries meet before they do.
+        if not writers.is_writer(held):
+            continue
+        if bounds.unique and not writers.would_wait(state, me, held):
+            return "I6: a writer waits for another one where a native unique index wouldn't"
+        if not bounds.unique and bounds.key == "plain":
+            return "I6: a writer waits for another one at an entry, and not at the source"
+    if not waiting and not bounds.unique:
         return ""
-    # Two rows can hold one DEFERRABLE key for a while, so that their entries meet before they do.
-    if bounds.key == "plain" and any(writers.is_writer(held) for held in waiting.values()):
-        return "I6: a writer waits for another one at an entry, and not at the source"
-    folds = engine.fold_waits(state, variant)
-    if any(folds.get(held) == me for me, held in waiting.items()):
-        return "I6: a writer and a fold step wait for each other"
+    folds = engine.fold_waits(state, bounds, variant)
+    everybody = {**waiting, **folds, **writers.waits(state, bounds, variant, at_source=True)} if folds else {}
+    for me in folds:
+        here, met = me, {me}
+        while (here := everybody.get(here, 0)) and here not in met:
+            met.add(here)
+        if here == me:
+            return "I6: a fold step and whom it waits for wait for each other"
     return ""
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.model import mvcc
-from tests.model.state import Generation, State
+from tests.model import mvcc, unique
+from tests.model.state import Bounds, Generation, State
 
 
-def broken(before: State | None, state: State) -> str:
+def broken(before: State | None, state: State, bounds: Bounds) -> str:
     """The first invariant that this state, or the step that led to it, violates; '' where none is."""
     if state.wrong:
         return state.wrong
@@ -22,7 +22,12 @@ def broken(before: State | None, state: State) -> str:
             old = before.generations[number]
             if old.mode != "capture" and not _rows(generation) <= _rows(old):
                 return f"I5: the delta of {name} grew after the switch"
-        entries = mvcc.committed(generation.base)
+        enforced = bounds.unique and generation.mode != "capture"
+        if enforced and (twice := unique.groups(unique.rows(state))):
+            was = before.generations[number : number + 1] if before else ()
+            switched = bool(was) and was[0].mode == "capture"
+            return f"{'U3: a duplicate escaped the switch of' if switched else 'U1: a duplicate under'} {name}: {twice}"
+        entries = unique.entries(generation, bounds.unique)
         if len(entries) > len({ident for ident, _ in entries}):
             return f"I4: an entry was copied twice into {name}"
         if generation.status in ("active", "retired"):

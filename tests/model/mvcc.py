@@ -59,22 +59,35 @@ def versions(table: Table, ident: Any, snapshot: int, me: int, own: bool | None 
 
 
 def delete(
-    table: Table, ident: Any, snapshot: int, me: int, repeatable: bool, own: bool | None = None
+    table: Table, ident: Any, snapshot: int, me: int, repeatable: bool, own: bool | None = None, key: str = ""
 ) -> tuple[Table, list[Version]]:
-    """DELETE … WHERE ident. Returns the table and the versions that it ended. Raises Wait, SerializationFailure."""
-    found = _reach(table, ident, snapshot, me, repeatable, own)
+    """DELETE … WHERE ident. Returns the table and the versions that it ended. Raises Wait, SerializationFailure.
+
+    key: only rows whose value begins with it, before and after they were waited for.
+    """
+    found = _reach(table, ident, snapshot, me, repeatable, own, key=key)
     for version in found:
         table = _end(table, version, me)
     return table, found
 
 
 def change(
-    table: Table, ident: Any, value: Any, snapshot: int, me: int, repeatable: bool, own: bool | None = None
+    table: Table,
+    ident: Any,
+    value: Any,
+    snapshot: int,
+    me: int,
+    repeatable: bool,
+    own: bool | None = None,
+    key: str = "",
 ) -> tuple[Table, list[Version]]:
-    """UPDATE … SET value WHERE ident. Returns the table and the versions that it replaced. Raises as `delete`."""
-    found = _reach(table, ident, snapshot, me, repeatable, own)
+    """UPDATE … SET value WHERE ident. Returns the table and the versions that it replaced. Raises as `delete`.
+
+    value: or a function of the row's value. key: as for `delete`.
+    """
+    found = _reach(table, ident, snapshot, me, repeatable, own, key=key)
     for version in found:
-        table = _replace(table, version, value, me)
+        table = _replace(table, version, value(version[1]) if callable(value) else value, me)
     return table, found
 
 
@@ -93,6 +106,18 @@ def upsert(
     if repeatable and not visible(met, snapshot, me):
         raise SerializationFailure
     return _replace(table, met, value, me), met
+
+
+def insert_or_nothing(
+    table: Table, ident: Any, value: Any, snapshot: int, me: int, repeatable: bool
+) -> tuple[Table, Version | None]:
+    """INSERT … ON CONFLICT DO NOTHING. Returns the version that it met, too. Raises as `put`."""
+    met = _conflict(table, ident, me, past_locks=True)
+    if met is None:
+        return _sorted([*table, (ident, value, me, NEVER, DELETED)]), None
+    if repeatable and not visible(met, snapshot, me):
+        raise SerializationFailure
+    return table, met
 
 
 def insert(table: Table, ident: Any, value: Any, me: int, unique: bool = True) -> Table:
@@ -123,15 +148,15 @@ def check(table: Table, ident: Any, me: int) -> None:
 
 
 def share(
-    table: Table, ident: Any, snapshot: int, me: int, repeatable: bool, key: str = ""
+    table: Table, ident: Any, snapshot: int, me: int, repeatable: bool, key: str = "", own: bool | None = False
 ) -> tuple[Table, list[Version]]:
-    """SELECT … FOR SHARE of others' rows. Returns the table and what is locked. Raises as `delete`.
+    """SELECT … FOR SHARE, of others' rows or of all. Returns the table and what is found. Raises as `delete`.
 
-    key: only rows whose value begins with it, before and after they were waited for.
+    key: as for `delete`.
     """
-    found = _reach(table, ident, snapshot, me, repeatable, own=False, exclusive=False, key=key)
+    found = _reach(table, ident, snapshot, me, repeatable, own=own, exclusive=False, key=key)
     for version in found:
-        if version[3] != me:
+        if me not in version[2:4]:  # its own row is its own already
             bits = _SHARED_BY - version[3] if version[4] == SHARED else 0
             table = _swap(table, version, (*version[:3], _SHARED_BY - (bits | _bit(me)), SHARED))
     return table, found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -11,6 +12,9 @@ from typing import Any, NamedTuple
 from tests.model.mvcc import DELETED, LOCKED, NEVER, UPDATED, Table, Version
 
 NO_SNAPSHOT = -1
+
+# What one statement makes of the keys, as `UPDATE … SET k = k + 1` does.
+MAPS = {"swap": {"a": "b", "b": "a"}, "shift": {"a": "b", "b": "c"}}
 
 
 class Variant(Enum):
@@ -42,6 +46,26 @@ class Variant(Enum):
     LOOK_ONCE = "a careful visit doesn't look again after it has taken an entry out"
     CAPTURE_MODE_TAKES_OLD_SNAPSHOTS = "with a DEFERRABLE key capture mode takes snapshots older than prepare"
     TRUNCATE_BETWEEN_READ_AND_WRITE = "a batch reads the source in one transaction and writes the base in another"
+    # Of a unique generation.
+    STALE_COPY_REPORTED = "a base copy that the delta touches counts as a duplicate"
+    SEAL_LEAVES_TOUCHED = "the seal leaves what the delta touches in the segment"
+    ANTIMATTER_HIDES_PAIR = "antimatter hides a key's other entries from the look, and not its own alone"
+    NO_LAST_LOOK = "the switch trusts the look that was taken without the lock"
+    ONLY_AGAINST_BASE = "the look compares the delta's rows with the base, and not with each other"
+    RECORDED_FORGOTTEN = "a later look sees what is new, and not the groups that were recorded"
+    LOOKED_AT_FLIGHT = "rows of transactions in flight count as looked at"
+    REMOVAL_BY_KEY = "a removal deletes the entry of its key, whosever it is"
+    BASE_BEFORE_DELTA = "a put looks at the base, and then at the delta"
+    OTHERS_IN_DELTA_IGNORED = "a put doesn't look at the delta's other rows of its key"
+    NO_QUESTION = "a put refuses whatever entry holds its key, and asks no source"
+    ASK_WITHOUT_LOCK = "a put asks the source without FOR SHARE"
+    ASK_KEY_SHARE = "a put asks the source FOR KEY SHARE"
+    ASK_WITHOUT_LOCK_IN_OLD_SNAPSHOT = "a put asks without FOR SHARE in REPEATABLE READ alone"
+    ASK_ONCE = "a put doesn't ask again after it took an entry over"
+    ANTIMATTER_IS_STALE = "a put takes over, unasked, an entry that has antimatter in the delta"
+    HOLDER_LEFT_IN_DELTA = "a put takes an entry over and leaves its antimatter in the delta"
+    FOLD_WAITS_AT_BASE = "a fold step waits for an entry that a writer or another step has, of whatever primary key"
+    FOLD_KEEPS_HOLDER = "the fold leaves another's entry of the same key as it is"
 
 
 @dataclass(frozen=True)
@@ -58,7 +82,9 @@ class Bounds:
     nested: they may insert a row that a trigger deletes at once. twins: how many rows with one DEFERRABLE primary key a
     transaction may insert. fine: every SQL statement takes its
     snapshot in one step and acts in another, and so does each of the capture function; else a user's statement runs
-    until it ends or waits.
+    until it ends or waits. unique: the generations are. maps: one statement changes the keys of several rows, by MAPS.
+    switched: the operation has just switched to direct mode. held: primary keys whose entries lie in its delta and not
+    in its base. stale: entries that lie in its base, and whose antimatter lies in its delta.
     """
 
     users: tuple[tuple[str, int], ...]
@@ -80,6 +106,11 @@ class Bounds:
     twins: int = 1
     truncates: int = 0
     fine: bool = False
+    unique: bool = False
+    maps: tuple[str, ...] = ()
+    switched: bool = False
+    held: tuple[int, ...] = ()
+    stale: tuple[tuple[str, int], ...] = ()
 
 
 class User(NamedTuple):
@@ -97,6 +128,7 @@ class User(NamedTuple):
     ops: tuple[tuple[Any, ...], ...] = ()
     statement: int = NO_SNAPSHOT  # the snapshot of the statement that is at work
     checks: tuple[int, ...] = ()
+    keys: tuple[str, ...] = ()  # under a unique generation: of all rows that it has written, before and after
 
 
 class Worker(NamedTuple):
@@ -121,7 +153,11 @@ class Fold(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """status: building, active, retired, aborting, dropped. mode: capture, direct, active."""
+    """status: building, active, retired, aborting, dropped. mode: capture, direct, active.
+
+    Of a unique one, looked: what the last look saw in the delta, as long as nobody wrote it again; recorded: the keys
+    of the groups that were found last.
+    """
 
     status: str
     mode: str
@@ -132,6 +168,8 @@ class Generation(NamedTuple):
     sealed: bool = False
     base: Table = ()
     delta: Table = ()
+    looked: tuple[Any, ...] | None = None
+    recorded: tuple[str, ...] = ()
 
 
 DROPPED = Generation("dropped", "none", 0)
@@ -164,12 +202,21 @@ class State(NamedTuple):
 def initial(bounds: Bounds) -> State:
     """The world before the first operation, or, where an index is built, before the rebuild."""
     generations: tuple[Generation, ...] = ()
-    if bounds.built:
-        base = tuple(sorted(((v[0], pk), v[1:], 0, NEVER, DELETED) for pk, v in bounds.rows))
-        generations = (Generation("active", "active", 0, done=True, sealed=True, base=base),)
+    if bounds.built or bounds.switched:
+        entries = [((v[0], pk), v[1:]) for pk, v in bounds.rows]
+        based = [entry for entry in entries if entry[0][1] not in bounds.held] + [
+            (ident, "0") for ident in bounds.stale
+        ]
+        base = _table((ident[0], f"{ident[1]}{v}") if bounds.unique else (ident, v) for ident, v in based)
+        delta = _table(
+            [(ident, "regular" + v) for ident, v in entries if ident[1] in bounds.held]
+            + [(ident, "antimatter") for ident in bounds.stale]
+        )
+        status, mode = ("active", "active") if bounds.built else ("building", "direct")
+        generations = (Generation(status, mode, 0, done=True, sealed=True, base=base, delta=delta),)
     return State(
         now=0,
-        source=tuple(sorted((pk, value, 0, NEVER, DELETED) for pk, value in bounds.rows)),
+        source=_table(bounds.rows),
         generations=generations,
         users=tuple(User(left=statements) for _, statements in bounds.users),
         workers=(None,) * bounds.workers,
@@ -177,6 +224,10 @@ def initial(bounds: Bounds) -> State:
         epoch=0,
         left=Left(bounds.claims, bounds.takeovers, bounds.operations, bounds.aborts, bounds.truncates),
     )
+
+
+def _table(rows: Iterable[tuple[Any, Any]]) -> Table:
+    return tuple(sorted((ident, value, 0, NEVER, DELETED) for ident, value in rows))
 
 
 def canonical(state: State) -> State:

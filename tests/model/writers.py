@@ -5,12 +5,12 @@ The counterpart of `airflow_roir/engine/capture/row_function.py`: modes, quick a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.model import mvcc
+from tests.model import mvcc, unique
 from tests.model.mvcc import SerializationFailure, UniqueViolation, Wait
-from tests.model.state import NO_SNAPSHOT, Bounds, State, User, Variant
+from tests.model.state import MAPS, NO_SNAPSHOT, Bounds, Generation, State, User, Variant
 
 Step = tuple[str, State]
 Entry = tuple[tuple[str, int], str]
@@ -21,6 +21,20 @@ _ASK_FOR_OTHERS = (
     Variant.KEY_SHARE,
     Variant.NO_LOCK,
     Variant.NO_LOCK_BUT_REFUSAL,
+)
+
+
+_PUT = (
+    "in place",
+    "others",
+    "ask delta",
+    "drop other",
+    "insert",
+    "holder",
+    "own",
+    "ask base",
+    "take over",
+    "ask again",
 )
 
 
@@ -46,6 +60,10 @@ def steps(state: State, bounds: Bounds, variant: Variant) -> Iterator[Step]:
         yield from _Session(state, bounds, variant, number).steps()
     if state.left.truncates and not _source_in_use(state):
         yield "a user truncates the source and commits", _truncate(state)
+
+
+class Refused(UniqueViolation):
+    """The capture's own SQLSTATE 23505. args[0]: why it is wrong, or ''."""
 
 
 class _Session:
@@ -119,6 +137,11 @@ class _Session:
             shown = mvcc.rows(source, snapshot, self.me)
             if len(shown) > 1:
                 yield ("swap", *sorted(shown)[:2])
+        shown = mvcc.rows(source, snapshot, self.me)
+        for name in bounds.maps:
+            found = tuple(pk for pk in sorted(shown) if shown[pk][0] in MAPS[name])
+            if len(found) > 1:
+                yield ("map", 0, name, found, ())
 
     def _go_on(self, said: str = "") -> Iterator[Step]:
         """Do one thing, or all that can be done without waiting. Nothing where the statement waits."""
@@ -147,8 +170,10 @@ class _Session:
                     state = state._replace(wrong="I6: a READ COMMITTED transaction got a serialization failure")
                 yield f"{self.name}{said} → 40001", state
                 return
-            except UniqueViolation:
-                yield f"{self.name}{said} → unique violation", session._rollback()
+            except UniqueViolation as violation:
+                wrong = violation.args[0] if isinstance(violation, Refused) else ""
+                how = "23505" if isinstance(violation, Refused) else "unique violation"
+                yield f"{self.name}{said} → {how}", session._rollback()._replace(wrong=wrong)
                 return
             except LookupError:
                 yield (
@@ -194,6 +219,7 @@ class _Session:
             source, moved = mvcc.delete(source, pk, user.statement, me, self.repeatable, *rest[1:])
             if moved:
                 chosen = ("arrive", pk, rest[0], moved[0][1])
+                events.append(((pk, moved[0][1]), None))  # of no use but to say its key
         elif verb == "arrive":
             source = self._insert(source, rest[0], rest[1], arriving)
             events.append(((pk, rest[1]), (rest[0], rest[1])))
@@ -206,6 +232,12 @@ class _Session:
             for old, new in ((pk, rest[0]), (rest[0], pk)):
                 source = self._insert(source, new, before[old], arriving)
                 events.append(((old, before[old]), (new, before[old])))
+        elif verb == "map":
+            name, (pk, *others), before = rest
+            source, found = mvcc.change(source, pk, _mapped(name), user.statement, me, self.repeatable)
+            events += [*before, *(((pk, version[1]), (pk, _mapped(name)(version[1]))) for version in found)]
+            if others:  # it holds the rows that it has changed while it waits for the next
+                chosen = ("map", 0, name, tuple(others), tuple(events))
         elif verb == "delete":
             source, found = mvcc.delete(source, pk, user.statement, me, self.repeatable, *rest)
             events += [((pk, version[1]), None) for version in found]
@@ -213,7 +245,8 @@ class _Session:
             source, found = mvcc.change(source, pk, rest[0], user.statement, me, self.repeatable, *rest[1:])
             events += [((pk, version[1]), (pk, rest[0])) for version in found]
         ops: list[tuple[Any, ...]] = []
-        for old_row, new_row in events:
+        keys = {row[1][0] for event in events for row in event if row}
+        for old_row, new_row in () if chosen else events:
             # PostgreSQL's own check is a trigger too, and fires before the capture's: P sorts before r.
             if self.bounds.key == "immediate" and new_row and new_row[0] in arriving:
                 ops.append(("check", new_row[0]))
@@ -226,6 +259,7 @@ class _Session:
             chosen=chosen,
             ops=tuple(ops),
             checks=checks,
+            keys=tuple(sorted({*user.keys, *keys})) if self.bounds.unique else (),
             statement=user.statement if chosen else NO_SNAPSHOT,
         )
 
@@ -281,8 +315,20 @@ class _Session:
                 ops.append(("put delta", number, come[0], "regular" + come[1], gone is None))
             else:
                 ops += [("forget", number, come[0])] if delta else []
-                ops.append(("put base", number, *come))
+                in_place = self.bounds.unique and gone is not None and gone[0] == come[0] and not self.repeatable
+                ops += [("in place", number, *come)] if in_place else self._put(number, *come)
         return ops
+
+    def _put(self, number: int, ident: unique.Ident, included: str) -> list[tuple[Any, ...]]:
+        """What writes an entry to the base, whose own row has left the delta."""
+        if not self.bounds.unique:
+            return [("put base", number, ident, included)]
+        put = [("others", number, ident, included), ("insert", number, ident, included)]
+        if self.variant == Variant.BASE_BEFORE_DELTA:
+            put.reverse()
+        if self.state.generations[number].mode != "direct" or self.variant == Variant.OTHERS_IN_DELTA_IGNORED:
+            put = [one for one in put if one[0] != "others"]
+        return put
 
     def _refuses(self, mode_at: int) -> bool:
         """The snapshot doesn't see the row that says the mode."""
@@ -309,6 +355,8 @@ class _Session:
         base, delta, ident = generation.base, generation.delta, rest[0]
         if verb.startswith("look"):
             return self._look(op, ident, snapshot)
+        if verb in _PUT:
+            return self._put_step(op, generation, snapshot)
         if verb == "put delta":
             there = ident in mvcc.rows(delta, snapshot, me)
             if self.variant == Variant.ANTIMATTER_DROPPED_AT_INSERT and rest[-1] is True and there:
@@ -376,7 +424,7 @@ class _Session:
         if value is not None and delta:
             then = [("put delta", number, ident, "regular" + value[1:])]
         elif value is not None:
-            then = [("put base", number, ident, value[1:])]
+            then = self._put(number, ident, value[1:])
         elif not again:
             then = [("put delta", number, ident, "antimatter") if delta else ("take out", number, ident)]
             # Between the look and the removal another transaction may have brought a row of this key. What removes
@@ -388,15 +436,113 @@ class _Session:
 
     def _take_out(self, base: mvcc.Table, ident: tuple[str, int], snapshot: int) -> mvcc.Table:
         """A removal, and its probe: where one snapshot shows nothing, an insert meets what it can't see."""
-        base, count = mvcc.delete(base, ident, snapshot, self.me, self.repeatable)
+        held, of = unique.stored(ident, "", self.bounds.unique)
+        of = "" if self.variant == Variant.REMOVAL_BY_KEY else of
+        base, count = mvcc.delete(base, held, snapshot, self.me, self.repeatable, key=of)
         probes = self.variant not in (Variant.NO_ISOLATION_CHECKS, Variant.NO_PROBE)
         if not count and self.repeatable and probes:
-            try:
-                base = mvcc.insert(base, ident, "", self.me)
-            except UniqueViolation:
-                raise SerializationFailure from None
-            base, _ = mvcc.delete(base, ident, snapshot, self.me, self.repeatable)
+            base, _ = mvcc.insert_or_nothing(base, held, of, snapshot, self.me, self.repeatable)
+            base, _ = mvcc.delete(base, held, snapshot, self.me, self.repeatable, key=of)
         return base
+
+    # -- a put into a unique generation
+
+    def _put_step(self, op: tuple[Any, ...], generation: Generation, snapshot: int) -> list[State]:
+        """One statement of a put. Raises Refused, and what the statement raises."""
+        verb, number, ident, included, *rest = op
+        key, value = unique.stored(ident, included, True)
+        me, repeatable, variant = self.me, self.repeatable, self.variant
+        base, delta = generation.base, generation.delta
+        insert = ("insert", number, ident, included)
+        match verb:
+            case "others":
+                found = sorted(
+                    (other, state)
+                    for other, state in mvcc.rows(delta, snapshot, me).items()
+                    if other[0] == key and other != ident and state.startswith("regular")
+                )
+                return [self._then(*(("ask delta", number, ident, included, other[1]) for other, _ in found))]
+            case "ask delta":
+                self._ask(key, rest[0], snapshot)
+                return [self._then(("drop other", *op[1:]))]
+            case "drop other":
+                delta, _ = mvcc.delete(delta, (key, rest[0]), snapshot, me, repeatable)
+                return [self._then(generation=generation._replace(delta=delta), number=number)]
+            case "insert":
+                base, met = mvcc.insert_or_nothing(base, key, value, snapshot, me, repeatable)
+                then = [("holder", *op[1:])] if met else []
+                return [self._then(*then, generation=generation._replace(base=base), number=number)]
+            case "holder":
+                holders = sorted({version[1][0] for version in mvcc.versions(base, key, snapshot, me)})
+                if not holders:
+                    return [self._then(insert)]
+                if variant == Variant.NO_QUESTION and any(int(holder) != ident[1] for holder in holders):
+                    raise Refused(self._why_not(key))
+                stale = {
+                    other[1]
+                    for other, state in mvcc.rows(delta, snapshot, me).items()
+                    if other[0] == key and state == "antimatter" and variant == Variant.ANTIMATTER_IS_STALE
+                }
+                following = []
+                for holder in map(int, holders):
+                    verb = "own" if holder == ident[1] else "drop other" if holder in stale else "ask base"
+                    then = [(verb, number, ident, included, holder)]
+                    then += [("take over", number, ident, included, holder)] if verb == "drop other" else []
+                    following.append(self._then(*then))
+                return following
+            case "ask base":
+                self._ask(key, rest[0], snapshot)
+                # Before the base: a fold step locks in that order.
+                forget = generation.mode == "direct" and variant != Variant.HOLDER_LEFT_IN_DELTA
+                drop = [("drop other", *op[1:])] if forget else []
+                return [self._then(*drop, ("take over", *op[1:]))]
+            case "ask again":
+                self._ask(key, rest[0], snapshot)
+                return [self._then()]
+            case "in place":
+                base, found = mvcc.change(base, key, value, snapshot, me, repeatable, key=str(ident[1]))
+                then = [] if found else self._put(number, ident, included)
+                return [self._then(*then, generation=generation._replace(base=base), number=number)]
+            case _:  # own, take over
+                base, found = mvcc.change(base, key, value, snapshot, me, repeatable, key=str(rest[0]))
+                then = [] if found else [insert]
+                if found and verb == "take over" and not repeatable and variant != Variant.ASK_ONCE:
+                    then = [("ask again", *op[1:])]
+                return [self._then(*then, generation=generation._replace(base=base), number=number)]
+
+    def _ask(self, key: str, holder: int, snapshot: int) -> None:
+        """Has the row of that primary key this key now? Raises Refused if so, and what FOR SHARE raises."""
+        source, me, repeatable, variant = self.state.source, self.me, self.repeatable, self.variant
+        without_lock = variant == Variant.ASK_WITHOUT_LOCK
+        without_lock |= repeatable and variant == Variant.ASK_WITHOUT_LOCK_IN_OLD_SNAPSHOT
+        if without_lock:
+            found = mvcc.versions(source, holder, snapshot, me)
+        elif variant == Variant.ASK_KEY_SHARE:
+            found = mvcc.versions(source, holder, snapshot, me, own=True)
+            if any(v[1][0] == key for v in mvcc.versions(source, holder, snapshot, me, own=False)):
+                found += mvcc.key_share(source, holder, snapshot, me, repeatable)
+        else:
+            # Who finds a row ends, so that the lock is not kept.
+            _, found = mvcc.share(source, holder, snapshot, me, repeatable, key, own=None)
+        if any(version[1][0] == key for version in found):
+            raise Refused(self._why_not(key))
+
+    def _why_not(self, key: str) -> str:
+        """U4: '' if PostgreSQL's own deferrable constraint would refuse the statement at this moment, too."""
+        standing = 0
+        for _, value, created, ended, how in self.state.source:
+            mine_or_committed = created == self.me or created >= 0
+            standing += value[:1] == key and mine_or_committed and (ended == mvcc.NEVER or how >= mvcc.LOCKED)
+        return "" if standing > 1 else f"U4: refused, though no other row has {key}"
+
+    def _then(self, *then: tuple[Any, ...], generation: Generation | None = None, number: int = 0) -> State:
+        """The statement is done; `then` follows."""
+        state = self.state
+        if generation is not None:
+            generations = list(state.generations)
+            generations[number] = generation
+            state = state._replace(generations=tuple(generations))
+        return self._set(state=state, ops=(*then, *self.user.ops[1:]), statement=NO_SNAPSHOT)
 
     def waits_for(self) -> int | None:
         """The mark of the transaction that a statement waits for."""
@@ -425,12 +571,24 @@ class _Session:
     # -- ends
 
     def _commit(self) -> State:
-        state = self._end()
+        state = self._look_again(self._end())
         number = state.now + 1
         return end(state, lambda table: mvcc.commit(table, self.me, number))._replace(now=number)
 
     def _rollback(self) -> State:
         return end(self._end(), lambda table: mvcc.rollback(table, self.me))
+
+    def _look_again(self, state: State) -> State:
+        """What this transaction has written to a delta is new to the next look for duplicates."""
+        generations = []
+        for generation in state.generations:
+            if generation.looked is not None:
+                written = {v[0] for v in generation.delta if v[2] == self.me or v[3] == self.me}
+                flight = {ident for ident in written if (ident, self.me) in generation.looked}
+                looked = {one for one in generation.looked if one not in written and one[1] != self.me}
+                generation = generation._replace(looked=tuple(sorted(looked | flight, key=str)))
+            generations.append(generation)
+        return state._replace(generations=tuple(generations))
 
     def _end(self) -> State:
         return self._set(User(begun=True, ended=True))
@@ -448,11 +606,24 @@ class _Session:
         return _Session(state, self.bounds, self.variant, self.number)
 
 
-def waits(state: State, bounds: Bounds, variant: Variant) -> dict[int, int]:
-    """Who waits inside the capture function, by mark, and for whom."""
-    users = [number for number, user in enumerate(state.users) if user.ops and not user.chosen]
+def waits(state: State, bounds: Bounds, variant: Variant, at_source: bool = False) -> dict[int, int]:
+    """Who waits inside the capture function, or at_source, by mark, and for whom."""
+    users = [n for n, user in enumerate(state.users) if (user.chosen if at_source else user.ops and not user.chosen)]
     sessions = [_Session(state, bounds, variant, number) for number in users]
     return {session.me: held for session in sessions if (held := session.waits_for()) is not None}
+
+
+def would_wait(state: State, me: int, held: int) -> bool:
+    """Whether a native unique index would let `me` wait for `held`: that has written a row of the key, before or after.
+
+    Then the index has a version of it whose transaction is in flight. A question waits at the source: if it is as
+    old as another's commit, for whoever has the row's next version in hand.
+    """
+    verb, *rest = state.users[-1 - me].ops[0]
+    if verb.startswith(("ask", "look", "check", "commit")):
+        return True
+    _, (key, _), *_ = rest
+    return key in state.users[-1 - held].keys
 
 
 def end(state: State, ending: Any) -> State:
@@ -482,6 +653,10 @@ def _source_in_use(state: State) -> bool:
     )
 
 
+def _mapped(name: str) -> Callable[[str], str]:
+    return lambda value: MAPS[name].get(value[0], value[0]) + value[1:]
+
+
 def _entry(row: tuple[int, str]) -> Entry:
     pk, value = row
     return (value[0], pk), value[1:]
@@ -489,6 +664,8 @@ def _entry(row: tuple[int, str]) -> Entry:
 
 def _text(chosen: tuple[Any, ...]) -> str:
     verb, pk, *rest = chosen
+    if verb == "map":
+        return f"{rest[0]}s the keys of {', '.join(map(str, rest[1]))}"
     if rest and isinstance(rest[-1], bool):
         rest[-1] = "(its own)" if rest[-1] else "(another's)"
     return " ".join(map(str, (verb, pk, *rest)))
@@ -498,4 +675,5 @@ def _op_text(op: tuple[Any, ...]) -> str:
     if op[0] in ("check", "commit"):
         return " ".join(map(str, op))
     verb, number, *rest = op
-    return f"capture of g{number + 1}: {verb} {''.join(map(str, rest[0])) if rest else ''}"
+    holder = f", held by {rest[2]}" if verb in _PUT and len(rest) > 2 else ""
+    return f"capture of g{number + 1}: {verb} {''.join(map(str, rest[0])) if rest else ''}{holder}"

@@ -44,6 +44,7 @@ DOCS = (
             "first-index",
             "comparison",
             "faq",
+            "unique",
         )
     ),
     ROOT / "CHANGELOG.md",

@@ -60,13 +60,14 @@ def take_out(target: Target, record: str) -> list[str]:
 
 
 def update_in_place(target: Target, put: list[str]) -> list[str]:
-    """Write the entry of NEW, whose (key, pk) is OLD's: by UPDATE where it is there, else by `put`, the upsert.
+    """Write the entry of NEW, whose (key, pk) is OLD's: by UPDATE where it is there, else by `put`.
 
-    By the upsert where one snapshot sees all: it raises 40001 at what is invisible, and takes no predicate locks.
+    By `put` where one snapshot sees all: it raises 40001 at what is invisible, and takes no predicate locks.
     """
     entry = target.entry
-    bounds = _bounds(target, MOST_UPDATED_SEGMENTS)
-    if bounds is None or not entry.included_positions:
+    # A unique index has no upsert: `put` inserts in vain, reads the holder and updates, both planned anew each time.
+    bounds = _bounds(target, MOST_SEGMENTS if entry.enforced else MOST_UPDATED_SEGMENTS)
+    if not entry.included_positions or (bounds is None and not entry.enforced):
         return put
     values = zip(entry.physical(), entry.source_columns("NEW"), strict=True)
     assigned = ", ".join(f"{name} = {value}" for name, value in values)
@@ -74,12 +75,17 @@ def update_in_place(target: Target, put: list[str]) -> list[str]:
     def update(segment: str) -> str:
         return f"UPDATE {segment} SET {assigned} WHERE {_same(entry, 'NEW')};"
 
+    by_update = (
+        [update(physical.base(target.generation_id))]
+        if bounds is None
+        else _choose(target, bounds, "NEW", update, 0, len(bounds) + 1)
+    )
     elsewhere = " OR ".join(["one_snapshot", *(is_null(entry.columns[i].of("NEW")) for i in entry.nullable_positions)])
     return [
         f"IF {elsewhere} THEN",
         "  found_entries := 0;",
         "ELSE",
-        *indent(_choose(target, bounds, "NEW", update, 0, len(bounds) + 1)),
+        *indent(by_update),
         f"  {_COUNT}",
         "END IF;",
         "IF found_entries = 0 THEN",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture.plpgsql import indent, literal
 from airflow_roir.engine.capture.target import DIRECT, Target
-from airflow_roir.engine.entry import is_null
+from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 
@@ -68,13 +68,12 @@ def _of_base(source: Source, target: Target, record: str, into: str) -> list[str
         # Not DO UPDATE, which would lock the holder's entry: its own transaction may need that while we wait for it.
         f"  INSERT INTO {base} {into} ON CONFLICT ({', '.join(entry.physical(entry.key_positions))}) DO NOTHING;",
         "  EXIT WHEN FOUND;",
-        f"  SELECT {holder} INTO holder FROM {base} b WHERE {key};",
+        f"  SELECT {holder}, b.tableoid AS place, b.ctid AS spot INTO holder FROM {base} b WHERE {key};",
         "  CONTINUE WHEN NOT FOUND;",
         f"  taken := NOT ({ours});",
         "  IF taken THEN",
         *indent(_ask(source, target, record), 2),
-        *indent(_forget_holder(target, record), 2),
-        f"    PERFORM roir.note_taken({target.generation_id});",
+        f"    PERFORM roir.note_taken({target.generation_id}, holder.place, holder.spot);",
         "  END IF;",
         f"  UPDATE {base} b SET {assigned} WHERE {key} AND {held};",
         "  IF FOUND THEN",
@@ -86,15 +85,6 @@ def _of_base(source: Source, target: Target, record: str, into: str) -> list[str
         "  END IF;",
         "END LOOP;",
     ]
-
-
-def _forget_holder(target: Target, record: str) -> list[str]:
-    """The holder's row in the delta goes before its entry in the base is taken over: a fold step locks like that."""
-    if target.mode != DIRECT:
-        return []
-    delta = physical.delta(target.generation_id)
-    key, holder = _key_is(target, record, "d."), _rest_is(target, _of_holder(target), "d.")
-    return [f"DELETE FROM {delta} d WHERE {key} AND {holder};"]
 
 
 def _ask(source: Source, target: Target, record: str) -> list[str]:
@@ -125,7 +115,7 @@ def _ask(source: Source, target: Target, record: str) -> list[str]:
             "END IF;",
         ]
     names = ", ".join(literal(column.source) for column in entry.columns[: entry.key])
-    texts = ", ".join(f"format('%s', {value})" for value in key)
+    texts = ", ".join(_text(entry, i, value) for i, value in enumerate(key))
     return [
         "LOOP",
         "  BEGIN",
@@ -142,6 +132,14 @@ def _ask(source: Source, target: Target, record: str) -> list[str]:
         f"    ARRAY[{names}], ARRAY[{texts}]);",
         "END IF;",
     ]
+
+
+def _text(entry: Entry, i: int, value: str) -> str:
+    """SQL for a key column's value in an error. `format` makes an empty text of a NULL, which only some keys can be."""
+    text = f"format('%s', {value})"
+    if i not in entry.nullable_positions or i in entry.apart_positions:
+        return text
+    return f"CASE WHEN NOT ({is_null(value)}) THEN {text} END"
 
 
 def _key_is(target: Target, record: str, prefix: str) -> str:
