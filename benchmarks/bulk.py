@@ -115,7 +115,7 @@ class Bulk:
         self.measure(f"{kind}capture")
         run = load(self.database, prepared.index)
         fold.switch(self.database, run)
-        if kind:
+        if self.unique:
             self.measure(f"{kind}direct")
         finalize.finalize_run(self.database, run)
         self.measure(f"{kind}active")

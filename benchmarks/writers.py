@@ -13,6 +13,9 @@ delta's blocks are folded at such a pace.
 `--indexes N` gives the table so many other indexes beforehand, on columns that never change: what a change of an
 indexed column costs in all of them is part of the yardstick.
 
+`--cases plain unique "unique, stays"` are of a unique column: the yardstick is a native unique index then, ours a plain
+one or a unique one. Workload `rekey` gives an account another number.
+
 With `--bulk ROWS` it measures statements that write so many rows instead: without an index, with a native one, and
 with the capture in each mode. With `--parts` it measures what a removed row costs, by parts, at 1, 8 and 64 segments.
 """
@@ -32,6 +35,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +55,39 @@ from servers.postgres import PACKAGED, programs, start_postgres
 RESULTS = Path(__file__).parent / "results" / "writers.json"
 STATES = ("none", "native", "capture", "build", "fold", "active")
 OURS = STATES[2:]
-# The key never changes; abalance does at each update of an account.
-CASES = {"changes": ("bid", "abalance"), "stays": ("bid", None)}
-WORKLOADS = {"simple": ["-b", "simple-update"], "tpcb": ["-b", "tpcb-like"], "paced": ["-b", "simple-update"]}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An index that is measured. is_unique: ours; native_is_unique: the yardstick of the same columns."""
+
+    key: str
+    include: str | None
+    is_unique: bool = False
+    native_is_unique: bool = False
+
+
+# The key never changes but in workload `rekey`; abalance does at each update of an account. `number` is added for the
+# latter cases only: unique, in no order.
+CASES = {
+    "changes": Case("bid", "abalance"),
+    "stays": Case("bid", None),
+    "plain": Case("number", "abalance", native_is_unique=True),
+    "unique": Case("number", "abalance", True, True),
+    "unique, stays": Case("number", None, True, True),
+}
+NUMBER = (
+    "ALTER TABLE pgbench_accounts ADD number bigint; UPDATE pgbench_accounts SET number = aid * 7919::bigint % 99999989"
+)
+REKEY = (
+    "\\set aid random(1, 100000 * :scale)\nUPDATE pgbench_accounts SET number = nextval('fresh') WHERE aid = :aid;\n"
+)
+WORKLOADS = {
+    "simple": ["-b", "simple-update"],
+    "tpcb": ["-b", "tpcb-like"],
+    "paced": ["-b", "simple-update"],
+    "rekey": [],
+}
 # Of what goes without any index.
 PACE = 0.4
 SETTINGS = """
@@ -86,6 +120,10 @@ class Bench:
         self.connection.autocommit = True
         for number in range(chosen.indexes):
             self.sql(f"CREATE INDEX other_{number} ON pgbench_accounts (bid, aid)")
+        if any(CASES[name].key == "number" for name in chosen.cases):
+            self.sql(NUMBER)
+            self.sql("CREATE SEQUENCE fresh START 1000000000 CACHE 1000")
+            self.sql("VACUUM FULL ANALYZE pgbench_accounts")
         # Of the postmaster, which knows how long its children have computed.
         self.process = int(self.sql("SELECT pg_read_file('postmaster.pid')")[0].split()[0])
         self.rate: int | None = None
@@ -99,11 +137,17 @@ class Bench:
 
     def run_pgbench(self, folder: str, workload: str, seconds: int) -> list[float]:
         """Milliseconds of each transaction."""
-        rate = ["-R", str(self.rate)] if workload == "paced" and self.rate else []
+        what = [*WORKLOADS[workload]]
+        if workload == "paced" and self.rate:
+            what += ["-R", str(self.rate)]
+        if workload == "rekey":
+            script = Path(folder) / "rekey.sql"
+            script.write_text(REKEY)
+            what = ["-f", str(script), "-s", str(self.chosen.scale)]
         subprocess.run(
             [
                 *(self.program, "-n", "-M", self.chosen.protocol, "-c", str(self.chosen.clients), "-j", "1"),
-                *("-T", str(seconds), "-l", "--log-prefix", f"{folder}/log", *WORKLOADS[workload], *rate, self.dsn),
+                *("-T", str(seconds), "-l", "--log-prefix", f"{folder}/log", *what, self.dsn),
             ],
             check=True,
             capture_output=True,
@@ -176,8 +220,9 @@ class Bench:
 
     def native(self, number: int, case: str) -> None:
         """The yardstick."""
-        key, include = CASES[case]
-        self.sql(f"CREATE INDEX yardstick ON pgbench_accounts ({key})" + (f" INCLUDE ({include})" if include else ""))
+        index = CASES[case]
+        unique, include = "UNIQUE" * index.native_is_unique, f" INCLUDE ({index.include})" if index.include else ""
+        self.sql(f"CREATE {unique} INDEX yardstick ON pgbench_accounts ({index.key}){include}")
         self.measure(number, case, "native")
         self.sql("DROP INDEX yardstick")
 
@@ -186,7 +231,9 @@ class Bench:
         chosen, database = self.chosen, self.database
         accounts = chosen.scale * 100_000
         lasts = (len(chosen.workloads) + 0.5) * chosen.seconds
-        definition = IndexDefinition.parse("ours", "pgbench_accounts", *CASES[case])
+        definition = IndexDefinition.parse(
+            "ours", "pgbench_accounts", CASES[case].key, CASES[case].include, CASES[case].is_unique
+        )
         options = BuildOptions(
             parallelism=1,
             batch_rows=min(100_000, max(1000, accounts // 50)),
@@ -321,8 +368,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--protocol", choices=("simple", "extended", "prepared"), default="simple", help="of pgbench")
     parser.add_argument("--states", nargs="+", choices=STATES, default=list(STATES))
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=["changes", "stays"])
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["simple", "tpcb", "paced"])
     parser.add_argument("--segments", type=int, help="of ours; the plan chooses by default")
     parser.add_argument("--indexes", type=int, default=0, help="that the table has besides")
     parser.add_argument("--results", type=Path, help="where to write them; by default benchmarks/results/writers.json")

@@ -144,7 +144,7 @@ def test_rebuild_status_verify_and_clean_up(dsn: str) -> None:
     assert (shown["kind"], shown["percent_complete"]) == ("rebuild", 100)
     assert set(shown["phase_seconds"]) == {"prepare", "build", "seal", "fold", "publish"}
     found = json.loads(roir(dsn, "verify", "ix", "--master", "local[2]", "--json").stdout)
-    assert list(found)[:6] == ["missing", "extra", "different", "corrupt", "damaged", "mended"]
+    assert list(found)[:7] == ["missing", "extra", "different", "corrupt", "damaged", "duplicate", "mended"]
     assert (found["rows"], found["entries"], found["missing"], found["extra"], found["complete"]) == (
         5000,
         5000,

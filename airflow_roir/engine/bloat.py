@@ -33,17 +33,19 @@ INDEX_NULLS = 4
 SHORT = 127
 _ALIGNED = {"c": 1, "s": 2, "i": 4, "d": 8}
 
-# Each segment with its unique index. rows: counted live since the last ANALYZE, which knows of deletes what the density
-# of the last VACUUM doesn't; a server that crashed has forgotten the count.
+# Each segment with its unique index; that of NULLs has two in a unique index, and is there again for the other. rows:
+# counted live since the last ANALYZE, which knows of deletes what the density of the last VACUUM doesn't; a server that
+# crashed has forgotten the count.
 SEGMENTS = """
 SELECT c.oid::bigint, c.oid::regclass::text AS name, c.relpages, c.reltuples, pg_stat_get_live_tuples(c.oid) AS live,
        coalesce((SELECT option_value::int FROM pg_options_to_table(c.reloptions) WHERE option_name = 'fillfactor'), 100)
        AS fillfactor,
+       row_number() OVER (PARTITION BY c.oid ORDER BY x.indexrelid) > 1 AS again,
        x.indexrelid::bigint AS key_oid, x.indexrelid::regclass::text AS key_name, x.indkey::int[] AS key_columns
   FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
   LEFT JOIN pg_index x ON x.indrelid = c.oid AND x.indisunique AND x.indisvalid
  WHERE h.inhparent = to_regclass(%(base)s) AND c.relkind = 'r'
- ORDER BY c.oid
+ ORDER BY c.oid, again
 """
 # A column that no segment has statistics of, and whose type has no fixed length, is of unknown width.
 WIDTHS = """
@@ -137,8 +139,9 @@ def _estimated(connection: Connection, generation_id: int, segments: Sequence[Ro
         },
     ).all()
     columns = {row.attnum: row for row in widths}
-    known = [rows for rows in map(_rows, segments) if rows is not None]
-    total = sum(known) if len(known) == len(segments) else None
+    counts = [_rows(one) for one in segments if not one.again]
+    known = [rows for rows in counts if rows is not None]
+    total = sum(known) if len(known) == len(counts) else None
     if total is None or (total and any(row.width is None and row.attlen <= 0 for row in widths)):
         note = "its tables have no statistics: ANALYZE makes them"
         return Bloat(total, None, None, ghosts, None, None, note=note)
@@ -151,8 +154,9 @@ def _estimated(connection: Connection, generation_id: int, segments: Sequence[Ro
         rows = _rows(one) or 0
         if size is None:
             continue  # dropped meanwhile
-        now += size.total - (size.own - size.heap)
-        needed += _heap_pages(rows, heap, page, one.fillfactor) * page
+        if not one.again:
+            now += size.total - (size.own - size.heap)
+            needed += _heap_pages(rows, heap, page, one.fillfactor) * page
         if one.key_columns is not None:
             key = [columns[number] for number in one.key_columns if number in columns]
             needed += _tree_pages(rows, _tuple(key, INDEX_HEADER), page) * page
@@ -216,16 +220,17 @@ def _measured(connection: Connection, segments: Sequence[Row[Any]], ghosts: int)
     try:
         execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
         for one in segments:
-            heap = execute(
-                connection,
-                f"SELECT table_len, tuple_count, tuple_len FROM {found.schema}.pgstattuple(%(oid)s::oid::regclass)",
-                {"oid": one.oid},
-            ).one()
-            now += heap.table_len
-            rows += heap.tuple_count
-            if heap.tuple_count:
-                size = -(-heap.tuple_len // heap.tuple_count)
-                needed += _heap_pages(heap.tuple_count, _align(size, 8) + LINE_POINTER, page, one.fillfactor) * page
+            if not one.again:
+                heap = execute(
+                    connection,
+                    f"SELECT table_len, tuple_count, tuple_len FROM {found.schema}.pgstattuple(%(oid)s::oid::regclass)",
+                    {"oid": one.oid},
+                ).one()
+                now += heap.table_len
+                rows += heap.tuple_count
+                if heap.tuple_count:
+                    size = -(-heap.tuple_len // heap.tuple_count)
+                    needed += _heap_pages(heap.tuple_count, _align(size, 8) + LINE_POINTER, page, one.fillfactor) * page
             if one.key_oid is None:
                 continue
             tree = execute(

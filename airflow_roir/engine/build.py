@@ -308,6 +308,7 @@ def finish(database: Database, run: Run) -> None:
         ).scalar_one()
         if left:
             raise InvariantViolated(f"index {run.index}: {left} ranges are not done yet; resume the operation")
+        physical.forget_hashes(connection, row.generation_id)
         operations.tick(connection, run.operation_id, run.epoch)
         operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
         operations.record_event(connection, row.index_id, row.id, run.owner, "phase", "seal")

@@ -74,6 +74,12 @@ SELECT EXISTS (SELECT FROM roir.generation g JOIN roir.index i ON i.id = g.index
 """
 DROPPING = "SELECT id AS index_id, schema_name, name FROM roir.index WHERE id = ANY (%(ids)s) ORDER BY id"
 
+# They say why a build was aborted, by values of the table that nobody asks for any more then.
+OLD_DUPLICATES = """
+DELETE FROM roir.duplicate d USING roir.operation o JOIN roir.index i ON i.id = o.index_id
+ WHERE o.id = d.operation_id AND i.dropped_at < clock_timestamp() - interval '7 days'
+"""
+
 
 def clean_up(
     database: Database, actor: str = "clean-up", report: Callable[[str], None] = lambda line: None
@@ -108,7 +114,13 @@ def clean_up(
         _attempt(result, row, partial(_drop_delta, database, row.id, result, report))
     for row in [row for row in published if row.expired]:
         _attempt(result, row, partial(_drop_generation, database, row, actor, result, report))
+    _attempt(result, None, partial(_forget_duplicates, database))
     return result
+
+
+def _forget_duplicates(database: Database) -> None:
+    with database.transaction() as connection:
+        execute(connection, OLD_DUPLICATES)
 
 
 def _attempt(result: CleanUpReport, row: Any, work: Callable[[], object]) -> None:

@@ -153,6 +153,13 @@ def _to_bind(sql: str) -> str:
     return _QUOTED.sub(lambda quoted: quoted[0].replace("%", "%%"), sql)
 
 
+def as_it_is(sql: str) -> str:
+    """SQL as it is written into a statement that binds values: each `%` in it is only that."""
+    parts = _QUOTED.split(sql)
+    quoted = _QUOTED.findall(sql)
+    return "".join(a + b for a, b in zip((part.replace("%", "%%") for part in parts), [*quoted, ""], strict=True))
+
+
 def bound(connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> str:
     """The text that `execute` would send."""
     if not values:

@@ -6,6 +6,7 @@ the delta's regular ones. Nothing else is evidence (docs/architecture.md#uniquen
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,22 +16,25 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import owner
+from airflow_roir.engine import hidden, owner
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.run import read_control
+from airflow_roir.engine.source import Source
+from airflow_roir.engine.verify import comparison
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged
+from airflow_roir.quantity import shared
 
 REGULAR = f"state = '{EntryState.REGULAR.value}'"
 # How many rows' partitions one look finds out.
 LOCATED = 10_000
 
-WRITE = """
-WITH member AS MATERIALIZED ({members})
+WITH_MEMBERS = "WITH member AS MATERIALIZED ({members})"
+WRITTEN = """
 INSERT INTO roir.duplicate AS d (operation_id, shared_key, key, primary_key, segment, phase)
 SELECT %(operation)s, m.shared_key, m.key, m.primary_key, %(segment)s, o.phase FROM member m, roir.operation o
  WHERE o.id = %(operation)s
@@ -38,14 +42,16 @@ SELECT %(operation)s, m.shared_key, m.key, m.primary_key, %(segment)s, o.phase F
     DO UPDATE SET shared_key = excluded.shared_key WHERE d.shared_key <> excluded.shared_key
 """
 # What was found before and isn't among these members is healed; a group of one is none.
-HEAL = """
-WITH member AS MATERIALIZED ({members})
+HEALED = """
 UPDATE roir.duplicate d SET healed_at = clock_timestamp()
  WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL AND {which}
    AND NOT EXISTS (SELECT FROM member m WHERE m.key = d.key AND m.primary_key = d.primary_key)
 """
+WRITE, HEAL = WITH_MEMBERS + WRITTEN, WITH_MEMBERS + HEALED
+# Of a group that is known others may be members by now, or again: its segment was sealed, and then a row came.
+RENEW = f"{WITH_MEMBERS}, written AS ({WRITTEN}) {HEALED.replace('{which}', 'true')}"
 LEFT = """
-SELECT count(DISTINCT shared_key) AS groups, count(*) AS rows FROM roir.duplicate
+SELECT count(DISTINCT key_hash) AS groups, count(*) AS rows FROM roir.duplicate
  WHERE operation_id = %(operation)s AND healed_at IS NULL
 """
 # Transactions before this one have ended, and this statement sees what they wrote.
@@ -64,11 +70,19 @@ def look_and_refuse(database: Database, job: Job) -> None:
     """`look` in a transaction of its own, then `refuse`."""
     if not job.entry.enforced:
         return
+    gather_statistics(database)
     with database.transaction() as connection:
         read_control(connection, job.run)
         found = look(connection, job)
     if found:
         refuse(database, job)
+
+
+def gather_statistics(database: Database) -> None:
+    """Let the planner know how many duplicates are recorded: 20,000 took minutes to be looked at again, now seconds."""
+    with suppress(DBAPIError), database.transaction() as connection:
+        execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).table_lock_ms}")
+        execute(connection, "ANALYZE roir.duplicate")
 
 
 def look(connection: Connection, job: Job) -> int:
@@ -81,8 +95,10 @@ def look(connection: Connection, job: Job) -> int:
     values = {"operation": job.run.operation_id, "generation": job.generation_id, "segment": None}
     seen = execute(connection, SEEN).scalar_one()
     mark = execute(connection, MARK, values).scalar_one()
+    shown = hidden.shown(connection, job.source, job.generation_id)
     delta = physical.delta(job.generation_id)
     since = "true" if mark is None else f"age(d.xmin) <= age('{int(mark)}'::xid)"
+    _scan_once(connection, job)
     # A condition per pattern of NULLs, since only that can use an index.
     patterns = (
         execute(connection, f"SELECT DISTINCT {_pattern(job.entry)} FROM {delta} d WHERE d.{REGULAR} AND {since}")
@@ -94,18 +110,41 @@ def look(connection: Connection, job: Job) -> int:
             continue
         candidates = f"SELECT DISTINCT {_key(job.entry, 'd.')} FROM {delta} d WHERE d.{REGULAR} AND {since} AND "
         candidates += f"{_pattern(job.entry)} = '{pattern}'"
-        execute(connection, WRITE.format(members=_members(job, candidates, pattern)), values)
-    _heal(connection, job, values)
-    execute(connection, LOOKED, {"xid": seen, **values})
+        execute(connection, WRITE.format(members=_members(job, candidates, pattern, shown)), values)
+    _heal(connection, job, values, shown)
+    # What is hidden may be shown again without being written: it must be looked at then.
+    if shown is None:
+        execute(connection, LOOKED, {"xid": seen, **values})
     return int(execute(connection, LEFT, values).one().groups)
 
 
 def record_segment(connection: Connection, job: Job, ordinal: int) -> None:
     """Write down the groups among a segment's entries, and which of those that are known are healed."""
     values = {"operation": job.run.operation_id, "segment": ordinal}
-    members = _in_segment(job, ordinal)
-    execute(connection, WRITE.format(members=members), values)
+    members = _in_segment(job, ordinal, hidden.shown(connection, job.source, job.generation_id))
+    # What is new has no statistics yet: with it each known row would be compared with each member.
     execute(connection, HEAL.format(members=members, which="d.segment = %(segment)s"), values)
+    execute(connection, WRITE.format(members=members), values)
+
+
+def record_hashes(connection: Connection, job: Job, ordinal: int, key_hash: str, hashes: Sequence[int]) -> int:
+    """Write down the groups among a segment's entries whose keys have one of these hashes; how many rows are new.
+
+    key_hash: SQL of the prefix of an entry. The segment has no index yet, so this is one scan of it.
+    """
+    members = _by_hash(job, ordinal, key_hash, hidden.shown(connection, job.source, job.generation_id))
+    values = {"operation": job.run.operation_id, "segment": None, "hashes": list(hashes), "most": LOCATED}
+    # The delta's rows of a key come by its index, whatever the planner makes of tables without statistics.
+    execute(connection, "SET LOCAL enable_mergejoin = off; SET LOCAL enable_hashjoin = off")
+    return execute(connection, WRITE.format(members=members), values).rowcount
+
+
+def heal_known(connection: Connection, job: Job) -> int:
+    """See which of the groups that are known are healed, while segments have no index: scans them. How many aren't."""
+    shown = hidden.shown(connection, job.source, job.generation_id)
+    _scan_once(connection, job)
+    _heal(connection, job, {"operation": job.run.operation_id}, shown)
+    return groups(connection, job.run.operation_id)[0]
 
 
 def healed_in_segment(connection: Connection, job: Job, ordinal: int) -> None:
@@ -120,29 +159,32 @@ def healed_in_segment(connection: Connection, job: Job, ordinal: int) -> None:
 
 def refuse(database: Database, job: Job) -> None:
     """Raise DuplicatesFound with how many there are, where their rows were looked up; nothing if all are healed."""
-    # A table that is held, or was renamed just now, is no reason to tell less than the keys.
-    with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
-        locate(connection, job)
+    locate_known(database, job)
     with database.transaction() as connection:
         left = execute(connection, LEFT, {"operation": job.run.operation_id}).one()
     if left.groups:
         index = argument(job.run.index)
         raise DuplicatesFound(
-            f"index {job.run.index}: {left.rows} rows share {left.groups} "
-            f"{'key' if left.groups == 1 else 'keys'} of the unique index. roir duplicates {index} lists them; "
-            f"change or delete rows until each key is left once, then: roir resume {index}"
+            f"index {job.run.index}: {shared(left.groups, left.rows)} of the unique index. roir duplicates {index} "
+            f"lists them; change or delete rows until each key is left once, then: roir resume {index}"
         )
 
 
-def locate(connection: Connection, job: Job) -> None:
+def locate_known(database: Database, job: Job) -> None:
+    """`locate` in a transaction of its own, as far as that is possible now."""
+    # A table that is held, or was renamed just now, is no reason to tell less than the keys.
+    with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
+        locate(connection, job.source, job.run.operation_id)
+
+
+def locate(connection: Connection, source: Source, operation_id: int) -> None:
     """Find out in which partitions the rows are that were found, of the first 10,000 that aren't known."""
-    source = job.source
     key = source.primary_key
     rows = execute(
         connection,
         "SELECT id, primary_key FROM roir.duplicate WHERE operation_id = %(operation)s AND healed_at IS NULL "
         "AND partition IS NULL ORDER BY id LIMIT %(most)s",
-        {"operation": job.run.operation_id, "most": LOCATED},
+        {"operation": operation_id, "most": LOCATED},
     ).all()
     if not rows:
         return
@@ -150,7 +192,7 @@ def locate(connection: Connection, job: Job) -> None:
     wait = limits_of(connection).table_lock_ms
     execute(connection, f"SET LOCAL lock_timeout = {wait}; SET LOCAL search_path = {path}")
     lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
-    texts = ", ".join(source.columns[name].text("s") for name in key)
+    shown = ", ".join(source.columns[name].text("s") for name in key)
     compared = ", ".join(f"s.{quote(name)}" for name in key)
     parts: dict[tuple[str, ...], str] = {}
     for start in range(0, len(rows), 500):
@@ -160,7 +202,7 @@ def locate(connection: Connection, job: Job) -> None:
             values |= {f"v{n}_{i}": value for i, value in enumerate(row.primary_key)}
             listed.append(f"({', '.join(f'%(v{n}_{i})s::{type_}' for i, type_ in enumerate(source.comparands))})")
         wanted = ", ".join(listed)
-        query = f"SELECT s.tableoid::regclass::text, {texts} FROM {source.sql} s WHERE ({compared}) IN ({wanted})"
+        query = f"SELECT s.tableoid::regclass::text, {shown} FROM {source.sql} s WHERE ({compared}) IN ({wanted})"
         columns = ", ".join(["part text", *(f"k{i} text" for i in range(len(key)))])
         parts |= {tuple(row)[1:]: row[0] for row in owner.rows(connection, source, query, columns, values)}
     for row in rows:
@@ -172,8 +214,21 @@ def locate(connection: Connection, job: Job) -> None:
             )
 
 
-def _heal(connection: Connection, job: Job, values: dict[str, Any]) -> None:
-    """Of the groups that are known: which rows don't share a key any more. Unsealed segments tell theirs themselves."""
+def _scan_once(connection: Connection, job: Job) -> None:
+    """While a segment has no index, it is scanned once in a statement of this transaction, not once for each key.
+
+    The planner has no statistics of the delta, and takes its keys for one.
+    """
+    execute(
+        connection,
+        "SELECT set_config('enable_nestloop', 'off', true) WHERE EXISTS "
+        "(SELECT FROM roir.segment WHERE generation_id = %(generation)s AND status = 'loading')",
+        {"generation": job.generation_id},
+    )
+
+
+def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str | None) -> None:
+    """Of the groups that are known: which rows share a key now, and which don't any more."""
     known = (
         execute(
             connection,
@@ -186,26 +241,38 @@ def _heal(connection: Connection, job: Job, values: dict[str, Any]) -> None:
     if not known:
         return
     entry = job.entry
-    keys = ", ".join(
-        f"(k.key ->> {i})::{entry.columns[i].cast}"
-        + (f" COLLATE {entry.columns[i].collation}" if entry.columns[i].collation else "")
-        + f" AS c{i + 1}"
-        for i in entry.key_positions
-    )
-    candidates = (
-        f"SELECT DISTINCT {keys} FROM (SELECT DISTINCT d.key FROM roir.duplicate d "
-        "WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL) k"
-    )
-    patterns = {"".join("1" if value is None else "0" for value in key) for key in known}
+    candidates, bound = _known(connection, job, known)
     found = [
-        _members(job, f"SELECT * FROM ({candidates}) d WHERE {_pattern(entry)} = '{pattern}'", pattern)
-        for pattern in sorted(patterns)
+        _members(job, f"SELECT * FROM ({candidates}) d WHERE {_pattern(entry)} = '{pattern}'", pattern, shown)
+        for pattern in sorted({"".join("1" if value is None else "0" for value in key) for key in known})
     ]
-    execute(connection, HEAL.format(members=" UNION ALL ".join(f"({one})" for one in found), which="true"), values)
+    members = " UNION ALL ".join(f"({one})" for one in found)
+    execute(connection, RENEW.format(members=members), {"segment": None, **values, **bound})
 
 
-def _members(job: Job, candidates: str, pattern: str) -> str:
-    """SQL: the live entries that share one of the keys of `candidates`, of one pattern, as `_sharing` has them."""
+def _known(connection: Connection, job: Job, keys: Sequence[list[str | None]]) -> tuple[str, dict[str, Any]]:
+    """SELECT of keys that were written down, once each. Who reads them back from texts runs a domain's checks."""
+    entry = job.entry
+    types = list(execute(connection, comparison.TYPES, {"base": physical.base(job.generation_id)}).scalars())
+    read = comparison.recorded_identity(entry, "d", types)
+    item, bound = owner.relation(
+        connection,
+        job.source,
+        f"SELECT {', '.join(f'{read[i]} AS c{i + 1}' for i in entry.key_positions)} "
+        "FROM jsonb_to_recordset(%(known)s::jsonb) AS d (key jsonb, primary_key jsonb)",
+        ", ".join(f"c{i + 1} {types[i]}" for i in entry.key_positions),
+        {"known": json.dumps([{"key": key} for key in keys])},
+    )
+    collated = ((f"c{i + 1}", entry.columns[i].collation) for i in entry.key_positions)
+    columns = ", ".join(f"r.{name} COLLATE {by} AS {name}" if by else f"r.{name}" for name, by in collated)
+    return f"SELECT DISTINCT {columns} FROM {item}", bound
+
+
+def _members(job: Job, candidates: str, pattern: str, shown: str | None) -> str:
+    """SQL: the live entries that share one of the keys of `candidates`, of one pattern, as `_sharing` has them.
+
+    shown: that of `hidden.shown`.
+    """
     entry = job.entry
     base, delta = physical.base(job.generation_id), physical.delta(job.generation_id)
     nulls = {i: pattern[i] == "1" for i in entry.key_positions}
@@ -217,19 +284,21 @@ def _members(job: Job, candidates: str, pattern: str) -> str:
         )
 
     of = f"x.{columns.replace(', ', ', x.')}"
+    seen = f" AND {shown}" if shown else ""
     live = (
         f"SELECT {of} FROM candidate k JOIN {base} x ON {has_key('x.')} "
-        f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.', nulls)}) "
-        f"UNION ALL SELECT {of} FROM candidate k JOIN {delta} x ON {has_key('x.')} WHERE x.{REGULAR}"
+        f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.', nulls)}){seen} "
+        f"UNION ALL SELECT {of} FROM candidate k JOIN {delta} x ON {has_key('x.')} WHERE x.{REGULAR}{seen}"
     )
     return f"WITH candidate AS MATERIALIZED ({candidates}), live AS MATERIALIZED ({live}) {_sharing(job, 'live')}"
 
 
-def _in_segment(job: Job, ordinal: int) -> str:
+def _in_segment(job: Job, ordinal: int, shown: str | None) -> str:
     """As `_members`, of all entries of a segment that the delta doesn't touch."""
     entry = job.entry
     name, delta = physical.segment(job.generation_id, ordinal), physical.delta(job.generation_id)
-    apart = "".join(f" AND NOT {is_null(f'x.c{i + 1}')}" for i in entry.apart_positions)
+    apart = "".join(f" AND NOT ({is_null(f'x.c{i + 1}')})" for i in entry.apart_positions)
+    apart += f" AND {shown}" if shown else ""
     return (
         f"WITH live AS (SELECT x.* FROM {name} x "
         f"WHERE NOT EXISTS (SELECT FROM {delta} t WHERE {entry.equal('x.', 't.')}){apart}) {_sharing(job, 'live')}"
@@ -238,12 +307,48 @@ def _in_segment(job: Job, ordinal: int) -> str:
 
 def _sharing(job: Job, live: str) -> str:
     """SQL: `shared_key`, `key` and `primary_key` of those of some live entries that share a key, be it only equal."""
-    key = _key(job.entry, "")
-    texts = _texts(job, job.entry.key_positions, "l.")
+    entry = job.entry
+    key = texts(entry, entry.key_positions, "l.")
     return (
-        f"SELECT min({texts}::text) OVER (PARTITION BY {_key(job.entry, 'l.')})::jsonb AS shared_key, {texts} AS key, "
-        f"{_primary_key(job, 'l.')} AS primary_key "
-        f"FROM (SELECT *, count(*) OVER (PARTITION BY {key}) AS sharing FROM {live}) l WHERE l.sharing > 1"
+        f"SELECT min({key}::text) OVER (PARTITION BY {_key(entry, 'l.')})::jsonb AS shared_key, {key} AS key, "
+        f"{primary_key(job.source, entry, 'l.')} AS primary_key "
+        f"FROM (SELECT *, count(*) OVER (PARTITION BY {_key(entry, '')}) AS sharing FROM {live}) l WHERE l.sharing > 1"
+    )
+
+
+def _by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
+    """As `_members`, of the keys with some hashes among a segment's entries, at most 10,000 rows."""
+    entry = job.entry
+    columns = ", ".join(entry.physical(entry.identity_positions))
+    of = f"x.{columns.replace(', ', ', x.')}"
+    nullable = [i for i in entry.nullable_positions if i < entry.key]
+    whole = " AND ".join(["true", *(f"NOT {is_null(f'x.c{i + 1}')}" for i in nullable)])
+    # Where no NULL can be the delta's index is used. A key with a NULL has no hash, unless NULLs are the same.
+    none = dict.fromkeys(entry.key_positions, False)
+    live = [_live_of(job, f"SELECT {of} FROM here x WHERE {whole}", none, shown)]
+    if nullable and not entry.apart_positions:
+        live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}, shown))
+    name = physical.segment(job.generation_id, ordinal)
+    seen = f" AND {shown}" if shown else ""
+    return (
+        f"WITH here AS MATERIALIZED (SELECT {of} FROM {name} x WHERE ({key_hash}) = ANY (%(hashes)s::int8[]){seen} "
+        f"LIMIT %(most)s), live AS MATERIALIZED ({' UNION ALL '.join(live)}) {_sharing(job, 'live')}"
+    )
+
+
+def _live_of(job: Job, here: str, nulls: dict[int, bool], shown: str | None) -> str:
+    """SQL: of entries of the base those that the delta doesn't touch, and the delta's regular ones of their keys."""
+    entry, delta = job.entry, physical.delta(job.generation_id)
+    columns = ", ".join(entry.physical(entry.identity_positions))
+    of = f"x.{columns.replace(', ', ', x.')}"
+    same_key = " AND ".join(
+        entry.same_column(i, f"x.c{i + 1}", f"k.c{i + 1}", nulls.get(i)) for i in entry.key_positions
+    )
+    return (
+        f"(SELECT {of} FROM ({here}) x WHERE NOT EXISTS "
+        f"(SELECT FROM {delta} t WHERE {entry.equal('t.', 'x.', nulls)})) "
+        f"UNION ALL (SELECT {of} FROM (SELECT DISTINCT {_key(entry, '')} FROM ({here}) y) k JOIN {delta} x "
+        f"ON {same_key} WHERE x.{REGULAR}{f' AND {shown}' if shown else ''})"
     )
 
 
@@ -256,14 +361,15 @@ def _pattern(entry: Entry) -> str:
     return " || ".join(f"({is_null(f'd.c{i + 1}')})::int::text" for i in entry.key_positions)
 
 
-def _primary_key(job: Job, prefix: str) -> str:
-    names = [column.source for column in job.entry.columns]
-    return _texts(job, [names.index(name) for name in job.source.primary_key], prefix)
+def primary_key(source: Source, entry: Entry, prefix: str) -> str:
+    """SQL for the texts of an entry's primary key, as a JSON array."""
+    names = [column.source for column in entry.columns]
+    return texts(entry, [names.index(name) for name in source.primary_key], prefix)
 
 
-def _texts(job: Job, positions: Sequence[int], prefix: str) -> str:
+def texts(entry: Entry, positions: Sequence[int], prefix: str) -> str:
     """SQL for the lossless texts of columns, as a JSON array."""
-    return f"jsonb_build_array({', '.join(_text(job.entry, i, prefix) for i in positions)})"
+    return f"jsonb_build_array({', '.join(_text(entry, i, prefix) for i in positions)})"
 
 
 def _text(entry: Entry, i: int, prefix: str) -> str:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, update
 
-from airflow_roir.engine import duplicates, operations, tables
+from airflow_roir.engine import catalog, duplicates, hidden, operations, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
@@ -36,6 +36,15 @@ T = TypeVar("T")
 # Blocks of the delta per transaction, one to two thousand rows: a writer of one of them waits for that long (some
 # 40 ms) at the most.
 BLOCKS_PER_STEP = 16
+
+COPY_AGAIN = """
+INSERT INTO roir.emptied (generation_id, relation)
+SELECT DISTINCT 0, p.relation FROM roir.source_partition p
+ WHERE p.generation_id = %(generation)s AND p.status = 'joining' AND p.link IS NOT NULL
+"""
+SOURCE = """
+SELECT i.source_oid FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.id = %(generation)s
+"""
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,9 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
         check_partitions(connection, job, known, adopt=True)
         if duplicates.look(connection, job):
             return False
+        if job.entry.enforced:
+            # What was copied into the delta of a table that is being attached holds no key from now on.
+            execute(connection, COPY_AGAIN, {"generation": job.generation_id})
         set_mode(connection, job.generation_id, CAPTURE, DIRECT)
         installation.refresh(connection, job.source)
         operations.record_event(connection, row.index_id, row.id, run.owner, "switch", "capture to direct mode")
@@ -173,6 +185,7 @@ class FoldWorker:
 
     def __init__(self, connection: Connection, generation_id: int, entry: Entry) -> None:
         self.connection = connection
+        self.generation_id = generation_id
         self.entry = entry
         self.base = physical.base(generation_id)
         self.delta = physical.delta(generation_id)
@@ -188,6 +201,7 @@ class FoldWorker:
 
     def fold(self, where: str = "true", blocks: dict[str, int] | None = None) -> Folded:
         """As `step`, in the caller's transaction and over all rows by default."""
+        shown = self._shown() if self.entry.enforced else None
         # The base first, as the capture function's TRUNCATE locks them.
         execute(self.connection, f"LOCK TABLE {self.base} IN ROW EXCLUSIVE MODE")
         values = {name: f"({block},0)" for name, block in (blocks or {}).items()}
@@ -209,6 +223,8 @@ class FoldWorker:
             if self.entry.enforced and not self._is_apart(row.nulls):
                 addresses["tids"] = self._with_free_keys(row.nulls, where, addresses)
             if row.state == EntryState.REGULAR:
+                if shown is not None:
+                    folded += self._drop_hidden(row.nulls, where, addresses, shown)
                 folded += Folded(upserted=self._upsert(row.nulls, where, addresses))
             else:
                 folded += Folded(annihilated=self._annihilate(row.nulls, where, addresses))
@@ -240,6 +256,28 @@ class FoldWorker:
                 values,
             ).scalar_one()
         )
+
+    def _shown(self) -> str | None:
+        """SQL that a delta row isn't of a partition that is leaving or joining; None if there are none."""
+        asked = {"generation": self.generation_id}
+        if execute(self.connection, hidden.IS_SHOWN, {**asked, "alias": "d"}).scalar() is None:
+            return None
+        oid = execute(self.connection, SOURCE, asked).scalar_one()
+        source = catalog.read_source_by_oid(self.connection, oid, check=False)
+        return hidden.shown(self.connection, source, self.generation_id, "d")
+
+    def _drop_hidden(self, nulls: str, where: str, values: dict[str, str], shown: str) -> Folded:
+        """Take regular rows away that no row of the source has: the key of a unique index may be another row's."""
+        held = f"{where} AND d.ctid = ANY (%(tids)s::tid[]) AND NOT {shown}"
+        same = self.entry.equal("b.", "d.", {i: nulls[i] == "1" for i in self.entry.identity_positions})
+        execute(
+            self.connection,
+            f"DELETE FROM {self.base} b USING (SELECT * FROM {self.delta} d WHERE {held}) d WHERE {same}",
+            values,
+        )
+        # Whoever brings such a row now waits for us at its row in the delta.
+        gone = execute(self.connection, f"DELETE FROM {self.delta} d WHERE {held}", values).rowcount
+        return Folded(annihilated=gone)
 
     def _null_pattern(self) -> str:
         """SQL for which identity columns are NULL, as a string of 0s and 1s."""

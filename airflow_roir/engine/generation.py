@@ -128,7 +128,10 @@ def followed(connection: Connection, generation_id: int, entry: Entry) -> Entry:
     if found.base is None or found.key is None:
         return entry
     stored = columns_of(connection, found.base)
-    operators = equality_operators(connection, _identity_index(connection, generation_id, entry))
+    index = _identity_index(connection, generation_id, entry)
+    if index is None:
+        return entry
+    operators = equality_operators(connection, index)
     columns = []
     for i, column in enumerate(entry.columns):
         now = stored.get(f"c{i + 1}")
@@ -139,13 +142,16 @@ def followed(connection: Connection, generation_id: int, entry: Entry) -> Entry:
     return replace(entry, columns=tuple(columns))
 
 
-def _identity_index(connection: Connection, generation_id: int, entry: Entry) -> str:
+def _identity_index(connection: Connection, generation_id: int, entry: Entry) -> str | None:
     """An index on `(key, pk)`. A unique base has none: then the default segment's, before that the delta's."""
     if not entry.enforced:
         return base_key(generation_id)
-    pair, while_built = pair_key(generation_id), f"{delta(generation_id)}_key"
-    found = execute(connection, "SELECT to_regclass(%(pair)s)", {"pair": pair}).scalar()
-    return pair if found is not None else while_built
+    names = [pair_key(generation_id), f"{delta(generation_id)}_key"]
+    there = (
+        "SELECT n FROM unnest(%(names)s) WITH ORDINALITY x (n, i) WHERE to_regclass(n) IS NOT NULL ORDER BY i LIMIT 1"
+    )
+    found: str | None = execute(connection, there, {"names": names}).scalar()
+    return found
 
 
 def create_source_view(connection: Connection, generation_id: int, source: Source, entry: Entry) -> None:
@@ -244,8 +250,14 @@ def drop(connection: Connection, generation_id: int) -> None:
         {"id": generation_id},
     )
     execute(connection, "DELETE FROM roir.emptied WHERE generation_id = %(id)s", {"id": generation_id})
+    forget_hashes(connection, generation_id)
     execute(connection, f"DROP VIEW IF EXISTS {source_view(generation_id)}")
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
+
+
+def forget_hashes(connection: Connection, generation_id: int) -> None:
+    """What was kept to tell duplicates early: once all is copied the seal finds them by itself."""
+    execute(connection, "DELETE FROM roir.early_hashes WHERE generation_id = %(id)s", {"id": generation_id})
 
 
 def key_clause(entry: Entry) -> str:

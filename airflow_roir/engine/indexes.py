@@ -23,7 +23,8 @@ from airflow_roir.engine.schema import check_schema
 
 # operation: the newest one. An index of which a drop was killed half-way has no generation any more.
 INDEXES = """
-SELECT i.id, i.schema_name, i.name, i.source_oid, n.nspname AS source_schema, c.relname AS source_name,
+SELECT i.id, i.schema_name, i.name, i.source_oid, i.is_unique, i.nulls_not_distinct,
+       n.nspname AS source_schema, c.relname AS source_name,
        clock_timestamp() AS now,
        (SELECT max(o.id) FROM roir.operation o WHERE o.index_id = i.id) AS newest,
        (SELECT o.id FROM roir.operation o
@@ -58,7 +59,7 @@ SELECT s.oid AS source, t.relation::bigint AS leaf
 # The newest that has ended, of the generation that readers see: one of an older generation says nothing of it.
 VERIFIED = """
 SELECT DISTINCT ON (v.index_id) v.index_id, v.finished_at AS at, v.rows, v.missing, v.extra, v.different, v.corrupt,
-       v.damaged, v.mended, v.complete, v.options
+       v.damaged, v.duplicate, v.mended, v.complete, v.options
   FROM roir.verification v JOIN roir.generation g ON g.id = v.generation_id AND g.status = 'active'
  WHERE v.finished_at IS NOT NULL AND v.index_id = ANY (%(indexes)s)
  ORDER BY v.index_id, v.finished_at DESC, v.id DESC
@@ -89,6 +90,7 @@ class Verified:
     """The last verification of the generation that readers see.
 
     part: all; sample; slice; or time limit, if that ended it. corrupt: B-trees that amcheck or a lookup refused.
+    duplicate: rows without an entry in a unique index, whose key another row has.
     repaired: of all these, those that are right now.
     """
 
@@ -99,13 +101,14 @@ class Verified:
     different: int
     corrupt: int
     damaged: int
+    duplicate: int
     repaired: int
     part: str
 
     @property
     def found(self) -> int:
         """All that it found."""
-        return self.missing + self.extra + self.different + self.corrupt + self.damaged
+        return self.missing + self.extra + self.different + self.corrupt + self.damaged + self.duplicate
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,8 @@ class IndexFacts:
     index: str
     source: str | None
     state: str
+    unique: bool
+    nulls_not_distinct: bool
     rows: int | None
     bytes: int
     source_bytes: int
@@ -190,6 +195,8 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 index=str(name),
                 source=str(QualifiedName(row.source_schema, row.source_name)) if row.source_name else None,
                 state="published" if active else "building" if shown else "not published",
+                unique=row.is_unique,
+                nulls_not_distinct=row.nulls_not_distinct,
                 rows=None if swollen is None else swollen.rows,
                 bytes=takes(shown.id) if shown else 0,
                 source_bytes=sum(sizes[oid].own for oid in leaves.get(row.source_oid, ()) if oid in sizes),
@@ -221,4 +228,5 @@ def _verified(row: Row[Any]) -> Verified:
     part = "all"
     if not row.complete:
         part = "sample" if row.options.get("sample") else "slice" if row.options.get("slices") else "time limit"
-    return Verified(row.at, row.rows, row.missing, row.extra, row.different, row.corrupt, row.damaged, row.mended, part)
+    kinds = row.missing, row.extra, row.different, row.corrupt, row.damaged, row.duplicate
+    return Verified(row.at, row.rows, *kinds, row.mended, part)

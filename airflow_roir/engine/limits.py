@@ -45,6 +45,16 @@ class Limits:
     sample_rows: int = 30_000
     # Fewer blocks than this would make a block sample of clustered rows too uneven.
     sample_blocks: int = 300
+    # Hashes of keys that the run of a unique index keeps in memory, to tell duplicates early: of 32 million keys. What
+    # is beyond is read again from the server. Besides, it holds one segment's hashes three times while it merges them.
+    early_bytes: int = 256 << 20
+    # How often it looks what came; of the time that the build takes, what it may spend on reading new hashes and
+    # on looking duplicates up.
+    early_every_s: float = 1.0
+    early_reading_share: float = 0.25
+    early_looking_share: float = 0.05
+    # Hashes that are looked up in one scan of a segment: an IN of so many is still a hash table of the server's.
+    early_hashes: int = 10_000
     # A unit of a verification is one transaction; so many rows are read and summed in a tenth of a second.
     unit_rows: int = 200_000
     unit_blocks: int = 4_096

@@ -14,7 +14,10 @@ TABLES = """
 SELECT b.oid IS NOT NULL AS base,
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
          WHERE a.attrelid = b.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
-       (SELECT count(*) FROM pg_index x WHERE x.indrelid = b.oid AND x.indisunique AND x.indisvalid) > 0 AS unique_key,
+       (SELECT count(*) FROM pg_index x WHERE x.indrelid = b.oid AND x.indisunique AND x.indisvalid
+           AND x.indnkeyatts = %(keys)s) > 0 AS unique_key,
+       EXISTS (SELECT FROM pg_index x WHERE x.indrelid = to_regclass(%(rest)s) AND x.indisunique AND x.indisvalid
+                  AND x.indnkeyatts = %(identity)s) AS pair_key,
        (SELECT count(*) FROM roir.segment s WHERE s.generation_id = %(generation)s)
        - (SELECT count(*) FROM roir.partition_tree(b.oid) t JOIN pg_class c ON c.oid = t.relation
            WHERE c.relpersistence = 'p') AS segments_missing,
@@ -57,7 +60,10 @@ def problems(connection: Connection, name: QualifiedName, generation_id: int, en
 
 def _tables(connection: Connection, name: QualifiedName, generation_id: int, entry: Entry) -> list[str]:
     base = physical.base(generation_id)
-    row = execute(connection, TABLES, {"generation": generation_id, "base": base}).one()
+    keys = entry.key if entry.enforced else entry.identity
+    rest = physical.segment(generation_id, physical.DEFAULT_SEGMENT)
+    asked = {"generation": generation_id, "base": base, "keys": keys, "rest": rest, "identity": entry.identity}
+    row = execute(connection, TABLES, asked).one()
     remedy = f"Drop the index and build it again: roir drop {argument(name)}"
     if not row.base:
         return [f"its entries, {base}, are gone or have another name, so writes to its table fail. {remedy}"]
@@ -66,6 +72,8 @@ def _tables(connection: Connection, name: QualifiedName, generation_id: int, ent
         found.append(f"columns of {base} were altered, so writes to its table fail. {remedy}")
     if not row.unique_key:
         found.append(f"{base} has lost its unique index, so writes to its table fail. {remedy}")
+    elif entry.apart_positions and not row.pair_key:
+        found.append(f"{rest} has lost its index of keys with NULLs, so writes of them fail. {remedy}")
     if row.segments_missing:
         found.append(f"{base} has lost segments, or they are unlogged, so entries are missing. {remedy}")
     elif row.segments_renamed:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import duplicates, operations
+from airflow_roir.engine import duplicates, hidden, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, is_transient, sqlstate
@@ -92,6 +92,8 @@ class SealWorker:
         gives_way: to whoever waits for the segment, a TRUNCATE of the source above all.
         """
         try:
+            if self.job.entry.enforced:
+                self._take_out_hidden(claim)
             with self._giving_way(self.connection, claim, gives_way), self.connection.begin():
                 self._set_up()
                 physical.hold_segment(self.connection, self.job.generation_id, claim.ordinal)
@@ -108,6 +110,15 @@ class SealWorker:
                 raise SEGMENTS.fenced(self.job.run, self.worker, claim) from error
             raise
         return SegmentClaim(claim.id, claim.ordinal, SegmentStatus.INDEXED.value, claim.token)
+
+    def _take_out_hidden(self, claim: SegmentClaim) -> None:
+        """Entries of partitions that left would collide with live ones. Nobody else writes to a segment yet."""
+        with self.connection.begin():
+            self._set_up()
+            shown = hidden.shown(self.connection, self.job.source, self.job.generation_id)
+            if shown is not None:
+                name = physical.segment(self.job.generation_id, claim.ordinal)
+                execute(self.connection, f"DELETE FROM {name} x WHERE NOT {shown} AND %(all)s", {"all": True})
 
     def _build_index(self, ordinal: int) -> bool:
         """False if entries share a key."""
@@ -211,7 +222,7 @@ def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLe
 
 
 def finish(database: Database, run: Run) -> None:
-    """Advance to fold, once every segment is sealed.
+    """Advance to fold, once every segment is sealed; in a census also with segments that have duplicates.
 
     Raises DuplicatesFound if rows share a key of a unique index (all are listed then, those of the delta too),
     InvariantViolated if a segment isn't sealed for another reason, Fenced.
@@ -221,7 +232,8 @@ def finish(database: Database, run: Run) -> None:
         if row.phase != Phase.SEAL:
             return
         refused = execute(connection, REFUSED, {"generation": row.generation_id, "epoch": run.epoch}).scalar_one()
-        job = load_job(connection, run) if refused else None
+        census = bool(row.options.get("census"))
+        job = load_job(connection, run) if refused and not census else None
     if job is not None:
         duplicates.look_and_refuse(database, job)
         raise DuplicatesFound(f"index {run.index}: rows shared a key while it was sealed; resume the operation")
@@ -232,7 +244,7 @@ def finish(database: Database, run: Run) -> None:
             "SELECT count(*) FROM roir.segment WHERE generation_id = %(generation)s AND status <> 'sealed'",
             {"generation": row.generation_id},
         ).scalar_one()
-        if left or not physical.is_sealed(connection, row.generation_id):
+        if left != (refused if census else 0) or not (left or physical.is_sealed(connection, row.generation_id)):
             raise InvariantViolated(f"index {run.index}: {left} segments are not sealed yet; resume the operation")
         operations.tick(connection, run.operation_id, run.epoch)
         operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)

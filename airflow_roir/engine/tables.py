@@ -13,12 +13,14 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Computed,
     DateTime,
     Double,
     ForeignKey,
     Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Numeric,
     SmallInteger,
@@ -363,6 +365,7 @@ verification = Table(
     _now("started_at"),
     _moment("finished_at"),
     Column("damaged", BigInteger, nullable=False, server_default="0"),
+    Column("duplicate", BigInteger, nullable=False, server_default="0"),
     CheckConstraint("mode IN ('only', 'before', 'after')", name="mode"),
     CheckConstraint("(complete IS NULL) = (finished_at IS NULL)", name="complete"),
 )
@@ -412,9 +415,9 @@ discrepancy = Table(
     # mended: put right. gone: right by itself when it was looked at again, under a lock. Null: as it was.
     Column("outcome", Text),
     _moment("mended_at"),
-    # Of what is damaged: what was seen, where, and what a person must do.
+    # Of what is damaged, or a duplicate: what was seen, where, and what a person must do.
     Column("detail", Text),
-    CheckConstraint("kind IN ('missing', 'extra', 'different', 'corrupt', 'damaged')", name="kind"),
+    CheckConstraint("kind IN ('missing', 'extra', 'different', 'corrupt', 'damaged', 'duplicate')", name="kind"),
     CheckConstraint("outcome IN ('mended', 'gone')", name="outcome"),
 )
 Index("discrepancy_unit", discrepancy.c.verification_id, discrepancy.c.unit_id)
@@ -436,6 +439,15 @@ duplicate = Table(
     Column("phase", Text, nullable=False),
     Column("found_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     _moment("healed_at"),
+    # A group is found by it: the key itself may be longer than an index takes.
+    Column("key_hash", BigInteger, Computed("jsonb_hash_extended(shared_key, 0)", persisted=True), nullable=False),
+)
+Index(
+    "duplicate_group",
+    duplicate.c.operation_id,
+    duplicate.c.key_hash,
+    duplicate.c.id,
+    postgresql_include=["healed_at"],
 )
 Index(
     "duplicate_one",
@@ -444,4 +456,26 @@ Index(
     duplicate.c.primary_key,
     unique=True,
     postgresql_where=text("healed_at IS NULL"),
+)
+
+# The hashes of the keys in a segment that is being built, as far as they are read (docs/architecture.md#early).
+early_hashes = Table(
+    "early_hashes",
+    metadata,
+    _id(),
+    Column("generation_id", BigInteger, ForeignKey(generation.c.id), nullable=False),
+    Column("segment", Integer, nullable=False),
+    # Of the parts of a segment, in the order in which they were read. Two readers can't have the same.
+    Column("number", Integer, nullable=False),
+    # Of this file all rows before the settled block are in these parts; of those before its end what the snapshot sees.
+    Column("filenode", BigInteger, nullable=False),
+    Column("end_block", BigInteger, nullable=False),
+    Column("settled_block", BigInteger, nullable=False),
+    Column("snapshot", Text, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    # The duplicates that this part made are written down.
+    Column("looked", Boolean, nullable=False, server_default=text("false")),
+    # Eight bytes each, as the server sends an int8.
+    Column("hashes", LargeBinary, nullable=False),
+    UniqueConstraint("generation_id", "segment", "number"),
 )

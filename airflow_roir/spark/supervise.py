@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import build, seal
 from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, show_spark_ui, start_run
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
-from airflow_roir.errors import OperationFailed, OperationPaused, RoirError, SparkFailed, WorkerFailed
+from airflow_roir.errors import DuplicatesFound, OperationFailed, OperationPaused, RoirError, SparkFailed, WorkerFailed
 from airflow_roir.operation import Phase, Status
 from airflow_roir.quantity import counted, duration
 from airflow_roir.spark.driver_process import SPARK_IS_UP
@@ -126,6 +127,25 @@ class _PhaseOnSpark:
             # The rest is told when the options are given.
             for line in slow(row, 0, cores=self._spark.shared_cores):
                 self._news.say(line)
+        is_build = self._phase == Phase.BUILD
+        with detecting(self._database, self._run, self._news.say) if is_build else nullcontext():
+            row = self._work()
+        self._news.pieces(last=True)
+        if row.status == Status.PAUSED:
+            raise OperationPaused(f"index {self._run.index}: paused by {row.paused_by}: {row.pause_reason}")
+        if row.status == Status.FAILED:
+            raise OperationFailed(f"index {self._run.index}: {row.error}")
+        try:
+            self._database.retry(lambda: ENGINE[self._phase].finish(self._database, self._run))
+        except DuplicatesFound:
+            self._news.duplicates(again=True)
+            raise
+        # Of all its stretches, as the status tells it: a clock of this one would count Spark's start, too.
+        worked = _control(self._database, self._run).phase_seconds.get(self._phase.value, 0)
+        self._news.say(f"done, worked {duration(worked)}")
+
+    def _work(self) -> Any:
+        """Until nothing is left, or the operation isn't running: its row then."""
         while True:
             try:
                 self._supervise()
@@ -138,16 +158,7 @@ class _PhaseOnSpark:
             row = _control(self._database, self._run)
             # Paused, and resumed while its workers still left: this run works on.
             if row.status != Status.RUNNING or row.phase != self._phase or not self._work_left().undone:
-                break
-        self._news.pieces(last=True)
-        if row.status == Status.PAUSED:
-            raise OperationPaused(f"index {self._run.index}: paused by {row.paused_by}: {row.pause_reason}")
-        if row.status == Status.FAILED:
-            raise OperationFailed(f"index {self._run.index}: {row.error}")
-        self._database.retry(lambda: ENGINE[self._phase].finish(self._database, self._run))
-        # Of all its stretches, as the status tells it: a clock of this one would count Spark's start, too.
-        worked = _control(self._database, self._run).phase_seconds.get(self._phase.value, 0)
-        self._news.say(f"done, worked {duration(worked)}")
+                return row
 
     def _supervise(self) -> None:
         workers = self._workers

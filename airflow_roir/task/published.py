@@ -19,7 +19,7 @@ SELECT i.schema_name, i.name, n.nspname AS source_schema, c.relname AS source_na
   LEFT JOIN pg_class c ON c.oid = i.source_oid::oid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE o.id = %(operation)s
 """
-COUNTS = ("rows", "missing", "extra", "different", "corrupt", "damaged", "mended")
+COUNTS = ("rows", "missing", "extra", "different", "corrupt", "damaged", "duplicate", "mended")
 
 
 def published_facts(database: Database, operation_id: int) -> dict[str, Any]:

@@ -106,6 +106,9 @@ BEGIN
     PERFORM roir.refresh_view(g.id)
        FROM pg_temp.restored r JOIN roir.generation g ON g.index_id = r.index AND g.status = 'active'
       WHERE EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id = g.id AND p.status <> 'present');
+    -- A transaction of another server.
+    UPDATE roir.generation g SET looked_xid = NULL FROM pg_temp.restored r
+     WHERE g.index_id = r.index AND g.looked_xid IS NOT NULL;
     -- Its ranges name leaves by their old oids, and what went on in the first database nobody knows here.
     UPDATE roir.operation o
        SET status = 'failed', error = 'the database was restored from a dump while it was unfinished',

@@ -184,6 +184,26 @@ CREATE TABLE roir.duplicate (
     segment integer,
     phase text NOT NULL,
     found_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    healed_at timestamptz
+    healed_at timestamptz,
+    -- A group is found by it: the key itself may be longer than an index takes.
+    key_hash bigint NOT NULL GENERATED ALWAYS AS (jsonb_hash_extended(shared_key, 0)) STORED
 );
+CREATE INDEX duplicate_group ON roir.duplicate (operation_id, key_hash, id) INCLUDE (healed_at);
 CREATE UNIQUE INDEX duplicate_one ON roir.duplicate (operation_id, key, primary_key) WHERE healed_at IS NULL;
+
+CREATE TABLE roir.early_hashes (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    generation_id bigint NOT NULL REFERENCES roir.generation (id),
+    segment integer NOT NULL,
+    number integer NOT NULL,
+    filenode bigint NOT NULL,
+    end_block bigint NOT NULL,
+    settled_block bigint NOT NULL,
+    snapshot text NOT NULL,
+    rows bigint NOT NULL,
+    looked boolean NOT NULL DEFAULT false,
+    hashes bytea NOT NULL,
+    UNIQUE (generation_id, segment, number)
+);
+-- They don't compress.
+ALTER TABLE roir.early_hashes ALTER COLUMN hashes SET STORAGE EXTERNAL;

@@ -23,6 +23,7 @@ CREATE TABLE roir.verification (
     started_at timestamptz NOT NULL DEFAULT now(),
     finished_at timestamptz,
     damaged bigint NOT NULL DEFAULT '0',
+    duplicate bigint NOT NULL DEFAULT '0',
     CONSTRAINT verification_complete CHECK ((complete IS NULL) = (finished_at IS NULL))
 );
 CREATE INDEX verification_index_id_idx ON roir.verification (index_id);
@@ -53,13 +54,14 @@ CREATE TABLE roir.verification_unit (
     UNIQUE (verification_id, stage, ordinal)
 );
 
--- Kind damaged: what heap and index of a table disagree about, so that lookups can't explain it.
+-- Kind damaged: what heap and index of a table disagree about, so that lookups can't explain it. Kind duplicate: a row that
+-- has no entry in a unique index, since another row has its key; that one's entry is in entry_values.
 CREATE TABLE roir.discrepancy (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     verification_id bigint NOT NULL REFERENCES roir.verification (id),
     unit_id bigint NOT NULL,
     kind text NOT NULL CONSTRAINT discrepancy_kind
-        CHECK (kind IN ('missing', 'extra', 'different', 'corrupt', 'damaged')),
+        CHECK (kind IN ('missing', 'extra', 'different', 'corrupt', 'damaged', 'duplicate')),
     key jsonb NOT NULL,
     primary_key jsonb NOT NULL,
     source_values jsonb,

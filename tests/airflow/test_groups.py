@@ -128,7 +128,7 @@ def test_a_publish_tells_what_was_built_and_from_what(shop: Any, dsn: str, monke
     monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", json.dumps({"conn_type": "postgres"} | shop.fields))
     run = steps.make_index(Database(dsn), 'public."Item ""K"', "public.item", "kind", verify="after")
     facts = published_facts(Database(dsn), run.operation_id)
-    counts = {"missing": 0, "extra": 0, "different": 0, "corrupt": 0, "damaged": 0, "mended": 0}
+    counts = {"missing": 0, "extra": 0, "different": 0, "corrupt": 0, "damaged": 0, "duplicate": 0, "mended": 0}
     assert facts.pop("seconds") >= 0
     assert facts == {
         "index": 'public."Item ""K"',

@@ -112,6 +112,14 @@ class Ground:
         self.fillings = 0
         self.count = Count()
 
+    def rows(self, table: str, slot: int) -> Rows:
+        """Where a play takes place, and what its statements are."""
+        return Rows(table, slot)
+
+    def fill(self, table: str, slots: int = SLOTS) -> str:
+        """SQL that puts the rows of all slots back."""
+        return fill(table, slots)
+
     def run(self, statements: str) -> None:
         self.cursor.execute(statements)
 
@@ -158,7 +166,7 @@ class Ground:
         """Play schedules whose outcomes on the twin are known, in one mode; returns what went wrong."""
         self.refill(mode)
         table = self.stages[mode].job.source.sql
-        plays = [self._play(schedule, Rows(table, slot)) for slot, schedule in enumerate(schedules)]
+        plays = [self._play(schedule, self.rows(table, slot)) for slot, schedule in enumerate(schedules)]
         return self.judge(plays, twins, self.wrong(mode), mode)
 
     def wrong(self, mode: str) -> dict[int, list[str]]:
@@ -197,9 +205,9 @@ class Ground:
                 continue
             slot = next(slots)
             if slot == 0:
-                self.run(fill(TWIN))
+                self.run(self.fill(TWIN))
                 self.vacuum()
-            play = self._play(schedule, Rows(TWIN, slot))
+            play = self._play(schedule, self.rows(TWIN, slot))
             if play.impossible:
                 self.count.impossible += 1
                 dead.add((schedule.transactions, play.prefix))
@@ -242,8 +250,8 @@ class Ground:
             if one.error == SERIALIZATION_FAILURE and twin.get(turn, one).error != SERIALIZATION_FAILURE
         }:
             refused |= more
-            self.run(fill(TWIN, SLOTS + 1))
-            twin = self._play(play.schedule, Rows(TWIN, SLOTS), refused).outcomes
+            self.run(self.fill(TWIN, SLOTS + 1))
+            twin = self._play(play.schedule, self.rows(TWIN, SLOTS), refused).outcomes
         for turn, one in play.outcomes.items():
             expected = twin[turn].error if turn in twin else None
             if one.error not in (expected, SERIALIZATION_FAILURE, *late) and not (

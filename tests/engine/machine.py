@@ -84,9 +84,9 @@ class Machine(RuleBasedStateMachine):
         run_sql(
             dsn,
             f"CREATE TABLE {self.table} {self.table_of}",
-            f"INSERT INTO {self.table} SELECT i, (i % 3)::text, i FROM generate_series(1, {ROWS}) i",
+            self._rows(),
         )
-        self.users = Users(dsn, self.table, self.index)
+        self.users = self._make_users(dsn)
         self.disturber = Disturber(self.database, self.users)
         # What the machine itself looks at: never disturbed.
         self.connection = Database(dsn, "roir machine").engine.connect()
@@ -96,6 +96,12 @@ class Machine(RuleBasedStateMachine):
         self._begin(created=True)
         self._take_up()
         self._look()
+
+    def _rows(self) -> str:
+        return f"INSERT INTO {self.table} SELECT i, (i % 3)::text, i FROM generate_series(1, {ROWS}) i"
+
+    def _make_users(self, dsn: str) -> Users:
+        return Users(dsn, self.table, self.index)
 
     @initialize(published=st.integers(0, 2), phases=st.integers(0, 4))
     def start(self, published: int, phases: int) -> None:
@@ -351,12 +357,16 @@ class Machine(RuleBasedStateMachine):
             worker.connection.close()
         try:
             while self.row.status not in (Status.COMPLETED, Status.ABORTED):
-                self._advance(whole=True)
+                self._finish()
                 self._look()
             self.is_right()
         finally:
             self.connection.close()
             self.disturber.close()
+
+    def _finish(self) -> None:
+        """What is left of a phase, where nothing comes between."""
+        self._advance(whole=True)
 
 
 class BlockMachine(Machine):

@@ -17,6 +17,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.conftest import run_sql
 from tests.engine import variants
 from tests.engine.machine import FILLER, BlockMachine, IndexMachine, KeptSessions, Machine
+from tests.engine.unique_machine import EqualNullsMachine, UniqueMachine
 from tests.engine.users import TOUCH
 from tests.engine.variants import FOUND, Variant
 
@@ -82,6 +83,16 @@ def run_machine(
 def test_the_index_is_right_whatever_comes_between(dsn: str, machine: type[Machine]) -> None:
     reached = run_machine(dsn, EXAMPLES or (7 if machine is Machine else 3), machine=machine)
     assert machine is not Machine or set(reached) >= REACHED
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [pytest.param(UniqueMachine, marks=pytest.mark.slow), pytest.param(EqualNullsMachine, marks=pytest.mark.sweep)],
+)
+def test_a_unique_index_is_right_whatever_comes_between(dsn: str, machine: type[Machine]) -> None:
+    """It says of each duplicate that it is one, doesn't switch with one, and refuses all from then on."""
+    reached = run_machine(dsn, EXAMPLES or 10, machine=machine)
+    assert {*REACHED, "duplicates found", "refused"} - {"rebuild, aborted"} <= set(+reached)
 
 
 @pytest.mark.soak

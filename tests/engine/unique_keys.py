@@ -110,6 +110,7 @@ class Menu:
     chance: random.Random
     # No ON CONFLICT asks for a deferrable one.
     deferrable: bool = False
+    more: tuple[Template, ...] = ()
 
     def id(self) -> int:
         return 1 + self.chance.randrange(IDS)
@@ -143,6 +144,8 @@ class Menu:
         templates = [one for one in TEMPLATES if not (self.kind.single and one in SEVERAL)]
         if self.deferrable:
             templates = [one for one in templates if one not in ARBITERS] + list(SWAPS) * 2
+        if self.more and self.chance.random() < 0.5:
+            templates = list(self.more)
         return self.chance.choice(templates)(self)
 
 
@@ -339,6 +342,33 @@ def shift_primary_keys(m: Menu) -> str:
     return f"UPDATE t SET id = id + 1, {m.put(m.kind.number + ' + 1')} WHERE {m.span()}"
 
 
+# Of the table p (n), which the first column of a key refers to.
+
+
+def move_a_parent(m: Menu) -> str:
+    return f"UPDATE p SET n = n + 50 WHERE n = {m.chance.randrange(3)}"
+
+
+def move_parents_back(m: Menu) -> str:
+    return "UPDATE p SET n = n - 50 WHERE n >= 50"
+
+
+def delete_a_parent(m: Menu) -> str:
+    return f"DELETE FROM p WHERE n = {m.chance.randrange(1, 4)}"
+
+
+def insert_parents(m: Menu) -> str:
+    return "INSERT INTO p SELECT generate_series(0, 30) ON CONFLICT DO NOTHING"
+
+
+def child_and_parent_at_once(m: Menu) -> str:
+    parent = f"UPDATE p SET n = n + 50 WHERE n = {m.chance.randrange(3)} RETURNING n"
+    return f"WITH a AS ({parent}) UPDATE t SET {m.put(m.number())} WHERE id = {m.id()}"
+
+
+OF_PARENTS: tuple[Template, ...] = (
+    move_a_parent, move_parents_back, delete_a_parent, insert_parents, insert_parents, child_and_parent_at_once,
+)  # fmt: skip
 SEVERAL = (
     shift_up, shift_down, shift_all, swap, rotate, one_key_for_several, write_the_same_key, move_and_shift,
     change_both_keys, merge, insert_what_is_deleted, swap_by_two_updates, update_and_insert, move, upsert_another_key,
@@ -346,7 +376,17 @@ SEVERAL = (
 )  # fmt: skip
 ARBITERS = (insert_or_nothing, upsert, upsert_another_key, upsert_what_is_included)
 SWAPS = (swap_primary_keys, shift_primary_keys)
-IN_BLOCKS = (insert, insert_several, upsert, delete, change_a_key, shift_up, swap, move_and_change_the_key, delete_by_key)
+IN_BLOCKS = (
+    insert,
+    insert_several,
+    upsert,
+    delete,
+    change_a_key,
+    shift_up,
+    swap,
+    move_and_change_the_key,
+    delete_by_key,
+)
 TEMPLATES: tuple[Template, ...] = (
     insert, insert, insert, insert_several, insert_a_query, insert_or_nothing, upsert, upsert, upsert_another_key,
     upsert_what_is_included, delete, delete, delete_by_key, delete_several, delete_nothing, change_a_key, change_a_key,

@@ -92,8 +92,12 @@ class Users:
             waited = isinstance(error, psycopg2.errors.LockNotAvailable)
             assert not waited or disturbing or self._open(session), "a user's statement waits for nobody's (I6)"
             session.rollback()
+            self.met(error)
         if write.commit:
             self.commit(write.session)
+
+    def met(self, error: psycopg2.Error) -> None:
+        """Something that a user's statement may meet; all that there is to say of it."""
 
     def commit(self, number: int) -> None:
         with suppress(*EXPECTED):

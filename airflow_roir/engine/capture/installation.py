@@ -195,7 +195,7 @@ def _hand_over(connection: Connection, source: Source, generations: list[Target]
         if segments is not None:
             execute(connection, f"GRANT SELECT, UPDATE, DELETE ON {segments} TO {owner}")
     if any(target.entry.enforced for target in generations):
-        execute(connection, f"GRANT EXECUTE ON FUNCTION roir.note_taken(bigint) TO {owner}")
+        execute(connection, f"GRANT EXECUTE ON FUNCTION roir.note_taken(bigint, oid, tid) TO {owner}")
     for name, needed in _needed(generations):
         asked = {"owner": source.owner, "name": name, "rights": list(needed)}
         if not execute(connection, GRANTED, asked).scalar_one():

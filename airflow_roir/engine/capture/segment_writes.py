@@ -67,7 +67,7 @@ def update_in_place(target: Target, put: list[str]) -> list[str]:
     entry = target.entry
     # A unique index has no upsert: `put` inserts in vain, reads the holder and updates, both planned anew each time.
     bounds = _bounds(target, MOST_SEGMENTS if entry.enforced else MOST_UPDATED_SEGMENTS)
-    if not entry.included_positions or bounds is None and not entry.enforced:
+    if not entry.included_positions or (bounds is None and not entry.enforced):
         return put
     values = zip(entry.physical(), entry.source_columns("NEW"), strict=True)
     assigned = ", ".join(f"{name} = {value}" for name, value in values)

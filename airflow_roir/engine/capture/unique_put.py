@@ -68,13 +68,12 @@ def _of_base(source: Source, target: Target, record: str, into: str) -> list[str
         # Not DO UPDATE, which would lock the holder's entry: its own transaction may need that while we wait for it.
         f"  INSERT INTO {base} {into} ON CONFLICT ({', '.join(entry.physical(entry.key_positions))}) DO NOTHING;",
         "  EXIT WHEN FOUND;",
-        f"  SELECT {holder} INTO holder FROM {base} b WHERE {key};",
+        f"  SELECT {holder}, b.tableoid AS place, b.ctid AS spot INTO holder FROM {base} b WHERE {key};",
         "  CONTINUE WHEN NOT FOUND;",
         f"  taken := NOT ({ours});",
         "  IF taken THEN",
         *indent(_ask(source, target, record), 2),
-        *indent(_forget_holder(target, record), 2),
-        f"    PERFORM roir.note_taken({target.generation_id});",
+        f"    PERFORM roir.note_taken({target.generation_id}, holder.place, holder.spot);",
         "  END IF;",
         f"  UPDATE {base} b SET {assigned} WHERE {key} AND {held};",
         "  IF FOUND THEN",
@@ -86,15 +85,6 @@ def _of_base(source: Source, target: Target, record: str, into: str) -> list[str
         "  END IF;",
         "END LOOP;",
     ]
-
-
-def _forget_holder(target: Target, record: str) -> list[str]:
-    """The holder's row in the delta goes before its entry in the base is taken over: a fold step locks like that."""
-    if target.mode != DIRECT:
-        return []
-    delta = physical.delta(target.generation_id)
-    key, holder = _key_is(target, record, "d."), _rest_is(target, _of_holder(target), "d.")
-    return [f"DELETE FROM {delta} d WHERE {key} AND {holder};"]
 
 
 def _ask(source: Source, target: Target, record: str) -> list[str]:

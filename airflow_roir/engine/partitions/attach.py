@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.definition import argument
 from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts
 from airflow_roir.engine.old_snapshots import holders
-from airflow_roir.engine.partitions import copy_rows
+from airflow_roir.engine.partitions import copy_rows, remove_entries, unique_rows
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import AttachDisturbed, InvalidInput, LockNotAcquired
+from airflow_roir.engine.source import Source
+from airflow_roir.errors import AttachDisturbed, DuplicatesFound, InvalidInput, LockNotAcquired
 
 # How long to try to open a table again that can't be attached.
 GIVE_UP_PATIENCE_S = 10.0
@@ -26,7 +29,8 @@ SELECT EXISTS (SELECT FROM roir.source_partition WHERE relation = %(partition)s 
     OR EXISTS (SELECT FROM pg_trigger WHERE tgrelid = %(partition)s AND tgname = 'roir_joining')
 """
 TARGETS = """
-SELECT p.id, p.generation_id, g.entry FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
+SELECT p.id, p.generation_id, g.entry, format('%%I.%%I', i.schema_name, i.name) AS index_name
+  FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id JOIN roir.index i ON i.id = g.index_id
  WHERE p.relation = %(partition)s AND p.status = 'joining' AND g.status <> 'dropped' ORDER BY p.generation_id
 """
 VIEWS = (
@@ -48,8 +52,9 @@ def attach_partition(
     bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. From the first step on `partition` refuses writes;
     its rows' entries are copied in batches, and stay hidden until the last step attaches it. Call the function again
     after a crash: it continues. `roir.cancel_attach` cancels the attach. Works in every phase of an operation. Raises
-    NotFound; InvalidInput (the table can't become that partition, and takes writes again); LockNotAcquired (the table
-    still refuses writes; call again to continue).
+    NotFound; InvalidInput (the table can't become that partition, and takes writes again); DuplicatesFound (likewise:
+    its rows share keys of a unique index with each other or with the source; all are in roir.duplicate);
+    LockNotAcquired (the table still refuses writes; call again to continue).
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -83,10 +88,23 @@ def attach_partition(
                 for target in targets:
                     entry, generation = Entry.from_json(target.entry), target.generation_id
                     copied += copy_rows.bring_in(database, source, generation, entry, oid, target.id, patience_s)
+                with database.transaction() as connection:
+                    for target in targets:
+                        unique_rows.forget(connection, target.generation_id)
                 _wait_for_older_snapshots(database, report, patience_s)
             except AttachDisturbed as disturbed:
                 # The last step sees that, too.
                 report(f"{disturbed}; they are copied again")
+            except unique_rows.Collision:
+                if message := _collisions(database, source, targets, oid):
+                    try:
+                        _give_up(database, [*source.relations, oid], name.sql)
+                    except LockNotAcquired as error:
+                        raise LockNotAcquired(f"{message}. {error}") from error
+                    _take_copies_away(database, oid, report)
+                    raise DuplicatesFound(f"{message}. The attach was cancelled: {name} takes writes again") from None
+                # They are healed by now.
+                continue
             if attempts.run(finish, report, [parent.sql, name.sql, *views]):
                 return copied
     except DBAPIError as error:
@@ -97,6 +115,33 @@ def attach_partition(
                 raise InvalidInput(f"{reason}. The attach was cancelled: {name} takes writes again") from None
             raise InvalidInput(said(error)) from None
         raise
+
+
+def _collisions(database: Database, source: Source, targets: Sequence[Row[Any]], oid: int) -> str:
+    """Write down which rows share keys of unique indexes; what to say of them, '' if none do."""
+    said = []
+    for target in targets:
+        entry, generation = Entry.from_json(target.entry), target.generation_id
+        groups, rows, first = copy_rows.record_collisions(database, source, generation, entry, oid)
+        if groups:
+            more = "" if groups == len(first) else f"; and {groups - len(first)} more"
+            said.append(
+                f"index {target.index_name}: {rows} rows would share {groups} {'key' if groups == 1 else 'keys'} "
+                f"of the unique index: {'; '.join(first)}{more}. roir duplicates {argument(target.index_name)} "
+                "lists them"
+            )
+    return ". ".join(said)
+
+
+def _take_copies_away(database: Database, oid: int, report: Callable[[str], None]) -> None:
+    """What was copied until then. It is hidden; what can't be removed now a clean-up removes."""
+    try:
+        with database.transaction() as connection:
+            rows = [row for row in remove_entries.leaving(connection) if row.relation == oid]
+        for row in rows:
+            remove_entries.remove(database, row, report, GIVE_UP_PATIENCE_S)
+    except LockNotAcquired as error:
+        report(str(error))
 
 
 def _give_up(database: Database, relations: Sequence[int], name: str) -> bool:

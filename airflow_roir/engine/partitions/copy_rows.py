@@ -18,6 +18,7 @@ from airflow_roir.engine.capture.target import ACTIVE, CAPTURE
 from airflow_roir.engine.database import Database, execute, retry, to_json
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import check_name, lock_table, telling_of_names
+from airflow_roir.engine.partitions import unique_rows
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import AttachDisturbed
@@ -44,7 +45,8 @@ def bring_in(
     """Copy the rows of `relation` (oid) after its watermark in `source_partition`; returns how many.
 
     Safe to kill and to repeat. patience_s: how long to try for locks that writers hold on its rows.
-    Raises AttachDisturbed if rows came into the bounds of a table that is being attached.
+    Raises AttachDisturbed if rows came into the bounds of a table that is being attached; Collision if keys of a
+    unique index that is enforced are other rows' (`record_collisions` lists them).
     """
     rows = 0
     while True:
@@ -103,7 +105,11 @@ def batch(
             types = owner.columns_of(connection, physical.base(generation_id))
             rest, bindings = owner.relation(connection, source, query, types, values, [name])
             columns = "r.*"
-        rows = _write(connection, generation_id, entry, mode, columns, rest, bindings)
+        if entry.enforced and mode != CAPTURE:
+            given = unique_rows.Rows(relation, name, columns, rest, bindings)
+            rows = unique_rows.put(connection, source, generation_id, entry, mode, given)
+        else:
+            rows = _write(connection, generation_id, entry, mode, columns, rest, bindings)
         # Who wrote such an entry before us has committed, since we waited, and whoever comes later writes it anew.
         if execute(connection, DISTURBED, {"id": joining_id}).scalar_one():
             raise AttachDisturbed(
@@ -118,6 +124,23 @@ def batch(
         execute(connection, ADVANCE, moved)
         check_name(connection, name, relation)
         return rows
+
+
+def record_collisions(
+    database: Database, source: Source, generation_id: int, entry: Entry, relation: int, first: int = 3
+) -> tuple[int, int, list[str]]:
+    """Write down all groups of rows of a partition that came which share a key, with each other or with the source's.
+
+    In place of those of an earlier attempt. Returns how many keys and rows there are, and the first of them in words.
+    """
+    with telling_of_names(), database.transaction() as connection:
+        unique_rows.forget(connection, generation_id)
+        mode = installation.mode(connection, generation_id)
+        if not entry.enforced or mode == CAPTURE:
+            return 0, 0, []
+        name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
+        unique_rows.record(connection, source, generation_id, entry, mode, relation, name)
+        return unique_rows.recorded(connection, generation_id, first)
 
 
 def _write(

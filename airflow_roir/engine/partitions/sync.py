@@ -8,17 +8,18 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from airflow_roir.definition import argument
 from airflow_roir.engine import catalog, operations, view
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts, telling_of_names
-from airflow_roir.engine.partitions import changes, copy_rows, remove_entries
+from airflow_roir.engine.partitions import changes, copy_rows, remove_entries, unique_rows
 from airflow_roir.engine.partitions.changes import Change
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
-from airflow_roir.errors import NotFound
+from airflow_roir.errors import DuplicatesFound, NotFound
 
 GENERATIONS = """
 SELECT g.id, g.index_id, g.entry, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
@@ -85,7 +86,7 @@ def sync_partitions(
     """Remove the entries of partitions that are gone, copy the rows of those that came with rows.
 
     For every index of the table and in every phase of an operation, which can then be resumed. Safe to kill and to
-    repeat. Raises NotFound, LockNotAcquired.
+    repeat. Raises NotFound, LockNotAcquired; DuplicatesFound if rows that came share keys of a unique index.
     """
     with database.transaction() as connection:
         check_schema(connection)
@@ -137,6 +138,19 @@ def _forget(sync: _Sync, generation: Row[Any], change: Change) -> None:
     sync.attempts(shown, generation).run(body, sync.report, [shown])
 
 
+def _collisions(sync: _Sync, generation: Row[Any], entry: Entry, change: Change) -> DuplicatesFound:
+    """Its rows are in the table already: somebody must change or delete some of those that share a key."""
+    groups, rows, first = copy_rows.record_collisions(sync.database, sync.source, generation.id, entry, change.relation)
+    index = operations.index_name(generation)
+    return DuplicatesFound(
+        f"index {index}: partition {change.name} was attached without roir, and {rows} rows share {groups} "
+        f"{'key' if groups == 1 else 'keys'} of the unique index: {'; '.join(first)}"
+        f"{'' if groups == len(first) else f'; and {groups - len(first)} more'}. roir duplicates {argument(index)} "
+        "lists them. Until they are healed the index lacks rows of that partition; then: roir sync-partitions "
+        f"{argument(sync.source.name)}"
+    )
+
+
 def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
     entry = Entry.from_json(generation.entry)
     values = {"generation": generation.id, "source": sync.source.oid, "relation": change.relation}
@@ -147,9 +161,14 @@ def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
             found = execute(connection, JOINING, values).scalar_one()
     added = 0
     if found is not None:
-        added = copy_rows.bring_in(
-            sync.database, sync.source, generation.id, entry, change.relation, found, sync.patience_s
-        )
+        try:
+            added = copy_rows.bring_in(
+                sync.database, sync.source, generation.id, entry, change.relation, found, sync.patience_s
+            )
+        except unique_rows.Collision:
+            raise _collisions(sync, generation, entry, change) from None
+        with sync.database.transaction() as connection:
+            unique_rows.forget(connection, generation.id)
 
     def body(connection: Connection) -> None:
         execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": found})

@@ -115,6 +115,7 @@ def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
         marks.forgive(connection, last.generation_id)
     said = f"{last.rows} rows: missing {last.missing}, extra {last.extra}, different {last.different}"
     said += f", damaged {last.damaged}" if last.damaged else ""
+    said += f", duplicate {last.duplicate}" if last.duplicate else ""
     operations.record_event(connection, row.index_id, row.id, run.owner, "verified", said)
 
 

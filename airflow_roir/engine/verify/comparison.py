@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
+from airflow_roir.definition import argument
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.entry import Entry, EntryColumn, is_null
 from airflow_roir.engine.source import Source
@@ -175,33 +176,83 @@ SELECT bucket FROM (
 
 
 def missing_or_different(
-    source: Source, entry: Entry, generation_id: int, leaf: str, where: str, with_delta: bool
+    source: Source, entry: Entry, generation_id: int, leaf: str, where: str, with_delta: bool, index: str
 ) -> tuple[str, str]:
-    """Source rows without their entry, or with another one; see `recorded`. where: over the leaf, alias `r`."""
+    """Source rows without their entry, or with another one; see `recorded`. where: over the leaf, alias `r`.
+
+    In a unique index a row whose key is another row's, which has the entry, is a duplicate.
+    """
     values = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(of_source(entry, "r")))
     base = lookup(entry, physical.base(generation_id), "true AS present")
+    stores = [physical.base(generation_id)]
     if with_delta:
         # The base, overridden by the delta (I3). A ghost says nothing.
+        delta_of = f"(SELECT * FROM {physical.delta(generation_id)} WHERE state"
         delta = lookup(
             entry,
-            f"(SELECT * FROM {physical.delta(generation_id)} WHERE state <> '{EntryState.GHOST.value}')",
+            f"{delta_of} <> '{EntryState.GHOST.value}')",
             f"b.state = '{EntryState.REGULAR.value}' AS present",
         )
+        stores.append(f"{delta_of} = '{EntryState.REGULAR.value}')")
         base = (
             f"SELECT * FROM (SELECT 1 AS place, d.* FROM ({delta}) d UNION ALL SELECT 2, e.* FROM ({base}) e) x "
             "ORDER BY place LIMIT 1"
         )
     ours, theirs = (f"ROW({', '.join(entry.physical(prefix=prefix))})::record" for prefix in ("s.", "e."))
+    other, detail, missing, joined = texts(entry, "e."), "NULL::text", "'missing'", ""
+    if entry.enforced:
+        found = " UNION ALL ".join(holders(entry, store, "true AS present") for store in stores)
+        joined = (
+            f"LEFT JOIN LATERAL (SELECT * FROM ({found}) h WHERE e.present IS NOT TRUE "
+            f"AND EXISTS (SELECT FROM {source.sql} o WHERE {entry.has_row('o', 'h.')}) LIMIT 1) h ON true"
+        )
+        other = f"CASE WHEN h.present THEN {texts(entry, 'h.')} ELSE {other} END"
+        detail = f"CASE WHEN h.present THEN {duplicate_of(entry, 'h.', index)} END"
+        missing = "CASE WHEN h.present THEN 'duplicate' ELSE 'missing' END"
     return recorded(
         entry,
         f"""
-        SELECT {", ".join(entry.physical(prefix="s."))}, {texts(entry, "e.")} AS other, NULL::text AS detail,
-               CASE WHEN e.present IS NOT TRUE THEN 'missing' WHEN {ours} *<> {theirs} THEN 'different' END AS kind
+        SELECT {", ".join(entry.physical(prefix="s."))}, {other} AS other, {detail} AS detail,
+               CASE WHEN e.present IS NOT TRUE THEN {missing} WHEN {ours} *<> {theirs} THEN 'different' END AS kind
           FROM (SELECT {values} FROM {leaf} r WHERE {where}) s
-          LEFT JOIN LATERAL ({base}) e ON true""",
+          LEFT JOIN LATERAL ({base}) e ON true {joined}""",
         ours="source_values",
-        theirs="CASE WHEN kind = 'different' THEN other END",
+        theirs="CASE WHEN kind <> 'missing' THEN other END",
     )
+
+
+def holders(entry: Entry, table: str, first: str) -> str:
+    """SELECT of the entries that have the key of the outer row `s` and another primary key; as `lookup`.
+
+    Of a unique index, by it: in one table there is one at the most.
+    """
+    apart = entry.apart_positions
+    nullable = [i for i in entry.nullable_positions if i in entry.key_positions and i not in apart][:MOST_NULLABLE]
+    ours = " AND ".join(entry.same_column(i, f"b.c{i + 1}", f"s.c{i + 1}", False) for i in entry.rest_positions)
+    arms = []
+    for pattern in product((False, True), repeat=len(nullable)):
+        nulls = dict(zip(nullable, pattern, strict=True)) | dict.fromkeys(apart, False)
+        key = [entry.same_column(i, f"b.c{i + 1}", f"s.c{i + 1}", nulls.get(i)) for i in entry.key_positions]
+        key += [is_null(f"s.c{i + 1}") for i, null in nulls.items() if null]
+        columns = ", ".join(entry.physical(prefix="b."))
+        arms.append(f"SELECT {first}, {columns} FROM {table} b WHERE {' AND '.join(key)} AND ({ours}) IS NOT TRUE")
+    return " UNION ALL ".join(arms)
+
+
+def duplicate_of(entry: Entry, prefix: str, index: str) -> str:
+    """SQL for what is said of a row whose key another one has. prefix: `alias.` of the other's identity."""
+    # One may be called anything: a per cent sign would be taken for a place to bind at.
+    said, parts = "row ", []
+    for i in entry.identity_positions:
+        if entry.columns[i].primary_key:
+            parts += [said + entry.columns[i].source + " ", text(entry.columns[i], f"{prefix}c{i + 1}")]
+            said = ", "
+    parts.append(
+        " has this key, too. Change or delete rows until each key is left once, then: "
+        f"roir verify {argument(index)} --repair"
+    )
+    literals = [literal(part).replace("%", "' || chr(37) || '") if n % 2 == 0 else part for n, part in enumerate(parts)]
+    return f"({' || '.join(f'({part})' for part in literals)})"
 
 
 def extra(
@@ -313,6 +364,13 @@ def lookup(entry: Entry, table: str, first: str) -> str:
         of_this_pattern = [is_null(f"s.c{i + 1}") for i, null in nulls.items() if null]
         arms.append(head + " AND ".join([entry.equal("b.", "s.", nulls), *of_this_pattern]))
     return " UNION ALL ".join(arms) + " LIMIT 1"
+
+
+# The names that the types of entries have now.
+TYPES = """
+SELECT format_type(atttypid, -1) FROM pg_attribute
+ WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
 
 
 def recorded_identity(entry: Entry, alias: str, types: Sequence[str]) -> list[str]:

@@ -3,6 +3,9 @@
 A row that lacks its entry, or has another one, is locked first and looked at again: whoever writes to it next comes
 after the right entry. An entry without a row is locked first, then its row is looked for again with a later snapshot: a
 writer that brought such a row has either committed, and is seen, or waits for the lock and writes the entry again.
+
+In a unique index the key of a row that lacks its entry can be taken: by an entry without a row, which makes room in the
+same way, or by that of another row. Then both are left as they are: no user's row is ever deleted.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute, is_transient
+from airflow_roir.engine.entry import is_null
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import check_name
@@ -32,7 +36,7 @@ TRIES = 20
 UNMENDED = """
 SELECT id, kind FROM roir.discrepancy
  WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND outcome IS NULL
-   AND kind NOT IN ('corrupt', 'damaged')
+   AND kind NOT IN ('corrupt', 'damaged') AND (kind <> 'duplicate' OR %(first)s)
  ORDER BY id
 """
 OUTCOME = """
@@ -44,10 +48,12 @@ MISTAKEN = """
 UPDATE roir.discrepancy d SET kind = 'damaged', detail = %(said)s FROM {found}
  WHERE d.id = r.id AND d.kind = %(kind)s AND d.outcome IS NULL
 """
-TYPES = """
-SELECT format_type(atttypid, -1) FROM pg_attribute
- WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+# A row whose key another one has.
+DUPLICATE = """
+UPDATE roir.discrepancy d SET kind = 'duplicate', detail = r.detail, entry_values = coalesce(r.other, d.entry_values)
+  FROM {found} WHERE d.id = r.id AND d.kind IN ('missing', 'different', 'duplicate') AND d.outcome IS NULL
 """
+MISSING = "SELECT id FROM roir.discrepancy WHERE id = ANY (%(ids)s) AND kind = 'missing' AND outcome IS NULL"
 RECORDED = "SELECT id, key, primary_key FROM roir.discrepancy WHERE id = ANY (%(ids)s)"
 
 
@@ -68,7 +74,7 @@ class Mender:
         self.read = job.source
         # In the caller's transaction, if there is one.
         with connection.begin_nested() if connection.in_transaction() else connection.begin():
-            types = list(execute(connection, TYPES, {"base": self.base}).scalars())
+            types = list(execute(connection, comparison.TYPES, {"base": self.base}).scalars())
         recorded = comparison.recorded_identity(entry, "d", types)
         self.identity = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(recorded))
         self.row = entry.has_row("r", "s.")
@@ -96,20 +102,40 @@ class Mender:
         for kind, query, said in damage.mistaken(self.recorded, self.read, self.base, self.entry, self.job.run.index):
             item, values = self._asked(query, "id bigint", ids)
             execute(self.connection, MISTAKEN.format(found=item), {**values, "kind": kind, "said": said})
+        if self.entry.enforced:
+            self._find_pairs(ids)
         check_name(self.connection, self.source, self.read.oid)
+
+    def _find_pairs(self, ids: list[int]) -> None:
+        """Of rows that share a key of a unique index and all lack their entry, all but one are duplicates."""
+        missing = list(execute(self.connection, MISSING, {"ids": ids}).scalars())
+        entry = self.entry
+        firsts = ", ".join(f"first_value(s.c{i + 1}) OVER w AS c{i + 1}" for i in entry.identity_positions)
+        apart = " AND ".join(f"NOT {is_null(f's.c{i + 1}')}" for i in entry.apart_positions) or "true"
+        key = ", ".join(entry.physical(entry.key_positions, prefix="s."))
+        # As a window, since a join over NULLs that may be equal would compare each with each.
+        pairs = (
+            f"FROM (SELECT s.id, row_number() OVER w AS nth, {firsts} FROM {self.recorded} WHERE {apart} "
+            f"WINDOW w AS (PARTITION BY {key} ORDER BY s.id)) o "
+            "WHERE o.nth > 1"
+        )
+        if not self._ids(f"SELECT o.id {pairs}", missing):
+            return
+        detail = comparison.duplicate_of(entry, "o.", self.job.run.index)
+        self._are_duplicates(f"SELECT o.id, NULL::jsonb AS other, {detail} AS detail {pairs}", self._with_row(missing))
+
+    def _are_duplicates(self, query: str, ids: Iterable[int]) -> None:
+        item, values = self._asked(query, "id bigint, other jsonb, detail text", ids)
+        execute(self.connection, DUPLICATE.format(found=item), values)
 
     def put(self, ids: list[int]) -> list[int]:
         """Give rows their entries, in one transaction; returns those whose rows aren't there any more.
 
-        Rows that a writer holds are left as they are.
+        Rows that a writer holds are left as they are, and those whose key another row has.
         """
-        columns, read = ", ".join(self.entry.physical()), ", ".join(comparison.of_source(self.entry, "r"))
-        image = f"ROW({', '.join(self.entry.physical(prefix='e.'))})::record"
-        entry = comparison.lookup(self.entry, self.base, "true AS present")
         with self.connection.begin():
             self._wait_little()
             self._lock_source()
-            joined = f"FROM {self.recorded} JOIN {self.source} r ON {self.row}"
             held = "FOR NO KEY UPDATE SKIP LOCKED"
             if not self.trusted:
                 # As the owner no row stays locked: then all of them, for this transaction.
@@ -120,47 +146,111 @@ class Mender:
                 f"{held}) l"
             )
             locked = self._ids(rows, ids)
-            right = f"SELECT s.id {joined} CROSS JOIN LATERAL ({entry}) e WHERE ROW({read})::record *= {image}"
-            gone = self._ids(right, locked)
+            gone = self._right(locked)
             wrong = locked - gone
-            types = owner.columns_of(self.connection, self.base)
-            item, values = self._asked(f"SELECT {read} {joined}", types, wrong)
-            write = f"INSERT INTO {self.base} ({columns}) SELECT * FROM {item} WHERE true {self.entry.on_conflict()}"
-            execute(self.connection, write, values)
+            if self.entry.enforced:
+                wrong -= self._make_room(wrong)
+                self._write_unique(wrong)
+                # A writer may have taken a key meanwhile.
+                wrong = self._right(wrong)
+            else:
+                self._write(wrong, self.base, self.entry.on_conflict())
             self._settle("gone", gone)
             self._settle("mended", wrong)
             left = set(ids) - locked - self._with_row(ids)
             check_name(self.connection, self.source, self.read.oid)
             return list(left)
 
+    def _right(self, ids: set[int]) -> set[int]:
+        """Those whose rows have their entry, as it must be."""
+        entry = comparison.lookup(self.entry, self.base, "true AS present")
+        read = ", ".join(comparison.of_source(self.entry, "r"))
+        image = f"ROW({', '.join(self.entry.physical(prefix='e.'))})::record"
+        joined = f"FROM {self.recorded} JOIN {self.source} r ON {self.row}"
+        return self._ids(
+            f"SELECT s.id {joined} CROSS JOIN LATERAL ({entry}) e WHERE ROW({read})::record *= {image}", ids
+        )
+
+    def _write(self, ids: set[int], table: str, conflict: str, where: str = "true") -> None:
+        """Write the entries of rows. where: over these, `r.c1` and so on."""
+        columns = ", ".join(self.entry.physical())
+        read = ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(comparison.of_source(self.entry, "r")))
+        query = f"SELECT {read} FROM {self.recorded} JOIN {self.source} r ON {self.row}"
+        item, values = self._asked(query, owner.columns_of(self.connection, self.base), ids)
+        chosen = f"SELECT {columns} FROM {item} WHERE {where}"
+        execute(self.connection, f"INSERT INTO {table} ({columns}) {chosen} {conflict}", values)
+
+    def _write_unique(self, ids: set[int]) -> None:
+        """As `_write`, where an entry that is there has the key, or nothing: no other row's is touched."""
+        entry = self.entry
+        lookup = comparison.lookup(entry, self.base, "true AS present")
+        present = self._ids(f"SELECT s.id FROM {self.recorded} CROSS JOIN LATERAL ({lookup}) e", ids)
+        # Of two rows of one key the first one gets the entry.
+        self._write(ids - present, self.base, "ON CONFLICT DO NOTHING")
+        apart = " OR ".join(is_null(f"r.c{i + 1}") for i in entry.apart_positions) or "false"
+        ours = " AND ".join(
+            entry.same_column(i, f"b.c{i + 1}", f"EXCLUDED.c{i + 1}", False) for i in entry.rest_positions
+        )
+        upsert = f"{entry.on_conflict(by_key=True)} WHERE {ours}"
+        self._write(present, f"{self.base} AS b", upsert, f"({apart}) IS NOT TRUE")
+        if entry.apart_positions:
+            rest = physical.segment(self.generation_id, physical.DEFAULT_SEGMENT)
+            self._write(present, rest, entry.on_conflict(), apart)
+
+    def _make_room(self, ids: set[int]) -> set[int]:
+        """Remove entries without a row that have the key of these rows; returns the rows for which there is no room.
+
+        Those are duplicates, or wait for a writer who holds the entry.
+        """
+        holders = comparison.holders(self.entry, self.base, "b.tableoid, b.ctid")
+        by_segment = self._places(holders, ids)
+        taken: set[int] = set()
+        for segment, tids in sorted(by_segment.items()):
+            removed: set[int] = set()
+            self._remove(segment, tids, removed, set())
+            taken |= {one for found in tids.values() for one in found} - removed
+        there = f"EXISTS (SELECT FROM {self.source} o WHERE {self.entry.has_row('o', 'h.')})"
+        columns = comparison.texts(self.entry, "h.")
+        detail = comparison.duplicate_of(self.entry, "h.", self.job.run.index)
+        query = (
+            f"SELECT s.id, {columns} AS other, {detail} AS detail FROM {self.recorded} "
+            f"CROSS JOIN LATERAL ({comparison.holders(self.entry, self.base, 'true AS present')}) h WHERE {there}"
+        )
+        if taken:
+            self._are_duplicates(query, taken)
+        return taken
+
     def take_out(self, ids: list[int]) -> list[int]:
         """Remove entries that no row projects to, in one transaction; returns those that could not be settled."""
-        found = comparison.lookup(self.entry, self.base, "b.tableoid, b.ctid")
         with self.connection.begin():
             self._wait_little()
             self._lock_source()
-            entries = (
-                f"SELECT s.id, e.tableoid AS segment, e.ctid AS tid FROM {self.recorded} CROSS JOIN LATERAL ({found}) e"
-            )
-            by_segment: dict[str, dict[str, int]] = {}
-            item, values = self._asked(entries, "id bigint, segment oid, tid tid", ids)
-            places = f"SELECT id, segment::regclass::text AS segment, tid::text AS tid FROM {item}"
-            for entry in execute(self.connection, places, values).all():
-                by_segment.setdefault(entry.segment, {})[entry.tid] = entry.id
+            by_segment = self._places(comparison.lookup(self.entry, self.base, "b.tableoid, b.ctid"), ids)
             removed: set[int] = set()
             hidden: set[int] = set()
             for segment, tids in sorted(by_segment.items()):
                 self._remove(segment, tids, removed, hidden)
             # What has a row, or no entry, or isn't shown, is right by now.
             gone = self._with_row(ids) | hidden
-            gone |= set(ids) - {one for tids in by_segment.values() for one in tids.values()}
+            gone |= set(ids) - {one for tids in by_segment.values() for found in tids.values() for one in found}
             gone -= removed
             self._settle("mended", removed)
             self._settle("gone", gone)
             check_name(self.connection, self.source, self.read.oid)
             return list(set(ids) - gone - removed)
 
-    def _remove(self, segment: str, tids: dict[str, int], removed: set[int], hidden: set[int]) -> None:
+    def _places(self, entries: str, ids: Iterable[int]) -> dict[str, dict[str, set[int]]]:
+        """Where entries are that belong to what was recorded: by segment, then by address."""
+        place = "e.tableoid AS segment, e.ctid AS tid"
+        query = f"SELECT s.id, {place} FROM {self.recorded} CROSS JOIN LATERAL ({entries}) e"
+        item, values = self._asked(query, "id bigint, segment oid, tid tid", ids)
+        places = f"SELECT id, segment::regclass::text AS segment, tid::text AS tid FROM {item}"
+        by_segment: dict[str, dict[str, set[int]]] = {}
+        for entry in execute(self.connection, places, values).all():
+            by_segment.setdefault(entry.segment, {}).setdefault(entry.tid, set()).add(entry.id)
+        return by_segment
+
+    def _remove(self, segment: str, tids: dict[str, set[int]], removed: set[int], hidden: set[int]) -> None:
         # Nothing is bound here: the conditions may hold literals with a per cent sign.
         def these(chosen: Iterable[str]) -> str:
             return f"x.ctid = ANY ('{{{','.join(map(_quoted, chosen))}}}'::tid[])"
@@ -176,9 +266,9 @@ class Mender:
             query = f"SELECT x.ctid FROM {segment} x WHERE {without}"
             without = these(owner.rows(self.connection, self.read, query, "tid tid").scalars().all())
         delete = f"DELETE FROM {segment} x WHERE {without} RETURNING x.ctid::text"
-        removed.update(tids[tid] for tid in execute(self.connection, delete).scalars())
+        removed.update(*(tids[tid] for tid in execute(self.connection, delete).scalars()))
         unseen = f"SELECT x.ctid FROM {segment} x WHERE {these(locked)} AND NOT {shown}"
-        hidden.update(tids[tid] for tid in owner.rows(self.connection, self.read, unseen, "tid tid").scalars())
+        hidden.update(*(tids[tid] for tid in owner.rows(self.connection, self.read, unseen, "tid tid").scalars()))
 
     def _with_row(self, ids: list[int]) -> set[int]:
         rows = f"SELECT s.id FROM {self.recorded} WHERE EXISTS (SELECT FROM {self.source} r WHERE {self.row})"
@@ -213,10 +303,11 @@ def mend_unit(connection: Connection, job: Job, verification_id: int, unit_id: i
     mender = Mender(connection, job)
     values = {"verification": verification_id, "unit": unit_id}
     with connection.begin():
-        mender.look_again([row.id for row in execute(connection, UNMENDED, values)])
+        mender.look_again([row.id for row in execute(connection, UNMENDED, {**values, "first": True})])
     for attempt in range(TRIES):
         with connection.begin():
-            rows = execute(connection, UNMENDED, values).all()
+            # A duplicate isn't waited for: only a user can heal it.
+            rows = execute(connection, UNMENDED, {**values, "first": attempt == 0}).all()
         if not rows:
             return
         if attempt:

@@ -24,6 +24,7 @@ class VerifyReport:
 
     different: the entry is there, but its included or equal-yet-distinct values differ. corrupt: B-trees that amcheck
     or a lookup refused. damaged: heap and index of the table, or of the entries, disagree, so that a lookup can't tell.
+    duplicate: rows of a unique index without an entry, since another row has their key.
     mended: those of all these that a repair has repaired, or that were right when it looked again. complete: False if a
     sample, a slice or a time limit left something out.
     """
@@ -38,6 +39,7 @@ class VerifyReport:
     different: int
     corrupt: int
     damaged: int
+    duplicate: int
     mended: int
     complete: bool
     first: tuple[dict[str, Any], ...] = ()
@@ -45,7 +47,7 @@ class VerifyReport:
     @property
     def found(self) -> int:
         """All discrepancies."""
-        return self.missing + self.extra + self.different + self.corrupt + self.damaged
+        return self.missing + self.extra + self.different + self.corrupt + self.damaged + self.duplicate
 
     @property
     def is_exact(self) -> bool:
@@ -54,7 +56,7 @@ class VerifyReport:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, with the counts first."""
-        counts = ("missing", "extra", "different", "corrupt", "damaged", "mended")
+        counts = ("missing", "extra", "different", "corrupt", "damaged", "duplicate", "mended")
         facts = asdict(self)
         return {name: facts.pop(name) for name in counts} | facts
 
@@ -63,6 +65,7 @@ class VerifyReport:
         found = f"missing {self.missing}, extra {self.extra}, different {self.different}"
         found += f", corrupt {self.corrupt}" if self.corrupt else ""
         found += f", damaged {self.damaged}" if self.damaged else ""
+        found += f", duplicate {self.duplicate}" if self.duplicate else ""
         found += f"; mended {self.mended}" if self.mended else ""
         return f"{counted(self.rows, 'row')}{'' if self.complete else ' of a part'}; {found}"
 
@@ -97,6 +100,7 @@ def report(database: Database, verification_id: int) -> VerifyReport:
             different=row.different,
             corrupt=row.corrupt,
             damaged=row.damaged,
+            duplicate=row.duplicate,
             mended=row.mended,
             complete=bool(row.complete),
             first=tuple(_named(one, Entry.from_json(row.entry)) for one in first),

@@ -53,7 +53,7 @@ class UnitRows:
             where += f" AND {bucket} = ANY ('{{{','.join(map(str, self.verify_job.suspicious))}}}'::int[])"
         if claim.side == "source":
             compared = comparison.missing_or_different(
-                job.source, job.entry, job.generation_id, name, where, with_delta
+                job.source, job.entry, job.generation_id, name, where, with_delta, job.run.index
             )
         elif claim.side == "heap":
             compared = damage.unreachable_rows(job.source, job.entry, name, where)

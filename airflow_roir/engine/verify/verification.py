@@ -189,7 +189,7 @@ def last(connection: Connection, operation_id: int) -> Row[Any] | None:
     """The newest verification of an operation; its discrepancies, of all kinds, are `found`."""
     verification = tables.verification
     counted = verification.c.missing + verification.c.extra + verification.c.different
-    counted += verification.c.corrupt + verification.c.damaged
+    counted += verification.c.corrupt + verification.c.damaged + verification.c.duplicate
     return connection.execute(
         select(verification, counted.label("found"))
         .where(verification.c.operation_id == operation_id)
@@ -204,7 +204,7 @@ def last(connection: Connection, operation_id: int) -> Row[Any] | None:
 COUNTS = """
 SELECT count(*) FILTER (WHERE kind = 'missing') AS missing, count(*) FILTER (WHERE kind = 'extra') AS extra,
        count(*) FILTER (WHERE kind = 'different') AS different, count(*) FILTER (WHERE kind = 'corrupt') AS corrupt,
-       count(*) FILTER (WHERE kind = 'damaged') AS damaged,
+       count(*) FILTER (WHERE kind = 'damaged') AS damaged, count(*) FILTER (WHERE kind = 'duplicate') AS duplicate,
        count(*) FILTER (WHERE outcome IS NOT NULL) AS mended
   FROM roir.discrepancy WHERE verification_id = %(id)s
 """

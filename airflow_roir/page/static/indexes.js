@@ -13,7 +13,7 @@ const said = el("p", { class: "said", role: "status" });
 const list = el("div", { class: "databases" });
 const STATE = { published: "Published", building: "Building", "not published": "Not published" };
 const PARTS = { sample: "a sample only", slice: "a slice only", "time limit": "up to its time limit only" };
-const KINDS = ["missing", "extra", "different", "corrupt", "damaged"];
+const KINDS = ["missing", "extra", "different", "corrupt", "damaged", "duplicate"];
 let last = null;
 // Cards keep their nodes, so that an open question or an unfolded part stays as it is.
 const cards = new Map();

@@ -1,0 +1,90 @@
+"""A thread of the run's driver that tells duplicates while the build goes on. It never hurts the build."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import operations
+from airflow_roir.engine.database import Database, is_transient
+from airflow_roir.engine.job import load_job
+from airflow_roir.engine.run import Run, read_control
+from airflow_roir.errors import DuplicatesFound, Fenced, RoirError
+from airflow_roir.operation import Phase
+
+
+@contextmanager
+def detecting(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+    """Around the build's workers: look for duplicates of a unique index in a thread, until the block ends.
+
+    The end waits for the transaction that is under way. report: told, in that thread, of what was found.
+    """
+    halt = threading.Event()
+    thread = threading.Thread(
+        target=_watch, args=(database, run, report, halt), name="roir-early", daemon=True
+    )  # fmt: skip
+    thread.start()
+    try:
+        yield
+    finally:
+        halt.set()
+        thread.join()
+
+
+def _watch(database: Database, run: Run, report: Callable[[str], None], halt: threading.Event) -> None:
+    while not halt.is_set():
+        try:
+            _detect(database, run, report, halt)
+            return
+        except (Fenced, DuplicatesFound):
+            # A newer run has one of its own; or the operation is paused, with the reason.
+            return
+        except DBAPIError as error:
+            if not is_transient(error):
+                _give_up(database, run, str(error.orig))
+                return
+        except RoirError as error:
+            # What ends the workers, too, and is told by them.
+            _give_up(database, run, str(error))
+            return
+        except Exception as error:
+            # Out of memory, or a bug: nobody hears of a thread's end otherwise.
+            _give_up(database, run, f"{type(error).__name__}: {error}")
+            return
+        halt.wait(database.limits.early_every_s)
+
+
+def _detect(database: Database, run: Run, report: Callable[[str], None], halt: threading.Event) -> None:
+    with database.connect() as connection:
+        with connection.begin():
+            row = read_control(connection, run)
+            if row.phase != Phase.BUILD:
+                return
+            job = load_job(connection, run)
+        if not job.entry.enforced:
+            return
+        # numpy takes a tenth of a second to import, which other builds shall not wait for.
+        from airflow_roir.engine.early.detector import Detector, NoHash
+
+        try:
+            detector = Detector(database, connection, job, halted=halt.is_set)
+        except NoHash:
+            return
+        while not halt.wait(database.limits.early_every_s):
+            if found := detector.step():
+                report(f"{found} rows more share keys of the unique index; roir duplicates lists them")
+
+
+def _give_up(database: Database, run: Run, why: str) -> None:
+    said = why.strip().split("\n", 1)[0]
+    try:
+        with database.transaction() as connection:
+            row = read_control(connection, run)
+            operations.record_event(
+                connection, row.index_id, row.id, run.owner, "early", f"duplicates are told by the seal alone: {said}"
+            )
+    except (DBAPIError, RoirError):
+        return

@@ -1,0 +1,191 @@
+"""Tells duplicates of a unique index while it is built (docs/architecture.md#early).
+
+It reads the hashes of what workers have committed to each segment, finds those that it has met before, and looks their
+entries up: only what one snapshot shows as two live entries of one key is written down. What it misses the seal finds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from sqlalchemy import Connection
+
+from airflow_roir.engine import duplicates
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.early.budget import Budget
+from airflow_roir.engine.early.growth import Growth
+from airflow_roir.engine.early.hashing import key_hash
+from airflow_roir.engine.early.key_sets import Hashes, Kept, as_integers, join, read
+from airflow_roir.engine.early.store import Look, ReadSoFar, Store, mark_looked
+from airflow_roir.engine.job import Job
+from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.run import settle
+from airflow_roir.errors import DuplicatesFound
+
+# A segment is read when it has grown by an eighth: so all of a segment's hashes are merged nine times at the most, and
+# of two rows with one key that are there at most one in nine is still to be read.
+GROWTH = 8
+# Less isn't worth a transaction.
+FEWEST_BLOCKS = 64
+# Spent without asking how long the build has lasted: a small one would be over.
+FIRST_S = 0.2
+# Until one was measured: the scan of a segment for some hashes.
+SECONDS_PER_ROW = 2e-7
+NONE: Hashes = np.empty(0, dtype=np.uint64)
+
+
+class Detector:
+    """Of one run's build. Each step is a few transactions of its own session."""
+
+    def __init__(
+        self,
+        database: Database,
+        connection: Connection,
+        job: Job,
+        clock: Callable[[], float] = time.monotonic,
+        halted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """halted: whether to leave between two transactions. Raises NoHash if the keys' types have none."""
+        self._database = database
+        self._connection = connection
+        self._job = job
+        self._halted = halted
+        self._clock = clock
+        limits = limits_of(connection)
+        with connection.begin():
+            row_hash = key_hash(connection, job.generation_id, job.entry, "s.")
+            found = key_hash(connection, job.generation_id, job.entry, "x.")
+        if row_hash is None or found is None:
+            raise NoHash("the key's type has no hash")
+        self._found_hash = found
+        self._store = Store(connection, job, row_hash)
+        self._reading = Budget(limits.early_reading_share, FIRST_S, clock)
+        self._looking = Budget(limits.early_looking_share, FIRST_S, clock)
+        self._growth = Growth()
+        self._kept = Kept(limits.early_bytes)
+        self._most_hashes = limits.early_hashes
+        self._per_row = SECONDS_PER_ROW
+        self._batches = -1
+        # By segment: how far it is read; the number of batches when it was read to its end.
+        self._read: dict[int, ReadSoFar] = {}
+        self._read_at: dict[int, int] = {}
+        # Hashes that were met twice, and are to be looked up.
+        self._waiting: dict[int, Hashes] = {}
+        self._resume()
+
+    def step(self, everything: bool = False) -> int:
+        """Read what is due, look up what the time allows; how many rows were found to share a key.
+
+        everything: all that is committed, whatever it takes. Raises Fenced, and DuplicatesFound where the operation is
+        to stop at the first one.
+        """
+        look = self._store.look()
+        if look is None or (look.stands and not everything):
+            return 0
+        self._growth.look(look.snapshot, look.ends)
+        idle, self._batches = look.batches == self._batches, look.batches
+        for segment in self._store.segments:
+            while not self._halted() and self._is_due(segment, look, everything or idle):
+                if not (everything or self._reading.allows(0.0)):
+                    break
+                with self._reading.spending():
+                    self._read_more(segment, look)
+        return self._look_up(everything)
+
+    def _is_due(self, segment: int, look: Look, all_of_it: bool) -> bool:
+        if self._read_at.get(segment) == look.batches:
+            return False
+        so_far, end = self._read.get(segment, ReadSoFar()), look.ends.get(segment, 0)
+        return all_of_it or end - so_far.end >= max(FEWEST_BLOCKS, so_far.end // GROWTH)
+
+    def _read_more(self, segment: int, look: Look) -> None:
+        so_far = self._read.get(segment, ReadSoFar())
+        # Before the new ones are among them.
+        known = self._known(segment)
+        self._kept.forget(segment)
+        settled = self._growth.settled(segment, look.snapshot)
+        now, data, is_all = self._store.read(segment, so_far, settled)
+        if now.number <= so_far.number:
+            # It was emptied, and is read anew.
+            known = NONE
+            self._waiting.pop(segment, None)
+        self._read[segment] = now
+        if is_all:
+            self._read_at[segment] = look.batches
+        known, again = join(known, read(data))
+        self._kept.put(segment, known)
+        self._wait(segment, again)
+
+    def _known(self, segment: int) -> Hashes:
+        found = self._kept.get(segment)
+        if found is not None:
+            return found
+        return np.unique(read(self._store.kept(segment))) if segment in self._read else NONE
+
+    def _wait(self, segment: int, hashes: Hashes) -> None:
+        self._waiting[segment] = np.union1d(self._waiting.get(segment, NONE), hashes)
+
+    def _resume(self) -> None:
+        """Go on after what earlier runs have read; the hashes themselves are read when they are needed."""
+        self._read, waiting = self._store.found()
+        for segment in waiting:
+            known = np.unique(read(self._store.kept(segment, [True])))
+            known, again = join(known, read(self._store.kept(segment, [False])))
+            self._kept.put(segment, known)
+            self._wait(segment, again)
+        with self._connection.begin():
+            known_groups = duplicates.groups(self._connection, self._job.run.operation_id)[0]
+            if known_groups:
+                duplicates.heal_known(self._connection, self._job)
+        self._stop_if_found()
+
+    def _look_up(self, everything: bool) -> int:
+        """First where most are waiting: all of a segment's cost one scan."""
+        found = 0
+        for segment in sorted(self._waiting, key=lambda one: -len(self._waiting[one])):
+            while segment in self._waiting and not self._halted():
+                seconds = self._per_row * self._read[segment].rows
+                if len(self._waiting[segment]) and not (everything or self._looking.allows(seconds)):
+                    break
+                with self._looking.spending():
+                    found += self._look_up_in(segment)
+        if found:
+            with self._looking.spending():
+                duplicates.locate_known(self._database, self._job)
+            self._stop_if_found()
+        return found
+
+    def _look_up_in(self, segment: int) -> int:
+        """One scan of a segment, in one snapshot."""
+        hashes, rest = np.split(self._waiting[segment], [self._most_hashes])
+        found, begun = 0, self._clock()
+        parts = [] if len(rest) else self._store.parts(segment)
+        with self._connection.begin():
+            if len(hashes):
+                found = duplicates.record_hashes(
+                    self._connection, self._job, segment, self._found_hash, as_integers(hashes)
+                )
+            mark_looked(self._connection, parts)
+        if rows := self._read[segment].rows:
+            self._per_row = max((self._clock() - begun) / rows, SECONDS_PER_ROW / 4)
+        if len(rest):
+            self._waiting[segment] = rest
+        else:
+            del self._waiting[segment]
+        return found
+
+    def _stop_if_found(self) -> None:
+        """Pause the operation at the first group, if that was asked for."""
+        if self._job.options.get("on_duplicate") != "stop":
+            return
+        try:
+            duplicates.refuse(self._database, self._job)
+        except DuplicatesFound as found:
+            settle(self._database, self._job.run, found, fatal=False)
+            raise
+
+
+class NoHash(Exception):
+    """Keys of a type without a hash: their duplicates are found by the seal alone."""

@@ -1,0 +1,213 @@
+"""The hashes of a building generation's keys in the server: read from its segments once, kept there for a resume.
+
+Each method is one transaction.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.database import bound, execute
+from airflow_roir.engine.early.growth import Snapshot
+from airflow_roir.engine.early.key_sets import BYTES, value_of_copy
+from airflow_roir.engine.job import Job
+from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.run import read_control
+from airflow_roir.operation import Phase, Status
+
+ENDS = """
+SELECT s.ordinal, pg_relation_size(n.name::regclass) / current_setting('block_size')::int AS blocks
+  FROM roir.segment s JOIN unnest(%(ordinals)s::int[], %(names)s::text[]) AS n (ordinal, name) USING (ordinal)
+ WHERE s.generation_id = %(generation)s
+"""
+SEEN = """
+SELECT pg_current_snapshot()::text AS snapshot,
+       (SELECT sum(r.batches) FROM roir.scan_range r WHERE r.operation_id = %(operation)s) AS batches
+"""
+FILE = """
+SELECT pg_relation_filenode(%(name)s::regclass)::bigint AS filenode,
+       pg_relation_size(%(name)s::regclass) / current_setting('block_size')::int AS blocks,
+       current_setting('block_size')::int AS block_bytes
+"""
+# What is visible now and was not when this segment was read before. A second reader of it fails at the number.
+READ = """
+INSERT INTO roir.early_hashes
+       (generation_id, segment, number, filenode, end_block, settled_block, snapshot, rows, hashes)
+SELECT %(generation)s, %(segment)s, %(number)s, %(filenode)s, %(end)s, %(settled)s, pg_current_snapshot()::text,
+       count(h), coalesce(string_agg(int8send(h), ''), '')
+  FROM (SELECT {hash} AS h FROM ONLY {name} s
+         WHERE s.ctid >= '({settled},0)' AND s.ctid < '({end},0)' AND (s.ctid >= '({read},0)' OR {unseen})) x
+RETURNING hashes
+"""
+TAKEN = """
+SELECT snapshot FROM roir.early_hashes
+ WHERE generation_id = %(generation)s AND segment = %(segment)s AND number = %(number)s
+"""
+KEPT = """
+SELECT hashes FROM roir.early_hashes
+ WHERE generation_id = %(generation)s AND segment = %(segment)s AND looked = ANY (%(looked)s) ORDER BY number
+"""
+FOUND = """
+SELECT segment, number, filenode, end_block, settled_block, snapshot,
+       sum(rows) OVER w AS rows, array_agg(id) FILTER (WHERE NOT looked) OVER w AS waiting
+  FROM roir.early_hashes h WHERE generation_id = %(generation)s
+WINDOW w AS (PARTITION BY segment)
+ ORDER BY segment, number
+"""
+WAITING = (
+    "SELECT id FROM roir.early_hashes WHERE generation_id = %(generation)s AND segment = %(segment)s AND NOT looked"
+)
+LOOKED = "UPDATE roir.early_hashes SET looked = true WHERE id = ANY (%(ids)s) AND NOT looked"
+FORGET = "DELETE FROM roir.early_hashes WHERE generation_id = %(generation)s AND segment = %(segment)s"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the build stood. ends: blocks of each segment; batches: those that are committed; stands: no row is being copied."""
+
+    ends: Mapping[int, int]
+    snapshot: Snapshot
+    batches: int
+    stands: bool
+
+
+@dataclass(frozen=True)
+class ReadSoFar:
+    """How far a segment is read.
+
+    Of this file all rows before block `settled` are read, and of those before block `end` what `snapshot` sees.
+    number: of the next part; rows: that are kept.
+    """
+
+    number: int = 0
+    filenode: int | None = None
+    end: int = 0
+    settled: int = 0
+    snapshot: Snapshot | None = None
+    rows: int = 0
+
+
+class Store:
+    """Of one job. hash: SQL for the hash of the key of row `s`."""
+
+    def __init__(self, connection: Connection, job: Job, hash: str) -> None:
+        self._connection = connection
+        self._job = job
+        self._hash = hash
+        with connection.begin():
+            ordinals = execute(
+                connection, "SELECT ordinal FROM roir.segment WHERE generation_id = %(generation)s", self._values()
+            )
+            self.segments = sorted(ordinals.scalars())
+
+    def look(self) -> Look | None:
+        """How the build stands; None once it is over. Raises Fenced."""
+        connection, names = self._connection, [self._name(one) for one in self.segments]
+        with connection.begin():
+            self._set_up()
+            row = read_control(connection, self._job.run)
+            if row.phase != Phase.BUILD:
+                return None
+            rows = execute(connection, ENDS, {**self._values(), "ordinals": self.segments, "names": names})
+            ends = {one.ordinal: int(one.blocks) for one in rows}
+            # After the ends: whoever isn't in the snapshot yet begins behind them.
+            seen = execute(connection, SEEN, {"operation": self._job.run.operation_id}).one()
+        stands = row.status != Status.RUNNING
+        return Look(ends, Snapshot.parse(seen.snapshot), int(seen.batches or 0), stands)
+
+    def found(self) -> tuple[dict[int, ReadSoFar], dict[int, list[int]]]:
+        """How far earlier runs have read each segment, and the parts whose duplicates may not be written down yet."""
+        states: dict[int, ReadSoFar] = {}
+        waiting: dict[int, list[int]] = {}
+        with self._connection.begin():
+            for row in execute(self._connection, FOUND, self._values()):
+                snapshot = Snapshot.parse(row.snapshot)
+                states[row.segment] = ReadSoFar(
+                    row.number + 1, row.filenode, row.end_block, row.settled_block, snapshot, int(row.rows)
+                )
+                if row.waiting:
+                    waiting[row.segment] = list(row.waiting)
+        return states, waiting
+
+    def read(self, segment: int, so_far: ReadSoFar, settled: int) -> tuple[ReadSoFar, bytes, bool]:
+        """Read what came to a segment, at most `batch_bytes` of blocks, and keep its hashes: how far it is read then,
+        the hashes, and whether that is all there is.
+
+        settled: the block before which nothing comes any more. A segment that was emptied is read from its start, as
+        its `number` tells.
+        """
+        connection, name = self._connection, self._name(segment)
+        with connection.begin():
+            self._set_up()
+            execute(connection, f"LOCK TABLE ONLY {name} IN ACCESS SHARE MODE")
+            file = execute(connection, FILE, {"name": name}).one()
+            if so_far.filenode not in (None, file.filenode):
+                execute(connection, FORGET, self._values(segment))
+                so_far = ReadSoFar()
+                settled = 0
+            most = max(1, limits_of(connection).batch_bytes // file.block_bytes)
+            end = min(file.blocks, so_far.end + most)
+            settled = max(so_far.settled, min(settled, end))
+            values = {
+                **self._values(segment),
+                "number": so_far.number,
+                "filenode": file.filenode,
+                "end": end,
+                "settled": settled,
+            }
+            unseen = "true" if so_far.snapshot is None else so_far.snapshot.unseen()
+            hashes = self._copy(
+                READ.format(
+                    hash=self._hash, name=name, settled=so_far.settled, end=end, read=so_far.end, unseen=unseen
+                ),
+                values,
+            )
+            # The statement's own: a later one sees what wasn't read.
+            seen = Snapshot.parse(execute(connection, TAKEN, values).scalar_one())
+        rows = so_far.rows + len(hashes) // BYTES
+        read = replace(
+            so_far, number=so_far.number + 1, filenode=file.filenode, end=end, settled=settled, snapshot=seen, rows=rows
+        )
+        return read, hashes, end == file.blocks
+
+    def parts(self, segment: int) -> list[int]:
+        """The ids of the parts of a segment whose duplicates aren't written down yet."""
+        with self._connection.begin():
+            return list(execute(self._connection, WAITING, self._values(segment)).scalars())
+
+    def kept(self, segment: int, looked: Collection[bool] = (False, True)) -> bytes:
+        """The hashes that were read of a segment. looked: of the parts whose duplicates are written down, or aren't."""
+        with self._connection.begin():
+            return self._copy(KEPT, {**self._values(segment), "looked": list(looked)})
+
+    def _copy(self, query: str, values: Mapping[str, Any]) -> bytes:
+        """The values of a query's only column, without the detour by text."""
+        out = io.BytesIO()
+        cursor: Any = self._connection.connection.cursor()
+        try:
+            cursor.copy_expert(f"COPY ({bound(self._connection, query, values)}) TO STDOUT (FORMAT binary)", out)
+        finally:
+            cursor.close()
+        return value_of_copy(out.getvalue())
+
+    def _set_up(self) -> None:
+        limits = limits_of(self._connection)
+        execute(self._connection, f"SET LOCAL lock_timeout = {limits.table_lock_ms}")
+
+    def _name(self, segment: int) -> str:
+        return physical.segment(self._job.generation_id, segment)
+
+    def _values(self, segment: int | None = None) -> dict[str, Any]:
+        values: dict[str, Any] = {"generation": self._job.generation_id}
+        return values if segment is None else {**values, "segment": segment}
+
+
+def mark_looked(connection: Connection, ids: Collection[int]) -> None:
+    """The duplicates of these parts are written down, in the caller's transaction."""
+    execute(connection, LOOKED, {"ids": list(ids)})

@@ -1,0 +1,258 @@
+"""Puts the rows of a partition that came into a unique index that is enforced, and lists those whose keys collide.
+
+As a write does (docs/architecture.md#uniqueness), many at a time: whoever holds a key of theirs keeps it if its row has
+it still, in the source or in the same table; else its entry goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine import catalog, duplicates, owner
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture.target import DIRECT
+from airflow_roir.engine.database import as_it_is, execute
+from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.engine.locks import lock_table
+from airflow_roir.engine.source import Source
+from airflow_roir.errors import LockNotAcquired
+
+# Of any name: found by the tables' oids.
+HAS_ROW = """
+SELECT roir.has_row(g.entry, %(source)s::oid, 'x') || ' OR ' || roir.has_row(g.entry, %(relation)s::oid, 'x')
+  FROM roir.generation g WHERE g.id = %(generation)s
+"""
+OTHERS_JOINING = """
+SELECT p.name, roir.entry_condition(g.entry, p.condition, 'x') AS within
+  FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
+ WHERE p.generation_id = %(generation)s AND p.status = 'joining' AND p.relation <> %(relation)s
+   AND NOT EXISTS (SELECT FROM pg_inherits h WHERE h.inhrelid = p.relation::oid)
+"""
+WRITE = """
+INSERT INTO roir.duplicate (operation_id, shared_key, key, primary_key, partition, phase)
+SELECT %(operation)s, r.shared_key, r.key, r.primary_key, CASE WHEN r.own THEN %(name)s END, 'attach' FROM {found}
+    ON CONFLICT (operation_id, key, primary_key) WHERE healed_at IS NULL DO NOTHING
+"""
+MADE_BY = "SELECT min(id) FROM roir.operation WHERE generation_id = %(generation)s AND kind <> 'verify'"
+FORGET = """
+UPDATE roir.duplicate d SET healed_at = clock_timestamp() FROM roir.operation o
+ WHERE o.id = d.operation_id AND o.generation_id = %(generation)s AND d.phase = 'attach' AND d.healed_at IS NULL
+"""
+
+RECORDED = """
+WITH found AS (
+  SELECT d.* FROM roir.duplicate d JOIN roir.operation o ON o.id = d.operation_id
+   WHERE o.generation_id = %(generation)s AND d.phase = 'attach' AND d.healed_at IS NULL)
+SELECT (SELECT string_agg(coalesce(k, 'null'), ', ') FROM jsonb_array_elements_text(f.shared_key) k) AS key,
+       string_agg(concat('(', (SELECT string_agg(p, ', ') FROM jsonb_array_elements_text(f.primary_key) p), ')',
+                         ' of ' || f.partition), ' and ' ORDER BY f.id) AS members,
+       count(*) OVER () AS groups, (SELECT count(*) FROM found) AS rows
+  FROM found f GROUP BY f.shared_key ORDER BY min(f.id) LIMIT %(first)s
+"""
+
+
+class Collision(Exception):
+    """A row's key is another row's: nothing of this batch can be written. `record` lists all of them."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a partition as entries: `projected` of what follows FROM, locked."""
+
+    relation: int
+    name: str
+    projected: str
+    locked: str
+    values: Mapping[str, Any]
+
+
+def put(connection: Connection, source: Source, generation_id: int, entry: Entry, mode: str, rows: Rows) -> int:
+    """Write the entries of rows, in direct or active mode; returns how many. Raises Collision, LockNotAcquired."""
+    return _Put(connection, source, generation_id, entry, mode, rows).all()
+
+
+class _Put:
+    def __init__(
+        self, connection: Connection, source: Source, generation_id: int, entry: Entry, mode: str, rows: Rows
+    ) -> None:
+        self.connection = connection
+        self.source = source
+        self.generation_id = generation_id
+        self.entry = entry
+        self.direct = mode == DIRECT
+        self.rows = rows
+        self.base, self.delta = physical.base(generation_id), physical.delta(generation_id)
+        self.columns = ", ".join(entry.physical())
+        self.given = f"WITH n ({self.columns}) AS MATERIALIZED (SELECT {rows.projected} FROM {rows.locked})"
+
+    def all(self) -> int:
+        """A pattern of NULLs at a time, since only a condition for one uses an index."""
+        if self.direct:
+            own = self.entry.equal("d.", "n.")
+            self._execute(f"DELETE FROM {self.delta} d USING n WHERE {own}")
+        patterns = self._execute(f"SELECT {_pattern(self.entry)} AS nulls, count(*) AS rows FROM n GROUP BY 1").all()
+        for pattern in patterns:
+            if any(pattern.nulls[i] == "1" for i in self.entry.apart_positions):
+                rest = physical.segment(self.generation_id, physical.DEFAULT_SEGMENT)
+                self._execute(
+                    f"INSERT INTO {rest} ({self.columns}) SELECT {self.columns} FROM n "
+                    f"WHERE {_pattern(self.entry)} = '{pattern.nulls}' {self.entry.on_conflict()}"
+                )
+            else:
+                self._put(pattern.nulls, pattern.rows)
+        return sum(pattern.rows for pattern in patterns)
+
+    def _put(self, pattern: str, rows: int) -> None:
+        entry = self.entry
+        of = f"(SELECT * FROM n WHERE {_pattern(entry)} = '{pattern}') n"
+        key = _same_key(entry, pattern, "x.")
+        assigned = ", ".join(f"{name} = n.{name}" for name in entry.physical())
+        arbiter = ", ".join(entry.physical(entry.key_positions))
+        # The delta before the base, whose entries the fold makes of it.
+        if self.direct:
+            self._make_room(
+                self.delta,
+                f"SELECT x.ctid::text AS spot FROM {of} JOIN {self.delta} x "
+                f"ON {key} AND NOT ({_same_rest(entry, 'x.')}) FOR UPDATE OF x",
+            )
+        while True:
+            put = f"INSERT INTO {self.base} ({self.columns}) SELECT {self.columns} FROM {of} ORDER BY {arbiter}"
+            if self._execute(f"{put} ON CONFLICT ({arbiter}) DO NOTHING").rowcount == rows:
+                return
+            # Its own entry, of an earlier copy. It is locked, as by an upsert.
+            self._execute(
+                f"UPDATE {self.base} x SET {assigned} FROM {of} WHERE {key} AND {_same_rest(entry, 'x.')} "
+                "AND x.xmin <> pg_current_xact_id()::xid"
+            )
+            others = (
+                f"SELECT x.ctid::text AS spot, x.tableoid::regclass::text AS place FROM {of} JOIN {self.base} x "
+                f"ON {key} AND NOT ({_same_rest(entry, 'x.')}) FOR UPDATE OF x"
+            )
+            if self._make_room(None, others):
+                continue
+            # Somebody's entry may have gone between the statements.
+            own = f"SELECT FROM {self.base} x WHERE {key} AND {_same_rest(entry, 'x.')}"
+            left = f"SELECT EXISTS (SELECT FROM {of} WHERE NOT EXISTS ({own}))"
+            if not self._execute(left).scalar_one():
+                return
+
+    def _make_room(self, store: str | None, locking: str) -> bool:
+        """Delete entries of a key that no row has now, once they are locked; true if there were any.
+
+        Whoever brings such a row later waits for that, and then meets our entry. Raises Collision.
+        """
+        found: dict[str, list[str]] = {}
+        for row in self._execute(locking):
+            found.setdefault(store or row.place, []).append(row.spot)
+        asked = {"source": self.source.oid, "relation": self.rows.relation, "generation": self.generation_id}
+        if found:
+            catalog.hold(self.connection, self.source)
+            has_row = execute(self.connection, HAS_ROW, asked).scalar_one()
+            joining = execute(self.connection, OTHERS_JOINING, asked).all()
+        for place, spots in found.items():
+            listed = ", ".join(f"'{spot}'" for spot in spots)
+            these = f"FROM {place} x WHERE x.ctid = ANY (ARRAY[{listed}]::tid[])"
+            regular = f" AND x.{duplicates.REGULAR}" if store else ""
+            query = f"SELECT EXISTS (SELECT {these}{regular} AND ({has_row}))"
+            reads = [*_names(self.connection, self.source), self.rows.name]
+            if owner.rows(self.connection, self.source, query, "held boolean", reads=reads).scalar_one():
+                raise Collision
+            for other in joining:
+                if (
+                    not store
+                    and execute(self.connection, f"SELECT EXISTS (SELECT {these} AND {other.within})").scalar()
+                ):
+                    raise LockNotAcquired(
+                        f"rows of {self.rows.name} share keys with {other.name}, which is being attached, too. "
+                        "Try again when that is done"
+                    )
+            execute(self.connection, f"DELETE {these}")
+        return bool(found)
+
+    def _execute(self, statement: str) -> Any:
+        return execute(self.connection, f"{self.given} {statement}", self.rows.values)
+
+
+def record(
+    connection: Connection, source: Source, generation_id: int, entry: Entry, mode: str, relation: int, name: str
+) -> None:
+    """Write down all groups of rows that share a key, of a partition that came with each other and with the source."""
+    catalog.hold(connection, source)
+    lock_table(connection, name, relation, "ACCESS SHARE", only=True)
+    asked = {"source": source.oid, "relation": relation, "generation": generation_id}
+    has_row = execute(connection, HAS_ROW, asked).scalar_one()
+    operation = execute(connection, MADE_BY, asked).scalar_one()
+    reads = [*_names(connection, source), name]
+    every = ", ".join(entry.physical(entry.identity_positions))
+    projected = ", ".join(entry.columns[i].of("s") for i in entry.identity_positions)
+    given = f"n ({every}) AS MATERIALIZED (SELECT {projected} FROM {name} s)"
+    patterns = owner.rows(
+        connection, source, f"WITH {given} SELECT DISTINCT {_pattern(entry)} FROM n", "nulls text", reads=reads
+    ).scalars()
+    stores = [f"SELECT {every} FROM {physical.base(generation_id)} x"]
+    if mode == DIRECT:
+        stores.append(f"SELECT {every} FROM {physical.delta(generation_id)} x WHERE x.{duplicates.REGULAR}")
+    key = ", ".join(entry.physical(entry.key_positions))
+    for pattern in patterns.all():
+        if any(pattern[i] == "1" for i in entry.apart_positions):
+            continue
+        same = _same_key(entry, pattern, "x.")
+        of = ", ".join(entry.physical(entry.identity_positions, prefix="x."))
+        held = " UNION ALL ".join(
+            f"SELECT {of}, false FROM m JOIN ({store}) x ON {same.replace('n.', 'm.')} WHERE ({has_row})"
+            for store in stores
+        )
+        texts = duplicates.texts(entry, entry.key_positions, "l.")
+        of_l = ", ".join(entry.physical(entry.key_positions, prefix="l."))
+        query = (
+            f"WITH {given}, m AS MATERIALIZED (SELECT * FROM n WHERE {_pattern(entry)} = '{pattern}'), "
+            f"live AS (SELECT {every}, bool_or(own) AS own FROM (SELECT {every}, true FROM m UNION ALL {held}) "
+            f"u ({every}, own) GROUP BY {every}), "
+            f"l AS (SELECT *, count(*) OVER (PARTITION BY {key}) AS sharing FROM live) "
+            f"SELECT min({texts}::text) OVER (PARTITION BY {of_l})::jsonb AS shared_key, {texts} AS key, "
+            f"{duplicates.primary_key(source, entry, 'l.')} AS primary_key, l.own FROM l WHERE l.sharing > 1"
+        )
+        found, values = owner.relation(
+            connection, source, query, "shared_key jsonb, key jsonb, primary_key jsonb, own boolean", reads=reads
+        )
+        # Of values nothing is bound in it where the owner is trusted.
+        found = found if values else as_it_is(found)
+        execute(connection, WRITE.format(found=found), {**values, "operation": operation, "name": name})
+    duplicates.locate(connection, source, operation)
+
+
+def forget(connection: Connection, generation_id: int) -> None:
+    """What was recorded for a partition that came is said of an attempt that is over."""
+    execute(connection, FORGET, {"generation": generation_id})
+
+
+def recorded(connection: Connection, generation_id: int, first: int) -> tuple[int, int, list[str]]:
+    """How many keys and rows `record` has written down, and the first keys with their rows, in words."""
+    rows = execute(connection, RECORDED, {"generation": generation_id, "first": first}).all()
+    if not rows:
+        return 0, 0, []
+    return rows[0].groups, rows[0].rows, [f"({row.key}): rows {row.members}" for row in rows]
+
+
+def _names(connection: Connection, source: Source) -> list[str]:
+    names = "SELECT r::regclass::text FROM unnest(%(oids)s::oid[]) r"
+    return list(execute(connection, names, {"oids": [source.oid, *source.relations]}).scalars())
+
+
+def _pattern(entry: Entry) -> str:
+    """SQL for which columns of the key are NULL, as a string of 0s and 1s."""
+    return " || ".join(f"({is_null(f'n.c{i + 1}')})::int::text" for i in entry.key_positions)
+
+
+def _same_key(entry: Entry, pattern: Sequence[str], prefix: str) -> str:
+    return " AND ".join(
+        entry.same_column(i, f"{prefix}c{i + 1}", f"n.c{i + 1}", pattern[i] == "1") for i in entry.key_positions
+    )
+
+
+def _same_rest(entry: Entry, prefix: str) -> str:
+    return " AND ".join(f"{prefix}c{i + 1} {entry.columns[i].equals} n.c{i + 1}" for i in entry.rest_positions)

@@ -1,0 +1,130 @@
+"""Transactions in all interleavings at a unique index: waits and outcomes are those of PostgreSQL's own constraint.
+
+Or someone with a snapshot was refused with 40001. No key is ever there twice, no entry is missing or too many.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.conftest import database_dsn, run_sql
+from tests.engine.ground import Count
+from tests.engine.isolation import (
+    COMMIT,
+    READ_COMMITTED,
+    REPEATABLE_READ,
+    ROLLBACK,
+    SERIALIZABLE,
+    Schedule,
+    Transaction,
+    interleavings,
+)
+from tests.engine.unique_ground import MENU, PARTITIONED, SOURCES, UniqueGround
+
+pytestmark = pytest.mark.sample(1)
+
+EXAMPLES = int(os.environ.get("ROIR_EXAMPLES", "0"))
+SEED = int(os.environ.get("ROIR_SEED") or (random.randrange(1_000_000) if EXAMPLES else 1))
+LEVELS = (READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE)
+MODES = ("direct", "active")
+
+Grounds = Callable[[str], UniqueGround]
+
+
+@pytest.fixture(scope="module")
+def grounds(server: str) -> Iterator[Grounds]:
+    """A ground of either kind of source, in a database of its own."""
+    made: dict[str, UniqueGround] = {}
+
+    def ground(source: str) -> UniqueGround:
+        if source not in made:
+            name = f"unique_{source}"
+            run_sql(server, f"CREATE DATABASE {name} TEMPLATE roir_template")
+            made[source] = UniqueGround(database_dsn(server, name), source, MODES)
+        made[source].count = Count()
+        return made[source]
+
+    yield ground
+    for one in made.values():
+        one.close()
+
+
+def by_chance(chance: random.Random, number: int, levels: tuple[str, ...] = LEVELS) -> tuple[Transaction, ...]:
+    """So many transactions of up to three statements."""
+    return tuple(
+        Transaction(
+            chance.choice(levels),
+            tuple(chance.choices([*MENU], k=chance.randint(1, 3))),
+            chance.choice((COMMIT, COMMIT, COMMIT, ROLLBACK)),
+        )
+        for _ in range(number)
+    )
+
+
+def shuffled(chance: random.Random, transactions: tuple[Transaction, ...]) -> Schedule:
+    """One interleaving of them."""
+    turns = [who for who, one in enumerate(transactions) for _ in one.turns]
+    chance.shuffle(turns)
+    return Schedule(transactions, tuple(turns))
+
+
+def settled(ground: UniqueGround) -> None:
+    """Nothing was wrong."""
+    print(f"{ground.kind} source, seed {SEED}: {ground.count.told()}")
+    if ground.count.failures:
+        pytest.fail(ground.report())
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_sample_of_schedules(grounds: Grounds, source: str) -> None:
+    ground, chance = grounds(source), random.Random(SEED)
+    levels = (LEVELS[:1], LEVELS)
+    number = EXAMPLES or 240
+    ground.sweep([shuffled(chance, by_chance(chance, 2 + i % 5 // 4, levels[i % 2])) for i in range(number)])
+    settled(ground)
+
+
+def test_a_row_that_moves_while_its_key_is_asked_for(grounds: Grounds) -> None:
+    """READ COMMITTED never gets 40001 for that: the move is half done, and waits for a third transaction."""
+    ground = grounds(PARTITIONED)
+    third = Transaction(READ_COMMITTED, ("touch b",))
+    moves = Transaction(READ_COMMITTED, ("move a and b",))
+    schedules = [
+        Schedule((third, moves, Transaction(READ_COMMITTED, (insert,), end)), (0, 1, 2, 0, 1, 2))
+        for insert in ("insert c with a's key", "insert d with a's key", "insert c with a's key, or catch")
+        for end in (COMMIT, ROLLBACK)
+        for _ in range(4)
+    ]
+    ground.sweep(schedules)
+    assert ground.count.refused == 0, ground.count.told()
+    settled(ground)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("levels", [LEVELS[:1] * 2, LEVELS[1::-1], LEVELS[1:2] * 2, LEVELS[::2]], ids="-".join)
+def test_all_pairs_of_statements(grounds: Grounds, source: str, levels: tuple[str, str]) -> None:
+    """A statement each, in all interleavings."""
+    ground = grounds(source)
+    pairs = [pair for pair in itertools.product(MENU, repeat=2) if levels[0] != levels[1] or pair[0] <= pair[1]]
+    transactions = (
+        tuple(Transaction(level, (one,)) for level, one in zip(levels, pair, strict=True)) for pair in pairs
+    )
+    ground.sweep(Schedule(some, turns) for some in transactions for turns in interleavings(some))
+    settled(ground)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("source", SOURCES)
+def test_all_interleavings_of_transactions_by_chance(grounds: Grounds, source: str) -> None:
+    ground, chance = grounds(source), random.Random(SEED)
+    for _ in range(EXAMPLES or 40):
+        two = by_chance(chance, 2)
+        ground.sweep(Schedule(two, turns) for turns in interleavings(two))
+        ground.sweep(shuffled(chance, by_chance(chance, 3)) for _ in range(48))
+    settled(ground)

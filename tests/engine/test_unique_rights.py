@@ -1,0 +1,162 @@
+"""A unique index of a table that is another role's: it is built, enforced, repaired; a refusal tells no secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg2.errors
+import psycopg2.extensions
+import pytest
+
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import fold
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import start_run
+from airflow_roir.engine.verify import compare
+from airflow_roir.errors import DuplicatesFound
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.stages import Stage
+from tests.engine.steps import sql
+from tests.engine.test_unique_types import unhealed
+from tests.engine.test_unique_verify import unseen
+
+pytestmark = pytest.mark.sample(1)
+
+TABLE = (
+    "CREATE TABLE t (id int, day int, k text, v int, PRIMARY KEY (id, day)) PARTITION BY LIST (day)",
+    *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES IN ({n})" for n in range(3)),
+    "INSERT INTO t SELECT i, i % 3, 'k' || i, i FROM generate_series(1, 30) i",
+)
+ROLES = ("unique_keeper", "unique_writer")
+
+
+@pytest.fixture(autouse=True)
+def keeper(dsn: str) -> Iterator[None]:
+    """`t` is unique_keeper's; unique_writer may write to it, and read no more than the primary key."""
+    for role in ROLES:
+        run_sql(dsn, f"DROP ROLE IF EXISTS {role}", f"CREATE ROLE {role}")
+    run_sql(
+        dsn,
+        *TABLE,
+        *(f"ALTER TABLE {name} OWNER TO unique_keeper" for name in ("t", "t0", "t1", "t2")),
+        "GRANT INSERT, UPDATE, DELETE, SELECT (id, day) ON t TO unique_writer",
+    )
+    yield
+    for role in ROLES:
+        run_sql(dsn, f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
+
+
+def writer(dsn: str, role: str = "unique_writer") -> psycopg2.extensions.connection:
+    user = steps.session(dsn)
+    sql(user, f"SET ROLE {role}")
+    user.commit()
+    return user
+
+
+@pytest.mark.parametrize("nulls_not_distinct", [False, True], ids=["distinct", "not distinct"])
+@pytest.mark.parametrize("mode", ["direct", "active"])
+def test_whoever_may_write_meets_the_key(database: Database, dsn: str, mode: str, nulls_not_distinct: bool) -> None:
+    stage = Stage(database, mode, keys="k", include="v", segments=3, unique=True, nulls_not_distinct=nulls_not_distinct)
+    with closing(writer(dsn)) as user:
+        for statement in (
+            "INSERT INTO t VALUES (100, 1, NULL, 0)",
+            "UPDATE t SET v = 1, k = 'new' WHERE id = 100 AND day = 1",
+            "INSERT INTO t VALUES (101, 2, NULL, 0)",
+            "UPDATE t SET v = 2 WHERE id = 101",
+            "UPDATE t SET k = NULL WHERE id = 100; DELETE FROM t WHERE id = 101"
+            if not nulls_not_distinct
+            else "DELETE FROM t WHERE id = 101; UPDATE t SET k = NULL WHERE id = 100",
+            "UPDATE t SET k = 'k' || (31 - id) WHERE id BETWEEN 1 AND 30",
+            "UPDATE t SET day = (day + 1) % 3 WHERE id < 10",
+        ):
+            sql(user, statement)
+            user.commit()
+        with pytest.raises(psycopg2.errors.UniqueViolation) as refused:
+            sql(user, "INSERT INTO t VALUES (102, 1, 'k7', 0)")
+        assert refused.value.diag.message_detail is None
+        assert "k7" not in str(refused.value)
+        user.rollback()
+    stage.assert_exact("written")
+    stage.finish()
+
+
+@pytest.mark.parametrize("row_security", ["none", "enabled", "forced"])
+def test_the_values_are_told_to_who_may_read_them_in_any_row(database: Database, dsn: str, row_security: str) -> None:
+    run_sql(dsn, "GRANT SELECT ON t TO unique_writer")
+    if row_security != "none":
+        run_sql(
+            dsn,
+            "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+            "CREATE POLICY own ON t USING (id > 10) WITH CHECK (true)",
+        )
+    Stage(database, "published", keys="k", unique=True, ignore_row_security=True)
+    told = "Key (k)=(k7) already exists."
+    roles = {"unique_writer": told if row_security == "none" else None, "unique_keeper": told, "postgres": told}
+    if row_security == "forced":
+        # A member of the owner, and who may see past all policies.
+        run_sql(dsn, "GRANT unique_keeper TO unique_writer")
+        roles["unique_writer"] = told
+    for role, expected in roles.items():
+        with closing(writer(dsn, role)) as user:
+            with pytest.raises(psycopg2.errors.UniqueViolation) as refused:
+                sql(user, "INSERT INTO t VALUES (102, 1, 'k7', 0)")
+            assert refused.value.diag.message_detail == expected, role
+            assert refused.value.diag.constraint_name == "ix"
+
+
+def test_duplicates_are_found_healed_and_repaired_as_the_owner(database: Database, dsn: str) -> None:
+    """No code of the owner's runs as us: the domain's check looks who asks it."""
+    run_sql(
+        dsn,
+        "CREATE FUNCTION mine(x text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN IF current_user = 'postgres' THEN "
+        "RAISE 'as us'; END IF; RETURN true; END $$",
+        "ALTER FUNCTION mine(text) OWNER TO unique_keeper",
+        "CREATE DOMAIN checked AS text",
+        "ALTER DOMAIN checked OWNER TO unique_keeper",
+        "CREATE TYPE held AS (x checked, y int)",
+        "ALTER TYPE held OWNER TO unique_keeper",
+        "ALTER TABLE t ADD h held",
+        "UPDATE t SET h = ROW(k, 1)::held",
+        "ALTER DOMAIN checked ADD CHECK (mine(VALUE)) NOT VALID",
+    )
+    with closing(writer(dsn, "unique_keeper")) as user:
+        sql(user, "INSERT INTO t VALUES (100, 1, 'k100', 0, ROW('k7', 1))")
+        user.commit()
+        _, run = steps.begin(database, keys="h", include="v", unique=True, segments=3)
+        steps.build_all(database, run)
+        sql(user, "INSERT INTO t VALUES (101, 1, 'k101', 0, ROW('k8', 1))")
+        user.commit()
+        with pytest.raises(DuplicatesFound):
+            steps.seal_all(database, run)
+        assert len(unhealed(dsn)) == 4
+        sql(user, "DELETE FROM t WHERE id = 100")
+        user.commit()
+        run = start_run(database, "ix", "test", take_over=True)
+        steps.seal_all(database, run)
+        with pytest.raises(DuplicatesFound):
+            fold.switch(database, run)
+        sql(user, "UPDATE t SET h = ROW(NULL, NULL)::held WHERE id = 101")
+        user.commit()
+        run = start_run(database, "ix", "test", take_over=True)
+        steps.fold_all(database, run)
+        steps.publish_all(database, run)
+        with pytest.raises(psycopg2.errors.UniqueViolation):
+            sql(user, "INSERT INTO t VALUES (102, 1, 'k102', 0, ROW(NULL, NULL)::held)")
+        user.rollback()
+        assert compare.verify(database, "ix", VerifyOptions(sample=100)).found == 0
+
+
+def test_a_repair_of_anothers_table(database: Database, dsn: str) -> None:
+    _, run = steps.begin(database, keys="k", include="v", unique=True, segments=3)
+    steps.finish_all(database, run)
+    unseen(dsn, "INSERT INTO t VALUES (100, 1, 'k7', 0)", "UPDATE t SET k = 'new' WHERE id = 8")
+    run_sql(
+        dsn, "UPDATE roir_data.g1 SET c2 = 109, c3 = 1 WHERE c2 = 9", "UPDATE roir_data.g1 SET c4 = 0 WHERE c2 = 10"
+    )
+    report = compare.verify(database, "ix", VerifyOptions(repair=True))
+    assert (report.duplicate, report.found - report.mended) == (1, 1)
+    run_sql(dsn, "DELETE FROM t WHERE id = 7")
+    assert compare.verify(database, "ix", VerifyOptions(repair=True)).is_exact
+    steps.assert_exact(database)

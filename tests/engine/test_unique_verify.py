@@ -1,0 +1,309 @@
+"""A unique index that is wrong: what a verification tells of it, and what a repair mends, and leaves to its users."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import psycopg2.errors
+import psycopg2.extensions
+import pytest
+
+from airflow_roir.cli import overview
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import indexes
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.verify import compare, repair
+from airflow_roir.engine.verify.report import described
+from tests.conftest import run_sql
+from tests.engine import steps, verifying
+from tests.engine.steps import sql
+from tests.engine.test_verify_damage import broken
+from tests.engine.verifying import build_index, found
+
+pytestmark = pytest.mark.sample(1)
+
+MENDED = VerifyOptions(repair=True)
+EVERY_ROW = VerifyOptions(sample=100)
+TABLE = (
+    "CREATE TABLE t (id int, day int, k int, v int, PRIMARY KEY (id, day)) PARTITION BY LIST (day)",
+    *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES IN ({n})" for n in range(4)),
+    "INSERT INTO t SELECT i, i % 4, nullif(i, 9), i FROM generate_series(1, 60) i",
+)
+# k is c1, id c2, day c3, v c4.
+WRONG = {
+    "no entry": (("DELETE FROM {base} WHERE c2 = 5",), [("missing", "5")]),
+    "no entry of a NULL": (("DELETE FROM {base} WHERE c2 = 9",), [("missing", "9")]),
+    "another value": (("UPDATE {base} SET c4 = -1 WHERE c2 IN (5, 9)",), [("different", "5"), ("different", "9")]),
+    "an entry of no row": (("INSERT INTO {base} VALUES (77, 77, 1)",), [("extra", "77")]),
+    "a NULL's entry of no row": (("UPDATE {base} SET c2 = 78 WHERE c2 = 9",), [("extra", "78"), ("missing", "9")]),
+    "another row's primary key": (
+        ("UPDATE {base} SET c2 = 99 WHERE c2 = 5",),
+        [("extra", "99"), ("missing", "5")],
+    ),
+    "two have swapped their primary keys": (
+        ("UPDATE {base} SET c2 = CASE c2 WHEN 5 THEN 25 ELSE 5 END, c3 = 1 WHERE c2 IN (5, 25)",),
+        [("extra", "25"), ("extra", "5"), ("missing", "25"), ("missing", "5")],
+    ),
+    "a former key, and the key's by another": (
+        ("DELETE FROM {base} WHERE c2 = 6", "UPDATE {base} SET c1 = 6 WHERE c2 = 5"),
+        [("extra", "5"), ("missing", "5"), ("missing", "6")],
+    ),
+    "a NULL instead of the key": (
+        ("DELETE FROM {base} WHERE c2 = 9", "UPDATE {base} SET c1 = NULL WHERE c2 = 5"),
+        [("extra", "5"), ("missing", "5"), ("missing", "9")],
+    ),
+    "the key instead of a NULL": (
+        ("DELETE FROM {base} WHERE c2 = 6", "UPDATE {base} SET c1 = 6 WHERE c2 = 9"),
+        [("extra", "9"), ("missing", "6"), ("missing", "9")],
+    ),
+    "everything": (("TRUNCATE {base}",), None),
+}  # fmt: skip
+
+
+@pytest.mark.sample(2, 8)
+@pytest.mark.parametrize("nulls", ["distinct", "not distinct"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_found_and_mended(database: Database, dsn: str, wrong: str, nulls: str) -> None:
+    base = build_index(dsn, database, *TABLE, include="v", unique=True, nulls_not_distinct=nulls == "not distinct")
+    statements, expected = WRONG[wrong]
+    run_sql(dsn, *(one.format(base=base) for one in statements))
+    for options in (VerifyOptions(slices=1), EVERY_ROW, MENDED):
+        report = compare.verify(database, "ix", options)
+        if options.repair:
+            # What was in the way of a missing entry has gone with it.
+            assert report.is_exact
+            assert report.found
+            continue
+        assert report.found == len(expected or range(60))
+        if expected is not None:
+            assert [row[:2] for row in found(dsn)] == expected
+    steps.assert_exact(database)
+    assert compare.verify(database, "ix", EVERY_ROW).found == 0
+    assert_enforced(dsn)
+
+
+def assert_enforced(dsn: str) -> None:
+    """A key that is taken is refused."""
+    with closing(steps.session(dsn)) as user, pytest.raises(psycopg2.errors.UniqueViolation):
+        sql(user, "INSERT INTO t VALUES (1000, 1, 7, 0)")
+
+
+def unseen(dsn: str, *statements: str) -> None:
+    """Writes that no capture sees."""
+    [(triggers,)] = sql(
+        steps.session(dsn),
+        "SELECT string_agg(format('ALTER TABLE %s DISABLE TRIGGER %I', tgrelid::regclass, tgname), ';') "
+        "FROM pg_trigger WHERE tgname LIKE 'roir%' AND tgparentid = 0 AND tgrelid = 't'::regclass",
+    )
+    run_sql(dsn, triggers, *statements, triggers.replace("DISABLE", "ENABLE ALWAYS"))
+
+
+def test_a_row_whose_key_another_row_has_is_a_duplicate_and_left_to_its_user(database: Database, dsn: str) -> None:
+    build_index(dsn, database, *TABLE, include="v", unique=True)
+    unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0), (101, 1, 200, 0), (102, 2, 200, 0), (103, 2, 200, 0)")
+    report = compare.verify(database, "ix")
+    assert (report.duplicate, report.missing, report.found) == (3, 1, 4)
+    # Of the three whose key has no entry at all, one could have it.
+    assert ("duplicate", "100", None) in found(dsn)
+    assert {key for _, key, _ in found(dsn)} == {"100", "101", "102", "103"}
+    assert "duplicate 3" in str(report)
+    assert report.as_dict()["duplicate"] == 3
+    [one] = [one for one in report.first if one["primary_key"]["id"] == "100"]
+    assert one["entry"] == {"k": "7", "id": "7", "day": "3", "v": "7"}
+    assert described(one) == (
+        "duplicate: k 7, id 100, day 1; row id 7, day 3 has this key, too. Change or delete rows until each key is "
+        "left once, then: roir verify public.ix --repair"
+    )
+    report = compare.verify(database, "ix", MENDED)
+    assert (report.found, report.mended, report.duplicate) == (4, 1, 3)
+    kinds = {one: (kind, outcome) for kind, one, outcome in found(dsn)}
+    assert kinds.pop("100") == ("duplicate", None)
+    [mended] = [one for one, (_, outcome) in kinds.items() if outcome]
+    assert kinds.pop(mended) == ("missing", "mended")
+    assert set(kinds.values()) == {("duplicate", None)}
+    assert sql(steps.session(dsn), "SELECT count(*) FROM t") == [(64,)]
+    # Healed by the capture itself, and by removing the rows that have the entries.
+    run_sql(dsn, "UPDATE t SET k = 300 WHERE id = 100", f"DELETE FROM t WHERE id IN ({mended}, {min(kinds)})")
+    report = compare.verify(database, "ix", MENDED)
+    assert (report.found, report.mended, report.missing) == (1, 1, 1)
+    steps.assert_exact(database)
+    assert_enforced(dsn)
+
+
+def test_a_duplicate_that_was_healed_before_the_repair_came_to_it_is_mended(database: Database, dsn: str) -> None:
+    build_index(dsn, database, *TABLE, unique=True)
+    unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0)")
+    run = verifying.begin(database, repair=True)
+    verifying.to_check(database, run)
+    one = verifying.worker(database, run)
+    held = verifying.claim(one)
+    while not one.unit(held).found:
+        held = verifying.claim(one)
+    run_sql(dsn, "DELETE FROM t WHERE id = 7")
+    assert one.mend(held)
+    assert found(dsn) == [("duplicate", "100", "mended")]
+    steps.assert_exact(database)
+
+
+ROWS = (
+    "CREATE TABLE t (id int PRIMARY KEY, k int, v int)",
+    "INSERT INTO t SELECT i, i, i FROM generate_series(1, 40) i",
+)
+# k is c1, id c2, v c3. Row 1 lacks its entry; row 2, too, and its key is that of a row that isn't there; row 5's former
+# entry has row 4's key.
+CORRUPT = (
+    "DELETE FROM {base} WHERE c2 IN (1, 4)",
+    "UPDATE {base} SET c2 = 102 WHERE c2 = 2",
+    "UPDATE {base} SET c1 = 4 WHERE c2 = 5",
+)
+WRITES = {
+    "what is included": "UPDATE t SET v = v + 100 WHERE id IN (1, 2, 4, 5)",
+    "other keys": "UPDATE t SET k = k + 1000 WHERE id IN (1, 2, 4, 5)",
+    "no keys": "UPDATE t SET k = NULL WHERE id IN (1, 2, 4, 5)",
+    "delete": "DELETE FROM t WHERE id IN (1, 2, 4, 5)",
+    "delete and insert": "DELETE FROM t WHERE id < 6; INSERT INTO t SELECT i, i, 0 FROM generate_series(1, 5) i",
+    "the holder comes": "INSERT INTO t VALUES (102, 1002, 0)",
+    "the holder gets the key": "UPDATE t SET k = 1002 WHERE id = 2; INSERT INTO t VALUES (102, 2, 0)",
+    "swap": "UPDATE t SET k = 9 - k WHERE id IN (4, 5)",
+    "shift": "UPDATE t SET k = k + 1 WHERE id < 6; UPDATE t SET k = 1 WHERE id = 6",
+    "primary keys": "UPDATE t SET id = -id WHERE id < 6",
+    "another's key": "UPDATE t SET k = 20 WHERE id IN (1, 4)",
+}
+
+
+def mend(one: repair.Mender, dsn: str) -> None:
+    absent, extra = verifying.ids(dsn, ("missing", "different", "duplicate")), verifying.ids(dsn, ("extra",))
+    if left := repair.tried(one.put, absent):
+        repair.tried(one.take_out, left)
+    repair.tried(one.take_out, extra)
+
+
+@pytest.mark.sample(2, 12)
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_writer_and_a_repair_meet_in_each_order(database: Database, dsn: str, write: str, level: str) -> None:
+    """Uncommitted while the repair runs, then committed; and once more after it."""
+    base = build_index(dsn, database, *ROWS, include="v", unique=True)
+    run_sql(dsn, *(one.format(base=base) for one in CORRUPT))
+    verifying.go_through(database, verifying.begin(database), 4)
+    one = verifying.mender(database, verifying.begin(database))
+    with closing(steps.session(dsn, level)) as user:
+        sql(user, "SELECT count(*) FROM t")  # its snapshot is older than any repair
+        write_or_be_refused(user, WRITES[write], level)
+        mend(one, dsn)
+        user.commit()
+        mend(one, dsn)
+        steps.assert_exact(database)
+        sql(user, "SELECT 1")
+        write_or_be_refused(user, WRITES["what is included"], level)
+        user.commit()
+        assert verifying.ids(dsn, ("missing", "different", "duplicate", "extra")) == []
+        steps.assert_exact(database)
+
+
+def write_or_be_refused(user: psycopg2.extensions.connection, statement: str, level: str) -> None:
+    """None that reads what is committed is told to try again, and none at all waits for a repair for ever."""
+    try:
+        sql(user, "SET LOCAL lock_timeout = '10s'")
+        sql(user, statement)
+    except psycopg2.errors.UniqueViolation:
+        user.rollback()
+    except psycopg2.extensions.TransactionRollbackError:
+        assert level != "READ COMMITTED"
+        user.rollback()
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_writer_that_began_before_the_repair_writes_after_it(
+    database: Database, dsn: str, write: str, level: str
+) -> None:
+    base = build_index(dsn, database, *ROWS, include="v", unique=True)
+    run_sql(dsn, *(one.format(base=base) for one in CORRUPT))
+    verifying.go_through(database, verifying.begin(database), 4)
+    one = verifying.mender(database, verifying.begin(database))
+    with closing(steps.session(dsn, level)) as user:
+        sql(user, "SELECT count(*) FROM t")
+        mend(one, dsn)
+        write_or_be_refused(user, WRITES[write], level)
+        user.commit()
+    steps.assert_exact(database)
+
+
+def test_a_key_that_is_taken_while_its_entry_is_missing_is_a_duplicate(database: Database, dsn: str) -> None:
+    """The damage lets a user in whom the index should refuse; both rows stay, and the repair waits for nobody."""
+    base = build_index(dsn, database, *ROWS, include="v", unique=True)
+    run_sql(dsn, *(one.format(base=base) for one in CORRUPT))
+    verifying.go_through(database, verifying.begin(database), 4)
+    one = verifying.mender(database, verifying.begin(database))
+    with closing(steps.session(dsn)) as user:
+        sql(user, "INSERT INTO t VALUES (201, 1, 0), (202, 2, 0)")
+        mend(one, dsn)
+        assert {outcome for _, key, outcome in found_before(dsn) if key in "12"} == {None}
+        user.commit()
+    mend(one, dsn)
+    assert [row for row in found_before(dsn) if row[2] is None] == [("duplicate", "1", None), ("duplicate", "2", None)]
+    run_sql(dsn, "DELETE FROM t WHERE id IN (1, 202)")
+    mend(one, dsn)
+    assert [row for row in found_before(dsn) if row[2] is None] == []
+    steps.assert_exact(database)
+
+
+def found_before(dsn: str) -> list[tuple[str, str, str | None]]:
+    """All discrepancies, of the verification that has found any."""
+    with closing(steps.session(dsn)) as user:
+        return sql(user, "SELECT kind, primary_key ->> 0, outcome FROM roir.discrepancy ORDER BY 1, 2")
+
+
+# A row with a NULL key is number 7. As in test_verify_damage.py, but for what only a unique index has.
+UNIQUE_FILL = "INSERT INTO t SELECT i, nullif(i, 7)::text, i FROM generate_series(1, 400) i"
+
+
+@pytest.mark.parametrize("nulls", ["distinct", "not distinct"])
+def test_what_the_tree_of_a_unique_index_has_lost_is_damage_and_left_alone(
+    database: Database, dsn: str, nulls: str
+) -> None:
+    definition = {"include": "v", "unique": True, "nulls_not_distinct": nulls == "not distinct"}
+    base = build_index(dsn, database, TABLE_OF_TEXTS, UNIQUE_FILL, "ANALYZE t", **definition)
+    with broken(dsn, base, "tree lost"):
+        run_sql(
+            dsn,
+            f"CREATE TEMP TABLE e AS SELECT * FROM {base} WHERE c2 IN (6, 7); DELETE FROM {base} WHERE c2 IN (6, 7); "
+            f"INSERT INTO {base} SELECT * FROM e",
+        )
+    for options in (VerifyOptions(), MENDED, EVERY_ROW):
+        report = compare.verify(database, "ix", options)
+        assert report.damaged >= 2
+        assert report.mended == 0
+    steps.make_index(database, table=None, keys=None)
+    assert compare.verify(database, "ix").found == 0
+    steps.assert_exact(database)
+
+
+def test_two_entries_of_one_key_that_the_tree_lets_in_are_mended(database: Database, dsn: str) -> None:
+    base = build_index(dsn, database, TABLE_OF_TEXTS, UNIQUE_FILL, "ANALYZE t", include="v", unique=True)
+    with broken(dsn, base, "tree twice"):
+        run_sql(
+            dsn,
+            f"INSERT INTO {base} VALUES ('6', 1000, 1), ('8', 1001, 1), ('8', 1002, 1)",
+            f"DELETE FROM {base} WHERE c2 = 8",
+        )
+    report = compare.verify(database, "ix", MENDED)
+    assert (report.missing, report.is_exact) == (1, True)
+    steps.assert_exact(database)
+
+
+TABLE_OF_TEXTS = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
+
+
+def test_the_status_says_what_to_do_about_a_duplicate(database: Database, dsn: str) -> None:
+    build_index(dsn, database, *TABLE, include="v", unique=True)
+    unseen(dsn, "INSERT INTO t VALUES (100, 1, 7, 0)")
+    compare.verify(database, "ix")
+    [one] = [one for one in indexes.indexes(database) if one.index == "public.ix"]
+    assert one.verified is not None
+    assert (one.verified.duplicate, one.verified.found) == (1, 1)
+    lines = list(overview.index_notes(one))
+    assert "the verification found duplicate 1; repaired 0: roir verify public.ix --repair" in lines
+    assert "duplicate rows are yours to change or delete first: roir.discrepancy has them" in lines

@@ -1,0 +1,154 @@
+"""Broken variants of the engine, as in `variants.py`: the mistakes that a unique index can make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from airflow_roir.engine import duplicates, fold
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture import row_function, segment_writes, unique_put
+from airflow_roir.engine.capture.target import Target
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.job import Job
+from airflow_roir.engine.source import Source
+
+Variant = Callable[[pytest.MonkeyPatch], None]
+VARIANTS: list[Variant] = []
+# What the unique machine says of one.
+FOUND = r"\(U\d\)|generation \d|\(I\d\)|lock timeout|duplicate key"
+
+
+def variant(broken: Variant) -> Variant:
+    """List a variant. It patches the engine."""
+    VARIANTS.append(broken)
+    return broken
+
+
+def _members(patch: pytest.MonkeyPatch, change: Callable[[Entry, str], str]) -> None:
+    """The members of groups, by another query."""
+    members = duplicates._members
+
+    def broken(job: Job, *arguments: Any) -> str:
+        return change(job.entry, members(job, *arguments))
+
+    patch.setattr(duplicates, "_members", broken)
+
+
+@variant
+def reports_stale_base_copies(patch: pytest.MonkeyPatch) -> None:
+    """What the delta touches counts as a row's entry."""
+    _members(patch, lambda entry, query: query.replace("WHERE NOT EXISTS", "WHERE true OR NOT EXISTS"))
+
+
+@variant
+def lets_antimatter_hide_a_pair(patch: pytest.MonkeyPatch) -> None:
+    """A deleted row's antimatter hides every entry of its key."""
+
+    def by_key(entry: Entry, query: str) -> str:
+        nulls = dict.fromkeys(entry.key_positions, False)
+        whole = entry.equal("x.", "t.", nulls)
+        assert whole in query
+        return query.replace(whole, "x.c1 = t.c1")
+
+    _members(patch, by_key)
+
+
+@variant
+def seals_over_touched_entries(patch: pytest.MonkeyPatch) -> None:
+    """A segment's unique index is made over what the delta has touched, too."""
+    patch.setattr(physical, "remove_touched", lambda *arguments: None)
+
+
+@variant
+def switches_without_the_last_look(patch: pytest.MonkeyPatch) -> None:
+    """What is written after the look without the lock is not looked at."""
+    look = duplicates.look
+    under = {"lock": False}
+    drain = fold.drain
+
+    def drained(database: Any, job: Any, body: Callable[..., Any], *rest: Any) -> Any:
+        def marked(connection: Connection, lock: Callable[[], None]) -> Any:
+            under["lock"] = True
+            try:
+                return body(connection, lock)
+            finally:
+                under["lock"] = False
+
+        return drain(database, job, marked, *rest)
+
+    patch.setattr(fold, "drain", drained)
+    patch.setattr(duplicates, "look", lambda *some, **more: 0 if under["lock"] else look(*some, **more))
+
+
+@variant
+def forgets_writers_in_flight_at_the_look(patch: pytest.MonkeyPatch) -> None:
+    """The mark of a look is the present, not the oldest transaction that it couldn't see."""
+    patch.setattr(duplicates, "SEEN", "SELECT pg_current_xact_id()::text")
+
+
+@variant
+def takes_what_was_found_for_healed(patch: pytest.MonkeyPatch) -> None:
+    """A resume looks at what is new alone."""
+    heal = duplicates.HEAL
+    patch.setattr(duplicates, "HEAL", heal[: heal.index("   AND NOT EXISTS")])
+
+
+def _of_put(patch: pytest.MonkeyPatch, name: str, change: Callable[[list[str]], list[str]]) -> None:
+    original = getattr(unique_put, name)
+    patch.setattr(unique_put, name, lambda *arguments: change(original(*arguments)))
+
+
+@variant
+def takes_over_without_asking(patch: pytest.MonkeyPatch) -> None:
+    """Whoever has a key gives it to who wants it."""
+    _of_put(patch, "_ask", lambda lines: [])
+
+
+@variant
+def refuses_without_asking(patch: pytest.MonkeyPatch) -> None:
+    """A stale entry is a duplicate: swaps and shifts fail."""
+    _of_put(patch, "_ask", lambda lines: [line.replace("IF held THEN", "IF true THEN") for line in lines])
+
+
+@variant
+def asks_without_waiting(patch: pytest.MonkeyPatch) -> None:
+    """Who is changing the holder's row is not waited for."""
+    _of_put(patch, "_ask", lambda lines: [line.replace(" FOR SHARE", "") for line in lines])
+
+
+@variant
+def forgets_the_delta_of_others(patch: pytest.MonkeyPatch) -> None:
+    """In direct mode only the base is asked who has a key."""
+    patch.setattr(unique_put, "_of_delta", lambda *arguments: [])
+
+
+@variant
+def removes_what_was_taken_over(patch: pytest.MonkeyPatch) -> None:
+    """A removal goes by the key, whoever has taken it over."""
+    same = segment_writes._same
+
+    def by_key(entry: Entry, record: str) -> str:
+        return " AND ".join(same(entry, record).split(" AND ")[: entry.key])
+
+    patch.setattr(segment_writes, "_same", by_key)
+
+
+@variant
+def enforces_in_capture_mode(patch: pytest.MonkeyPatch) -> None:
+    """Writers are refused before the switch, for what is in the delta by then."""
+    capture_mode = row_function._capture_mode
+
+    def broken(source: Source, target: Target) -> list[str]:
+        refused = [
+            f"IF TG_OP <> 'DELETE' AND EXISTS (SELECT FROM {physical.delta(target.generation_id)} d "
+            "WHERE d.state = 'regular' AND d.c1 = NEW.k AND d.c2 <> NEW.id) THEN",
+            f"  RAISE unique_violation USING CONSTRAINT = '{target.constraint}', MESSAGE = 'too early';",
+            "END IF;",
+        ]
+        return refused + capture_mode(source, target)
+
+    patch.setattr(row_function, "_capture_mode", broken)

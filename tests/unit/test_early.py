@@ -1,0 +1,87 @@
+"""The pure parts of the early detection of duplicates."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from airflow_roir.engine.early import growth
+from airflow_roir.engine.early.budget import Budget
+from airflow_roir.engine.early.growth import Growth, Snapshot
+from airflow_roir.engine.early.key_sets import Kept, as_integers, join, read, value_of_copy
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_comes_twice_is_found_by_the_part_that_brings_it(seed: int) -> None:
+    chance = random.Random(seed)
+    known, met = read(b""), Counter[int]()
+    for _ in range(10):
+        new = [chance.randrange(-300, 300) for _ in range(chance.randrange(60))]
+        twice = {one for one in new if met[one] or new.count(one) > 1}
+        known, again = join(known, read(struct.pack(f">{len(new)}q", *new)))
+        assert sorted(as_integers(again)) == sorted(twice)
+        met.update(new)
+        assert sorted(as_integers(known)) == sorted(met)
+
+
+def test_sets_are_forgotten_by_their_last_use() -> None:
+    kept = Kept(bound=3 * 80)
+    ten = np.arange(10, dtype=np.uint64)
+    for segment in (1, 2, 3):
+        kept.put(segment, ten)
+    assert kept.get(1) is not None
+    kept.put(4, ten)
+    assert [kept.get(n) is not None for n in (1, 2, 3, 4)] == [True, False, True, True]
+    kept.put(4, np.arange(31, dtype=np.uint64))  # alone above the bound
+    assert kept.get(4) is None
+    assert kept.bytes == 160
+    kept.put(1, np.arange(20, dtype=np.uint64))
+    assert (kept.bytes, kept.get(3) is not None) == (240, True)
+
+
+def test_a_copy_in_binary_is_read() -> None:
+    head = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
+    row = struct.pack(">hi", 1, 3) + b"abc"
+    null = struct.pack(">hi", 1, -1)
+    end = struct.pack(">h", -1)
+    assert value_of_copy(head + end) == b""
+    assert value_of_copy(head + row + end) == b"abc"
+    assert value_of_copy(head + row + null + row + end) == b"abcabc"
+
+
+def test_a_budget_grows_with_the_time() -> None:
+    now = 0.0
+    budget = Budget(0.1, 1.0, lambda: now)
+    assert budget.allows(1.0)
+    assert not budget.allows(1.1)
+    with budget.spending():
+        now += 3.0
+    assert not budget.allows(0.0)
+    now = 20.0
+    assert budget.allows(0.0)
+    assert not budget.allows(0.1)
+
+
+def test_a_block_is_settled_once_all_have_ended_who_might_write_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "MARGIN_BLOCKS", 3)
+    seen = Growth()
+    assert seen.settled(1, Snapshot.parse("100:100:")) == 0
+    seen.look(Snapshot.parse("100:105:100,102"), {1: 50})
+    # 100 may still write, and began before there were 50.
+    assert seen.settled(1, Snapshot.parse("100:110:100,107")) == 0
+    seen.look(Snapshot.parse("107:110:107"), {1: 80})
+    assert seen.settled(1, Snapshot.parse("107:112:107")) == 47
+    assert seen.settled(1, Snapshot.parse("110:112:111")) == 77
+    assert seen.settled(2, Snapshot.parse("110:112:")) == 0
+
+
+def test_what_a_snapshot_does_not_see() -> None:
+    assert Snapshot.parse("7:7:").unseen() == "age(s.xmin) <= age('7'::xid)"
+    far = 5 * (1 << 32)
+    assert Snapshot.parse(f"{far + 7}:{far + 9}:{far + 7}").unseen() == (
+        "(age(s.xmin) <= age('9'::xid) OR s.xmin = ANY ('{7}'::xid[]))"
+    )
