@@ -121,6 +121,22 @@ class UniqueGround(Ground):
             f"FROM generate_series(0, {slots - 1}) s, generate_series(1, 2) r"
         )
 
+    definition = {"unique": True}
+
+    def create(self, table: str) -> str:
+        return create(table, self.kind)
+
+    def touch(self, table: str, slots: int) -> list[str]:
+        """Some keys change rows, others are changed and come back."""
+        return [
+            f"UPDATE {table} SET v = v + 10 WHERE id / 10 % 3 = 0",
+            f"UPDATE {table} SET k = id / 10 * {WIDTH} + 2 - id % 10 WHERE id / 10 % 4 = 1",
+            f"UPDATE {table} SET k = id / 10 * {WIDTH} + id % 10 - 1 WHERE id / 10 % 4 = 1",
+            f"INSERT INTO {table} SELECT s * 10 + 3, 0, s * {WIDTH} + {FREE}, 0 "
+            f"FROM generate_series(0, {slots - 1}, 2) s",
+            f"DELETE FROM {table} WHERE id % 10 = 3",
+        ]
+
     def refill(self, mode: str) -> None:
         """Which entries are in the base, the delta or both, and which are stale, goes by the slot."""
         stage = self.stages[mode]
