@@ -166,6 +166,11 @@ bench-fold: $(STAMP)  ## Delta rows folded per second; ARGS="--rows 200000 --bas
 bench-unique: $(STAMP)  ## A unique index under writers of duplicates, kills, pauses; ARGS="--rows 50000 --groups 100", "--cost 3"
 	$(BIN)/python -m benchmarks.unique $(ARGS)
 
+.PHONY: bench-filters
+bench-filters: $(STAMP)  ## What hashes of keys could be kept as; ARGS="--keys 100000 --rounds 1" for less
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --group filters
+	$(BIN)/python -m benchmarks.filters $(ARGS)
+
 .PHONY: bench-estimate
 bench-estimate: $(STAMP)  ## How good the time left is, in recorded builds; ARGS="--rows 1000000 --builds quiet" for less
 	$(BIN)/python -m benchmarks.estimate $(ARGS)
@@ -201,7 +206,7 @@ demo-stop: $(STAMP)  ## Stop what `make demo KEEP=1` left running
 
 .PHONY: constraints
 constraints: | $(BIN)/uv  ## Resolve constraints.txt anew for Python 3.10 to 3.13; UPGRADE=1 takes the newest
-	$(BIN)/uv pip compile pyproject.toml --group dev --group servers --universal --python-version 3.10 \
+	$(BIN)/uv pip compile pyproject.toml --group dev --group servers --group filters --universal --python-version 3.10 \
 	  --no-annotate --no-emit-index-url --custom-compile-command "make constraints" \
 	  --quiet $(if $(call on,$(UPGRADE)),--upgrade) --output-file constraints.txt
 

@@ -41,6 +41,10 @@ def rebuild_index_group(
     table: str | None = None,
     keys: str | Sequence[str] | None = None,
     include: str | Sequence[str] | None = None,
+    unique: bool | str | None = None,
+    nulls_not_distinct: bool | str | None = None,
+    on_duplicate: str | None = None,
+    census: bool | str | None = None,
     postgres_conn_id: str = RoirHook.default_conn_name,
     spark: str | None = None,
     verify: str = "after",
@@ -53,6 +57,7 @@ def rebuild_index_group(
     All but `verify_before`, `builds_at_once` and the names in `options` may be templates or the output of another task.
 
     index, table, keys, include: as of `PrepareIndexBuildOperator`; without a table an existing index is rebuilt.
+    unique, nulls_not_distinct, on_duplicate, census: as of `PrepareIndexBuildOperator`, too.
     postgres_conn_id: the Airflow connection of the database.
     spark: see `SparkDrivingOperator`.
     verify: `after` compares the new index with the table, and publishes it only if they match; `none`.
@@ -72,6 +77,10 @@ def rebuild_index_group(
         table=table,
         keys=keys,
         include=include,
+        unique=unique,
+        nulls_not_distinct=nulls_not_distinct,
+        on_duplicate=on_duplicate,
+        census=census,
         verify=verify,
         # The comparison before is skipped where there is nothing to compare.
         trigger_rule="none_failed" if verify_before else "all_success",

@@ -9,6 +9,8 @@ from enum import Enum
 FORMAT_VERSION = 2
 # Where ranges are blocks.
 BLOCK_FORMAT_VERSION = 3
+# Who pauses where rows share a key of a unique index: no retry lifts that, only a resume.
+BY_DUPLICATES = "duplicates"
 
 
 class Status(str, Enum):

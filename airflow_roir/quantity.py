@@ -39,6 +39,11 @@ def counted(number: float, noun: str, plural: str | None = None) -> str:
     return f"{number:,.0f} {noun if round(number) == 1 else plural or f'{noun}s'}"
 
 
+def shared(groups: int, rows: int) -> str:
+    """`12 rows share 5 keys`, `no two rows share a key`."""
+    return f"{counted(rows, 'row')} share {counted(groups, 'key')}" if groups else "no two rows share a key"
+
+
 def rate(rows_per_second: float) -> str:
     """`1,785 rows/s`; below ten with a decimal, so that what moves isn't 0."""
     return f"{rows_per_second:,.0f} rows/s" if rows_per_second >= 10 else f"{rows_per_second:.1f} rows/s"

@@ -30,7 +30,7 @@ def note_of(dag_run: Any) -> str | None:
     index = given.get("index") if "index" in given else dict(dag_run.dag.params.dump()).get("index")
     if not isinstance(index, str) or not index.strip():
         return None
-    action = given.get("action")
+    action = "census" if given.get("census") in (True, "true", "True") else given.get("action")
     name = one_line(index[:LONGEST], LONGEST)
     # A note is shown as Markdown, and a name is not to be that.
     return (f"{action} " if isinstance(action, str) and action.isalpha() else "") + f"`{name.replace('`', ' ')}`"

@@ -57,6 +57,21 @@ PARAMS = {
         description="Read from the index without a look at the table; separated by commas.",
         section=WHAT,
     ),
+    "unique": Param(
+        False,
+        type="boolean",
+        title="Unique",
+        description="No two rows may have the same key, over all partitions. Rows that do pause the build, and are "
+        "listed on its page. A rebuild keeps what the index is.",
+        section=WHAT,
+    ),
+    "nulls_not_distinct": Param(
+        False,
+        type="boolean",
+        title="NULLs not distinct",
+        description="Of a unique index: no two rows may have the same NULLs in the key, either.",
+        section=WHAT,
+    ),
     "parallelism": Param(
         2,
         type="integer",
@@ -121,6 +136,25 @@ PARAMS = {
         title="Ignore publications",
         description="Build although a publication of all tables contains the index's own tables. Its subscribers must "
         "skip unknown tables.",
+        section=HOW,
+    ),
+    "on_duplicate": Param(
+        "pause",
+        type="string",
+        enum=["pause", "stop"],
+        values_display={
+            "pause": "pause: list all, then pause",
+            "stop": "stop: pause at the first",
+        },
+        title="On duplicates",
+        description="Of a unique index. Resume the build once each key is left once.",
+        section=HOW,
+    ),
+    "census": Param(
+        False,
+        type="boolean",
+        title="Census",
+        description="Only list the duplicates of a unique index: all that was built is removed.",
         section=HOW,
     ),
     "verify": Param(
@@ -198,6 +232,10 @@ with DAG(
         table="{{ params.table or '' }}",
         keys="{{ params['keys'] or '' }}",
         include="{{ params.include or '' }}",
+        unique="{{ params.unique }}",
+        nulls_not_distinct="{{ params.nulls_not_distinct }}",
+        on_duplicate="{{ params.on_duplicate }}",
+        census="{{ params.census }}",
         parallelism="{{ params.parallelism }}",
         batch_rows="{{ params.batch_rows }}",
         ranges="{{ params.ranges or '' }}",

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import psycopg2
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from airflow_roir.engine import schema
@@ -22,7 +26,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import OperationStatus
 from airflow_roir.engine.status import status as read_status
 from airflow_roir.engine.verify.compare import VerifyReport, verify
-from demo.dataset import Dataset, analyze, flights, lineitem
+from demo.dataset import Dataset, Unique, analyze, flights, lineitem
 from demo.writer import Felt, Writer
 from servers.airflow import StandaloneAirflow, processes_of, wait_until
 from servers.postgres import start_postgres
@@ -55,6 +59,9 @@ class Story:
     comparison: VerifyReport | None = None
     lookup_rows: int = 0
     lookup_ms: tuple[float, float] = (0.0, 0.0)
+    # Of the unique index: how it compares, and what PostgreSQL's own and a second row of a key are refused with.
+    unique: VerifyReport | None = None
+    refusals: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
     def expect(self, holds: bool, what: str) -> None:
@@ -123,7 +130,7 @@ def tell(dataset: Dataset, dsn: str, airflow: StandaloneAirflow, connection: dic
     try:
         time.sleep(BASELINE_S)
         story.before = writer.take()
-        run_dag(story, database, airflow)
+        run_dag(story, database, airflow, dsn)
         story.during = writer.take()
         for _ in range(3):
             compared = verify(database, dataset.index)
@@ -134,6 +141,10 @@ def tell(dataset: Dataset, dsn: str, airflow: StandaloneAirflow, connection: dic
     story.expect(story.comparison.is_exact, "index = source at the end")
     story.expect(story.comparison.rows > 0 and story.during.commits > 0, "the writer wrote during the build")
     look_up(story, dsn)
+    if dataset.unique is not None:
+        story.unique = verify(database, dataset.unique.index)
+        story.expect(story.unique.is_exact and story.unique.rows > 0, "unique index = source at the end")
+        collide(story, dataset.unique, dsn)
     red = in_red(airflow)
     story.expect(not red, f"nothing is red in Airflow: {', '.join(red)}")
     return story
@@ -152,7 +163,7 @@ def in_red(airflow: StandaloneAirflow) -> list[str]:
     ]
 
 
-def run_dag(story: Story, database: Database, airflow: StandaloneAirflow) -> None:
+def run_dag(story: Story, database: Database, airflow: StandaloneAirflow, dsn: str) -> None:
     """Trigger, pause by the DAG's switch in the middle, change the parallelism, resume, and wait for the publish."""
     dataset = story.dataset
     say(f"triggering {DAG} with {FIRST_PARALLELISM} workers")
@@ -193,6 +204,12 @@ def run_dag(story: Story, database: Database, airflow: StandaloneAirflow) -> Non
     say(f"paused at {paused.percent_complete:g} %; {SECOND_PARALLELISM} workers from now on; the switch goes on again")
     airflow.put_stored(DAG, run, "build", "parallelism", SECOND_PARALLELISM)
     airflow.unpause(DAG)
+    with build_unique(story, dsn):
+        wait_for_publish(story, database, airflow, run)
+
+
+def wait_for_publish(story: Story, database: Database, airflow: StandaloneAirflow, run: str) -> None:
+    """Wait for the end of the DAG's run, and look at what it did; its tasks' logs are printed if it failed."""
 
     def ended() -> str | None:
         state = airflow.run_state(DAG, run)
@@ -203,10 +220,32 @@ def run_dag(story: Story, database: Database, airflow: StandaloneAirflow) -> Non
         for task in ("prepare", "build", "finalize"):
             console.print(airflow.task_log(DAG, run, task), markup=False)
     story.expect(state == "success", f"the DAG run's state is {state}")
-    story.ended = standing()
+    story.ended = read_status(database, story.dataset.index)[0]
     story.expect(story.ended.status == "completed", f"published, not {story.ended.status}")
     story.expect(story.ended.parallelism == SECOND_PARALLELISM, "resumed with another parallelism")
     say("published")
+
+
+@contextmanager
+def build_unique(story: Story, dsn: str) -> Iterator[None]:
+    """Build the unique index by the command line beside the block, and wait for it after; nothing if there is none."""
+    dataset = story.dataset
+    if (unique := dataset.unique) is None:
+        yield
+        return
+    options = ["build", unique.index, "--table", dataset.table, "--keys", unique.keys, "--unique"]
+    say(f"beside it, without Airflow: roir {' '.join(options)}")
+    command = [Path(sys.executable).parent / "roir", *options]
+    environment = {**os.environ, "ROIR_DSN": dsn}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as builder:
+        try:
+            yield
+            said, _ = builder.communicate(timeout=PATIENCE_S)
+            story.expect(builder.returncode == 0, f"the unique index is built: {said}")
+        finally:
+            builder.terminate()
 
 
 def connections(database: Database) -> int:
@@ -238,6 +277,23 @@ def look_up(story: Story, dsn: str) -> None:
     story.expect(answers[0] == answers[1] and bool(answers[1]), "the lookup's answers are the same")
 
 
+def collide(story: Story, unique: Unique, dsn: str) -> None:
+    """A constraint of PostgreSQL's own, and a second row of a key that another partition has: both are refused."""
+    connection = psycopg2.connect(dsn)
+    for statement, expected in ((unique.native, "0A000"), (unique.collide, "23505")):
+        with connection.cursor() as cursor:
+            try:
+                cursor.execute(statement)
+            except psycopg2.Error as error:
+                said = (error.diag.message_primary, error.diag.message_detail)
+                story.refusals.append("refused: " + "\n".join(filter(None, said)))
+                story.expect(error.pgcode == expected, f"{statement}: {error}")
+            else:
+                story.expect(False, f"{statement}: refused")
+        connection.rollback()
+    connection.close()
+
+
 def show(story: Story, seconds: float) -> None:
     """The report."""
     ended, compared = story.ended, story.comparison
@@ -256,17 +312,23 @@ def show(story: Story, seconds: float) -> None:
         f"connections left; resumed with {ended.parallelism} workers instead of {FIRST_PARALLELISM}",
         "writer alone": _felt(story.before),
         "writer during": _felt(story.during),
-        "comparison": f"{compared.rows:,} rows: missing {compared.missing}, extra {compared.extra}, "
-        f"different {compared.different}",
+        "comparison": _compared(compared),
         "lookup": f"{story.lookup_rows:,} rows; by the index {story.lookup_ms[1]:.2f} ms, "
         f"by the table {story.lookup_ms[0]:.2f} ms",
-        "all of it": f"{seconds:.0f} s",
     }
+    if story.unique is not None and len(story.refusals) == 2:
+        rows |= {"unique index": f"{story.unique.index}, {_compared(story.unique)}"}
+        rows |= dict(zip(("a native one", "a second row"), story.refusals, strict=True))
+    rows["all of it"] = f"{seconds:.0f} s"
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
     console.print(table)
     for what in story.broken:
         console.print(f"DID NOT HOLD: {what}", style="bold red", markup=False)
+
+
+def _compared(report: VerifyReport) -> str:
+    return f"{report.rows:,} rows: missing {report.missing}, extra {report.extra}, different {report.different}"
 
 
 def _felt(felt: Felt) -> str:
@@ -274,7 +336,7 @@ def _felt(felt: Felt) -> str:
 
 
 def say(line: str) -> None:
-    console.print(f"[{time.strftime('%H:%M:%S')}] {line}", markup=False)
+    console.print(f"[{time.strftime('%H:%M:%S')}] {line}", markup=False, soft_wrap=True)
 
 
 def stop_what_is_left() -> None:

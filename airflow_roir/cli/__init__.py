@@ -16,6 +16,7 @@ from airflow_roir.cli import (  # noqa: F401
     build,
     change,
     dags,
+    duplicates,
     operations,
     partitions,
     role,

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
 
 EXIT_CODES = """
-Exit codes: 0 done; 1 failed, or verify found a difference; 2 bad input, nothing was changed, or it was undone; 3 the
-operation is paused; 4 another run drives the operation; 130 Ctrl-C ended --watch, and nothing else.
+Exit codes: 0 done; 1 failed, verify found a difference, or duplicates or a census found some; 2 bad input, nothing was
+changed, or it was undone; 3 the operation is paused; 4 another run drives the operation; 130 Ctrl-C ended --watch, and
+nothing else.
 """
 
 app = typer.Typer(
@@ -71,6 +72,23 @@ IgnorePublications = Annotated[
         "--ignore-publications",
         help="A publication may contain the index's own tables: its subscribers skip unknown tables.",
     ),
+]
+Unique = Annotated[
+    bool, typer.Option("--unique", help="No two rows may have the same key, over all partitions. A rebuild keeps it.")
+]
+NullsNotDistinct = Annotated[
+    bool, typer.Option("--nulls-not-distinct", help="Nor the same NULLs in the key; with --unique.")
+]
+OnDuplicate = Annotated[
+    str,
+    typer.Option(
+        "--on-duplicate",
+        help="Where rows share a key of a unique index: pause once all are listed, or stop at the first.",
+    ),
+]
+Census = Annotated[
+    bool,
+    typer.Option("--census", help="Only list the duplicates of a unique index, and keep nothing of it."),
 ]
 Verify = Annotated[
     str, typer.Option(help="Compare index and table: after the build, before a rebuild, both, none.", show_default=True)

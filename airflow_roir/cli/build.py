@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -10,6 +11,7 @@ from airflow_roir.cli.app import (
     AsJson,
     BatchMs,
     BatchRows,
+    Census,
     Conf,
     Covering,
     IgnorePublications,
@@ -19,6 +21,8 @@ from airflow_roir.cli.app import (
     Keys,
     Master,
     MaxRows,
+    NullsNotDistinct,
+    OnDuplicate,
     Parallelism,
     Ranges,
     RevertWindow,
@@ -26,6 +30,7 @@ from airflow_roir.cli.app import (
     Segments,
     TableName,
     TakeOver,
+    Unique,
     Verify,
     app,
     database_of,
@@ -65,6 +70,10 @@ def plan(
     table: TableName = None,
     keys: Keys = None,
     include: Include = None,
+    unique: Unique = False,
+    nulls_not_distinct: NullsNotDistinct = False,
+    on_duplicate: OnDuplicate = BuildOptions.on_duplicate,
+    census: Census = False,
     parallelism: Parallelism = None,
     ranges: Ranges = None,
     segments: Segments = None,
@@ -86,9 +95,12 @@ def plan(
         covering=covering,
         ignore_row_security=ignore_row_security,
         ignore_publications=ignore_publications,
+        on_duplicate=on_duplicate,
+        census=census,
     )
     database = database_of(context)
-    rehearsal = rehearse.rehearse(database, IndexDefinition.parse(index, table, keys, include), options)
+    definition = IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct)
+    rehearsal = rehearse.rehearse(database, definition, options)
     with database.transaction() as connection:
         guarded = schema.is_guarded(connection)
         untried = checks.untried_server(connection)
@@ -103,6 +115,7 @@ def plan(
         "primary_key": list(rehearsal.source.primary_key),
         "include": list(rehearsal.definition.include),
         "not_covered": uncovered,
+        **_uniqueness(rehearsal.definition, options, as_json),
         "entry_size": str(rehearsal.entry_size),
         "rows_estimate": rehearsal.plan.rows,
         "source_bytes": rehearsal.plan.source_bytes,
@@ -138,6 +151,10 @@ def build(
     table: TableName = None,
     keys: Keys = None,
     include: Include = None,
+    unique: Unique = False,
+    nulls_not_distinct: NullsNotDistinct = False,
+    on_duplicate: OnDuplicate = BuildOptions.on_duplicate,
+    census: Census = False,
     parallelism: Parallelism = None,
     batch_rows: BatchRows = None,
     batch_ms: BatchMs = BuildOptions.batch_ms,
@@ -170,8 +187,10 @@ def build(
         ignore_row_security=ignore_row_security,
         ignore_publications=ignore_publications,
         verify=verify,
+        on_duplicate=on_duplicate,
+        census=census,
     )
-    definition = IndexDefinition.parse(index, table, keys, include)
+    definition = IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct)
     with CommandSpark(dsn_of(context), master, conf) as spark:
         # Beside all that follows, imports included.
         spark.start()
@@ -203,11 +222,19 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Run a paused or interrupted operation to its end, from its last committed batch."""
-    from airflow_roir.cli.execute import carry_on
+    from airflow_roir.cli.execute import carry_on, print_census
     from airflow_roir.cli.spark import CommandSpark
-    from airflow_roir.engine import operations
+    from airflow_roir.engine import abort, operations
+    from airflow_roir.errors import LockNotAcquired
 
     database = database_of(context)
+    row = operations.find_operation(database, index)
+    if operations.has_outcome(row):
+        # It was killed while it removed what it had built.
+        with suppress(LockNotAcquired):
+            abort.finish_abort(database, row.id, operations.default_actor(), say)
+        print_census(database, row.id, as_json)
+        return
     row = operations.find_resumable(database, index)
     given = {"parallelism": parallelism, "batch_rows": batch_rows, "max_rows_per_second": max_rows_per_second}
     if any(value is not None for value in given.values()):
@@ -215,6 +242,34 @@ def resume(
     say(f"operation {row.id} continues in phase {row.phase}")
     with CommandSpark(database.dsn, master, conf) as spark:
         carry_on(database, index, spark, take_over, as_json)
+
+
+def _uniqueness(definition: IndexDefinition, options: BuildOptions, as_json: bool) -> dict[str, Any]:
+    """What the plan tells of a unique index; of another one that it is none."""
+    facts: dict[str, Any] = {"unique": definition.unique}
+    if definition.unique:
+        facts |= {
+            "nulls_not_distinct": definition.nulls_not_distinct,
+            "on_duplicate": options.on_duplicate,
+            "census": options.census,
+        }
+    if as_json:
+        return facts
+    if not definition.unique:
+        return {"unique": "no"}
+    nulls = "NULLs are equal, too" if definition.nulls_not_distinct else "NULLs are never equal"
+    return {"unique": f"over all partitions; {nulls}", "on_duplicate": _ON_DUPLICATE[_then(options)]}
+
+
+_ON_DUPLICATE = {
+    "pause": "pauses once all rows that share a key are listed; no write is refused until none does",
+    "stop": "pauses at the first rows that share a key; no write is refused until none does",
+    "census": "a census: lists all rows that share a key, then removes what was built",
+}
+
+
+def _then(options: BuildOptions) -> str:
+    return "census" if options.census else options.on_duplicate
 
 
 def _options(**given: Any) -> BuildOptions:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Sequence
 
+INDENT = "    "
+
 
 def printable(text: str) -> str:
     """The text in one line that does nothing to a terminal: control and bidi characters are escaped, `\\x1b`.
@@ -86,3 +88,27 @@ def table(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def fitted(
+    columns: Sequence[str], texts: int, rows: list[tuple[str, ...]], notes: list[list[str]], cells: int | None
+) -> Iterator[str]:
+    """A table, each row with its notes. Where it is wider than `cells`, a paragraph for each row.
+
+    texts: as in `table`; notes: lines, for each row.
+    """
+    lines = table([columns, *rows], texts)
+    if cells is None or max(map(width, lines)) <= cells:
+        head, *body = lines
+        yield head
+        for line, more in zip(body, notes, strict=True):
+            yield line
+            for note in more:
+                yield from wrapped(note, cells, INDENT)
+        return
+    for row, more in zip(rows, notes, strict=True):
+        yield from wrapped(row[0], cells)
+        named = [f"{name} {cell}" for name, cell in zip(columns[1:], row[1:], strict=True) if cell]
+        yield from listed(named, cells, INDENT)
+        for note in more:
+            yield from wrapped(note, cells, INDENT)

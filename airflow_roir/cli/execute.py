@@ -22,8 +22,8 @@ from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.operations import OperationRow
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
-from airflow_roir.errors import OperationPaused, RoirError
-from airflow_roir.operation import Phase, Status
+from airflow_roir.errors import DuplicatesFound, OperationPaused, RoirError
+from airflow_roir.operation import BY_DUPLICATES, Phase, Status
 from airflow_roir.quantity import counted, left, rate
 from airflow_roir.spark.driver_process import Driver
 from airflow_roir.spark.kept_driver import KeptDriver
@@ -46,10 +46,31 @@ def carry_on(database: Database, index: str, spark: CommandSpark, take_over: boo
         now = operation_status(database, row.id)
         paused = now.status == Status.PAUSED and row.phase in (Phase.BUILD, Phase.SEAL)
         if now.phase in (Phase.FOLD, Phase.PUBLISH) and not paused:
-            finalize.finalize(database, index, owner, say, take_over=take_over)
+            try:
+                finalize.finalize(database, index, owner, say, take_over=take_over)
+            except DuplicatesFound as error:
+                say(str(error))
     ended = operation_status(database, row.id)
+    if ended.census and ended.status in (Status.ABORTING, Status.ABORTED):
+        print_census(database, row.id, as_json)
+        return
     print_overview(look(database, index), as_json)
     _exit_if_paused(ended, index)
+
+
+def print_census(database: Database, operation_id: int, as_json: bool) -> None:
+    """What a census has found. Exits with 1 if rows share a key."""
+    from airflow_roir.cli.duplicates import print_groups, print_groups_as_json
+    from airflow_roir.engine import duplicate_report
+
+    with database.transaction() as connection:
+        found = duplicate_report.read(connection, operation_id)
+        if as_json:
+            print_groups_as_json(found, duplicate_report.groups(connection, found))
+        else:
+            print_groups(found, duplicate_report.groups(connection, found, limit=duplicate_report.FIRST))
+    if found.groups:
+        raise typer.Exit(1)
 
 
 def carry_on_verification(
@@ -106,8 +127,10 @@ def _on_spark(
 
 def _exit_if_paused(ended: OperationStatus, index: str) -> None:
     if ended.status == Status.PAUSED:
-        who = f"{printable(ended.paused_by or '')}: {printable(ended.pause_reason or '')}"
-        say(f"paused by {who}; resume with: roir resume {argument(index)}")
+        # That was said, with what to do next.
+        if ended.paused_by != BY_DUPLICATES:
+            who = f"{printable(ended.paused_by or '')}: {printable(ended.pause_reason or '')}"
+            say(f"paused by {who}; resume with: roir resume {argument(index)}")
         raise typer.Exit(OperationPaused.exit_code)
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from airflow_roir.cli.cells import printable, width, wrapped
 from airflow_roir.cli.look import MOVING, Look
-from airflow_roir.cli.overview import operation_notes
+from airflow_roir.cli.overview import operation_notes, what_of
 from airflow_roir.operation import Status
 from airflow_roir.quantity import counted, duration, left, percent, rate, size
 
@@ -87,7 +87,7 @@ class Signs:
 
     def _operation(self, seen: Look, one: OperationStatus, found: Progress | None, cells: int) -> list[Text]:
         lines = [Text(line, "bold") for line in wrapped(printable(one.index), cells)]
-        what = f"{one.kind} {one.operation_id}"
+        what = f"{what_of(one)} {one.operation_id}"
         if found is not None and found.source:
             what += f" of {printable(found.source)}"
         lines += [Text(line) for line in wrapped(what, cells)]

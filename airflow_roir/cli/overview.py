@@ -6,14 +6,14 @@ paragraph for each row, so that nothing is cut there either.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from airflow_roir.cli.cells import listed, printable, table, width, wrapped
+from airflow_roir.cli.cells import fitted, printable, wrapped
 from airflow_roir.cli.look import PAUSING, Look
 from airflow_roir.definition import argument
-from airflow_roir.operation import Status
-from airflow_roir.quantity import counted, duration, left, percent, rate, size
+from airflow_roir.operation import BY_DUPLICATES, Status
+from airflow_roir.quantity import counted, duration, left, percent, rate, shared, size
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -26,7 +26,6 @@ INDEX_COLUMNS = ("index", "generation", "published", "verified", "rows", "size",
 INDEX_TEXTS = 4
 OPERATION_COLUMNS = ("index", "operation", "state", "phase", "done", "rate", "time left", "worked")
 OPERATION_TEXTS = 4
-INDENT = "    "
 # What holds a run up and isn't seen in its rate.
 WORTH_SAYING = ("lock", "rate limit", "starting", "another run", "server")
 
@@ -41,7 +40,7 @@ def overview_lines(seen: Look, cells: int | None = None) -> Iterator[str]:
         yield "indexes"
         rows = [_index_row(one) for one in indexes]
         notes = [list(index_notes(one)) for one in indexes]
-        yield from _part(INDEX_COLUMNS, INDEX_TEXTS, rows, notes, cells)
+        yield from fitted(INDEX_COLUMNS, INDEX_TEXTS, rows, notes, cells)
     waiting = seen.not_begun()
     if operations or waiting:
         if indexes:
@@ -50,29 +49,9 @@ def overview_lines(seen: Look, cells: int | None = None) -> Iterator[str]:
         rows = [_operation_row(seen, one) for one in operations]
         notes = [list(operation_notes(seen, one)) for one in operations]
         if operations:
-            yield from _part(OPERATION_COLUMNS, OPERATION_TEXTS, rows, notes, cells)
+            yield from fitted(OPERATION_COLUMNS, OPERATION_TEXTS, rows, notes, cells)
         for wait in waiting:
             yield from wrapped(printable(str(wait)), cells)
-
-
-def _part(
-    columns: Sequence[str], texts: int, rows: list[tuple[str, ...]], notes: list[list[str]], cells: int | None
-) -> Iterator[str]:
-    lines = table([columns, *rows], texts)
-    if cells is None or max(map(width, lines)) <= cells:
-        head, *body = lines
-        yield head
-        for line, more in zip(body, notes, strict=True):
-            yield line
-            for note in more:
-                yield from wrapped(note, cells, INDENT)
-        return
-    for row, more in zip(rows, notes, strict=True):
-        yield from wrapped(row[0], cells)
-        named = [f"{name} {cell}" for name, cell in zip(columns[1:], row[1:], strict=True) if cell]
-        yield from listed(named, cells, INDENT)
-        for note in more:
-            yield from wrapped(note, cells, INDENT)
 
 
 def _index_row(one: IndexFacts) -> tuple[str, ...]:
@@ -102,6 +81,10 @@ def verified(one: IndexFacts) -> str:
 def index_notes(one: IndexFacts) -> Iterator[str]:
     """What else there is to say of an index: lines."""
     name = argument(one.index)
+    if one.unique:
+        nulls = ", NULLs not distinct" if one.nulls_not_distinct else ""
+        enforced = "enforced over all partitions" if one.generation is not None else "not enforced yet"
+        yield f"unique{nulls}: {enforced}"
     if one.revert_until is not None:
         old = next((g for g in one.generations if g.status == "retired"), None)
         if old is not None:
@@ -136,7 +119,7 @@ def _operation_row(seen: Look, one: OperationStatus) -> tuple[str, ...]:
     now = one.rows_per_second_now
     return (
         printable(one.index),
-        f"{one.kind} {one.operation_id}",
+        f"{what_of(one)} {one.operation_id}",
         seen.state(one),
         "" if one.phase == "done" else _phase(one, found),
         percent(one.percent_complete),
@@ -146,6 +129,11 @@ def _operation_row(seen: Look, one: OperationStatus) -> tuple[str, ...]:
         else "",
         duration(found.seconds_worked if found else one.total_execution_time),
     )
+
+
+def what_of(one: OperationStatus) -> str:
+    """What an operation does."""
+    return "census" if one.census else one.kind
 
 
 def _phase(one: OperationStatus, found: Progress | None) -> str:
@@ -158,6 +146,8 @@ def _phase(one: OperationStatus, found: Progress | None) -> str:
 def operation_notes(seen: Look, one: OperationStatus) -> Iterator[str]:
     """Who drives an operation, what holds it up, what is to be done: lines."""
     yield driven(seen, one)
+    if one.duplicate_keys and one.status in (Status.RUNNING, Status.PAUSED):
+        yield f"duplicates: {shared(one.duplicate_keys, one.duplicate_rows)}; roir duplicates {argument(one.index)}"
     found = seen.progress.get(one.operation_id)
     if found is not None and one.status == Status.RUNNING and found.held_up.by in WORTH_SAYING:
         yield printable(found.held_up.text)
@@ -188,6 +178,11 @@ def driven(seen: Look, one: OperationStatus) -> str:
         alive = found.workers.alive if found is not None else 0
         rest = f"; {counted(alive, 'worker')} still to commit" if alive else "; its run is still to leave"
         return f"pausing, on request{who}{rest}"
+    if state == Status.PAUSED and one.paused_by == BY_DUPLICATES:
+        return (
+            f"paused{_ago(one.paused_at, seen)}, since rows share keys of the unique index. Change or delete rows "
+            f"until each key is left once, then: roir resume {name}"
+        )
     if state == Status.PAUSED:
         return f"paused{_ago(one.paused_at, seen)}{who}; resume with: roir resume {name}"
     if state == Status.FAILED:
@@ -219,4 +214,4 @@ def operation_line(seen: Look, one: OperationStatus) -> str:
         ):
             parts.append(remaining)
     notes = "; ".join(operation_notes(seen, one))
-    return f"{printable(one.index)}: {one.kind} {one.operation_id}, {', '.join([*parts, notes])}"
+    return f"{printable(one.index)}: {what_of(one)} {one.operation_id}, {', '.join([*parts, notes])}"

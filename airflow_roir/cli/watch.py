@@ -191,7 +191,8 @@ def _facts(seen: Look, one: OperationStatus) -> str:
     found = seen.progress.get(one.operation_id)
     held = found.held_up.by if found is not None else None
     facts = (seen.state(one), one.phase, one.percent_complete, one.rows, one.driven, one.owner, one.notice, held)
-    return repr((one.operation_id, *facts, [wait.waiter for wait in seen.waits_of(one.index)]))
+    waiters = [wait.waiter for wait in seen.waits_of(one.index)]
+    return repr((one.operation_id, *facts, one.duplicate_keys, one.duplicate_rows, waiters))
 
 
 def _clock() -> str:

@@ -27,6 +27,7 @@ from airflow_roir.engine.source import Source
 from airflow_roir.engine.verify import comparison
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, SourceChanged
+from airflow_roir.quantity import shared
 
 REGULAR = f"state = '{EntryState.REGULAR.value}'"
 # How many rows' partitions one look finds out.
@@ -50,7 +51,7 @@ WRITE, HEAL = WITH_MEMBERS + WRITTEN, WITH_MEMBERS + HEALED
 # Of a group that is known others may be members by now, or again: its segment was sealed, and then a row came.
 RENEW = f"{WITH_MEMBERS}, written AS ({WRITTEN}) {HEALED.replace('{which}', 'true')}"
 LEFT = """
-SELECT count(DISTINCT shared_key) AS groups, count(*) AS rows FROM roir.duplicate
+SELECT count(DISTINCT key_hash) AS groups, count(*) AS rows FROM roir.duplicate
  WHERE operation_id = %(operation)s AND healed_at IS NULL
 """
 # Transactions before this one have ended, and this statement sees what they wrote.
@@ -69,11 +70,19 @@ def look_and_refuse(database: Database, job: Job) -> None:
     """`look` in a transaction of its own, then `refuse`."""
     if not job.entry.enforced:
         return
+    gather_statistics(database)
     with database.transaction() as connection:
         read_control(connection, job.run)
         found = look(connection, job)
     if found:
         refuse(database, job)
+
+
+def gather_statistics(database: Database) -> None:
+    """Let the planner know how many duplicates are recorded: 20,000 took minutes to be looked at again, now seconds."""
+    with suppress(DBAPIError), database.transaction() as connection:
+        execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).table_lock_ms}")
+        execute(connection, "ANALYZE roir.duplicate")
 
 
 def look(connection: Connection, job: Job) -> int:
@@ -89,6 +98,7 @@ def look(connection: Connection, job: Job) -> int:
     shown = hidden.shown(connection, job.source, job.generation_id)
     delta = physical.delta(job.generation_id)
     since = "true" if mark is None else f"age(d.xmin) <= age('{int(mark)}'::xid)"
+    _scan_once(connection, job)
     # A condition per pattern of NULLs, since only that can use an index.
     patterns = (
         execute(connection, f"SELECT DISTINCT {_pattern(job.entry)} FROM {delta} d WHERE d.{REGULAR} AND {since}")
@@ -112,8 +122,9 @@ def record_segment(connection: Connection, job: Job, ordinal: int) -> None:
     """Write down the groups among a segment's entries, and which of those that are known are healed."""
     values = {"operation": job.run.operation_id, "segment": ordinal}
     members = _in_segment(job, ordinal, hidden.shown(connection, job.source, job.generation_id))
-    execute(connection, WRITE.format(members=members), values)
+    # What is new has no statistics yet: with it each known row would be compared with each member.
     execute(connection, HEAL.format(members=members, which="d.segment = %(segment)s"), values)
+    execute(connection, WRITE.format(members=members), values)
 
 
 def record_hashes(connection: Connection, job: Job, ordinal: int, key_hash: str, hashes: Sequence[int]) -> int:
@@ -131,6 +142,7 @@ def record_hashes(connection: Connection, job: Job, ordinal: int, key_hash: str,
 def heal_known(connection: Connection, job: Job) -> int:
     """See which of the groups that are known are healed, while segments have no index: scans them. How many aren't."""
     shown = hidden.shown(connection, job.source, job.generation_id)
+    _scan_once(connection, job)
     _heal(connection, job, {"operation": job.run.operation_id}, shown)
     return groups(connection, job.run.operation_id)[0]
 
@@ -155,9 +167,8 @@ def refuse(database: Database, job: Job) -> None:
     if left.groups:
         index = argument(job.run.index)
         raise DuplicatesFound(
-            f"index {job.run.index}: {left.rows} rows share {left.groups} "
-            f"{'key' if left.groups == 1 else 'keys'} of the unique index. roir duplicates {index} lists them; "
-            f"change or delete rows until each key is left once, then: roir resume {index}"
+            f"index {job.run.index}: {shared(left.groups, left.rows)} of the unique index. roir duplicates {index} "
+            f"lists them; change or delete rows until each key is left once, then: roir resume {index}"
         )
 
 
@@ -196,6 +207,19 @@ def locate(connection: Connection, source: Source, operation_id: int) -> None:
                 "UPDATE roir.duplicate SET partition = %(part)s WHERE id = %(id)s",
                 {"part": part, "id": row.id},
             )
+
+
+def _scan_once(connection: Connection, job: Job) -> None:
+    """While a segment has no index, it is scanned once in a statement of this transaction, not once for each key.
+
+    The planner has no statistics of the delta, and takes its keys for one.
+    """
+    execute(
+        connection,
+        "SELECT set_config('enable_nestloop', 'off', true) WHERE EXISTS "
+        "(SELECT FROM roir.segment WHERE generation_id = %(generation)s AND status = 'loading')",
+        {"generation": job.generation_id},
+    )
 
 
 def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str | None) -> None:
@@ -288,7 +312,7 @@ def _sharing(job: Job, live: str) -> str:
 
 
 def _by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
-    """As `_members`, of the keys with some hashes among a segment's entries; at most so many rows."""
+    """As `_members`, of the keys with some hashes among a segment's entries, at most 10,000 rows."""
     entry = job.entry
     columns = ", ".join(entry.physical(entry.identity_positions))
     of = f"x.{columns.replace(', ', ', x.')}"

@@ -1,16 +1,19 @@
-"""Finalize: the phases after Spark's work, in one call: fold (with the switch and ghost-marking), then publish."""
+"""Finalize: the phases after Spark's work, in one call: fold (with the switch and ghost-marking), then publish.
+
+A census ends here, without either.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from airflow_roir.engine import fold, publish
+from airflow_roir.engine import census, duplicate_report, fold, publish
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
-from airflow_roir.errors import IllegalTransition, VerificationFailed
+from airflow_roir.errors import DuplicatesFound, IllegalTransition, VerificationFailed
 from airflow_roir.operation import Phase
 
 
@@ -23,10 +26,10 @@ def finalize(
 ) -> OperationStatus:
     """Fold and publish the sealed generation of an index, in a run of its own.
 
-    Returns the operation's status: `completed`, or `paused` where somebody paused it. Raises OperationRunning,
-    IllegalTransition (still in build or seal), LockNotAcquired (paused with the blockers' names, resumable),
-    InvariantViolated (paused: a step of a fenced run may have come between; a resume folds what it left), and
-    SourceChanged (failed).
+    Returns the operation's status: `completed`, `paused` where somebody paused it, or of a census `aborted`. Raises
+    OperationRunning, DuplicatesFound (paused), IllegalTransition (still in build or seal), LockNotAcquired (paused with
+    the blockers' names, resumable), InvariantViolated (paused: a step of a fenced run may have come between; a resume
+    folds what it left), and SourceChanged (failed).
     """
     run = start_run(database, index, owner, take_over=take_over)
     with driving(database, run), heartbeat(database, run):
@@ -37,14 +40,23 @@ def finalize(
 
 def finalize_run(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
     """As `finalize`, inside a run that the caller has started."""
-    phase = database.retry(lambda: _read(database, run)).phase
+    row = database.retry(lambda: _read(database, run))
+    phase = row.phase
     if phase in (Phase.BUILD, Phase.SEAL):
         raise IllegalTransition(f"index {run.index} is still in {phase}; finish that first: roir resume")
-    database.retry(lambda: fold.switch(database, run, report))
+    if row.options.get("census"):
+        census.conclude(database, run, report)
+        return
+    try:
+        database.retry(lambda: fold.switch(database, run, report))
+    except DuplicatesFound:
+        for line in duplicate_report.first_lines(database, run.operation_id):
+            report(line)
+        raise
     if phase == Phase.FOLD:
         folded = database.retry(lambda: fold.work(database, run))
         database.retry(lambda: fold.finish(database, run, folded))
-    if database.retry(lambda: _read(database, run)).options.get("verify", "after") in ("after", "both"):
+    if row.options.get("verify", "after") in ("after", "both"):
         database.retry(lambda: fold.follow_partitions(database, run, report))
         found = compare.verify_build(database, run)
         report(f"compared with the table: {found}")

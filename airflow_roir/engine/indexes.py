@@ -23,7 +23,8 @@ from airflow_roir.engine.schema import check_schema
 
 # operation: the newest one. An index of which a drop was killed half-way has no generation any more.
 INDEXES = """
-SELECT i.id, i.schema_name, i.name, i.source_oid, n.nspname AS source_schema, c.relname AS source_name,
+SELECT i.id, i.schema_name, i.name, i.source_oid, i.is_unique, i.nulls_not_distinct,
+       n.nspname AS source_schema, c.relname AS source_name,
        clock_timestamp() AS now,
        (SELECT max(o.id) FROM roir.operation o WHERE o.index_id = i.id) AS newest,
        (SELECT o.id FROM roir.operation o
@@ -123,6 +124,8 @@ class IndexFacts:
     index: str
     source: str | None
     state: str
+    unique: bool
+    nulls_not_distinct: bool
     rows: int | None
     bytes: int
     source_bytes: int
@@ -192,6 +195,8 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 index=str(name),
                 source=str(QualifiedName(row.source_schema, row.source_name)) if row.source_name else None,
                 state="published" if active else "building" if shown else "not published",
+                unique=row.is_unique,
+                nulls_not_distinct=row.nulls_not_distinct,
                 rows=None if swollen is None else swollen.rows,
                 bytes=takes(shown.id) if shown else 0,
                 source_bytes=sum(sizes[oid].own for oid in leaves.get(row.source_oid, ()) if oid in sizes),

@@ -351,11 +351,37 @@ def last_event(connection: Connection, operation_id: int, action: str) -> Row[An
     ).first()
 
 
+def newest_census(connection: Connection, name: QualifiedName) -> OperationRow | None:
+    """The newest census of that name which has its outcome: no index is left of it."""
+    operation, index = tables.operation, tables.index
+    query = select(operation).join(index, index.c.id == operation.c.index_id).where(index.c.name == name.name)
+    if name.schema is not None:
+        query = query.where(index.c.schema_name == name.schema)
+    ended = (Status.ABORTING.value, Status.ABORTED.value)
+    return connection.execute(
+        query.where(operation.c.options["census"].as_boolean(), operation.c.status.in_(ended))
+        .order_by(operation.c.id.desc())
+        .limit(1)
+    ).first()
+
+
+def has_outcome(row: OperationRow) -> bool:
+    """Whether an operation is a census that has ended with its outcome. What it had built may still be there."""
+    return bool(row.options.get("census")) and row.status in (Status.ABORTING, Status.ABORTED)
+
+
 def events(database: Database, index: str) -> Sequence[Row[Any]]:
-    """All events of an index, oldest first."""
+    """All events of an index, oldest first; those of the newest census where only that is known."""
+    name = parse_name(index, "index")
     with database.transaction() as connection:
         check_schema(connection)
-        row = find_index(connection, parse_name(index, "index"))
+        try:
+            index_id = find_index(connection, name).id
+        except NotFound:
+            census = newest_census(connection, name)
+            if census is None:
+                raise
+            index_id = census.index_id
         return connection.execute(
-            select(tables.event).where(tables.event.c.index_id == row.id).order_by(tables.event.c.id)
+            select(tables.event).where(tables.event.c.index_id == index_id).order_by(tables.event.c.id)
         ).all()

@@ -35,8 +35,8 @@ from airflow_roir.engine.rehearse import Rehearsal, check_columns
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.stored_definition import existing_index, stored_definition
-from airflow_roir.errors import OperationFailed, OperationRunning, SourceChanged
+from airflow_roir.engine.stored_definition import existing_index, stored_definition, uniqueness
+from airflow_roir.errors import InvalidInput, OperationFailed, OperationRunning, SourceChanged
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, FORMAT_VERSION, Phase, Status
 
@@ -199,7 +199,10 @@ def _prepare(
     # A partitioned table may have no partition yet.
     if ranges:
         connection.execute(insert(tables.scan_range), ranges)
-    said = f"{rehearsal.kind} over {source.sql}, scan by {rehearsal.choice.scan.value}: {rehearsal.choice.why}"
+    what = rehearsal.kind
+    if rehearsal.definition.unique:
+        what += f", {'census' if options.census else uniqueness(rehearsal.definition)},"
+    said = f"{what} over {source.sql}, scan by {rehearsal.choice.scan.value}: {rehearsal.choice.why}"
     operations.record_event(connection, index_id, operation_id, actor, "prepare", said)
     return PreparedOperation(operation_id, generation_id, str(name), rehearsal.kind, adopted=False)
 
@@ -256,6 +259,12 @@ def _adopt(
     if row.status == Status.ABORTING:
         raise OperationFailed(f"index {name}: operation {row.id} is being aborted; finish that first: roir clean-up")
     stored_definition(connection, existing, definition)
+    if bool(row.options.get("census")) != options.census:
+        what = "is a census and" if row.options.get("census") else "is no census but a build, and"
+        raise InvalidInput(
+            f"index {name}: operation {row.id} {what} is unfinished. Finish it (roir resume {argument(name)}) or abort "
+            f"it (roir abort {argument(name)}) first, or take another name"
+        )
     if operations.heart_beats(row, connection):
         raise operations.running_elsewhere(row, str(name))
     live_options.adopt_options(connection, row, actor, **{name: getattr(options, name) for name in LIVE_OPTIONS})

@@ -42,6 +42,7 @@ SELECT r.*, o.generation_id, o.epoch, o.ticked_at, o.options, o.spark_ui, i.sour
        i.source_oid::oid::regclass::text AS source,
        extract(epoch FROM clock_timestamp() - o.heartbeat_at)::float8 AS heartbeat_age,
        clock_timestamp() AS now,
+       EXISTS (SELECT FROM roir.duplicate d WHERE d.operation_id = o.id) AS has_duplicates,
        (SELECT bool_and(v.finished_at IS NOT NULL) FROM roir.verification v WHERE v.operation_id = o.id) AS is_compared,
        (SELECT max(v.id) FROM roir.verification v WHERE v.operation_id = o.id) AS verification_id,
        (SELECT count(*) FROM roir.verification_unit u WHERE u.verification_id = (
@@ -137,7 +138,8 @@ class Progress:
 
     status: as `roir status` has it, and `pausing` while a run or its workers haven't left yet. percent, rows and
     seconds_worked never fall. seconds_left_low, seconds_left_high: between these in most builds, no promise.
-    samples: unix seconds, rows, percent. phases: `verify` is the comparison before a publish.
+    has_duplicates: also healed ones. samples: unix seconds, rows, percent. phases: `verify` is the comparison before a
+    publish.
     """
 
     now: datetime
@@ -169,6 +171,11 @@ class Progress:
     heartbeat_age: float | None
     spark_ui: str | None
     notice: str | None
+    unique: bool
+    census: bool
+    has_duplicates: bool
+    duplicate_keys: int
+    duplicate_rows: int
     events: tuple[Event, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -247,6 +254,11 @@ def _look(connection: Connection, row: Row[Any]) -> Progress:
         heartbeat_age=number(row.heartbeat_age),
         spark_ui=_text(row.spark_ui),
         notice=_text(row.notice),
+        unique=row.is_unique,
+        census=row.census,
+        has_duplicates=row.has_duplicates,
+        duplicate_keys=row.duplicate_keys,
+        duplicate_rows=row.duplicate_rows,
         events=_events(connection, row),
     )
 

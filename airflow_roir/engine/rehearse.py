@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, quote
+from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, argument, quote
 from airflow_roir.engine import (
     catalog,
     checks,
@@ -78,6 +78,7 @@ def rehearse(
                 f"there is no index {definition.name} to rebuild; to create it, give the table and key columns"
             )
         assert definition.source is not None
+        _check_options(definition, options, existing)
         source = catalog.read_source(connection, definition.source)
         checks.check_row_security(connection, source, options.ignore_row_security)
         checks.check_partition_key(connection, source)
@@ -143,6 +144,21 @@ def _check_shape(connection: Connection, existing: Row[Any], source: Source) -> 
         problems = health.shape_problems(connection, name, source, active.id, Entry.from_json(active.entry))
         if problems:
             raise InvalidInput(problems[0])
+
+
+def _check_options(definition: IndexDefinition, options: BuildOptions, existing: Row[Any] | None) -> None:
+    name = definition.name
+    if options.census and existing is not None:
+        raise InvalidInput(
+            f"index {name} exists, and a census keeps nothing: it can't be one of an index that is to stay. Take "
+            f"another name for the census, or compare the index with its table: roir verify {argument(name)}"
+        )
+    if options.census and not definition.unique:
+        raise InvalidInput(f"index {name}: a census lists the duplicates of a unique index: give unique, too")
+    if options.on_duplicate != BuildOptions.on_duplicate and not definition.unique:
+        raise InvalidInput(
+            f"index {name} is not unique, so that no rows are duplicates: give unique, too, or leave on_duplicate out"
+        )
 
 
 def _check_name_is_free(connection: Connection, name: QualifiedName) -> None:

@@ -8,6 +8,11 @@ from airflow_roir.definition import argument
 
 # By what the errors say, the more specific first. {index} is quoted for a shell.
 REMEDIES = (
+    (
+        r"of the unique index",
+        "Change or delete rows until each key is left once; roir duplicates {index} --sql selects them. Then: "
+        "roir resume {index}",
+    ),
     (r"no lock on|waiting for a lock", "End the transaction that is named. Then: roir resume {index}"),
     (r"could not extend|No space left|disk full", "Make room; roir clean-up frees some. Then: roir resume {index}"),
     (r"is called .+ now", "Rename the label back. Then: roir resume {index}"),

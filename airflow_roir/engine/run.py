@@ -16,6 +16,7 @@ from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import (
+    DuplicatesFound,
     Fenced,
     IllegalTransition,
     OperationFailed,
@@ -24,7 +25,7 @@ from airflow_roir.errors import (
     SchemaVersionMismatch,
     SourceChanged,
 )
-from airflow_roir.operation import BLOCK_FORMAT_VERSION, FORMAT_VERSION, Status, Verb
+from airflow_roir.operation import BLOCK_FORMAT_VERSION, BY_DUPLICATES, FORMAT_VERSION, Status, Verb
 
 
 @dataclass(frozen=True)
@@ -197,12 +198,15 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
             row = operations.read_operation(connection, run.operation_id)
             if row.epoch != run.epoch:
                 return
-            if row.status == Status.PAUSED and not isinstance(error, KeyboardInterrupt):
+            # Duplicates are listed where they belong, and the next run finds them again.
+            if row.status == Status.PAUSED and not isinstance(error, KeyboardInterrupt | DuplicatesFound):
                 _keep_error(connection, row, run, reason)
             if row.status != Status.RUNNING:
                 return
             if fatal:
                 operations.fail(connection, row, run.owner, reason, run.epoch)
+            elif isinstance(error, DuplicatesFound):
+                operations.pause_operation(connection, row, BY_DUPLICATES, reason, run.epoch)
             else:
                 operations.pause_operation(connection, row, run.owner, reason, run.epoch)
     except (DBAPIError, RoirError):

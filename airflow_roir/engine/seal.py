@@ -222,7 +222,7 @@ def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLe
 
 
 def finish(database: Database, run: Run) -> None:
-    """Advance to fold, once every segment is sealed.
+    """Advance to fold, once every segment is sealed; in a census also with segments that have duplicates.
 
     Raises DuplicatesFound if rows share a key of a unique index (all are listed then, those of the delta too),
     InvariantViolated if a segment isn't sealed for another reason, Fenced.
@@ -232,7 +232,8 @@ def finish(database: Database, run: Run) -> None:
         if row.phase != Phase.SEAL:
             return
         refused = execute(connection, REFUSED, {"generation": row.generation_id, "epoch": run.epoch}).scalar_one()
-        job = load_job(connection, run) if refused else None
+        census = bool(row.options.get("census"))
+        job = load_job(connection, run) if refused and not census else None
     if job is not None:
         duplicates.look_and_refuse(database, job)
         raise DuplicatesFound(f"index {run.index}: rows shared a key while it was sealed; resume the operation")
@@ -243,7 +244,7 @@ def finish(database: Database, run: Run) -> None:
             "SELECT count(*) FROM roir.segment WHERE generation_id = %(generation)s AND status <> 'sealed'",
             {"generation": row.generation_id},
         ).scalar_one()
-        if left or not physical.is_sealed(connection, row.generation_id):
+        if left != (refused if census else 0) or not (left or physical.is_sealed(connection, row.generation_id)):
             raise InvariantViolated(f"index {run.index}: {left} segments are not sealed yet; resume the operation")
         operations.tick(connection, run.operation_id, run.epoch)
         operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)

@@ -26,8 +26,9 @@ class OperationStatus:
     seconds_left and rows_per_second are None if there is nothing yet to derive them from; rows_per_second_now is of the
     last seconds, and null unless it runs. seconds_left_low, seconds_left_high: between these in most builds. driven: a
     run drives it, and has given a sign of life lately; else none has for silent_seconds. notice: whom it waits for,
-    or the last option that was refused. ended_by, end_reason: who aborted it and why. warnings: of the published index
-    (`health`), by `status` only.
+    or the last option that was refused. ended_by, end_reason: who aborted it and why. unique: of its index; then
+    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. warnings: of the
+    published index (`health`), by `status` only.
     """
 
     index: str
@@ -64,6 +65,10 @@ class OperationStatus:
     end_reason: str | None
     error: str | None
     notice: str | None
+    unique: bool
+    census: bool
+    duplicate_keys: int
+    duplicate_rows: int
     partitions_gone: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -218,6 +223,10 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             end_reason=row.end_reason,
             error=row.error,
             notice=row.notice,
+            unique=row.is_unique,
+            census=row.census,
+            duplicate_keys=row.duplicate_keys,
+            duplicate_rows=row.duplicate_rows,
             partitions_gone=gone.get(row.operation_id, ()),
         )
         for row in execute(connection, QUERY, {"ids": ids, "fresh": operations.HEARTBEAT_FRESH_S})

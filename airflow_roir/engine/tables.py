@@ -13,6 +13,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Computed,
     DateTime,
     Double,
     ForeignKey,
@@ -438,6 +439,15 @@ duplicate = Table(
     Column("phase", Text, nullable=False),
     Column("found_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     _moment("healed_at"),
+    # A group is found by it: the key itself may be longer than an index takes.
+    Column("key_hash", BigInteger, Computed("jsonb_hash_extended(shared_key, 0)", persisted=True), nullable=False),
+)
+Index(
+    "duplicate_group",
+    duplicate.c.operation_id,
+    duplicate.c.key_hash,
+    duplicate.c.id,
+    postgresql_include=["healed_at"],
 )
 Index(
     "duplicate_one",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from airflow_roir.definition import LIVE_OPTIONS
 from airflow_roir.operation import Phase
+from airflow_roir.task.duplicates import push_duplicates
 from airflow_roir.task.roir_operator import failing_clearly
 from airflow_roir.task.spark_task import SparkDrivingOperator
 
@@ -22,7 +23,8 @@ class BuildIndexOperator(SparkDrivingOperator):
 
     If the DAG is paused, the build stops after its open batches, and the task is rescheduled, which costs no retry.
     Every retry continues from the watermarks. The task waits in the same way for an operation that was paused
-    elsewhere, or that another run drives.
+    elsewhere, that another run drives, or that rows which share a key of a unique index have paused: until a resume.
+    Of a unique index its XCom `duplicates` has how many keys and rows that are, and the first 20 keys.
     """
 
     done_phases = frozenset({Phase.FOLD, Phase.PUBLISH, Phase.DONE})
@@ -34,7 +36,9 @@ class BuildIndexOperator(SparkDrivingOperator):
             database = self.get_database()
             self.offer_live_options(context, database)
             row = self.take_turn(database, context["ti"])
-            if row is None:
-                return int(self.read(database).id)
-        self.drive_on_spark(context, database, row)
+            driven = row is None
+            row = row or self.read(database)
+        if not driven:
+            self.drive_on_spark(context, database, row)
+        push_duplicates(database, context["ti"], row)
         return int(row.id)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.exceptions import AirflowSkipException
+
 from airflow_roir.assets import index_asset, published_alias
-from airflow_roir.engine import finalize
+from airflow_roir.engine import duplicate_report, finalize, operations
 from airflow_roir.engine.verify.report import report_of
-from airflow_roir.errors import Fenced, OperationPaused, OperationRunning, VerificationFailed
+from airflow_roir.errors import DuplicatesFound, Fenced, OperationPaused, OperationRunning, VerificationFailed
 from airflow_roir.operation import Status
+from airflow_roir.quantity import shared
 from airflow_roir.task.background import Background
 from airflow_roir.task.discrepancies import log_report
+from airflow_roir.task.duplicates import push_duplicates
 from airflow_roir.task.lineage import Lineage, as_operator_lineage, lineage
 from airflow_roir.task.operation_task import DrivingOperator
 from airflow_roir.task.published import published_facts
@@ -20,6 +24,9 @@ from airflow_roir.task.ui_requests import Watcher
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_roir.engine.database import Database
+    from airflow_roir.engine.operations import OperationRow
+
 
 class FinalizeIndexBuildOperator(DrivingOperator):
     """Folds the delta, marks the ghosts and publishes the generation (docs/architecture.md#phases); returns the
@@ -27,6 +34,8 @@ class FinalizeIndexBuildOperator(DrivingOperator):
 
     A published index is reported as an event of its asset (`assets.index_asset`), so that other DAGs can follow it; the
     event's extra has what `published_facts` tells. OpenLineage hears of the source and the index.
+    A census publishes nothing: the task is skipped, and what follows it by the default rule. Rows that share a key of a
+    unique index pause the operation: the task waits until it is resumed. Its XCom `duplicates` is as of the build.
     Pausing the DAG stops it between two batches of the fold, as in the build. Where the new generation differs from
     the source it isn't published, and the task fails without a retry: to compare again, clear it.
     """
@@ -53,14 +62,17 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                     self.drive(work.wait, database, ti, watcher)
                 try:
                     ended = work.result()
-                except (OperationPaused, OperationRunning, Fenced) as reason:
+                except (OperationPaused, OperationRunning, Fenced, DuplicatesFound) as reason:
                     self.leave_or_fail(database, ti, str(reason), asked_to=True)
                 except VerificationFailed:
                     log_report(self.log, report_of(database, row.id))
                     raise
-                if ended.status != Status.COMPLETED:
+                if ended.status != Status.COMPLETED and not ended.census:
                     self.leave_or_fail(database, ti, "it ended unpublished", asked_to=True)
             row = self.read(database)
+            push_duplicates(database, ti, row)
+            if operations.has_outcome(row):
+                raise AirflowSkipException(self._outcome(database, row))
             facts = published_facts(database, row.id)
         # With its schema, which the name that the user gave may lack.
         name = facts["index"]
@@ -69,6 +81,13 @@ class FinalizeIndexBuildOperator(DrivingOperator):
         context["outlet_events"][published_alias()].add(asset, extra=facts)
         self.log.info("Published index %s: asset %s", name, asset.uri)
         return int(row.id)
+
+    def _outcome(self, database: Database, row: OperationRow) -> str:
+        """Of a census: logs the first rows that share a key; all in all."""
+        for line in duplicate_report.first_lines(database, row.id):
+            self.log.warning("%s", line)
+        found, _ = duplicate_report.first(database, row.id)
+        return f"census of index {found.index}: {shared(found.groups, found.rows)}; nothing is published"
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """For Airflow's OpenLineage provider: the source and the index; None before the publish."""

@@ -25,7 +25,9 @@ NUMBERS = (
     "max_rows_per_second",
     "revert_window_s",
 )
-TRUTHS = ("ignore_row_security", "ignore_publications")
+TRUTHS = ("ignore_row_security", "ignore_publications", "census")
+WORDS = ("scan", "covering", "verify", "on_duplicate")
+UNIQUENESS = ("unique", "nulls_not_distinct")
 
 
 class PrepareIndexBuildOperator(RoirOperator):
@@ -35,9 +37,10 @@ class PrepareIndexBuildOperator(RoirOperator):
 
     table, keys, include: source table, key columns in order and included columns, as SQL identifiers, the columns
         comma-separated or as a list. If all are empty, an existing index is rebuilt with its own definition.
-    parallelism, batch_rows, batch_ms, ranges, segments, max_rows_per_second, revert_window_s, scan, covering,
-        ignore_row_security, ignore_publications, verify: see `BuildOptions`; numbers and booleans may be given as
-        text; None or '' takes the default there.
+    unique, nulls_not_distinct: see `IndexDefinition`. A rebuild keeps both.
+    parallelism, batch_rows, batch_ms, ranges, segments, max_rows_per_second, revert_window_s, scan, covering, verify,
+        ignore_row_security, ignore_publications, on_duplicate, census: see `BuildOptions`; numbers and booleans may be
+        given as text; None or '' takes the default there.
 
     All of them are templated. If an input can't be used, the task fails without a retry and changes nothing. It waits,
     rescheduled, while another run drives the index's operation, or while a verification of the index is unfinished.
@@ -50,10 +53,9 @@ class PrepareIndexBuildOperator(RoirOperator):
         "keys",
         "include",
         *NUMBERS,
-        "scan",
-        "covering",
+        *WORDS,
         *TRUTHS,
-        "verify",
+        *UNIQUENESS,
     )
 
     def __init__(
@@ -74,6 +76,10 @@ class PrepareIndexBuildOperator(RoirOperator):
         ignore_row_security: bool | str | None = None,
         ignore_publications: bool | str | None = None,
         verify: str | None = None,
+        unique: bool | str | None = None,
+        nulls_not_distinct: bool | str | None = None,
+        on_duplicate: str | None = None,
+        census: bool | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -92,6 +98,10 @@ class PrepareIndexBuildOperator(RoirOperator):
         self.ignore_row_security = ignore_row_security
         self.ignore_publications = ignore_publications
         self.verify = verify
+        self.unique = unique
+        self.nulls_not_distinct = nulls_not_distinct
+        self.on_duplicate = on_duplicate
+        self.census = census
 
     def execute(self, context: Context) -> int:
         """Prepare, unless the DAG was paused between scheduling and now."""
@@ -117,14 +127,15 @@ class PrepareIndexBuildOperator(RoirOperator):
 
     def definition(self) -> IndexDefinition:
         """The definition that the rendered fields give. Raises InvalidInput."""
-        return IndexDefinition.parse(self.index, optional_text(self.table), _columns(self.keys), _columns(self.include))
+        unique, nulls_not_distinct = (bool(yes_or_no(name, getattr(self, name))) for name in UNIQUENESS)
+        table = optional_text(self.table)
+        columns = (_columns(self.keys), _columns(self.include))
+        return IndexDefinition.parse(self.index, table, *columns, unique, nulls_not_distinct)
 
     def options(self) -> BuildOptions:
         """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput."""
         given: dict[str, Any] = {name: whole_number(name, getattr(self, name)) for name in NUMBERS}
-        given["scan"] = optional_text(self.scan)
-        given["covering"] = optional_text(self.covering)
-        given["verify"] = optional_text(self.verify)
+        given |= {name: optional_text(getattr(self, name)) for name in WORDS}
         given |= {name: yes_or_no(name, getattr(self, name)) for name in TRUTHS}
         return BuildOptions.asked(**given)
 

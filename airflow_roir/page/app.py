@@ -39,6 +39,7 @@ STATIC = {
     "page.js": "text/javascript; charset=utf-8",
     "run.js": "text/javascript; charset=utf-8",
     "indexes.js": "text/javascript; charset=utf-8",
+    "duplicates.js": "text/javascript; charset=utf-8",
     "draw.js": "text/javascript; charset=utf-8",
 }
 HEADERS = {
@@ -270,6 +271,27 @@ def _reads(app: FastAPI) -> None:
         content["paused_by_switch"] = is_paused_by_switch(run, by)
         return answer(request, content)
 
+    @app.get("/api/run/duplicates", dependencies=[Depends(dag_access("GET", DagAccessEntity.RUN))])
+    async def read_duplicates(
+        request: Request,
+        dag_id: Text250,
+        run_id: Text250,
+        connection: Text250,
+        operation: Annotated[int, Query(ge=1, lt=2**63)],
+        after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+    ) -> Response:
+        plain("run_id", run_id)
+        found, _ = await _found(looks, await _run(looks, dag_id, run_id))
+        if _choose(found, "", connection, operation) is None:
+            raise HTTPException(404, "the run isn't about that operation")
+        try:
+            content = await looks.look(
+                connection, ("duplicates", operation, after), lambda: _duplicates(connection, operation, after)
+            )
+        except DBAPIError as error:
+            raise NoAnswerYet(databases.trouble(connection, error)) from None
+        return answer(request, content)
+
     # By connection: what is shown while a database with very many indexes is looked at again.
     last: dict[str, Any] = {}
 
@@ -393,6 +415,13 @@ def _progress(connection_id: str, operation: int) -> dict[str, Any]:
 
     with databases.reading(connection_id) as database:
         return progress(database, operation_id=operation).as_dict()
+
+
+def _duplicates(connection_id: str, operation: int, after: int) -> dict[str, Any]:
+    from airflow_roir.engine import duplicate_report
+
+    with databases.reading(connection_id) as database:
+        return duplicate_report.page(database, operation, after)
 
 
 def _indexes(connection_id: str) -> list[dict[str, Any]]:

@@ -9,10 +9,13 @@ from typing import Any
 from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.definition import argument
+from airflow_roir.engine import duplicate_report
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run
+from airflow_roir.errors import RoirError
 from airflow_roir.operation import Phase
-from airflow_roir.quantity import counted
+from airflow_roir.quantity import counted, shared
 
 UNITS = {Phase.BUILD: "range", Phase.SEAL: "segment", Phase.SUM: "unit", Phase.CHECK: "unit"}
 # How often a phase tells of its pieces, however many it has: of fewer each by its name, of more how many are done.
@@ -31,6 +34,14 @@ SELECT s.ordinal, NULL::bigint AS rows, NULL::numeric AS seconds, s.status = 'se
     Phase.SUM: UNITS_OF_STAGE,
     Phase.CHECK: UNITS_OF_STAGE,
 }
+# How many groups of duplicates a run lists; of more it says how many there are.
+LISTED = 20
+IS_UNIQUE = """
+SELECT FROM roir.operation o JOIN roir.index i ON i.id = o.index_id WHERE o.id = %(operation)s AND i.is_unique
+"""
+# Of all operations before the run, of this one since.
+LAST_DUPLICATE = "SELECT coalesce(max(id), 0) AS id FROM roir.duplicate"
+NEW_DUPLICATES = "SELECT max(id) AS id FROM roir.duplicate WHERE operation_id = %(operation)s AND id > %(after)s"
 COUNTS = "SELECT count(*) AS pieces, count(*) FILTER (WHERE done) AS done, sum(rows) AS rows FROM ({pieces}) p"
 DONE = "SELECT ordinal, rows, seconds FROM ({pieces}) p WHERE done ORDER BY ordinal"
 
@@ -57,6 +68,10 @@ class News:
         self._done = 0
         self._told: set[int] = set()
         self._is_named = True
+        self._is_unique = False
+        self._groups: set[int] = set()
+        self._last_group = self._last_duplicate = 0
+        self._groups_told = 0
 
     def say(self, line: str) -> None:
         """A line of this phase."""
@@ -66,6 +81,9 @@ class News:
         """How many workers are wanted, and what earlier stretches have done."""
         self._wanted = workers
         self.say(counted(workers, "worker"))
+        self._is_unique = self._phase in (Phase.BUILD, Phase.SEAL) and bool(self._read(IS_UNIQUE))
+        if self._is_unique and (last := self._read(LAST_DUPLICATE)):
+            self._last_duplicate = self._last_group = last[0].id
         if (counts := self._count()) is None:
             return
         # Units of a verification come in stages, each with numbers of its own.
@@ -97,6 +115,7 @@ class News:
 
         A database that can't be reached is no news: whoever needs it says so.
         """
+        self.duplicates()
         if (counts := self._count()) is None or counts.done == self._done:
             return
         # Units of a verification come in stages: then there are more of them than before.
@@ -114,6 +133,34 @@ class News:
                 what = "" if row.rows is None else f": {counted(row.rows, 'row')} in {row.seconds:.1f} s"
                 self.say(f"{noun} {row.ordinal} done, {len(self._told)} of {counts.pieces}{what}")
 
+    def duplicates(self, again: bool = False) -> None:
+        """Say which rows share a key of a unique index, as they are found.
+
+        again: those of earlier runs, too. Their partitions are known at the end.
+        """
+        if not self._is_unique:
+            return
+        new = self._read(NEW_DUPLICATES, after=self._last_duplicate)
+        if not (again or (new and new[0].id is not None)):
+            return
+        self._last_duplicate = (new and new[0].id) or self._last_duplicate
+        try:
+            with self._database.transaction() as connection:
+                found = duplicate_report.read(connection, self._run.operation_id)
+                listed = duplicate_report.groups(
+                    connection, found, 0 if again else self._last_group, LISTED, rows_each=LISTED
+                )
+                groups = [group for group in listed if group.id not in self._groups]
+        except (DBAPIError, RoirError):
+            return
+        for group in groups[: max(LISTED - len(self._groups), 0)]:
+            self._groups.add(group.id)
+            self._last_group = max(self._last_group, group.id)
+            self.say(found.line(group))
+        if found.groups > len(self._groups) and (again or found.groups > 2 * self._groups_told):
+            self._groups_told = found.groups
+            self.say(f"{shared(found.groups, found.rows)} until now: roir duplicates {argument(self._run.index)}")
+
     def _count(self) -> Row[Any] | None:
         found = self._read(COUNTS)
         return found[0] if found else None
@@ -121,10 +168,10 @@ class News:
     def _finished(self) -> Sequence[Row[Any]]:
         return self._read(DONE)
 
-    def _read(self, query: str) -> Sequence[Row[Any]]:
+    def _read(self, query: str, **values: int) -> Sequence[Row[Any]]:
         try:
             with self._database.transaction() as connection:
                 sql = query.format(pieces=PIECES[self._phase])
-                return execute(connection, sql, {"operation": self._run.operation_id}).all()
+                return execute(connection, sql, {"operation": self._run.operation_id, **values}).all()
         except DBAPIError:
             return []

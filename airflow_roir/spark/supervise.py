@@ -19,7 +19,7 @@ from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settl
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
-from airflow_roir.errors import OperationFailed, OperationPaused, RoirError, SparkFailed, WorkerFailed
+from airflow_roir.errors import DuplicatesFound, OperationFailed, OperationPaused, RoirError, SparkFailed, WorkerFailed
 from airflow_roir.operation import Phase, Status
 from airflow_roir.quantity import counted, duration
 from airflow_roir.spark.driver_process import SPARK_IS_UP
@@ -135,7 +135,11 @@ class _PhaseOnSpark:
             raise OperationPaused(f"index {self._run.index}: paused by {row.paused_by}: {row.pause_reason}")
         if row.status == Status.FAILED:
             raise OperationFailed(f"index {self._run.index}: {row.error}")
-        self._database.retry(lambda: ENGINE[self._phase].finish(self._database, self._run))
+        try:
+            self._database.retry(lambda: ENGINE[self._phase].finish(self._database, self._run))
+        except DuplicatesFound:
+            self._news.duplicates(again=True)
+            raise
         # Of all its stretches, as the status tells it: a clock of this one would count Spark's start, too.
         worked = _control(self._database, self._run).phase_seconds.get(self._phase.value, 0)
         self._news.say(f"done, worked {duration(worked)}")

@@ -16,7 +16,7 @@ from airflow_roir.engine import build, seal
 from airflow_roir.engine.database import Database, execute, is_transient
 from airflow_roir.engine.run import Run, settle
 from airflow_roir.engine.verify import compare
-from airflow_roir.errors import Fenced, OperationPaused, RoirError, SourceChanged, WorkerFailed
+from airflow_roir.errors import DuplicatesFound, Fenced, OperationPaused, RoirError, SourceChanged, WorkerFailed
 from airflow_roir.spark.patience import Patience
 from airflow_roir.spark.worker_metrics import WorkerMetrics
 
@@ -73,6 +73,10 @@ def work(
             yield WorkerMetrics(number, phase, error=f"fenced: {error}")
             return
         except OperationPaused:
+            return
+        except DuplicatesFound as error:
+            # The driver sees the pause.
+            settle(database, run, error, fatal=False)
             return
         except (RoirError, DBAPIError) as error:
             if isinstance(error, DBAPIError) and is_transient(error) and patience.wait():

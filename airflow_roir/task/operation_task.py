@@ -16,6 +16,7 @@ from airflow_roir.links.index_build import IndexBuildLink, show_link
 from airflow_roir.one_line import one_line
 from airflow_roir.operation import Phase, Status
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
+from airflow_roir.task.duplicates import push_duplicates, waits_for_healing
 from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.next_step import Done, Go, Stop, Wait, decide, was_aborted
 from airflow_roir.task.roir_operator import RoirOperator, owner_of
@@ -66,10 +67,14 @@ class DrivingOperator(RoirOperator):
             newest = operations.find_operation(database, self.index)
         except NotFound:
             # With the creation of an index its abort removes the index, too.
+            if operations.has_outcome(row):
+                return row
             if aborted := self._aborted(database, row):
                 raise AirflowFailException(was_aborted(row.id, aborted)) from None
             raise
         if newest.id == begun or (row.status == Status.COMPLETED and row.index_id == newest.index_id):
+            return row
+        if operations.has_outcome(row):
             return row
         aborted = self._aborted(database, row)
         raise AirflowFailException(
@@ -87,6 +92,9 @@ class DrivingOperator(RoirOperator):
         with database.transaction() as connection:
             driven = operations.heart_beats(row, connection) and row.owner != owner_of(ti)
         driver = row.owner if driven else None
+        if operations.has_outcome(row):
+            self.log.info("Operation %s, a census, has ended", row.id)
+            return None
         aborted = self._aborted(database, row)
         match decide(row, self.done_phases, actor_of_switch(ti.dag_id), dag_paused, driver, aborted):
             case Done():
@@ -98,6 +106,8 @@ class DrivingOperator(RoirOperator):
                 if by_switch and row.status == Status.RUNNING:
                     # Nobody drives it: say so where everybody looks, and stop its clock.
                     self.request_pause(database, ti)
+                if waits_for_healing(row):
+                    push_duplicates(database, ti, row)
                 self.wait_for(database, why, LEAVE_S if by_switch else LOOK_AGAIN_S)
             case Go():
                 turn = row
@@ -180,6 +190,8 @@ class DrivingOperator(RoirOperator):
             case Stop(why):
                 raise AirflowFailException(why)
             case Wait(why):
+                if waits_for_healing(row):
+                    push_duplicates(database, ti, row)
                 self.wait_for(database, why, LOOK_AGAIN_S)
             case Go() | Done() if asked_to:
                 # The reason has gone again, or the heartbeat is that of a try which was killed moments ago.

@@ -92,18 +92,20 @@ CREATE FUNCTION roir.refuse_duplicate(source oid, relation oid, index_name text,
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     -- Which role wrote the statement: the capture itself runs as the table's owner.
-    writer name := coalesce(nullif(current_setting('role'), 'none'), session_user);
+    writer text := coalesce(nullif(current_setting('role'), 'none'), session_user);
     named record;
     message text := format('duplicate key value violates unique constraint "%s"', index_name);
 BEGIN
-    -- In a restored database the old oid may be another table's.
+    -- In a restored database the old oid may be another table's. Our texts have the key's collation here.
     SELECT n.nspname, c.relname, c.oid, NOT EXISTS (
                SELECT FROM pg_class s
                 WHERE s.oid IN (c.oid, relation) AND s.relrowsecurity
-                  AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = writer AND (r.rolsuper OR r.rolbypassrls))
+                  AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = writer COLLATE "C"
+                                     AND (r.rolsuper OR r.rolbypassrls))
                   AND (s.relforcerowsecurity OR NOT pg_has_role(writer, s.relowner, 'USAGE'))) AS sees_all
       INTO named FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-     WHERE c.oid = coalesce((SELECT a.relid FROM pg_partition_ancestors(relation) a WHERE a.relid = source), relation);
+     WHERE c.oid = coalesce((SELECT a.relid FROM pg_partition_ancestors(relation) a WHERE a.relid = source),
+                            pg_partition_root(relation), relation);
     IF named.sees_all
         AND NOT EXISTS (SELECT FROM unnest(columns) k WHERE NOT has_column_privilege(writer, named.oid, k, 'SELECT'))
     THEN

@@ -35,10 +35,17 @@ SELECT o.id AS operation_id,
        o.pause_reason,
        o.paused_by,
        o.error,
-       o.notice
+       o.notice,
+       i.is_unique,
+       coalesce((o.options ->> 'census')::boolean, false) AS census,
+       d.keys AS duplicate_keys,
+       d.rows AS duplicate_rows
   FROM roir.operation o
   JOIN roir.index i ON i.id = o.index_id
   JOIN roir.operation_work w ON w.operation_id = o.id
+ CROSS JOIN LATERAL (
+       SELECT count(DISTINCT u.key_hash) AS keys, count(*) AS rows FROM roir.duplicate u
+        WHERE u.operation_id = o.id AND u.healed_at IS NULL AND i.is_unique) d
   LEFT JOIN LATERAL (
        SELECT x.rows_estimate, x.phase_seconds FROM roir.operation x
         WHERE x.index_id = o.index_id AND x.id < o.id AND x.kind <> 'verify' AND x.status = 'completed'

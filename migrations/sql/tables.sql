@@ -184,8 +184,11 @@ CREATE TABLE roir.duplicate (
     segment integer,
     phase text NOT NULL,
     found_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    healed_at timestamptz
+    healed_at timestamptz,
+    -- A group is found by it: the key itself may be longer than an index takes.
+    key_hash bigint NOT NULL GENERATED ALWAYS AS (jsonb_hash_extended(shared_key, 0)) STORED
 );
+CREATE INDEX duplicate_group ON roir.duplicate (operation_id, key_hash, id) INCLUDE (healed_at);
 CREATE UNIQUE INDEX duplicate_one ON roir.duplicate (operation_id, key, primary_key) WHERE healed_at IS NULL;
 
 CREATE TABLE roir.early_hashes (

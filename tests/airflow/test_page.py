@@ -14,9 +14,12 @@ from fastapi.testclient import TestClient
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import clean_up, operations, prepare
+from airflow_roir.engine.run import start_run
+from airflow_roir.errors import DuplicatesFound
 from airflow_roir.page.app import MOST_BYTES, create_app
 from servers.airflow import ApiServer
 from servers.postgres import embedded_postgres
+from tests.engine import steps
 
 DAG = "rebuild_index"
 INDEX = "public.item_by_price"
@@ -64,7 +67,7 @@ def test_every_route_but_the_files_asks_for_a_right_on_a_dag() -> None:
             assert asked & {"dag_access.<locals>.check", "indexes_access"}, route.path
         if route.methods != {"GET"}:
             assert "from_our_page" in asked, route.path
-    assert {*READS} == {"/run", "/indexes", "/static/{name}", "/api/run", "/api/indexes"}
+    assert {*READS} == {"/run", "/indexes", "/static/{name}", "/api/run", "/api/run/duplicates", "/api/indexes"}
     assert {*CHANGES} == {f"/api/run/{verb}" for verb in ("pause", "resume", "abort", "workers")}
 
 
@@ -130,7 +133,8 @@ def test_each_user_reads_and_changes_what_airflow_allows(
         assert page.ask(None, method, file_of(path), params=about).status_code == 401, path
     for user in ("viewer", "user", "op", "admin"):
         for path in READS:
-            assert page.ask(user, "GET", file_of(path), params=about).status_code == 200, (user, path)
+            more = named if path.endswith("duplicates") else {}
+            assert page.ask(user, "GET", file_of(path), params=about | more).status_code == 200, (user, path)
         read = page.ask(user, "GET", "/api/run", params=about).json()
         del read["chosen"]["at_work"]
         assert read["chosen"] == named | {
@@ -249,9 +253,10 @@ def test_bad_input_is_refused_with_a_reason(page: Page, shop: Any, build: tuple[
     run, named = build
     good = {"dag_id": DAG, "run_id": run}
     for bad in HOSTILE:
-        for name in ("dag_id", "run_id", "kind", "connection", "operation"):
-            for path in ("/api/run", "/run"):
-                answer = page.ask("admin", "GET", path, params=good | {name: bad})
+        for name in ("dag_id", "run_id", "kind", "connection", "operation", "after"):
+            for path in ("/api/run", "/run", "/api/run/duplicates"):
+                more = named if path.endswith("duplicates") else {}
+                answer = page.ask("admin", "GET", path, params=good | more | {name: bad})
                 assert answer.status_code < 500, (path, name, bad, answer.text)
         assert 400 <= page.ask("admin", "GET", f"/static/x{quote(bad[:50], safe='')}").status_code < 500
         for path in CHANGES:
@@ -280,6 +285,39 @@ def test_bad_input_is_refused_with_a_reason(page: Page, shop: Any, build: tuple[
         answer = page.ask("admin", "GET", user_sees, params=good)
         assert answer.status_code in (200, 503), answer.text
     assert 400 <= page.change("admin", "resume", run, named).status_code < 500
+
+
+@pytest.mark.slow
+def test_duplicates_are_read_some_at_a_time_and_only_of_the_runs_own_operation(
+    page: Page, shop: Any, warehouse: str
+) -> None:
+    run = page.server.trigger(DAG, {"index": INDEX, "postgres_conn_id": warehouse, "table": "public.item"})
+    who = f"airflow {DAG} {run}"
+    definition = IndexDefinition.parse(INDEX, "public.item", ["kind"], unique=True)
+    prepare.prepare(shop.database, definition, BuildOptions(), who)
+    driven = start_run(shop.database, INDEX, who)
+    steps.build_all(shop.database, driven)
+    with pytest.raises(DuplicatesFound):
+        steps.seal_all(shop.database, driven)
+    about = {"dag_id": DAG, "run_id": run}
+    named = {"connection": warehouse, "operation": driven.operation_id}
+    seen = page.ask("viewer", "GET", "/api/run", params=about).json()["progress"]
+    assert (seen["unique"], seen["has_duplicates"], seen["duplicate_keys"], seen["duplicate_rows"]) == (
+        True,
+        True,
+        97,
+        20000,
+    )
+    first = page.ask("viewer", "GET", "/api/run/duplicates", params=about | named).json()
+    assert (len(first["groups"]), first["last"]) == (50, False)
+    assert {len(group["rows"]) for group in first["groups"]} == {20}
+    assert sum(group["count"] for group in first["groups"]) > 10_000
+    after = {"after": first["groups"][-1]["id"]}
+    rest = page.ask("viewer", "GET", "/api/run/duplicates", params=about | named | after).json()
+    assert (len(rest["groups"]), rest["last"]) == (47, True)
+    assert len({group["key"] for group in first["groups"] + rest["groups"]}) == 97
+    for other in (named | {"operation": driven.operation_id + 1}, named | {"connection": "postgres_default"}):
+        assert page.ask("viewer", "GET", "/api/run/duplicates", params=about | other).status_code == 404
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from copy import deepcopy
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -56,6 +57,21 @@ CONTENT = {
 }
 
 
+FOUND_AT = "2026-01-31T10:05:00+00:00"
+GROUPS: list[dict[str, Any]] = [
+    {
+        "id": n,
+        "key": key,
+        "count": 3,
+        "rows": [
+            {"primary_key": f"{n}{place}, 2026-01-0{place}", "partition": part, "found_at": FOUND_AT, "healed_at": None}
+            for place, part in ((1, "public.p1"), (2, None))
+        ],
+    }
+    for n, key in enumerate(("a@b", "<script>alert(1)</script>", "x" * 300), start=1)
+]
+
+
 class Airflow(ThreadingHTTPServer):
     """Answers the page with `progress`, and keeps what it sends."""
 
@@ -66,6 +82,14 @@ class Airflow(ThreadingHTTPServer):
         self.more: dict[str, Any] = {}
         self.sent: list[tuple[str, Any]] = []
         self.arrived = threading.Event()
+        self.asked: list[str] = []
+
+    def duplicates(self, path: str) -> dict[str, Any]:
+        """Two groups at a time of those that there are."""
+        self.asked.append(path)
+        after = int(parse_qs(urlsplit(path).query)["after"][0])
+        groups = [one for one in GROUPS if one["id"] > after]
+        return {"groups": groups[:2], "last": len(groups) <= 2}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -79,6 +103,8 @@ class Handler(BaseHTTPRequestHandler):
         if path == "api/run":
             content = CONTENT | {"progress": self.server.progress, "run": self.server.run} | self.server.more
             self.give("application/json", json.dumps(content).encode())
+        elif path == "api/run/duplicates":
+            self.give("application/json", json.dumps(self.server.duplicates(self.path)).encode())
         elif path == "run":
             self.give("text/html", (STATIC / "page.html").read_bytes().replace(b"PAGE", b"run"))
         elif path.startswith("static/"):
@@ -229,3 +255,41 @@ def test_the_keyboard_and_a_screen_reader_are_enough(airflow: Airflow, tab: Any)
     [(path, body)] = sent(airflow, tab, 1)
     assert path == "/roir/api/run/pause"
     assert body["reason"] == "month-end close"
+
+
+def test_duplicates_are_asked_for_when_somebody_looks_and_again_once_some_are_healed(
+    airflow: Airflow, tab: Any
+) -> None:
+    panel = tab.locator("details", has=tab.locator(".of-duplicates"))
+    assert not panel.is_visible()
+    assert airflow.asked == []
+    unique = {"unique": True, "census": False, "has_duplicates": True, "duplicate_keys": 3, "duplicate_rows": 9}
+    airflow.progress |= unique
+    panel.locator("summary", has_text="9 rows share 3 keys").wait_for()
+    assert tab.locator(".eyebrow").text_content() == "First build of unique index"
+    # It runs: nobody is to do anything yet.
+    assert airflow.asked == []
+    panel.locator("summary").click()
+    panel.locator("th[scope=rowgroup]").nth(1).wait_for()
+    assert panel.locator("th[scope=rowgroup]").all_text_contents() == ["a@b", "<script>alert(1)</script>"]
+    assert "and 1 more" in panel.text_content()
+    panel.get_by_role("button", name="More").click()
+    panel.locator("th[scope=rowgroup]").nth(2).wait_for()
+    assert not panel.get_by_role("button", name="More").is_visible()
+    assert len(airflow.asked) == 2
+    airflow.progress |= {"duplicate_keys": 2, "duplicate_rows": 6}
+    panel.locator("summary", has_text="6 rows share 2 keys").wait_for()
+    tab.wait_for_function("document.querySelectorAll('th[scope=rowgroup]').length === 2")
+    assert len(airflow.asked) == 3
+    airflow.progress |= {"duplicate_keys": 0, "duplicate_rows": 0}
+    panel.locator("summary", has_text="all are healed").wait_for()
+
+
+def test_a_pause_by_duplicates_opens_their_list(airflow: Airflow, tab: Any) -> None:
+    of = {"unique": True, "census": False, "has_duplicates": True, "duplicate_keys": 3, "duplicate_rows": 9}
+    airflow.progress |= of | {"status": "paused"}
+    tab.locator(".of-duplicates th[scope=rowgroup]").first.wait_for()
+    if folder := os.environ.get("ROIR_PICTURES"):
+        tab.screenshot(path=f"{folder}/duplicates.png", full_page=True)
+    tab.locator("details", has=tab.locator(".of-duplicates")).locator("summary").click()
+    assert not tab.locator(".of-duplicates").is_visible()

@@ -225,6 +225,24 @@ def test_what_writers_made_of_a_pair_decides(database: Database, dsn: str) -> No
     assert found(dsn) == {("3", 3), ("3", 103), ("4", 4), ("4", 104), ("5", 5), ("5", 105)}
 
 
+def test_entries_of_a_partition_that_leaves_make_no_pair(database: Database, dsn: str) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int, day int, k int, PRIMARY KEY (id, day)) PARTITION BY LIST (day)",
+        *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES IN ({n})" for n in range(3)),
+        "INSERT INTO t SELECT i, i % 3, i / 2 FROM generate_series(1, 30) i",
+        "ANALYZE t",
+    )
+    run = begin(database)
+    build_ranges(database, run, 99)
+    with closing(steps.session(dsn)) as user:
+        pairs = sql(user, "SELECT k::text FROM t WHERE day <> 1 GROUP BY k HAVING count(*) > 1")
+    # Its entries are still there.
+    run_sql(dsn, "SELECT roir.detach_partition('public.t1')")
+    assert look(database, run) == 2 * len(pairs)
+    assert {key for key, _ in found(dsn)} == {key for (key,) in pairs}
+
+
 def test_a_resume_reads_no_row_twice_and_forgets_none(database: Database, dsn: str) -> None:
     fill(dsn)
     run_sql(dsn, "UPDATE t SET k = 1 WHERE id IN (90, 390)", "UPDATE t SET k = 30 WHERE id = 60")
@@ -303,7 +321,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-@pytest.mark.parametrize("moment", ["read", "join", "_look_up_in", "mark_looked", "locate"])
+@pytest.mark.parametrize("moment", ["read", "join", "_look_up_in", "mark_looked"])
 def test_killed_at_any_moment_the_next_one_knows_all(
     database: Database, dsn: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,7 +334,7 @@ def test_killed_at_any_moment_the_next_one_knows_all(
         raise Killed
 
     with detector(database, run) as one, monkeypatch.context() as patch:
-        target = {"read": one._store, "_look_up_in": one, "locate": early.duplicates}.get(moment, early)
+        target = {"read": one._store, "_look_up_in": one}.get(moment, early)
         patch.setattr(target, moment, kill)
         with pytest.raises(Killed):
             one.step(everything=True)

@@ -90,6 +90,11 @@ CONTRACT: dict[str, Any] = {
     "heartbeat_age": (*NUMBER, OR_NONE),
     "spark_ui": (str, OR_NONE),
     "notice": (str, OR_NONE),
+    "unique": bool,
+    "census": bool,
+    "has_duplicates": bool,
+    "duplicate_keys": int,
+    "duplicate_rows": int,
     "events": [{"at": str, "actor": str, "action": str, "detail": (str, OR_NONE)}],
 }
 

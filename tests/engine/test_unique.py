@@ -12,6 +12,7 @@ import pytest
 
 from airflow_roir.engine import fold, seal
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.duplicates import look
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import DuplicatesFound
@@ -136,6 +137,25 @@ def test_duplicates_are_listed_and_once_they_are_healed_the_build_goes_on(databa
     assert duplicates(database) == []
     steps.publish_all(database, run)
     steps.assert_exact(database)
+
+
+def test_a_look_scans_a_segment_without_an_index_once_not_for_each_key(database: Database, dsn: str) -> None:
+    """The planner takes what writers left for one key: a loop over tens of thousands took minutes, and grew as both."""
+    run_sql(dsn, *PLAIN, ROWS.format("t"), "UPDATE t SET k = 1 WHERE id = 2")
+    _, run = steps.begin(database, unique=True, segments=1)
+    steps.build_all(database, run)
+
+    def loops() -> str:
+        with database.transaction() as connection:
+            look(connection, load_job(connection, run))
+            return str(execute(connection, "SHOW enable_nestloop").scalar_one())
+
+    list(seal.work(database, run, 0))
+    assert loops() == "off"
+    run_sql(dsn, "DELETE FROM t WHERE id = 2")
+    run = start_run(database, "ix", "test", take_over=True)
+    steps.seal_all(database, run)
+    assert loops() == "on"
 
 
 def test_a_segment_with_duplicates_is_left_by_its_run_alone(database: Database, dsn: str) -> None:

@@ -10,7 +10,7 @@ import psycopg2.errors
 import pytest
 from sqlalchemy import event
 
-from airflow_roir.engine import abort, bloat, clean_up, drop, revert
+from airflow_roir.engine import abort, bloat, clean_up, drop, revert, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import status
@@ -20,9 +20,11 @@ from tests.engine import steps
 from tests.engine.stages import PHASES, Stage
 from tests.engine.steps import sql
 from tests.engine.test_partitions import one
+from tests.engine.test_restore import Restore, restore
 from tests.engine.test_unique import PARTITIONED, PLAIN, ROWS, duplicates
 
 pytestmark = pytest.mark.sample(2)
+__all__ = ["restore"]
 
 REFUSED = "INSERT INTO t VALUES (900, 1, 33, 0)"
 
@@ -173,6 +175,32 @@ def test_a_truncate_frees_keys(database: Database, dsn: str, phase: str, what: s
     stage.finish()
     with pytest.raises(psycopg2.errors.UniqueViolation):
         run_sql(dsn, "INSERT INTO t VALUES (900, 1, 5, 0)")
+
+
+def test_changes_that_are_replicated_are_refused_too(database: Database, dsn: str) -> None:
+    run_sql(dsn, *PARTITIONED, ROWS.format("t"))
+    steps.make_index(database, unique=True)
+    with pytest.raises(psycopg2.errors.UniqueViolation):
+        run_sql(dsn, "SET session_replication_role = replica; INSERT INTO t VALUES (900, 1, 33, 0)")
+
+
+def test_a_restored_database_enforces_at_once(database: Database, dsn: str, request: pytest.FixtureRequest) -> None:
+    """Tables have other oids there, and transactions other numbers."""
+    run_sql(dsn, *PARTITIONED, ROWS.format("t"))
+    steps.make_index(database, unique=True)
+    Stage(database, "sealed", index="other", keys="k", segments=2, unique=True).connection.close()
+    run_sql(dsn, "UPDATE roir.generation SET looked_xid = '3' WHERE id = 2")
+    dump_and_restore: Restore = request.getfixturevalue("restore")
+    restored = dump_and_restore()
+    for _ in range(2):
+        with pytest.raises(psycopg2.errors.UniqueViolation) as refused:
+            run_sql(restored.dsn, REFUSED)
+        assert refused.value.diag.table_name == "t"
+        assert refused.value.diag.message_detail == "Key (k)=(33) already exists."
+        run_sql(restored.dsn, "UPDATE t SET k = k + 1", "UPDATE t SET k = k - 1")
+        schema.init(restored)
+    assert one(restored, "SELECT looked_xid FROM roir.generation WHERE id = 2") is None
+    steps.assert_exact(restored)
 
 
 def test_what_does_not_enforce_any_more_is_told(database: Database, dsn: str) -> None:

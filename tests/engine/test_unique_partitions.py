@@ -196,6 +196,28 @@ def test_entries_of_a_partition_that_left_hold_no_key(database: Database, dsn: s
         run_sql(dsn, "INSERT INTO t VALUES (302, 0, 13, 0)")
 
 
+@pytest.mark.parametrize("phase", ["mid-build", "built"])
+def test_duplicates_that_were_there_are_healed_by_a_detach(database: Database, dsn: str, phase: str) -> None:
+    """Nothing was written since: both are in the base. Seen to leave its segment unsealed for ever."""
+    run_sql(dsn, *PARTITIONED, ROWS.format("t"), "UPDATE t SET k = id - 1 WHERE day = 1")
+    standing = Stage(database, phase, keys="k", include="v", segments=1, unique=True)
+    run_sql(dsn, "SELECT roir.detach_partition('t1')")
+    standing.finish()
+    assert duplicates(database) == []
+
+
+@pytest.mark.slow
+def test_a_collision_is_told_though_a_reader_holds_the_table(database: Database, dsn: str) -> None:
+    stage(database, dsn, "active")
+    run_sql(dsn, "UPDATE t9 SET k = 7 WHERE id = 130", f"SELECT roir.begin_attach('t', 't9', '{BOUNDS}')")
+    reader = steps.session(dsn)
+    steps.sql(reader, "SELECT 1 FROM t9 LIMIT 1")
+    told = "2 rows would share 1 key.*still refuses writes.*roir.cancel_attach"
+    with pytest.raises(LockNotAcquired, match=told):
+        attach_it(database)
+    reader.close()
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_partition_that_is_attached_natively(database: Database, dsn: str, mode: str) -> None:

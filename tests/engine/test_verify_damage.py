@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import pytest
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.verify.compare import verify
@@ -80,7 +79,9 @@ def broken(dsn: str, base: str, where: str) -> Iterator[None]:
     table, how = where.split()
     indexes = "'t_pkey'::regclass"
     if table == "tree":
-        indexes = f"(SELECT relid FROM pg_partition_tree('{physical.base_key(int(base.split('.g')[1]))}') WHERE isleaf)"
+        # All of a segment: in a unique index the default one has two.
+        segments = f"SELECT inhrelid FROM pg_inherits WHERE inhparent = '{base}'::regclass"
+        indexes = f"(SELECT indexrelid FROM pg_index WHERE indrelid IN ({segments}))"
     before, after = (NOT_READY, READY) if how == "lost" else (NOT_UNIQUE, UNIQUE)
     run_sql(dsn, f"UPDATE pg_index SET {before} WHERE indexrelid IN ({indexes})")
     yield

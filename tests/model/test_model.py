@@ -40,6 +40,27 @@ MISTAKES = [
     (Variant.NO_LOCK, "a deferred key, old snapshots", "I1"),
     (Variant.LOOK_ONCE, "a deferred key, a trigger that deletes", "I1"),
     (Variant.CAPTURE_MODE_TAKES_OLD_SNAPSHOTS, "a deferred key, a snapshot before prepare", "I3"),
+    (Variant.STALE_COPY_REPORTED, "unique: a create", "U2"),
+    (Variant.SEAL_LEAVES_TOUCHED, "unique: a create", "U2"),
+    (Variant.ANTIMATTER_HIDES_PAIR, "unique: a deleted row beside a pair", "U3"),
+    (Variant.NO_DRAIN_AT_SWITCH, "unique: a deleted row beside a pair", "U1"),
+    (Variant.NO_LAST_LOOK, "unique: a create", "U3"),
+    (Variant.ONLY_AGAINST_BASE, "unique: a create", "U3"),
+    (Variant.RECORDED_FORGOTTEN, "unique: a create", "U3"),
+    (Variant.LOOKED_AT_FLIGHT, "unique: a create", "U3"),
+    (Variant.REMOVAL_BY_KEY, "unique: direct mode", "I3"),
+    (Variant.REMOVAL_BY_KEY, "unique: active, old snapshots", "I1"),
+    (Variant.BASE_BEFORE_DELTA, "unique: direct mode", "I6"),
+    (Variant.OTHERS_IN_DELTA_IGNORED, "unique: direct mode", "U1"),
+    (Variant.NO_QUESTION, "unique: active", "U4"),
+    (Variant.ASK_WITHOUT_LOCK, "unique: active", "U4"),
+    (Variant.ASK_KEY_SHARE, "unique: active, old snapshots", "U4"),
+    (Variant.ASK_WITHOUT_LOCK_IN_OLD_SNAPSHOT, "unique: active, old snapshots", "U4"),
+    (Variant.ASK_ONCE, "unique: active", "U1"),
+    (Variant.ASK_ONCE, "unique: direct mode", "U1"),
+    (Variant.FOLD_KEEPS_HOLDER, "unique: direct mode", "I1"),
+    (Variant.FOLD_WAITS_AT_BASE, "unique: two fold steps", "I6"),
+    (Variant.FOLD_WAITS_AT_BASE, "unique: direct mode, a trigger that deletes", "I6"),
 ]
 # A second line of defence, or more than is needed: the model doesn't find anything that only it would stop.
 HARMLESS = [
@@ -51,6 +72,9 @@ HARMLESS = [
     (Variant.LOCK_ANY_VERSION, "a deferred key, a trigger that deletes"),
     (Variant.NO_LOCK_BUT_REFUSAL, "a deferred key, old snapshots"),
     (Variant.NO_LOCK_BUT_REFUSAL, "a deferred key, a trigger that deletes"),
+    (Variant.NO_PROBE, "unique: direct mode, old snapshots"),
+    (Variant.HOLDER_LEFT_IN_DELTA, "unique: direct mode"),
+    (Variant.ANTIMATTER_IS_STALE, "unique: direct mode"),
 ]
 if SCENARIOS is not DEFAULT:
     HARMLESS += [
@@ -61,6 +85,11 @@ if SCENARIOS is not DEFAULT:
         (Variant.LOCK_ANY_VERSION, "a deferred key, three writers"),
         (Variant.NO_LOCK_BUT_REFUSAL, "a deferred key"),
         (Variant.NO_LOCK_BUT_REFUSAL, "a deferred key, three writers"),
+        (Variant.NO_PROBE, "unique: swapped keys, an old snapshot"),
+        (Variant.NO_PROBE, "unique: active, old snapshots"),
+        (Variant.HOLDER_LEFT_IN_DELTA, "unique: direct mode, three writers"),
+        (Variant.HOLDER_LEFT_IN_DELTA, "unique: direct mode, every statement in two steps"),
+        (Variant.ANTIMATTER_IS_STALE, "unique: direct mode, three writers"),
     ]
 # What must be reached, so that an exploration can't become empty: states, and the statuses of the generations.
 LEAST = {
@@ -101,6 +130,37 @@ LEAST = {
     "a deferred key, every statement in two steps": (60_000, "active"),
     "a deferred key, two writes each, every statement in two steps": (20_000, "active"),
     "a deferred key in a rebuild": (3_000, "retired,active"),
+    "unique: a create": (3_000, "active"),
+    "unique: a deleted row beside a pair": (1_500, "active"),
+    "unique: swapped keys": (8_000, "active"),
+    "unique: a rebuild": (7_000, "retired,active"),
+    "unique: direct mode": (3_000, "active"),
+    "unique: direct mode, old snapshots": (5_000, "active"),
+    "unique: direct mode, an included column": (2_500, "active"),
+    "unique: direct mode, a trigger that deletes": (2_500, "active"),
+    "unique: two fold steps": (1_500, "active"),
+    "unique: active": (400, "active"),
+    "unique: active, old snapshots": (5_000, "active"),
+    "unique: active, a deferrable key": (400, "active"),
+    "unique: active, a deferred key": (1_000, "active"),
+    "unique: two writes each": (40_000, "active"),
+    "unique: swapped keys, an old snapshot": (15_000, "active"),
+    "unique: every statement in two steps": (20_000, "active"),
+    "unique: swapped keys, every statement in two steps": (35_000, "active"),
+    "unique: three writers": (25_000, "active"),
+    "unique: shifted keys": (9_000, "active"),
+    "unique: a trigger that deletes": (15_000, "active"),
+    "unique: an abort, then a create": (15_000, "dropped,active"),
+    "unique: a create, then a rebuild": (20_000, "retired,active"),
+    "unique: a rebuild, an old snapshot": (12_000, "retired,active"),
+    "unique: zombies of workers": (25_000, "active"),
+    "unique: moves and upserts": (15_000, "active"),
+    "unique: a truncate": (15_000, "active"),
+    "unique: a deferred key": (35_000, "active"),
+    "unique: active, three writers": (80_000, "active"),
+    "unique: direct mode, three writers": (12_000, "active"),
+    "unique: direct mode, every statement in two steps": (80_000, "active"),
+    "unique: two fold steps, a third key": (130_000, "active"),
 }
 
 
@@ -117,6 +177,10 @@ def test_the_algorithm_keeps_its_invariants(name: str) -> None:
     assert any(statuses.endswith(published) for statuses in found.reached), found.reached
     # Old snapshots were there, and met what they must not touch.
     assert bool(found.refused) == any(isolation == "RR" for isolation, _ in bounds.users)
+    if bounds.unique and bounds.values and bounds.users:
+        in_capture_mode = not bounds.built and not bounds.switched
+        assert bool(found.paused) == in_capture_mode
+        assert found.duplicates or (in_capture_mode and len(bounds.users) == 1)
     # Two rows met at one key, and their entries before them.
     if bounds.key == "deferred" and len(bounds.users) > 1 and bounds.users[-1][1] > 1:
         assert found.deadlocks

@@ -27,6 +27,10 @@ STATEMENTS = {
     "change": "UPDATE x SET value = '{1}' WHERE ident = {0}",
     "insert": "INSERT INTO x VALUES ({0}, '{1}')",
     "put": "INSERT INTO x VALUES ({0}, '{1}') ON CONFLICT (ident) DO UPDATE SET value = excluded.value",
+    "insert or nothing": "INSERT INTO x VALUES ({0}, '{1}') ON CONFLICT (ident) DO NOTHING",
+    "delete by value": "DELETE FROM x WHERE ident = {0} AND value = '{1}'",
+    "change by value": "UPDATE x SET value = translate(value, 'ab', 'ba') WHERE ident = {0} AND value = '{1}'",
+    "share by value": "SELECT value FROM x WHERE ident = {0} AND value = '{1}' FOR SHARE",
     "lock": "SELECT FROM x WHERE ident = {0} FOR UPDATE SKIP LOCKED",
     "delete own": f"DELETE FROM x WHERE ident = {{0}} AND {OWN}",
     "change own": f"UPDATE x SET value = '{{1}}' WHERE ident = {{0}} AND {OWN}",
@@ -92,7 +96,8 @@ class Schedule:
 
     def __init__(self, dsn: str, seed: int, key: str) -> None:
         self.random, self.key = random.Random(seed), key
-        self.verbs = [verb for verb in STATEMENTS if verb != "look" and (key == "plain" or verb != "put")]
+        refused = ("look",) if key == "plain" else ("look", "put", "insert or nothing")
+        self.verbs = [verb for verb in STATEMENTS if verb not in refused]
         self.both = [Both(dsn, number) for number in range(2)]
         self.watch = session(dsn)
         self.watch.autocommit = True
@@ -193,12 +198,14 @@ class Schedule:
         table, me, repeatable = self.state.source, both.me, both.repeatable
         outcome: Any = 1
         own = True if verb.endswith("own") else None
+        by_value = value if verb.endswith("by value") else ""
         try:
             if verb.startswith("delete"):
-                table, found = mvcc.delete(table, ident, snapshot, me, repeatable, own)
+                table, found = mvcc.delete(table, ident, snapshot, me, repeatable, own, by_value)
                 outcome = len(found)
             elif verb.startswith("change"):
-                table, found = mvcc.change(table, ident, value, snapshot, me, repeatable, own)
+                new = {"a": "b", "b": "a"}.__getitem__ if by_value else value
+                table, found = mvcc.change(table, ident, new, snapshot, me, repeatable, own, by_value)
                 outcome = len(found)
             elif verb == "insert":
                 conflicts = self.key != "plain" and mvcc.may_conflict(table, ident, me)
@@ -218,6 +225,12 @@ class Schedule:
                 found = mvcc.versions(table, ident, snapshot, me)
                 outcome = sorted((version[1], version[2] == me) for version in found)
                 self.seen["two versions"] += len(found) > 1
+            elif verb == "insert or nothing":
+                table, met = mvcc.insert_or_nothing(table, ident, value, snapshot, me, repeatable)
+                outcome = int(met is None)
+            elif verb == "share by value":
+                table, found = mvcc.share(table, ident, snapshot, me, repeatable, value, own=None)
+                outcome = sorted((version[1],) for version in found)
             elif verb == "share":
                 table, found = mvcc.share(table, ident, snapshot, me, repeatable)
                 outcome = sorted((version[1],) for version in found)

@@ -98,7 +98,8 @@ def test_the_wheel_ships_the_pages(wheel: Path) -> None:
         assert kept <= {*archive.namelist()}
         (points,) = [name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt")]
         assert "\nroir = airflow_roir.page.plugin:RoirPlugin\n" in archive.read(points).decode()
-    assert {Path(name).name for name in kept} == {"page.html", "page.css", "page.js", "draw.js", "run.js", "indexes.js"}
+    scripts = {f"{name}.js" for name in ("page", "draw", "run", "indexes", "duplicates")}
+    assert {Path(name).name for name in kept} == {"page.html", "page.css", *scripts}
 
 
 def test_the_wheel_holds_the_package_and_its_licence_alone(wheel: Path) -> None:

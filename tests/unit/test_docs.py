@@ -44,6 +44,7 @@ DOCS = (
             "first-index",
             "comparison",
             "faq",
+            "unique",
         )
     ),
     ROOT / "CHANGELOG.md",
@@ -294,6 +295,9 @@ def test_everything_in_the_package_is_in_the_code_map() -> None:
 # Functions of the engine that take a database and that command line, operators or pages call, but that others needn't:
 # they ask for one operation's row or report, or begin what `verify` does in one call.
 NOT_FOR_USERS = {
+    "abort.finish_abort",
+    "duplicate_report.first_lines",
+    "duplicate_report.page",
     "live_options.refuse_option",
     "operations.find_operation",
     "operations.find_resumable",

@@ -152,8 +152,7 @@ class Detector:
                 with self._looking.spending():
                     found += self._look_up_in(segment)
         if found:
-            with self._looking.spending(), self._connection.begin():
-                duplicates.locate(self._connection, self._job.source, self._job.run.operation_id)
+            # Their partitions are found out at the pause: over many partitions that takes longer than all of this.
             self._stop_if_found()
         return found
 

@@ -69,7 +69,7 @@ FORGET = "DELETE FROM roir.early_hashes WHERE generation_id = %(generation)s AND
 
 @dataclass(frozen=True)
 class Look:
-    """How the build stood. ends: blocks of each segment; batches: those that are committed; stands: nobody copies."""
+    """How the build stood. ends: blocks of each segment; batches: those committed; stands: nothing is copied now."""
 
     ends: Mapping[int, int]
     snapshot: Snapshot

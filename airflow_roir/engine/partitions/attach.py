@@ -97,7 +97,10 @@ def attach_partition(
                 report(f"{disturbed}; they are copied again")
             except unique_rows.Collision:
                 if message := _collisions(database, source, targets, oid):
-                    _give_up(database, [*source.relations, oid], name.sql)
+                    try:
+                        _give_up(database, [*source.relations, oid], name.sql)
+                    except LockNotAcquired as error:
+                        raise LockNotAcquired(f"{message}. {error}") from error
                     _take_copies_away(database, oid, report)
                     raise DuplicatesFound(f"{message}. The attach was cancelled: {name} takes writes again") from None
                 # They are healed by now.

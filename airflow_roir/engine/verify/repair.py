@@ -181,7 +181,7 @@ class Mender:
         execute(self.connection, f"INSERT INTO {table} ({columns}) {chosen} {conflict}", values)
 
     def _write_unique(self, ids: set[int]) -> None:
-        """As `_write`, where an entry that is there has the key, or nothing: nobody else's is touched."""
+        """As `_write`, where an entry that is there has the key, or nothing: no other row's is touched."""
         entry = self.entry
         lookup = comparison.lookup(entry, self.base, "true AS present")
         present = self._ids(f"SELECT s.id FROM {self.recorded} CROSS JOIN LATERAL ({lookup}) e", ids)

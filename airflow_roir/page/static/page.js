@@ -174,6 +174,18 @@ const MEANING = {
   504: "Airflow's server doesn't answer.",
 };
 
+/** GET JSON, once. Raises Refused, with words for the user. */
+export async function get(address) {
+  let response;
+  try {
+    response = await fetch(address, { credentials: "same-origin" });
+  } catch {
+    throw new Refused(0, "Airflow's server can't be reached.");
+  }
+  if (!response.ok) throw new Refused(response.status, (await textOf(response)) || (MEANING[response.status] ?? `Refused (${response.status}).`));
+  return response.json();
+}
+
 /** POST JSON; the answer's JSON. Raises Refused, with words for the user. */
 export async function send(address, body) {
   let response;

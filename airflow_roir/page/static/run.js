@@ -1,5 +1,6 @@
 // The page Index build: one operation of one run, live.
 
+import { Duplicates } from "./duplicates.js";
 import { Chart, Delta, Phases, Pieces, keep } from "./draw.js";
 import { DASH, Poll, banner, clock, count, duration, el, followTheme, link, many, mark, part, put, question, roughly, say, send, short } from "./page.js";
 
@@ -92,6 +93,7 @@ class Build {
     this.pieces = new Pieces();
     this.chart = new Chart();
     this.delta = new Delta();
+    this.duplicates = new Duplicates((more) => address("/duplicates", { connection: this.content.chosen.connection, operation: String(this.content.chosen.operation), ...more }));
     this.tiles = Object.fromEntries(["Rows", "Rows/s now", "Time worked", "Workers"].map((name) => [name, new Tile(name)]));
     this.tabs = el("nav", { class: "tabs", "aria-label": "Operations of this run", hidden: true });
     this.eyebrow = el("p", { class: "eyebrow" });
@@ -145,6 +147,7 @@ class Build {
       ),
       this.held,
       this.notes,
+      this.duplicates.node,
       el("section", { class: "tiles", "aria-label": "Figures" }, ...Object.values(this.tiles).map((tile) => tile.node)),
       el(
         "div",
@@ -185,7 +188,7 @@ class Build {
     this.content = content;
     const { progress: p, run, chosen: one } = content;
     this.showTabs(content);
-    put(this.eyebrow, KIND[p.kind] ?? "Operation on");
+    put(this.eyebrow, p.census ? "Census for" : `${KIND[p.kind] ?? "Operation on"}${p.unique && p.kind !== "verify" ? " unique index" : ""}`);
     put(this.name, p.index);
     put(this.source, `on ${p.source} · connection ${one.connection} · operation ${p.operation_id}`);
     mark(this.chip, "data-status", p.status);
@@ -206,6 +209,7 @@ class Build {
     this.showWorkers(p);
     this.showControls(content);
     this.showLists(p);
+    this.duplicates.show(p);
     this.showLinks(content);
     const words = `${STATUS[p.status] ?? p.status}, phase ${p.phase}`;
     if (this.spoken !== words) {

@@ -1,0 +1,286 @@
+"""Which rows share a key of a unique index: what `engine.duplicates` has recorded, for people and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.definition import parse_name
+from airflow_roir.engine import catalog, duplicates, operations
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.source import Source
+from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.one_line import one_line
+from airflow_roir.quantity import counted
+
+# How many groups a task's log, its XCom and an error list.
+FIRST = 20
+# Of a value that a log or a table shows.
+LONGEST = 200
+LINE = 2_000
+PAGE = 500
+
+OPERATION = """
+SELECT o.id, o.status, o.phase, coalesce((o.options ->> 'census')::boolean, false) AS census,
+       i.schema_name, i.name, i.source_oid, i.key_columns, i.is_unique,
+       n.nspname AS source_schema, c.relname AS source_name
+  FROM roir.operation o
+  JOIN roir.index i ON i.id = o.index_id
+  LEFT JOIN pg_class c ON c.oid = i.source_oid::oid AND c.relkind IN ('r', 'p')
+  LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE o.id = %(operation)s
+"""
+# A verification may have come since.
+NEWEST = "SELECT max(id) FROM roir.operation WHERE index_id = %(index)s AND kind <> 'verify'"
+# In the order in which they were found; a group has the number of its first row.
+GROUPS = """
+SELECT d.id, d.key_hash FROM roir.duplicate d
+ WHERE d.operation_id = %(operation)s AND d.id > %(after)s AND (%(healed)s OR d.healed_at IS NULL)
+   AND NOT EXISTS (SELECT FROM roir.duplicate e
+                    WHERE e.operation_id = d.operation_id AND e.key_hash = d.key_hash AND e.id < d.id
+                      AND (%(healed)s OR e.healed_at IS NULL))
+ ORDER BY d.id LIMIT %(most)s
+"""
+MEMBERS = """
+SELECT * FROM (
+    SELECT d.*, row_number() OVER (PARTITION BY d.key_hash ORDER BY d.id) AS place,
+           count(*) OVER (PARTITION BY d.key_hash) AS of_group
+      FROM roir.duplicate d
+     WHERE d.operation_id = %(operation)s AND d.key_hash = ANY (%(hashes)s) AND (%(healed)s OR d.healed_at IS NULL)) m
+ WHERE %(each)s IS NULL OR m.place <= %(each)s
+ ORDER BY m.id
+"""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A row that shares its key, by its primary key's texts. partition: None if it was not looked up, or has gone."""
+
+    key: tuple[str | None, ...]
+    primary_key: tuple[str | None, ...]
+    partition: str | None
+    phase: str
+    found_at: datetime
+    healed_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one key. id: what comes after it was found later. count: of its rows; `rows` may be the first of them."""
+
+    id: int
+    key: tuple[str | None, ...]
+    count: int
+    rows: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """What is known of one operation. key, primary_key: names of columns. groups, rows: that aren't healed.
+
+    source: None if the table was dropped; its primary key has no names then.
+    """
+
+    index: str
+    operation_id: int
+    status: str
+    unique: bool
+    census: bool
+    source: Source | None
+    table: str | None
+    key: tuple[str, ...]
+    primary_key: tuple[str, ...]
+    groups: int
+    rows: int
+
+    def line(self, group: Group) -> str:
+        """A group in one line, for logs."""
+        names = [named(self.names(one), one.primary_key) for one in group.rows]
+        where = [f" in {one.partition}" if one.partition else "" for one in group.rows]
+        left = group.count - len(group.rows)
+        more = f" and {counted(left, 'row')} more" if left else ""
+        said = "; ".join(f"{name}{place}" for name, place in zip(names, where, strict=True))
+        return one_line(f"duplicate {named(self.key, group.key)}: {said}{more}", LINE)
+
+    def facts(self, group: Group) -> dict[str, Any]:
+        """A group for JSON: values as texts, in the form that their types read."""
+        return {
+            "key": dict(zip(self.key, group.key, strict=True)),
+            "rows": [
+                {
+                    "primary_key": self._primary_key(one),
+                    "partition": one.partition,
+                    "phase": one.phase,
+                    "found_at": one.found_at.isoformat(),
+                    "healed_at": None if one.healed_at is None else one.healed_at.isoformat(),
+                }
+                for one in group.rows
+            ],
+        }
+
+    def _primary_key(self, member: Member) -> dict[str, str | None]:
+        return dict(zip(self.names(member), member.primary_key, strict=True))
+
+    def names(self, member: Member) -> Sequence[str]:
+        """Of the columns of a row's primary key; numbers where the table has another one since, or is gone."""
+        fits = len(self.primary_key) == len(member.primary_key)
+        return self.primary_key if fits else [str(n) for n in range(1, len(member.primary_key) + 1)]
+
+    def summary(self, groups: Sequence[Group]) -> dict[str, Any]:
+        """All in all, and the first groups, for JSON."""
+        return {
+            "index": self.index,
+            "operation_id": self.operation_id,
+            "groups": self.groups,
+            "rows": self.rows,
+            "first": [self.facts(group) for group in groups],
+        }
+
+
+def named(names: Sequence[str], values: Sequence[str | None]) -> str:
+    """`(email, day)=(a@b, 1)`, as PostgreSQL's own messages have it; long values are cut."""
+    return f"({', '.join(names)})=({listing(values)})"
+
+
+def listing(values: Sequence[str | None]) -> str:
+    """Values for people, with commas."""
+    return ", ".join(map(shown, values))
+
+
+def shown(value: str | None) -> str:
+    """A value for people: what could be mistaken for another one is quoted."""
+    if value is None:
+        return "NULL"
+    cut = value if len(value) <= LONGEST else f"{value[:LONGEST]}…"
+    return f"'{cut}'" if not value or value == "NULL" or value != value.strip() else cut
+
+
+def of_index(connection: Connection, index: str) -> Duplicates:
+    """What is known of an index of that name: by its newest build, or by the newest census, whose index is gone.
+
+    Raises NotFound, InvalidInput (not unique), SchemaVersionMismatch.
+    """
+    check_schema(connection)
+    name = parse_name(index, "index")
+    try:
+        row = operations.find_index(connection, name)
+    except NotFound:
+        census = operations.newest_census(connection, name)
+        if census is None:
+            raise
+        return read(connection, census.id)
+    newest = execute(connection, NEWEST, {"index": row.id}).scalar_one()
+    if not row.is_unique:
+        raise InvalidInput(
+            f"index {operations.index_name(row)} is not unique: several rows may have the same key, and none is listed"
+        )
+    if newest is None:
+        raise NotFound(f"index {name} has no operation yet")
+    return read(connection, int(newest))
+
+
+def read(connection: Connection, operation_id: int) -> Duplicates:
+    """What is known of an operation. Raises NotFound."""
+    row: Row[Any] | None = execute(connection, OPERATION, {"operation": operation_id}).first()
+    if row is None:
+        raise NotFound(f"there is no operation {operation_id}")
+    source = None
+    if row.source_name is not None:
+        source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
+    groups, rows = duplicates.groups(connection, operation_id)
+    return Duplicates(
+        index=str(operations.index_name(row)),
+        operation_id=operation_id,
+        status=row.status,
+        unique=row.is_unique,
+        census=row.census,
+        source=source,
+        table=None if source is None else str(source.name),
+        key=tuple(row.key_columns),
+        primary_key=() if source is None else source.primary_key,
+        groups=groups,
+        rows=rows,
+    )
+
+
+def groups(
+    connection: Connection,
+    of: Duplicates,
+    after: int = 0,
+    limit: int | None = None,
+    healed: bool = False,
+    rows_each: int | None = None,
+) -> Iterator[Group]:
+    """The groups, in the order in which they were found, read page by page.
+
+    after: the id of the last group that is known. healed: those that are healed, too. rows_each: the most rows of each.
+    """
+    left = limit
+    while left is None or left > 0:
+        most = PAGE if left is None else min(PAGE, left)
+        values = {"operation": of.operation_id, "after": after, "healed": healed, "most": most}
+        firsts = execute(connection, GROUPS, values).all()
+        hashes = [row.key_hash for row in firsts]
+        members: dict[int, list[Any]] = {one: [] for one in hashes}
+        if firsts:
+            for row in execute(connection, MEMBERS, {**values, "hashes": hashes, "each": rows_each}):
+                members[row.key_hash].append(row)
+        for row in firsts:
+            if found := members[row.key_hash]:
+                yield Group(row.id, tuple(found[0].shared_key), found[0].of_group, tuple(map(_member, found)))
+        if len(firsts) < most:
+            return
+        after = firsts[-1].id
+        left = None if left is None else left - most
+
+
+def _member(row: Row[Any]) -> Member:
+    return Member(tuple(row.key), tuple(row.primary_key), row.partition, row.phase, row.found_at, row.healed_at)
+
+
+def page(database: Database, operation_id: int, after: int, most: int = 50) -> dict[str, Any]:
+    """Some groups, healed ones too, as short texts. `last`: there are no more. Raises NotFound."""
+    with database.transaction() as connection:
+        of = read(connection, operation_id)
+        listed = list(groups(connection, of, after, most + 1, healed=True, rows_each=FIRST))
+    return {
+        "groups": [
+            {
+                "id": group.id,
+                "key": listing(group.key),
+                "count": group.count,
+                "rows": [
+                    {
+                        "primary_key": listing(one.primary_key),
+                        "partition": one.partition,
+                        "found_at": one.found_at.isoformat(),
+                        "healed_at": None if one.healed_at is None else one.healed_at.isoformat(),
+                    }
+                    for one in group.rows
+                ],
+            }
+            for group in listed[:most]
+        ],
+        "last": len(listed) <= most,
+    }
+
+
+def first(database: Database, operation_id: int) -> tuple[Duplicates, list[Group]]:
+    """What is known of an operation, and its first groups with their first rows. Raises NotFound."""
+    with database.transaction() as connection:
+        found = read(connection, operation_id)
+        return found, list(groups(connection, found, limit=FIRST, rows_each=FIRST))
+
+
+def first_lines(database: Database, operation_id: int) -> list[str]:
+    """The first groups in a line each, and how many there are."""
+    found, listed = first(database, operation_id)
+    lines = [found.line(group) for group in listed]
+    if found.groups > len(listed):
+        lines.append(f"… and {counted(found.groups - len(listed), 'key')} more")
+    return lines

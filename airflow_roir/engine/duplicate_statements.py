@@ -1,0 +1,66 @@
+"""Statements that select the rows which share a key: for psql, as they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from airflow_roir.definition import QualifiedName, quote
+from airflow_roir.engine.duplicate_report import Duplicates, Group, Member, named
+from airflow_roir.engine.source import Source
+from airflow_roir.errors import NotFound
+
+# Rows per statement; more make a condition that the planner reads for long.
+ROWS = 500
+# What a terminal would obey, and a psql that reads line by line would take for the end of one.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def statements(of: Duplicates, group: Group) -> Iterator[str]:
+    """SELECTs of the group's rows by their primary keys, which the table's own index finds, with a comment before.
+
+    Raises NotFound if the table was dropped, or has another primary key now.
+    """
+    source = of.source
+    if source is None or any(len(one.primary_key) != len(source.primary_key) for one in group.rows):
+        raise NotFound(f"index {of.index}: its table, or the table's primary key, is gone; there is nothing to select")
+    yield f"-- {_CONTROL.sub(_numbered, named(of.key, group.key))}"
+    for start in range(0, len(group.rows), ROWS):
+        listed = ", ".join(_row(source, one) for one in group.rows[start : start + ROWS])
+        columns = ", ".join(identifier(name) for name in source.primary_key)
+        columns = f"({columns})" if len(source.primary_key) > 1 else columns
+        yield (
+            f"SELECT tableoid::pg_catalog.regclass AS partition, * FROM {_name(source.name)} "
+            f"WHERE {columns} IN ({listed});"
+        )
+
+
+def _row(source: Source, member: Member) -> str:
+    values: Sequence[str] = [
+        f"{literal(value or '')}::{type_}" for value, type_ in zip(member.primary_key, source.comparands, strict=True)
+    ]
+    return f"({', '.join(values)})" if len(values) > 1 else values[0]
+
+
+def _name(name: QualifiedName) -> str:
+    return ".".join(identifier(part) for part in (name.schema, name.name) if part is not None)
+
+
+def literal(value: str) -> str:
+    """A value as a string constant of SQL, whatever `standard_conforming_strings` says; of printable signs alone."""
+    text = value.replace("'", "''")
+    if "\\" not in text and not _CONTROL.search(text):
+        return f"'{text}'"
+    return f"E'{_CONTROL.sub(_numbered, text.replace(chr(92), chr(92) * 2))}'"
+
+
+def identifier(name: str) -> str:
+    """A name, quoted, of printable signs alone."""
+    if not _CONTROL.search(name):
+        return quote(name)
+    numbered = _CONTROL.sub(lambda sign: f"\\{ord(sign[0]):04x}", name.replace("\\", "\\\\"))
+    return f"U&{quote(numbered)}"
+
+
+def _numbered(sign: re.Match[str]) -> str:
+    return f"\\u{ord(sign[0]):04x}"

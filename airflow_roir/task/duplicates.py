@@ -1,0 +1,32 @@
+"""What the tasks of a unique index tell of the rows that share a key: an XCom, and lines in the log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow_roir.engine import duplicate_report
+from airflow_roir.operation import BY_DUPLICATES
+
+if TYPE_CHECKING:
+    from airflow.sdk.types import RuntimeTaskInstanceProtocol
+
+    from airflow_roir.engine.database import Database
+    from airflow_roir.engine.operations import OperationRow
+
+# Its value: index, operation_id, groups, rows, and the first groups.
+XCOM = "duplicates"
+
+
+def push_duplicates(database: Database, ti: RuntimeTaskInstanceProtocol, row: OperationRow) -> dict[str, Any] | None:
+    """Push how many there are, and the first of them; None, and nothing is pushed, if the index isn't unique."""
+    found, groups = duplicate_report.first(database, row.id)
+    if not found.unique:
+        return None
+    summary = found.summary(groups)
+    ti.xcom_push(XCOM, summary)
+    return summary
+
+
+def waits_for_healing(row: OperationRow) -> bool:
+    """Whether duplicates have paused an operation."""
+    return bool(row.paused_by == BY_DUPLICATES)

@@ -1,0 +1,187 @@
+"""docs/unique.md does what it says: its blocks run in their order, what it shows comes, and its tables are true."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+from contextlib import closing, redirect_stdout
+from itertools import pairwise
+from pathlib import Path
+
+import psycopg2
+import psycopg2.errors
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+from typer.testing import CliRunner
+
+from airflow_roir import cli
+from airflow_roir.engine import health
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import start_run
+from airflow_roir.engine.verify.compare import VerifyOptions, verify
+from airflow_roir.errors import DuplicatesFound
+from servers.postgres import programs
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+
+PAGE = (Path(__file__).parents[2] / "docs" / "unique.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+INDEX = "public.users_by_email"
+INSERT = "INSERT INTO public.users (joined, email) VALUES ('{}', '{}@example.com')"
+
+
+def plain(output: str) -> str:
+    """An output as one line, without moments, and without where psql was when a statement failed."""
+    return re.sub(r"\s+", " ", re.sub(r"psql:<stdin>:\d+: |\d{4}(-\d\d){2} (\d\d:){2}\d\d", "", output)).strip()
+
+
+def carried_on(database: Database, command: str) -> str:
+    """What `roir build` and `roir resume` do, without Spark; what they say if they stop."""
+    try:
+        if command == "build":
+            _, run = steps.begin(database, INDEX, "public.users", "email", unique=True, segments=4)
+        else:
+            run = start_run(database, INDEX, "test", take_over=True)
+        steps.finish_all(database, run)
+    except DuplicatesFound as found:
+        return str(found)
+    return ""
+
+
+def printed(dsn: str, block: str) -> str:
+    """What the page's Python prints, with what its reader has."""
+    with redirect_stdout(io.StringIO()) as output, closing(psycopg2.connect(dsn)) as connection:
+        engine = create_engine(dsn)
+        names = {"psycopg2": psycopg2, "connection": connection, "engine": engine, "Session": Session, "text": text}
+        exec(block, {**names, "IntegrityError": IntegrityError})
+        engine.dispose()
+    return output.getvalue()
+
+
+@pytest.mark.slow
+def test_the_page_does_what_it_says(database: Database, dsn: str, pg: int) -> None:
+    psql = [programs(pg) / "psql", dsn, "-X", "-f", "-"]
+    said = ""
+    for (language, block), (following, shown) in pairwise([*BLOCKS, ("", "")]):
+        if language == "text":
+            assert [line for line in block.splitlines() if plain(line) not in plain(said)] == []
+        elif language == "sql":
+            done = subprocess.run(psql, input=block, capture_output=True, text=True, check=False)
+            said = done.stdout + done.stderr
+            assert said.count("ERROR:") == (following == "text" and "ERROR:" in shown), said
+        elif language == "python":
+            said = printed(dsn, block)
+        elif (command := block.split()[1]) in ("build", "resume"):
+            said = carried_on(database, command)
+        else:
+            called = CliRunner().invoke(cli.app, block.split()[1:], env={"ROIR_DSN": dsn})
+            said = called.output
+            assert called.exit_code == 1, said
+    steps.assert_exact(database, INDEX)
+
+
+@pytest.fixture
+def users(database: Database, dsn: str) -> str:
+    """The page's table, without duplicates, and its index: user1 is of partition 2024; the DSN."""
+    created = next(block for language, block in BLOCKS if language == "sql")
+    run_sql(dsn, created.split("INSERT", 1)[0].replace("IDENTITY", "IDENTITY (START WITH 100)"))
+    run_sql(
+        dsn, "INSERT INTO users SELECT i, '2024-01-01', format('user%s@example.com', i) FROM generate_series(1, 9) i"
+    )
+    assert not carried_on(database, "build")
+    return dsn
+
+
+REFUSED = psycopg2.errors.UniqueViolation
+UPSERT = "INSERT INTO users VALUES (2, '2024-01-01', '{}@example.com') ON CONFLICT {}"
+STATEMENTS: dict[str, type[psycopg2.Error] | None] = {
+    INSERT.format("2025-07-01", "user1") + " ON CONFLICT (email) DO NOTHING": psycopg2.errors.InvalidColumnReference,
+    INSERT.format("2025-07-01", "user1") + " ON CONFLICT DO NOTHING": REFUSED,
+    UPSERT.format("user1", "DO NOTHING"): None,
+    UPSERT.format("user1", "(id, joined) DO UPDATE SET email = excluded.email"): REFUSED,
+    UPSERT.format("user10", "(id, joined) DO UPDATE SET email = excluded.email"): None,
+    "UPDATE users SET email = format('user%s@example.com', id + 1)": None,
+    "MERGE INTO users u USING (VALUES (2)) v (id) ON u.id = v.id "
+    "WHEN MATCHED THEN UPDATE SET email = 'user1@example.com'": REFUSED,
+    "INSERT INTO users_2025 VALUES (200, '2025-01-01', 'user1@example.com')": REFUSED,
+    f"SET LOCAL session_replication_role = replica; {INSERT.format('2025-07-01', 'user1')}": REFUSED,
+    "CREATE TABLE letters (email text REFERENCES users (email))": psycopg2.errors.InvalidForeignKey,
+    "ALTER TABLE users REPLICA IDENTITY USING INDEX users_by_email": psycopg2.errors.WrongObjectType,
+    "SET CONSTRAINTS users_by_email DEFERRED": psycopg2.errors.UndefinedObject,
+}
+
+
+def test_what_statements_do(users: str) -> None:
+    with closing(steps.session(users)) as user:
+        for statement, error in STATEMENTS.items():
+            if error is None:
+                sql(user, statement)
+            else:
+                with pytest.raises(error):
+                    sql(user, statement)
+            user.rollback()
+
+
+def test_what_a_snapshot_that_is_older_gets(users: str) -> None:
+    for number, isolation in enumerate(("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")):
+        with closing(steps.old_session(users, isolation)) as user, closing(steps.session(users)) as other:
+            sql(other, INSERT.format("2024-07-01", f"new{number}"))
+            other.commit()
+            for code in ("40001" if number else "23505", "23505"):
+                with pytest.raises(psycopg2.Error) as error:
+                    sql(user, INSERT.format("2025-07-01", f"new{number}"))
+                assert error.value.pgcode == code
+                user.rollback()
+
+
+def test_what_a_write_waits_for(users: str) -> None:
+    held = {
+        INSERT.format("2024-07-01", "user1"): "rollback",
+        "DELETE FROM users WHERE id = 2": "commit",
+        "UPDATE users SET email = NULL WHERE id = 3": "commit",
+        "SELECT FROM users WHERE id = 4 FOR UPDATE": "commit",
+    }
+    run_sql(users, "DELETE FROM users WHERE id = 1")
+    for number, (statement, end) in enumerate(held.items(), 1):
+        insert = INSERT.format("2025-07-01", f"user{number}")
+        with closing(steps.session(users)) as other, closing(steps.session(users)) as user:
+            sql(other, statement)
+            sql(user, "SET LOCAL lock_timeout = 100")
+            with pytest.raises(psycopg2.errors.LockNotAvailable):
+                sql(user, insert)
+            user.rollback()
+            getattr(other, end)()
+            if "FOR UPDATE" in statement:
+                with pytest.raises(REFUSED):
+                    sql(user, insert)
+            else:
+                sql(user, insert)
+
+
+def test_a_role_that_may_not_read_the_key_gets_no_detail(users: str, stranger: str) -> None:
+    with closing(steps.session(stranger)) as user:
+        [(role,)] = sql(user, "SELECT quote_ident(current_user)")
+        user.commit()
+        run_sql(users, f"GRANT INSERT ON users TO {role}")
+        with pytest.raises(psycopg2.errors.UniqueViolation) as refused:
+            sql(user, INSERT.format("2025-07-01", "user1"))
+    assert refused.value.diag.message_detail is None
+
+
+@pytest.mark.slow
+def test_triggers_that_are_disabled_are_told(database: Database, users: str) -> None:
+    trigger, _ = steps.capture_triggers(users, "users")
+    run_sql(users, f"ALTER TABLE users DISABLE TRIGGER {trigger}", INSERT.format("2025-07-01", "user1"))
+    with database.transaction() as connection:
+        [warning] = health.warnings(connection)
+    assert "is disabled" in warning
+    assert "ENABLE ALWAYS TRIGGER" in warning
+    run_sql(users, f"ALTER TABLE users ENABLE ALWAYS TRIGGER {trigger}")
+    found = verify(database, INDEX, VerifyOptions(repair=True))
+    assert (found.missing, found.duplicate) == (0, 1)
+    run_sql(users, "DELETE FROM users_2025")
+    assert verify(database, INDEX).is_exact
