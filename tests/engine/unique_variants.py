@@ -94,7 +94,7 @@ def forgets_writers_in_flight_at_the_look(patch: pytest.MonkeyPatch) -> None:
 @variant
 def takes_what_was_found_for_healed(patch: pytest.MonkeyPatch) -> None:
     """A resume looks at what is new alone."""
-    all_of_it = "UPDATE roir.duplicate SET healed_at = clock_timestamp() WHERE operation_id = %(operation)s AND healed_at IS NULL"
+    all_of_it = "UPDATE roir.duplicate SET healed_at = clock_timestamp() WHERE healed_at IS NULL"
     patch.setattr(duplicates, "_heal", lambda connection, job, values, *rest: execute(connection, all_of_it, values))
 
 
