@@ -21,8 +21,8 @@ VERSION_TABLE = "schema_version"
 # Revisions of before 0.1.0, when nothing was released; one migration makes what they made. Releases take these numbers
 # again, one by one.
 UNRELEASED = frozenset(f"{number:04}" for number in range(2, 22))
-# `0001` was the first of those too, and had no such table.
-HAS_HOME = "SELECT to_regclass('roir.home') IS NOT NULL"
+# `0001` was the first of those too. They had no table `home`, and the last of them none of duplicates.
+IS_RELEASED = "SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.duplicate') IS NOT NULL"
 
 IS_GUARDED = "SELECT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl' AND evtenabled <> 'D')"
 
@@ -155,7 +155,7 @@ def check_schema(connection: Connection) -> None:
 def _check_known(connection: Connection, revision: str) -> None:
     """Raise SchemaVersionMismatch if this code can't upgrade a schema of that revision."""
     known = revision in revisions()
-    if (not known and revision in UNRELEASED) or not execute(connection, HAS_HOME).scalar_one():
+    if (not known and revision in UNRELEASED) or not execute(connection, IS_RELEASED).scalar_one():
         raise SchemaVersionMismatch(
             f"the control schema is at version {revision} of before 0.1.0, the first release; this code can't "
             "upgrade it. Stop its runs, then DROP SCHEMA roir, roir_data CASCADE, which removes its indexes "

@@ -106,17 +106,20 @@ def test_a_newer_schema_is_refused(database: Database) -> None:
             call()
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002", "0021"])
+@pytest.mark.parametrize(
+    ("revision", "lacks"),
+    [("0001", "DROP TABLE roir.home"), ("0001", "DROP TABLE roir.duplicate CASCADE"), ("0002", ""), ("0021", "")],
+)
 def test_a_schema_of_before_the_first_release_is_refused_and_can_be_removed(
-    database: Database, dsn: str, revision: str
+    database: Database, dsn: str, revision: str, lacks: str
 ) -> None:
     """The remedy that the message names leaves the source as it was."""
     run_sql(dsn, "SELECT roir.guard()", *TABLE)
     steps.finish_all(database, steps.begin(database)[1])
     steps.begin(database, table=None, keys=None)
     run_sql(dsn, f"UPDATE roir.schema_version SET version_num = '{revision}'")
-    if revision == "0001":
-        run_sql(dsn, "DROP TABLE roir.home")
+    if lacks:
+        run_sql(dsn, lacks)
     for call in (lambda: status(database), lambda: schema.init(database)):
         with pytest.raises(SchemaVersionMismatch, match=rf"version {revision} of before 0\.1\.0.* init$") as told:
             call()
