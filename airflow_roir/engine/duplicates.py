@@ -44,12 +44,12 @@ SELECT %(operation)s, m.shared_key, m.key, m.primary_key, %(segment)s, o.phase F
 # What was found before and isn't among these members is healed; a group of one is none.
 HEALED = """
 UPDATE roir.duplicate d SET healed_at = clock_timestamp()
- WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL AND {which}
+ WHERE d.operation_id = %(operation)s AND d.healed_at IS NULL
    AND NOT EXISTS (SELECT FROM member m WHERE m.key = d.key AND m.primary_key = d.primary_key)
 """
-WRITE, HEAL = WITH_MEMBERS + WRITTEN, WITH_MEMBERS + HEALED
+WRITE = WITH_MEMBERS + WRITTEN
 # Of a group that is known others may be members by now, or again: its segment was sealed, and then a row came.
-RENEW = f"{WITH_MEMBERS}, written AS ({WRITTEN}) {HEALED.replace('{which}', 'true')}"
+RENEW = f"{WITH_MEMBERS}, written AS ({WRITTEN}) {HEALED}"
 LEFT = """
 SELECT count(DISTINCT key_hash) AS groups, count(*) AS rows FROM roir.duplicate
  WHERE operation_id = %(operation)s AND healed_at IS NULL
@@ -119,11 +119,12 @@ def look(connection: Connection, job: Job) -> int:
 
 
 def record_segment(connection: Connection, job: Job, ordinal: int) -> None:
-    """Write down the groups among a segment's entries, and which of those that are known are healed."""
+    """Write down the groups among a segment's entries.
+
+    It tells of none that it is healed: the other row may be in the delta by now, older than the mark of the last look.
+    """
     values = {"operation": job.run.operation_id, "segment": ordinal}
     members = _in_segment(job, ordinal, hidden.shown(connection, job.source, job.generation_id))
-    # What is new has no statistics yet: with it each known row would be compared with each member.
-    execute(connection, HEAL.format(members=members, which="d.segment = %(segment)s"), values)
     execute(connection, WRITE.format(members=members), values)
 
 
@@ -145,16 +146,6 @@ def heal_known(connection: Connection, job: Job) -> int:
     _scan_once(connection, job)
     _heal(connection, job, {"operation": job.run.operation_id}, shown)
     return groups(connection, job.run.operation_id)[0]
-
-
-def healed_in_segment(connection: Connection, job: Job, ordinal: int) -> None:
-    """A segment has got its unique index: what was found in it is healed."""
-    execute(
-        connection,
-        "UPDATE roir.duplicate SET healed_at = clock_timestamp() "
-        "WHERE operation_id = %(operation)s AND segment = %(segment)s AND healed_at IS NULL",
-        {"operation": job.run.operation_id, "segment": ordinal},
-    )
 
 
 def refuse(database: Database, job: Job) -> None:

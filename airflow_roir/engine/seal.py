@@ -133,7 +133,6 @@ class SealWorker:
             if sqlstate(error) != "23505":
                 raise
             return False
-        duplicates.healed_in_segment(self.connection, job, ordinal)
         return True
 
     def _refuse(self, claim: SegmentClaim) -> None:

@@ -105,6 +105,37 @@ def test_a_refusal_looks_as_postgresqls_own(database: Database, dsn: str) -> Non
     assert said.message_detail == "Key (k)=(7) already exists."
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("beside", [False, True], ids=["sealed then", "refused again"])
+def test_a_pair_that_was_touched_before_the_look_is_no_healed_one(database: Database, dsn: str, beside: bool) -> None:
+    """Its segment has it no more, and the mark of the look is younger than the touch. Seen to be switched over."""
+    run_sql(dsn, *PARTITIONED, ROWS.format("t"), "UPDATE t SET k = 7 WHERE id = 8")
+    if beside:
+        run_sql(dsn, "UPDATE t SET k = 9 WHERE id = 10")
+    _, run = steps.begin(database, keys="k", include="v", unique=True, segments=1)
+    steps.build_all(database, run)
+    for _ in seal.work(database, run, 0):
+        pass
+    run_sql(dsn, "UPDATE t SET v = 0 WHERE id = 8")
+    with pytest.raises(DuplicatesFound):
+        seal.finish(database, run)
+    pair = [(["7"], ["7", "3"], "public.t3"), (["7"], ["8", "0"], "public.t0")]
+    assert duplicates(database)[:2] == pair
+    if beside:
+        run = start_run(database, "ix", "test", take_over=True)
+        with pytest.raises(DuplicatesFound):
+            steps.seal_all(database, run)
+        run_sql(dsn, "DELETE FROM t WHERE id = 10")
+    run = start_run(database, "ix", "test", take_over=True)
+    steps.seal_all(database, run)
+    with pytest.raises(DuplicatesFound, match="2 rows share 1 key"):
+        fold.switch(database, run)
+    assert duplicates(database) == pair
+    run_sql(dsn, "DELETE FROM t WHERE id = 8")
+    steps.finish_all(database, start_run(database, "ix", "test", take_over=True))
+    assert duplicates(database) == []
+
+
 def test_duplicates_are_listed_and_once_they_are_healed_the_build_goes_on(database: Database, dsn: str) -> None:
     run_sql(dsn, *PARTITIONED, ROWS.format("t"))
     run_sql(dsn, "UPDATE t SET k = 1 WHERE id IN (5, 10)", "UPDATE t SET k = NULL WHERE id > 50")
