@@ -50,7 +50,7 @@ class Limits:
     early_bytes: int = 256 << 20
     # How often it looks what came; of the time that the build takes, what it may spend on reading new hashes and
     # on looking duplicates up.
-    early_every_s: float = 1.0
+    early_every_s: float = 0.5
     early_reading_share: float = 0.25
     early_looking_share: float = 0.05
     # Hashes that are looked up in one scan of a segment: an IN of so many is still a hash table of the server's.

@@ -122,12 +122,18 @@ END $$;
 
 -- An entry of a base is taken over from a row that is in no partition: maybe of a table that is being attached, whose copy
 -- then begins again, and meets the row that has the key now. Only such a table's: a copy must end beside shifts of keys.
+-- place: a segment of the generation. What else is named isn't read: a view of the caller's would run his code as us.
 CREATE FUNCTION roir.note_taken(generation bigint, place oid, spot tid) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     joining record;
     within boolean;
 BEGIN
+    IF NOT EXISTS (SELECT FROM pg_inherits i
+                    WHERE i.inhrelid = place AND i.inhparent = to_regclass(format('roir_data.g%s', generation))) THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('%s is no segment of generation %s', place, generation);
+    END IF;
     FOR joining IN
         SELECT p.relation, p.parent, roir.entry_condition(g.entry, p.condition, 'x') AS condition
           FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id

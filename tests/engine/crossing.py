@@ -9,9 +9,8 @@ from airflow_roir.engine import fold
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.run import Run
 from tests.engine import stages, steps
-from tests.engine.ground import Failure, Ground, Outcomes, by_slot, create, fill
+from tests.engine.ground import Failure, Ground, Outcomes, by_slot
 from tests.engine.isolation import Play, Schedule, Session
-from tests.engine.menu import Rows
 
 PHASES = ("nothing", "prepared", "built", "sealed", "switched", "folded", "published")
 # Where they begin they wait for all writers.
@@ -51,15 +50,13 @@ class Crossing:
     def play(self, schedules: Sequence[Schedule], twins: Sequence[Outcomes], begin: str, end: str) -> list[Failure]:
         """As `Ground.play`; at the build's turn the operation goes from one phase to another."""
         ground, name = self.ground, f"crossed_{next(NUMBERS)}"
-        ground.run(f"{create(name, ground.kind)}; {fill(name, ABREAST)}; ANALYZE {name}")
+        ground.run(f"{ground.create(name)}; {ground.fill(name, ABREAST)}; ANALYZE {name}")
         operation = Voyage(ground, name)
         operation.reach(begin)
-        if begin != "nothing":
-            ground.run(f"UPDATE {name} SET v = v + 10 WHERE id / 10 % 3 = 0")
-            ground.run(f"INSERT INTO {name} SELECT s * 10 + 7, 'k', 0 FROM generate_series(1, {ABREAST - 1}, 3) s")
-            ground.run(f"DELETE FROM {name} WHERE id % 10 = 7")
+        if begin != "nothing" and not operation.touched:
+            operation.touch()
         plays = [
-            Play(schedule, Rows(name, slot).sql, self.sessions[slot], ground.watcher)
+            Play(schedule, ground.rows(name, slot).sql, self.sessions[slot], ground.watcher)
             for slot, schedule in enumerate(schedules)
         ]
         for play in plays:
@@ -82,11 +79,26 @@ class Voyage:
         self.ground = ground
         self.table = table
         self.phase = "nothing"
+        self.touched = False
         self.run: Run
         self.job: Job
 
     def reach(self, phase: str) -> None:
         """Go on to a phase."""
+        # What is enforced isn't disturbed: entries come into the delta before it is.
+        if self.ground.definition and phase != "nothing" and not self.touched:
+            self.reach_plainly("sealed")
+            self.touch()
+        self.reach_plainly(phase)
+
+    def touch(self) -> None:
+        """Bring some entries into the delta."""
+        self.touched = True
+        for statement in self.ground.touch(self.table, ABREAST):
+            self.ground.run(statement)
+
+    def reach_plainly(self, phase: str) -> None:
+        """As `reach`, where nothing is written."""
         for following in PHASES[PHASES.index(self.phase) + 1 : PHASES.index(phase) + 1]:
             self._go_on(following)
             self.phase = following
@@ -95,7 +107,9 @@ class Voyage:
         database = self.ground.database
         if phase == "prepared":
             options = {"ranges": 3, "segments": 2, "batch_rows": 7, "lock_timeout_ms": 500, "lock_patience_s": 5}
-            _, self.run = steps.begin(database, f"ix_{self.table}", self.table, include="v", **options)
+            _, self.run = steps.begin(
+                database, f"ix_{self.table}", self.table, include="v", **{**options, **self.ground.definition}
+            )
             with database.transaction() as connection:
                 self.job = load_job(connection, self.run)
         elif phase == "built":

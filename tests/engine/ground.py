@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psycopg2
@@ -119,6 +119,21 @@ class Ground:
     def fill(self, table: str, slots: int = SLOTS) -> str:
         """SQL that puts the rows of all slots back."""
         return fill(table, slots)
+
+    # What else an index is, and what is written before an operation goes on.
+    definition: Mapping[str, object] = {}
+
+    def create(self, table: str) -> str:
+        """SQL for another source."""
+        return create(table, self.kind)
+
+    def touch(self, table: str, slots: int) -> list[str]:
+        """SQL that brings some entries into the delta."""
+        return [
+            f"UPDATE {table} SET v = v + 10 WHERE id / 10 % 3 = 0",
+            f"INSERT INTO {table} SELECT s * 10 + 7, 'k', 0 FROM generate_series(1, {slots - 1}, 3) s",
+            f"DELETE FROM {table} WHERE id % 10 = 7",
+        ]
 
     def run(self, statements: str) -> None:
         self.cursor.execute(statements)

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conftest import database_dsn, run_sql
+from tests.engine.crossing import Crossing, drains
 from tests.engine.ground import Count
 from tests.engine.isolation import (
+    BUILD,
     COMMIT,
     READ_COMMITTED,
     REPEATABLE_READ,
@@ -24,7 +26,7 @@ from tests.engine.isolation import (
     Transaction,
     interleavings,
 )
-from tests.engine.unique_ground import MENU, PARTITIONED, SOURCES, UniqueGround
+from tests.engine.unique_ground import MENU, PARTITIONED, PLAIN, SOURCES, UniqueGround
 
 pytestmark = pytest.mark.sample(1)
 
@@ -89,6 +91,7 @@ def test_a_sample_of_schedules(grounds: Grounds, source: str) -> None:
     settled(ground)
 
 
+@pytest.mark.sample(1)
 def test_a_row_that_moves_while_its_key_is_asked_for(grounds: Grounds) -> None:
     """READ COMMITTED never gets 40001 for that: the move is half done, and waits for a third transaction."""
     ground = grounds(PARTITIONED)
@@ -102,6 +105,27 @@ def test_a_row_that_moves_while_its_key_is_asked_for(grounds: Grounds) -> None:
     ]
     ground.sweep(schedules)
     assert ground.count.refused == 0, ground.count.told()
+    settled(ground)
+
+
+# From the switch on it is enforced.
+LEGS = (("switched", "folded"), ("folded", "published"), ("switched", "published"))
+
+
+@pytest.mark.parametrize("leg", LEGS, ids="-".join)
+def test_a_fold_and_a_publish_come_between(grounds: Grounds, leg: tuple[str, str]) -> None:
+    ground, chance = grounds(PLAIN), random.Random(SEED)
+    with Crossing(ground) as crossing:
+        for _ in range((EXAMPLES or 48) // 12):
+            made: list[Schedule] = []
+            while len(made) < 12:
+                two = by_chance(chance, 2, chance.choice((LEVELS, LEVELS[:1])))
+                turns = [who for who, one in enumerate(two) for _ in one.turns] + [BUILD]
+                chance.shuffle(turns)
+                schedule = Schedule(two, tuple(turns))
+                if not drains(*leg) or schedule.idle_at_build:
+                    made.append(schedule)
+            crossing.sweep(made, *leg)
     settled(ground)
 
 

@@ -148,6 +148,33 @@ def test_duplicates_are_found_healed_and_repaired_as_the_owner(database: Databas
         assert compare.verify(database, "ix", VerifyOptions(sample=100)).found == 0
 
 
+def test_the_note_of_a_taken_entry_reads_no_table_but_ours(database: Database, dsn: str) -> None:
+    """The owner may call it. A view can have a column `ctid`, and its functions run as whoever reads it."""
+    run_sql(
+        dsn,
+        "CREATE TABLE t9 (id int, day int, k text, v int, PRIMARY KEY (id, day))",
+        "ALTER TABLE t9 OWNER TO unique_keeper",
+        "CREATE SCHEMA keepers AUTHORIZATION unique_keeper",
+    )
+    Stage(database, "published", keys="k", unique=True)
+    run_sql(dsn, "SELECT roir.begin_attach('t', 't9', 'FOR VALUES IN (9)', 'test')")
+    with closing(writer(dsn, "unique_keeper")) as user:
+        sql(
+            user,
+            "CREATE TABLE keepers.ran (who text);"
+            "CREATE FUNCTION keepers.code() RETURNS text LANGUAGE plpgsql AS "
+            "$$ BEGIN INSERT INTO keepers.ran VALUES (current_user); RETURN 'x'; END $$;"
+            "CREATE VIEW keepers.place AS SELECT keepers.code() AS c1, 1 AS c2, 9 AS c3, '(0,1)'::tid AS ctid",
+        )
+        user.commit()
+        with pytest.raises(psycopg2.errors.InvalidParameterValue, match="no segment"):
+            sql(user, "SELECT roir.note_taken(1, 'keepers.place'::regclass, '(0,1)')")
+        user.rollback()
+        assert sql(user, "SELECT who FROM keepers.ran") == []
+        user.rollback()
+    run_sql(dsn, "DROP SCHEMA keepers CASCADE")
+
+
 def test_a_repair_of_anothers_table(database: Database, dsn: str) -> None:
     _, run = steps.begin(database, keys="k", include="v", unique=True, segments=3)
     steps.finish_all(database, run)

@@ -12,6 +12,8 @@ from tests.engine.steps import sql
 from tests.engine.twins import PARTITIONED, begin, table
 from tests.engine.unique_keys import KINDS
 
+pytestmark = pytest.mark.sample(1)
+
 INT = KINDS[0]
 
 

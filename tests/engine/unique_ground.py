@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import psycopg2
 
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import Database, execute
 from tests.engine.ground import SLOTS, TWIN, Count, Failure, Ground, Outcomes, by_slot, compared
 from tests.engine.isolation import DEADLOCK, READ_COMMITTED, SERIALIZATION_FAILURE, Play, Session, Watcher
 from tests.engine.menu import Rows
-from tests.engine.stages import Stage, differences
+from tests.engine.stages import Stage
 
 PLAIN, PARTITIONED = "plain", "partitioned"
 SOURCES = (PLAIN, PARTITIONED)
@@ -121,6 +121,22 @@ class UniqueGround(Ground):
             f"FROM generate_series(0, {slots - 1}) s, generate_series(1, 2) r"
         )
 
+    definition = {"unique": True}
+
+    def create(self, table: str) -> str:
+        return create(table, self.kind)
+
+    def touch(self, table: str, slots: int) -> list[str]:
+        """Some keys change rows, others are changed and come back."""
+        return [
+            f"UPDATE {table} SET v = v + 10 WHERE id / 10 % 3 = 0",
+            f"UPDATE {table} SET k = id / 10 * {WIDTH} + 2 - id % 10 WHERE id / 10 % 4 = 1",
+            f"UPDATE {table} SET k = id / 10 * {WIDTH} + id % 10 - 1 WHERE id / 10 % 4 = 1",
+            f"INSERT INTO {table} SELECT s * 10 + 3, 0, s * {WIDTH} + {FREE}, 0 "
+            f"FROM generate_series(0, {slots - 1}, 2) s",
+            f"DELETE FROM {table} WHERE id % 10 = 3",
+        ]
+
     def refill(self, mode: str) -> None:
         """Which entries are in the base, the delta or both, and which are stale, goes by the slot."""
         stage = self.stages[mode]
@@ -154,11 +170,31 @@ class UniqueGround(Ground):
         """The entries that are missing or too many, and the keys that several rows share, by slot."""
         stage = self.stages[mode]
         with stage.connection.begin():
-            found = by_slot(differences(stage.connection, stage.job, stage.phase == "published"))
+            found = by_slot(execute(stage.connection, self._differences(stage)).all())
         self.cursor.execute(f"SELECT k, array_agg(id) FROM {stage.job.source.sql} GROUP BY k HAVING count(*) > 1")
         for key, ids in self.cursor.fetchall():
             found.setdefault(ids[0] // 10, []).append(f"key {key} of rows {ids}")
         return found
+
+    def _differences(self, stage: Stage) -> str:
+        """As `stages.differences`, where all is scanned and ids may be there twice."""
+        entry = stage.job.entry
+        columns = ", ".join(entry.physical())
+        ours = f"SELECT {columns} FROM {stage.base}"
+        if stage.phase != "published":
+            untouched = (
+                f"NOT EXISTS (SELECT FROM {stage.delta} d WHERE d.state <> 'ghost' AND {entry.equal('b.', 'd.')})"
+            )
+            ours = (
+                f"SELECT {', '.join(entry.physical(prefix='b.'))} FROM {stage.base} b WHERE {untouched} "
+                f"UNION ALL SELECT {columns} FROM {stage.delta} WHERE state = 'regular'"
+            )
+        source = f"SELECT {', '.join(entry.source_columns('s'))} FROM {stage.job.source.sql} s"
+        ours, source = (f"SELECT o::text FROM ({side}) o" for side in (ours, source))
+        return (
+            f"WITH ours AS ({ours}), source AS ({source}) SELECT 'extra' AS what, x.* FROM (TABLE ours EXCEPT ALL "
+            "TABLE source) x UNION ALL SELECT 'missing', x.* FROM (TABLE source EXCEPT ALL TABLE ours) x"
+        )
 
     def _unexpected(self, play: Play, twin: Outcomes) -> list[str]:
         """Errors and waits that the twin doesn't have."""

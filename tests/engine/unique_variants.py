@@ -12,6 +12,7 @@ from airflow_roir.engine import duplicates, fold
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import row_function, segment_writes, unique_put
 from airflow_roir.engine.capture.target import Target
+from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.source import Source
@@ -93,8 +94,8 @@ def forgets_writers_in_flight_at_the_look(patch: pytest.MonkeyPatch) -> None:
 @variant
 def takes_what_was_found_for_healed(patch: pytest.MonkeyPatch) -> None:
     """A resume looks at what is new alone."""
-    heal = duplicates.HEAL
-    patch.setattr(duplicates, "HEAL", heal[: heal.index("   AND NOT EXISTS")])
+    all_of_it = "UPDATE roir.duplicate SET healed_at = clock_timestamp() WHERE healed_at IS NULL"
+    patch.setattr(duplicates, "_heal", lambda connection, job, values, *rest: execute(connection, all_of_it, values))
 
 
 def _of_put(patch: pytest.MonkeyPatch, name: str, change: Callable[[list[str]], list[str]]) -> None:

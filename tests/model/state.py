@@ -63,7 +63,6 @@ class Variant(Enum):
     ASK_WITHOUT_LOCK_IN_OLD_SNAPSHOT = "a put asks without FOR SHARE in REPEATABLE READ alone"
     ASK_ONCE = "a put doesn't ask again after it took an entry over"
     ANTIMATTER_IS_STALE = "a put takes over, unasked, an entry that has antimatter in the delta"
-    HOLDER_LEFT_IN_DELTA = "a put takes an entry over and leaves its antimatter in the delta"
     FOLD_WAITS_AT_BASE = "a fold step waits for an entry that a writer or another step has, of whatever primary key"
     FOLD_KEEPS_HOLDER = "the fold leaves another's entry of the same key as it is"
 

@@ -73,7 +73,6 @@ HARMLESS = [
     (Variant.NO_LOCK_BUT_REFUSAL, "a deferred key, old snapshots"),
     (Variant.NO_LOCK_BUT_REFUSAL, "a deferred key, a trigger that deletes"),
     (Variant.NO_PROBE, "unique: direct mode, old snapshots"),
-    (Variant.HOLDER_LEFT_IN_DELTA, "unique: direct mode"),
     (Variant.ANTIMATTER_IS_STALE, "unique: direct mode"),
 ]
 if SCENARIOS is not DEFAULT:
@@ -87,8 +86,6 @@ if SCENARIOS is not DEFAULT:
         (Variant.NO_LOCK_BUT_REFUSAL, "a deferred key, three writers"),
         (Variant.NO_PROBE, "unique: swapped keys, an old snapshot"),
         (Variant.NO_PROBE, "unique: active, old snapshots"),
-        (Variant.HOLDER_LEFT_IN_DELTA, "unique: direct mode, three writers"),
-        (Variant.HOLDER_LEFT_IN_DELTA, "unique: direct mode, every statement in two steps"),
         (Variant.ANTIMATTER_IS_STALE, "unique: direct mode, three writers"),
     ]
 # What must be reached, so that an exploration can't become empty: states, and the statuses of the generations.

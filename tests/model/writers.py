@@ -485,17 +485,12 @@ class _Session:
                 }
                 following = []
                 for holder in map(int, holders):
-                    verb = "own" if holder == ident[1] else "drop other" if holder in stale else "ask base"
-                    then = [(verb, number, ident, included, holder)]
-                    then += [("take over", number, ident, included, holder)] if verb == "drop other" else []
-                    following.append(self._then(*then))
+                    verb = "own" if holder == ident[1] else "take over" if holder in stale else "ask base"
+                    following.append(self._then((verb, number, ident, included, holder)))
                 return following
             case "ask base":
                 self._ask(key, rest[0], snapshot)
-                # Before the base: a fold step locks in that order.
-                forget = generation.mode == "direct" and variant != Variant.HOLDER_LEFT_IN_DELTA
-                drop = [("drop other", *op[1:])] if forget else []
-                return [self._then(*drop, ("take over", *op[1:]))]
+                return [self._then(("take over", *op[1:]))]
             case "ask again":
                 self._ask(key, rest[0], snapshot)
                 return [self._then()]

@@ -17,9 +17,9 @@ class Budget:
         self._begun = clock()
         self.spent_s = 0.0
 
-    def allows(self, seconds: float) -> bool:
-        """Whether something that takes about so long may begin now."""
-        return self.spent_s + seconds <= self._first_s + self._share * (self._clock() - self._begun)
+    def allows(self) -> bool:
+        """Whether something may begin now. What it takes is counted when it has ended."""
+        return self.spent_s <= self._first_s + self._share * (self._clock() - self._begun)
 
     @contextmanager
     def spending(self) -> Iterator[None]:

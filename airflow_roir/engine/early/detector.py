@@ -31,8 +31,6 @@ GROWTH = 8
 FEWEST_BLOCKS = 64
 # Spent without asking how long the build has lasted: a small one would be over.
 FIRST_S = 0.2
-# Until one was measured: the scan of a segment for some hashes.
-SECONDS_PER_ROW = 2e-7
 NONE: Hashes = np.empty(0, dtype=np.uint64)
 
 
@@ -52,7 +50,6 @@ class Detector:
         self._connection = connection
         self._job = job
         self._halted = halted
-        self._clock = clock
         limits = limits_of(connection)
         with connection.begin():
             row_hash = key_hash(connection, job.generation_id, job.entry, "s.")
@@ -66,7 +63,6 @@ class Detector:
         self._growth = Growth()
         self._kept = Kept(limits.early_bytes)
         self._most_hashes = limits.early_hashes
-        self._per_row = SECONDS_PER_ROW
         self._batches = -1
         # By segment: how far it is read; the number of batches when it was read to its end.
         self._read: dict[int, ReadSoFar] = {}
@@ -88,7 +84,7 @@ class Detector:
         idle, self._batches = look.batches == self._batches, look.batches
         for segment in self._store.segments:
             while not self._halted() and self._is_due(segment, look, everything or idle):
-                if not (everything or self._reading.allows(0.0)):
+                if not (everything or self._reading.allows()):
                     break
                 with self._reading.spending():
                     self._read_more(segment, look)
@@ -146,8 +142,8 @@ class Detector:
         found = 0
         for segment in sorted(self._waiting, key=lambda one: -len(self._waiting[one])):
             while segment in self._waiting and not self._halted():
-                seconds = self._per_row * self._read[segment].rows
-                if len(self._waiting[segment]) and not (everything or self._looking.allows(seconds)):
+                # Paid for afterwards: what one scan takes too much is waited for before the next one.
+                if len(self._waiting[segment]) and not (everything or self._looking.allows()):
                     break
                 with self._looking.spending():
                     found += self._look_up_in(segment)
@@ -159,7 +155,7 @@ class Detector:
     def _look_up_in(self, segment: int) -> int:
         """One scan of a segment, in one snapshot."""
         hashes, rest = np.split(self._waiting[segment], [self._most_hashes])
-        found, begun = 0, self._clock()
+        found = 0
         parts = [] if len(rest) else self._store.parts(segment)
         with self._connection.begin():
             if len(hashes):
@@ -167,8 +163,6 @@ class Detector:
                     self._connection, self._job, segment, self._found_hash, as_integers(hashes)
                 )
             mark_looked(self._connection, parts)
-        if rows := self._read[segment].rows:
-            self._per_row = max((self._clock() - begun) / rows, SECONDS_PER_ROW / 4)
         if len(rest):
             self._waiting[segment] = rest
         else:
