@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,8 +14,8 @@ from airflow_roir.definition import argument
 if TYPE_CHECKING:
     from airflow_roir.engine.duplicate_report import Duplicates, Group
 
-# Rows of a table are read, and brought into line, so many groups at a time.
-TABLE = 1_000
+# Rows of a table are brought into line so many at a time, or a few more.
+TABLE = 2_000
 
 
 @app.command()
@@ -54,17 +53,31 @@ def print_groups(found: Duplicates, groups: Iterable[Group], healed: bool = Fals
 
     names = [f"{what} ({', '.join(of)})" for what, of in (("key", found.key), ("primary key", found.primary_key))]
     columns = [*map(printable, names), "partition", "found", *(["healed"] if healed else [])]
-    rest, listed = iter(groups), 0
-    while page := list(islice(rest, TABLE)):
-        listed += len(page)
+    ids: set[int] = set()
+    for page in _pages(groups):
+        ids.update(group.id for group in page)
         rows = list(_rows(page, healed))
         for line in fitted(columns, len(columns), rows, [[]] * len(rows), terminal_width()):
             show(line)
+    listed = len(ids)
     what = "census" if found.census else "operation"
     total = f"{found.index}, {what} {found.operation_id}: {shared(found.groups, found.rows)}"
     if not healed and listed < found.groups:
         total += f", {counted(listed, 'key')} shown; roir duplicates {argument(found.index)} lists all"
     show(total)
+
+
+def _pages(groups: Iterable[Group]) -> Iterator[list[Group]]:
+    page: list[Group] = []
+    rows = 0
+    for group in groups:
+        page.append(group)
+        rows += len(group.rows)
+        if rows >= TABLE:
+            yield page
+            page, rows = [], 0
+    if page:
+        yield page
 
 
 def _rows(groups: list[Group], healed: bool) -> Iterator[tuple[str, ...]]:
@@ -97,12 +110,17 @@ def print_groups_as_json(found: Duplicates, groups: Iterable[Group]) -> None:
     show(f"{json.dumps(head, indent=2)[:-2]},")
     show('  "duplicates": [')
     before: str | None = None
+    id_before: int | None = None
     for group in groups:
+        facts = found.facts(group)
+        # Further rows of a large group continue its list.
+        continues = group.id == id_before
         if before is not None:
-            show(f"{before},")
-        before = f"    {json.dumps(found.facts(group))}"
+            show(f"{before}," if continues else f"{before}]}},")
+        before = "      " + json.dumps(facts["rows"])[1:-1] if continues else f"    {json.dumps(facts)[:-2]}"
+        id_before = group.id
     if before is not None:
-        show(before)
+        show(f"{before}]}}")
     show("  ]")
     show("}")
 

@@ -23,7 +23,9 @@ FIRST = 20
 # Of a value that a log or a table shows.
 LONGEST = 200
 LINE = 2_000
-PAGE = 500
+# Groups whose numbers, and rows that are read at a time: one row in two may have the same key.
+PAGE = 100_000
+ROWS = 5_000
 
 OPERATION = """
 SELECT o.id, o.status, o.phase, coalesce((o.options ->> 'census')::boolean, false) AS census,
@@ -39,20 +41,17 @@ SELECT o.id, o.status, o.phase, coalesce((o.options ->> 'census')::boolean, fals
 NEWEST = "SELECT max(id) FROM roir.operation WHERE index_id = %(index)s AND kind <> 'verify'"
 # In the order in which they were found; a group has the number of its first row.
 GROUPS = """
-SELECT d.id, d.key_hash FROM roir.duplicate d
- WHERE d.operation_id = %(operation)s AND d.id > %(after)s AND (%(healed)s OR d.healed_at IS NULL)
-   AND NOT EXISTS (SELECT FROM roir.duplicate e
-                    WHERE e.operation_id = d.operation_id AND e.key_hash = d.key_hash AND e.id < d.id
-                      AND (%(healed)s OR e.healed_at IS NULL))
- ORDER BY d.id LIMIT %(most)s
+SELECT min(d.id) AS id, d.key_hash, count(*) AS size FROM roir.duplicate d
+ WHERE d.operation_id = %(operation)s AND (%(healed)s OR d.healed_at IS NULL)
+ GROUP BY d.key_hash HAVING min(d.id) > %(after)s
+ ORDER BY min(d.id) LIMIT %(most)s
 """
 MEMBERS = """
-SELECT * FROM (
-    SELECT d.*, row_number() OVER (PARTITION BY d.key_hash ORDER BY d.id) AS place,
-           count(*) OVER (PARTITION BY d.key_hash) AS of_group
-      FROM roir.duplicate d
-     WHERE d.operation_id = %(operation)s AND d.key_hash = ANY (%(hashes)s) AND (%(healed)s OR d.healed_at IS NULL)) m
- WHERE %(each)s IS NULL OR m.place <= %(each)s
+SELECT m.* FROM unnest(%(hashes)s) AS g (key_hash), LATERAL (
+    SELECT * FROM roir.duplicate d
+     WHERE d.operation_id = %(operation)s AND d.key_hash = g.key_hash AND d.id > %(after)s
+       AND (%(healed)s OR d.healed_at IS NULL)
+     ORDER BY d.id LIMIT %(each)s) m
  ORDER BY m.id
 """
 
@@ -71,7 +70,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one key. id: what comes after it was found later. count: of its rows; `rows` may be the first of them."""
+    """Rows of one key. id: what comes after it was found later. count: of its rows; `rows` may be some of them."""
 
     id: int
     key: tuple[str | None, ...]
@@ -216,27 +215,54 @@ def groups(
     healed: bool = False,
     rows_each: int | None = None,
 ) -> Iterator[Group]:
-    """The groups, in the order in which they were found, read page by page.
+    """The groups, in the order in which they were found. A large one comes in pieces, one after the other, of one id.
 
-    after: the id of the last group that is known. healed: those that are healed, too. rows_each: the most rows of each.
+    after: the id of the last group that is known. healed: those that are healed, too. rows_each: the most rows of each,
+    at most 5,000, of which there are no further pieces.
     """
     left = limit
     while left is None or left > 0:
         most = PAGE if left is None else min(PAGE, left)
         values = {"operation": of.operation_id, "after": after, "healed": healed, "most": most}
-        firsts = execute(connection, GROUPS, values).all()
-        hashes = [row.key_hash for row in firsts]
-        members: dict[int, list[Any]] = {one: [] for one in hashes}
-        if firsts:
-            for row in execute(connection, MEMBERS, {**values, "hashes": hashes, "each": rows_each}):
-                members[row.key_hash].append(row)
-        for row in firsts:
-            if found := members[row.key_hash]:
-                yield Group(row.id, tuple(found[0].shared_key), found[0].of_group, tuple(map(_member, found)))
-        if len(firsts) < most:
+        found = execute(connection, GROUPS, values).all()
+        for some in _together(found, rows_each or ROWS):
+            yield from _pieces(connection, of, some, healed, rows_each)
+        if len(found) < most:
             return
-        after = firsts[-1].id
+        after = found[-1].id
         left = None if left is None else left - most
+
+
+def _together(found: Sequence[Row[Any]], most: int) -> Iterator[list[Row[Any]]]:
+    """Groups of which not more than 5,000 rows are read at a time, if not of a single one."""
+    some: list[Row[Any]] = []
+    rows = 0
+    for group in found:
+        if some and rows + min(group.size, most) > ROWS:
+            yield some
+            some, rows = [], 0
+        some.append(group)
+        rows += min(group.size, most)
+    if some:
+        yield some
+
+
+def _pieces(
+    connection: Connection, of: Duplicates, some: Sequence[Row[Any]], healed: bool, rows_each: int | None
+) -> Iterator[Group]:
+    values = {"operation": of.operation_id, "healed": healed, "each": rows_each or ROWS}
+    members: dict[int, list[Row[Any]]] = {group.key_hash: [] for group in some}
+    for row in execute(connection, MEMBERS, {**values, "hashes": list(members), "after": 0}):
+        members[row.key_hash].append(row)
+    for group in some:
+        read = members[group.key_hash]
+        key = tuple(read[0].shared_key) if read else ()
+        while read:
+            yield Group(group.id, key, group.size, tuple(map(_member, read)))
+            if rows_each is not None or len(read) < ROWS:
+                break
+            further = {**values, "hashes": [group.key_hash], "after": read[-1].id}
+            read = list(execute(connection, MEMBERS, further))
 
 
 def _member(row: Row[Any]) -> Member:

@@ -14,6 +14,7 @@ from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.errors import DuplicatesFound, Fenced, RoirError
 from airflow_roir.operation import Phase
+from airflow_roir.quantity import counted
 
 
 @contextmanager
@@ -75,7 +76,7 @@ def _detect(database: Database, run: Run, report: Callable[[str], None], halt: t
             return
         while not halt.wait(database.limits.early_every_s):
             if found := detector.step():
-                report(f"{found} rows more share keys of the unique index; roir duplicates lists them")
+                report(f"{counted(found, 'row')} more share keys of the unique index; roir duplicates lists them")
 
 
 def _give_up(database: Database, run: Run, why: str) -> None:
