@@ -35,8 +35,8 @@ LOCATED = 10_000
 
 WITH_MEMBERS = "WITH member AS MATERIALIZED ({members})"
 WRITTEN = """
-INSERT INTO roir.duplicate AS d (operation_id, shared_key, key, primary_key, segment, phase)
-SELECT %(operation)s, m.shared_key, m.key, m.primary_key, %(segment)s, o.phase FROM member m, roir.operation o
+INSERT INTO roir.duplicate AS d (operation_id, shared_key, key, primary_key, phase)
+SELECT %(operation)s, m.shared_key, m.key, m.primary_key, o.phase FROM member m, roir.operation o
  WHERE o.id = %(operation)s
     ON CONFLICT (operation_id, key, primary_key) WHERE healed_at IS NULL
     DO UPDATE SET shared_key = excluded.shared_key WHERE d.shared_key <> excluded.shared_key
@@ -92,7 +92,7 @@ def look(connection: Connection, job: Job) -> int:
     """
     if not job.entry.enforced:
         return 0
-    values = {"operation": job.run.operation_id, "generation": job.generation_id, "segment": None}
+    values = {"operation": job.run.operation_id, "generation": job.generation_id}
     seen = execute(connection, SEEN).scalar_one()
     mark = execute(connection, MARK, values).scalar_one()
     shown = hidden.shown(connection, job.source, job.generation_id)
@@ -123,9 +123,8 @@ def record_segment(connection: Connection, job: Job, ordinal: int) -> None:
 
     It tells of none that it is healed: the other row may be in the delta by now, older than the mark of the last look.
     """
-    values = {"operation": job.run.operation_id, "segment": ordinal}
     members = _in_segment(job, ordinal, hidden.shown(connection, job.source, job.generation_id))
-    execute(connection, WRITE.format(members=members), values)
+    execute(connection, WRITE.format(members=members), {"operation": job.run.operation_id})
 
 
 def record_hashes(connection: Connection, job: Job, ordinal: int, key_hash: str, hashes: Sequence[int]) -> int:
@@ -134,7 +133,7 @@ def record_hashes(connection: Connection, job: Job, ordinal: int, key_hash: str,
     key_hash: SQL of the prefix of an entry. The segment has no index yet, so this is one scan of it.
     """
     members = _by_hash(job, ordinal, key_hash, hidden.shown(connection, job.source, job.generation_id))
-    values = {"operation": job.run.operation_id, "segment": None, "hashes": list(hashes), "most": LOCATED}
+    values = {"operation": job.run.operation_id, "hashes": list(hashes), "most": LOCATED}
     # The delta's rows of a key come by its index, whatever the planner makes of tables without statistics.
     execute(connection, "SET LOCAL enable_mergejoin = off; SET LOCAL enable_hashjoin = off")
     return execute(connection, WRITE.format(members=members), values).rowcount
@@ -233,7 +232,7 @@ def _heal(connection: Connection, job: Job, values: dict[str, Any], shown: str |
         for pattern in sorted({"".join("1" if value is None else "0" for value in key) for key in known})
     ]
     members = " UNION ALL ".join(f"({one})" for one in found)
-    execute(connection, RENEW.format(members=members), {"segment": None, **values, **bound})
+    execute(connection, RENEW.format(members=members), {**values, **bound})
 
 
 def _known(connection: Connection, job: Job, keys: Sequence[list[str | None]]) -> tuple[str, dict[str, Any]]:

@@ -434,8 +434,6 @@ duplicate = Table(
     Column("primary_key", JSONB, nullable=False),
     # Where the row is, once that was looked up; null where it has gone since, too.
     Column("partition", Text),
-    # The segment that could not be sealed because of it; null: it was found before, or among later writes.
-    Column("segment", Integer),
     Column("phase", Text, nullable=False),
     Column("found_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     _moment("healed_at"),

@@ -181,7 +181,6 @@ CREATE TABLE roir.duplicate (
     key jsonb NOT NULL,
     primary_key jsonb NOT NULL,
     partition text,
-    segment integer,
     phase text NOT NULL,
     found_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     healed_at timestamptz,
