@@ -8,7 +8,7 @@ from typing import Any
 import psycopg2
 import pytest
 
-from airflow_roir.engine import duplicate_report, finalize
+from airflow_roir.engine import duplicate_report, finalize, fold
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.duplicate_statements import identifier, literal
 from airflow_roir.engine.run import driving, start_run
