@@ -102,6 +102,24 @@ def test_a_key_that_came_after_the_snapshot_is_40001_and_the_retry_is_told_that_
             sql(user, "INSERT INTO t VALUES (151, 'came', 1)")
 
 
+@pytest.mark.parametrize("isolation", OLD)
+@pytest.mark.parametrize("mode", ["direct", "active"])
+@pytest.mark.parametrize("gone", ["DELETE FROM t WHERE id = 7", "UPDATE t SET k = 'moved' WHERE id = 7"])
+def test_a_key_that_left_after_the_snapshot_can_be_taken_and_written_again(
+    database: Database, dsn: str, gone: str, mode: str, isolation: str
+) -> None:
+    """The snapshot shows both entries. Seen to ask for the row that had gone, which is 40001."""
+    run_sql(dsn, *TABLE)
+    stage = Stage(database, mode, include="v", unique=True)
+    with closing(steps.old_session(dsn, isolation)) as user:
+        run_sql(dsn, gone)
+        sql(user, "INSERT INTO t VALUES (150, '7', 1)")
+        sql(user, "UPDATE t SET v = 2 WHERE id = 150")
+        user.commit()
+    stage.assert_exact("written")
+    stage.finish()
+
+
 @pytest.mark.parametrize("mode", ["direct", "active"])
 def test_on_conflict_knows_the_primary_key_alone(database: Database, dsn: str, mode: str) -> None:
     """As docs/limits.md says."""

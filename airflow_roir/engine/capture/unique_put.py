@@ -68,7 +68,9 @@ def _of_base(source: Source, target: Target, record: str, into: str) -> list[str
         # Not DO UPDATE, which would lock the holder's entry: its own transaction may need that while we wait for it.
         f"  INSERT INTO {base} {into} ON CONFLICT ({', '.join(entry.physical(entry.key_positions))}) DO NOTHING;",
         "  EXIT WHEN FOUND;",
-        f"  SELECT {holder}, b.tableoid AS place, b.ctid AS spot INTO holder FROM {base} b WHERE {key};",
+        # Ours first: one snapshot may show another's, too, that has gone since, and is too old to ask for its row.
+        f"  SELECT {holder}, b.tableoid AS place, b.ctid AS spot INTO holder FROM {base} b WHERE {key}",
+        f"    ORDER BY {_rest_is(target, _rest(target, record), 'b.')} DESC LIMIT 1;",
         "  CONTINUE WHEN NOT FOUND;",
         f"  taken := NOT ({ours});",
         "  IF taken THEN",
