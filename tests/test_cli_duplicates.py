@@ -8,8 +8,8 @@ from typing import Any
 import psycopg2
 import pytest
 
-from airflow_roir.engine import duplicate_report, finalize, fold
-from airflow_roir.engine.database import Database
+from airflow_roir.engine import duplicate_report, duplicates, finalize, fold
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.duplicate_statements import identifier, literal
 from airflow_roir.engine.run import driving, start_run
 from airflow_roir.errors import DuplicatesFound
@@ -227,3 +227,29 @@ def test_a_large_group_is_read_in_pieces(database: Database, dsn: str, monkeypat
         3,
         2,
     ]
+
+
+def test_a_row_is_looked_for_in_its_own_partition_alone(database: Database, dsn: str) -> None:
+    """Of 10,000 rows, each in all of 50 partitions, took 24 s."""
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int, day int, k int, PRIMARY KEY (id, day)) PARTITION BY LIST (day)",
+        *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES IN ({n})" for n in range(10)),
+        "INSERT INTO t SELECT i, i % 10, i FROM generate_series(1, 50) i",
+        "INSERT INTO t VALUES (101, 3, 7), (102, 4, 8)",
+    )
+    pause_by_duplicates(database, "t", "k")
+    with database.transaction() as connection:
+        of = duplicate_report.of_index(connection, "ix")
+        assert of.source is not None
+        execute(connection, "UPDATE roir.duplicate SET partition = NULL")
+        # As if the partitions were large.
+        execute(connection, "SET LOCAL enable_seqscan = off")
+        duplicates.locate(connection, of.source, of.operation_id)
+        looked = (
+            "SELECT relname::text, idx_scan FROM pg_stat_xact_user_tables WHERE relname ~ '^t[0-9]$' AND idx_scan > 0"
+        )
+        scans = {row.relname: row.idx_scan for row in execute(connection, looked)}
+        named = set(execute(connection, "SELECT partition FROM roir.duplicate").scalars())
+    assert scans == {"t3": 1, "t4": 1, "t7": 1, "t8": 1}
+    assert named == {f"public.{name}" for name in scans}

@@ -178,7 +178,8 @@ def locate(connection: Connection, source: Source, operation_id: int) -> None:
     execute(connection, f"SET LOCAL lock_timeout = {wait}; SET LOCAL search_path = {path}")
     lock_table(connection, source.sql, source.oid, "ACCESS SHARE")
     shown = ", ".join(source.columns[name].text("s") for name in key)
-    compared = ", ".join(f"s.{quote(name)}" for name in key)
+    compared = " AND ".join(f"s.{quote(name)} = v.k{i}" for i, name in enumerate(key))
+    given = ", ".join(f"k{i}" for i in range(len(key)))
     parts: dict[tuple[str, ...], str] = {}
     for start in range(0, len(rows), 500):
         values: dict[str, Any] = {}
@@ -187,7 +188,11 @@ def locate(connection: Connection, source: Source, operation_id: int) -> None:
             values |= {f"v{n}_{i}": value for i, value in enumerate(row.primary_key)}
             listed.append(f"({', '.join(f'%(v{n}_{i})s::{type_}' for i, type_ in enumerate(source.comparands))})")
         wanted = ", ".join(listed)
-        query = f"SELECT s.tableoid::regclass::text, {shown} FROM {source.sql} s WHERE ({compared}) IN ({wanted})"
+        # Row by row, so that each looks into its own partition: as one condition each would look into all of them.
+        query = (
+            f"SELECT s.* FROM (VALUES {wanted}) v ({given}), LATERAL "
+            f"(SELECT s.tableoid::regclass::text, {shown} FROM {source.sql} s WHERE {compared} OFFSET 0) s"
+        )
         columns = ", ".join(["part text", *(f"k{i} text" for i in range(len(key)))])
         parts |= {tuple(row)[1:]: row[0] for row in owner.rows(connection, source, query, columns, values)}
     for row in rows:
