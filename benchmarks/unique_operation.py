@@ -19,8 +19,8 @@ import psycopg2
 
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import BY_DUPLICATES
 from airflow_roir.errors import RoirError
+from airflow_roir.operation import BY_DUPLICATES
 from benchmarks.unique_table import INDEX
 
 WATCH_EVERY_S = 0.02
