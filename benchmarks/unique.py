@@ -208,7 +208,8 @@ class Show:
         """How early the groups that are left were told."""
         with self.connection.cursor() as cursor:
             cursor.execute(KNOWN)
-            known = sorted(at for _, at in cursor.fetchall())
+            found = dict(cursor.fetchall())
+            known = sorted(found.values())
         diary = self.operation.diary
         built = next((at for at, phase, _ in diary if phase not in ("build", "prepare")), paused)
 
@@ -216,14 +217,28 @@ class Show:
             share = max((share for seen, _, share in diary if seen <= at), default=0.0)
             return f"{at - begun:.1f} s, {share:.0%} of the ranges"
 
+        made: dict[int, float] = {}
+        for event in (event for writer in self.writers for event in list(writer.log.events)):
+            if event.makes:
+                made.setdefault(event.key, event.ended or paused)
+        loaded = {self.table.key(group[0]) for group in self.loaded}
+
+        def share_of(end: float, those: set[int]) -> str:
+            known = sum(found[key] <= end for key in those)
+            return f"{known / max(1, len(those)):.0%}"
+
+        def shares(end: float) -> str:
+            there = {key for key in found if key in loaded or made.get(key, paused) <= end}
+            of_table = share_of(end, found.keys() & loaded)
+            return f"{share_of(end, there)} of {len(there)} that were there, {of_table} of the table's own"
+
         if known:
             half_done = next((at for at, _, share in diary if share >= 0.5), built)
             self.tell(
                 "known",
                 {"the first": when(known[0]), "half of them": when(statistics.median_low(known)),
                  "all": when(known[-1]), "the build's end": f"{built - begun:.1f} s",
-                 "at half of the ranges": f"{sum(at <= half_done for at in known) / len(known):.0%}",
-                 "at the build's end": f"{sum(at <= built for at in known) / len(known):.0%}",
+                 "at half of the ranges": shares(half_done), "at the build's end": shares(built),
                  "the pause": f"{paused - begun:.1f} s"},
             )  # fmt: skip
 

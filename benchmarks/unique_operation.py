@@ -20,13 +20,14 @@ import psycopg2
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import RoirError
+from airflow_roir.operation import BY_DUPLICATES
 from benchmarks.unique_table import INDEX
 
 WATCH_EVERY_S = 0.02
 # Who hasn't ended it after so many drivers never will.
 MOST_DRIVERS = 60
 STATE = """
-SELECT o.status, o.phase, o.paused_by = o.owner, o.pause_reason,
+SELECT o.status, o.phase, o.paused_by IN (o.owner, %(duplicates)s), o.pause_reason,
        coalesce((SELECT count(*) FILTER (WHERE done)::float8 / nullif(count(*), 0) FROM roir.scan_range r
                   WHERE r.operation_id = o.id), 0),
        coalesce((SELECT count(*) FILTER (WHERE s.status = 'sealed' OR s.refused_epoch = o.epoch)::float8
@@ -80,7 +81,7 @@ class Operation:
     def state(self) -> Any:
         """Status, phase, whether it paused itself, why, and the shares of ranges and segments done."""
         with self.connection.cursor() as cursor:
-            cursor.execute(STATE)
+            cursor.execute(STATE, {"duplicates": BY_DUPLICATES})
             return cursor.fetchone()
 
     def carry_on(self) -> None:
@@ -107,7 +108,7 @@ class Operation:
         watching.autocommit = True
         with watching.cursor() as cursor:
             while not self.halt.wait(WATCH_EVERY_S):
-                cursor.execute(STATE)
+                cursor.execute(STATE, {"duplicates": BY_DUPLICATES})
                 if (row := cursor.fetchone()) is None:
                     continue
                 status, phase, _, _, ranges, segments = row

@@ -127,15 +127,26 @@ def record_segment(connection: Connection, job: Job, ordinal: int) -> None:
     execute(connection, WRITE.format(members=members), {"operation": job.run.operation_id})
 
 
-def record_hashes(connection: Connection, job: Job, ordinal: int, key_hash: str, hashes: Sequence[int]) -> int:
+def record_hashes(
+    connection: Connection,
+    job: Job,
+    ordinal: int,
+    key_hash: str,
+    hashes: Sequence[int],
+    blocks: Sequence[int],
+    span: int,
+) -> int:
     """Write down the groups among a segment's entries whose keys have one of these hashes; how many rows are new.
 
-    key_hash: SQL of the prefix of an entry. The segment has no index yet, so this is one scan of it.
+    key_hash: SQL by an entry `x`. The segment has no index yet, so it is looked where they are: from each of the blocks
+    on, over `span` of them.
     """
     members = _by_hash(job, ordinal, key_hash, hidden.shown(connection, job.source, job.generation_id))
     values = {"operation": job.run.operation_id, "hashes": list(hashes), "most": LOCATED}
+    values |= {"blocks": list(blocks), "span": span}
     # The delta's rows of a key come by its index, whatever the planner makes of tables without statistics.
     execute(connection, "SET LOCAL enable_mergejoin = off; SET LOCAL enable_hashjoin = off")
+    execute(connection, "SET LOCAL enable_nestloop = on; SET LOCAL enable_tidscan = on")
     return execute(connection, WRITE.format(members=members), values).rowcount
 
 
@@ -321,7 +332,10 @@ def _by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
         live.append(_live_of(job, f"SELECT {of} FROM here x WHERE NOT ({whole}) LIMIT 1000", {}, seen))
     name = physical.segment(job.generation_id, ordinal)
     return (
-        f"WITH here AS MATERIALIZED (SELECT {of} FROM {name} x WHERE ({key_hash}) = ANY (%(hashes)s::int8[]){seen} "
+        "WITH place AS MATERIALIZED (SELECT ('(' || b || ',0)')::tid AS low, "
+        "('(' || b + %(span)s || ',0)')::tid AS high FROM unnest(%(blocks)s::bigint[]) b), "
+        f"here AS MATERIALIZED (SELECT x.* FROM place p CROSS JOIN LATERAL (SELECT {of} FROM ONLY {name} x "
+        f"WHERE x.ctid >= p.low AND x.ctid < p.high AND ({key_hash}) = ANY (%(hashes)s::int8[]){seen} OFFSET 0) x "
         f"LIMIT %(most)s), live AS MATERIALIZED ({' UNION ALL '.join(live)}) {_sharing(job, 'live')}"
     )
 

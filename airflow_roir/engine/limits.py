@@ -50,10 +50,12 @@ class Limits:
     early_bytes: int = 256 << 20
     # How often it looks what came; of the time that the build takes, what it may spend on reading new hashes and
     # on looking duplicates up.
-    early_every_s: float = 0.5
-    early_reading_share: float = 0.25
-    early_looking_share: float = 0.05
-    # Hashes that are looked up in one scan of a segment: an IN of so many is still a hash table of the server's.
+    early_every_s: float = 0.25
+    early_reading_share: float = 0.3
+    early_looking_share: float = 0.1
+    # When all is copied, for what is left of both.
+    early_last_share: float = 0.03
+    # Hashes that are looked up in one statement: an IN of so many is still a hash table of the server's.
     early_hashes: int = 10_000
     # A unit of a verification is one transaction; so many rows are read and summed in a tenth of a second.
     unit_rows: int = 200_000

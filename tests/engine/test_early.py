@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import psycopg2
@@ -434,6 +434,57 @@ def test_a_build_that_stands_at_half_is_told_of(dsn: str) -> None:
         build_ranges(database, run, 4)
     assert {("1", 1), ("1", 90), ("1", 150)} <= found(dsn)
     assert told
+
+
+@pytest.mark.parametrize("ends", ["by itself", "by an error"])
+def test_when_all_is_copied_it_looks_a_last_time(dsn: str, ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time had not come yet. A build that fails isn't held up."""
+    database = Database(dsn, "roir tests", limits=Limits(early_every_s=600, early_last_share=600))
+    fill(dsn)
+    run_sql(dsn, "UPDATE t SET k = 1 WHERE id IN (90, 350)")
+    run = begin(database)
+    ready = threading.Event()
+    made = Detector.__init__
+
+    def make(self: Detector, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        ready.set()
+
+    monkeypatch.setattr(Detector, "__init__", make)
+    with suppress(ZeroDivisionError), detecting(database, run):
+        build_ranges(database, run, 8)
+        assert ready.wait(60)
+        assert found(dsn) == set()
+        if ends == "by an error":
+            raise ZeroDivisionError
+    assert found(dsn) == ({("1", 1), ("1", 90), ("1", 350)} if ends == "by itself" else set())
+
+
+def test_keys_that_only_have_one_hash_are_no_pair(
+    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(dsn)
+    run_sql(dsn, "UPDATE t SET k = 1 WHERE id IN (90, 350)")
+    run = begin(database)
+    monkeypatch.setattr(early, "key_hash", lambda *args: f"({hashing.key_hash(*args)}) & 7")
+    build_ranges(database, run, 8)
+    assert look(database, run) == 3
+    assert found(dsn) == {("1", 1), ("1", 90), ("1", 350)}
+
+
+def test_pairs_over_many_blocks_are_found_where_they_are(database: Database, dsn: str) -> None:
+    run_sql(
+        dsn, TABLE.format("text"), "INSERT INTO t SELECT i, repeat('x', 900) || i, i FROM generate_series(1, 900) i"
+    )
+    run_sql(dsn, "ANALYZE t", *(f"UPDATE t SET k = 'pair {n}' WHERE id IN ({n}, {n + 450})" for n in range(1, 450, 40)))
+    run = begin(database, segments=1, batch_rows=100)
+    with detector(database, run) as one:
+        build_ranges(database, run, 4)
+        assert one.step(everything=True) == 0
+        build_ranges(database, run, 9)
+        assert one.step(everything=True) == 24
+        assert one.step(everything=True) == 0
+    assert len(found(dsn)) == 24
 
 
 def test_a_detector_that_fails_is_told_of_and_hurts_no_build(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,20 +12,58 @@ import pytest
 from airflow_roir.engine.early import growth
 from airflow_roir.engine.early.budget import Budget
 from airflow_roir.engine.early.growth import Growth, Snapshot
-from airflow_roir.engine.early.key_sets import Kept, as_integers, join, read, value_of_copy
+from airflow_roir.engine.early.key_sets import (
+    HASH,
+    MOST_OF_ONE,
+    PLACE_BLOCKS,
+    PLACES,
+    Kept,
+    blocks_of,
+    hashes_of,
+    join,
+    read,
+    value_of_copy,
+)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_comes_twice_is_found_by_the_part_that_brings_it(seed: int) -> None:
     chance = random.Random(seed)
     known, met = read(b""), Counter[int]()
+    places: dict[int, set[int]] = {}
     for _ in range(10):
-        new = [chance.randrange(-300, 300) for _ in range(chance.randrange(60))]
-        twice = {one for one in new if met[one] or new.count(one) > 1}
-        known, again = join(known, read(struct.pack(f">{len(new)}q", *new)))
-        assert sorted(as_integers(again)) == sorted(twice)
-        met.update(new)
-        assert sorted(as_integers(known)) == sorted(met)
+        new = {place: [chance.randrange(-300, 300) for _ in range(chance.randrange(20))] for place in chances(chance)}
+        came = Counter(one for hashes in new.values() for one in hashes)
+        twice = {one for one in came if met[one] or came[one] > 1}
+        for place, hashes in new.items():
+            for one in hashes:
+                places.setdefault(one, set()).add(place)
+        known, again = join(known, read(b"".join(sent(place, hashes) for place, hashes in new.items())))
+        assert hashes_of(again) == sorted(one & HASH for one in twice)
+        # Where they are: of those that were met before, too.
+        assert blocks_of(again) == sorted({place * PLACE_BLOCKS for one in twice for place in places[one]})
+        met.update(came)
+        assert len(known) == met.total()
+        assert hashes_of(known) == sorted(one & HASH for one in met)
+
+
+def chances(chance: random.Random) -> list[int]:
+    """Some places, the last one that there is among them."""
+    return [*chance.sample(range(1000), chance.randrange(4)), PLACES]
+
+
+def sent(place: int, hashes: list[int]) -> bytes:
+    """As the server sends the hashes of one place."""
+    return struct.pack(f">q{len(hashes)}q", place << 32 | len(hashes), *hashes)
+
+
+def test_of_a_key_that_many_rows_have_some_are_looked_up() -> None:
+    known, again = join(read(b""), read(b"".join(sent(place, [7, place + 100]) for place in range(200))))
+    assert len(known) == 400
+    assert hashes_of(again) == [7]
+    assert len(again) == MOST_OF_ONE
+    # Nothing new, nothing to look up.
+    assert len(join(known, read(sent(1, [5])))[1]) == 0
 
 
 def test_sets_are_forgotten_by_their_last_use() -> None:

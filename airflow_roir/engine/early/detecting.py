@@ -21,24 +21,28 @@ from airflow_roir.quantity import counted
 def detecting(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> Iterator[None]:
     """Around the build's workers: look for duplicates of a unique index in a thread, until the block ends.
 
-    The end waits for the transaction that is under way. report: told, in that thread, of what was found.
+    The end waits for a last look, if the block has ended by itself, else for the transaction that is under way. report:
+    told, in that thread, of what was found.
     """
-    halt = threading.Event()
+    halt, done = threading.Event(), threading.Event()
     thread = threading.Thread(
-        target=_watch, args=(database, run, report, halt), name="roir-early", daemon=True
+        target=_watch, args=(database, run, report, halt, done), name="roir-early", daemon=True
     )  # fmt: skip
     thread.start()
     try:
         yield
+        done.set()
     finally:
         halt.set()
         thread.join()
 
 
-def _watch(database: Database, run: Run, report: Callable[[str], None], halt: threading.Event) -> None:
+def _watch(
+    database: Database, run: Run, report: Callable[[str], None], halt: threading.Event, done: threading.Event
+) -> None:
     while not halt.is_set():
         try:
-            _detect(database, run, report, halt)
+            _detect(database, run, report, halt, done)
             return
         except (Fenced, DuplicatesFound):
             # A newer run has one of its own; or the operation is paused, with the reason.
@@ -58,7 +62,9 @@ def _watch(database: Database, run: Run, report: Callable[[str], None], halt: th
         halt.wait(database.limits.early_every_s)
 
 
-def _detect(database: Database, run: Run, report: Callable[[str], None], halt: threading.Event) -> None:
+def _detect(
+    database: Database, run: Run, report: Callable[[str], None], halt: threading.Event, done: threading.Event
+) -> None:
     with database.connect() as connection:
         with connection.begin():
             row = read_control(connection, run)
@@ -67,6 +73,8 @@ def _detect(database: Database, run: Run, report: Callable[[str], None], halt: t
             job = load_job(connection, run)
         if not job.entry.enforced:
             return
+        if halt.is_set():
+            return
         # numpy takes a tenth of a second to import, which other builds shall not wait for.
         from airflow_roir.engine.early.detector import Detector, NoHash
 
@@ -74,8 +82,11 @@ def _detect(database: Database, run: Run, report: Callable[[str], None], halt: t
             detector = Detector(database, connection, job, halted=halt.is_set)
         except NoHash:
             return
-        while not halt.wait(database.limits.early_every_s):
-            if found := detector.step():
+        ended = False
+        while not ended:
+            ended = halt.wait(database.limits.early_every_s)
+            found = detector.last() if ended and done.is_set() else 0 if ended else detector.step()
+            if found:
                 report(f"{counted(found, 'row')} more share keys of the unique index; roir duplicates lists them")
 
 

@@ -1,7 +1,8 @@
 """Tells duplicates of a unique index while it is built (docs/architecture.md#early).
 
 It reads the hashes of what workers have committed to each segment, finds those that it has met before, and looks their
-entries up: only what one snapshot shows as two live entries of one key is written down. What it misses the seal finds.
+entries up where they are: only what one snapshot shows as two live entries of one key is written down. What it misses
+the seal finds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.early.budget import Budget
 from airflow_roir.engine.early.growth import Growth
 from airflow_roir.engine.early.hashing import key_hash
-from airflow_roir.engine.early.key_sets import Hashes, Kept, as_integers, join, read
+from airflow_roir.engine.early.key_sets import HASH, PLACE_BLOCKS, Hashes, Kept, blocks_of, hashes_of, join, read
 from airflow_roir.engine.early.store import Look, ReadSoFar, Store, mark_looked
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
@@ -50,25 +51,27 @@ class Detector:
         self._connection = connection
         self._job = job
         self._halted = halted
-        limits = limits_of(connection)
+        self._clock = clock
+        self._begun = clock()
+        self._limits = limits = limits_of(connection)
         with connection.begin():
             row_hash = key_hash(connection, job.generation_id, job.entry, "s.")
             found = key_hash(connection, job.generation_id, job.entry, "x.")
         if row_hash is None or found is None:
             raise NoHash("the key's type has no hash")
-        self._found_hash = found
+        self._found_hash = f"({found}) & {HASH}"
         self._store = Store(connection, job, row_hash)
         self._reading = Budget(limits.early_reading_share, FIRST_S, clock)
         self._looking = Budget(limits.early_looking_share, FIRST_S, clock)
         self._growth = Growth()
         self._kept = Kept(limits.early_bytes)
-        self._most_hashes = limits.early_hashes
         self._batches = -1
         # By segment: how far it is read; the number of batches when it was read to its end.
         self._read: dict[int, ReadSoFar] = {}
         self._read_at: dict[int, int] = {}
-        # Hashes that were met twice, and are to be looked up.
+        # Hashes that were met twice, and are to be looked up, with their places.
         self._waiting: dict[int, Hashes] = {}
+        self._heals = False
         self._resume()
 
     def step(self, everything: bool = False) -> int:
@@ -80,15 +83,34 @@ class Detector:
         look = self._store.look()
         if look is None or (look.stands and not everything):
             return 0
+        return self._go_on(look, everything)
+
+    def last(self) -> int:
+        """As `step` of everything, when all is copied, for a small share of the time that this took."""
+        look = self._store.look()
+        if look is None or look.stands:
+            return 0
+        now = self._clock()
+        until = now + FIRST_S + self._limits.early_last_share * (now - self._begun)
+        self._halted = lambda: self._clock() > until
+        return self._go_on(look, True)
+
+    def _go_on(self, look: Look, everything: bool) -> int:
         self._growth.look(look.snapshot, look.ends)
         idle, self._batches = look.batches == self._batches, look.batches
-        for segment in self._store.segments:
+        found = self._look_up(everything)
+
+        def unread(segment: int) -> int:
+            return look.ends.get(segment, 0) - self._read.get(segment, ReadSoFar()).end
+
+        # What tells most comes first, should the time not last.
+        for segment in sorted(self._store.segments, key=unread, reverse=True):
             while not self._halted() and self._is_due(segment, look, everything or idle):
                 if not (everything or self._reading.allows()):
                     break
                 with self._reading.spending():
                     self._read_more(segment, look)
-        return self._look_up(everything)
+        return found + self._look_up(everything)
 
     def _is_due(self, segment: int, look: Look, all_of_it: bool) -> bool:
         if self._read_at.get(segment) == look.batches:
@@ -118,7 +140,7 @@ class Detector:
         found = self._kept.get(segment)
         if found is not None:
             return found
-        return np.unique(read(self._store.kept(segment))) if segment in self._read else NONE
+        return np.sort(read(self._store.kept(segment))) if segment in self._read else NONE
 
     def _wait(self, segment: int, hashes: Hashes) -> None:
         self._waiting[segment] = np.union1d(self._waiting.get(segment, NONE), hashes)
@@ -127,42 +149,60 @@ class Detector:
         """Go on after what earlier runs have read; the hashes themselves are read when they are needed."""
         self._read, waiting = self._store.found()
         for segment in waiting:
-            known = np.unique(read(self._store.kept(segment, [True])))
+            known = np.sort(read(self._store.kept(segment, [True])))
             known, again = join(known, read(self._store.kept(segment, [False])))
             self._kept.put(segment, known)
             self._wait(segment, again)
         with self._connection.begin():
-            known_groups = duplicates.groups(self._connection, self._job.run.operation_id)[0]
-            if known_groups:
+            self._heals = duplicates.groups(self._connection, self._job.run.operation_id)[0] > 0
+        if self._job.options.get("on_duplicate") == "stop":
+            self._heal()
+            self._stop_if_found()
+
+    def _heal(self) -> None:
+        """Once, see which of the groups that earlier runs have found are healed: a scan of all segments."""
+        if self._heals:
+            with self._looking.spending(), self._connection.begin():
                 duplicates.heal_known(self._connection, self._job)
-        self._stop_if_found()
+        self._heals = False
 
     def _look_up(self, everything: bool) -> int:
-        """First where most are waiting: all of a segment's cost one scan."""
+        """First where most are waiting; then where there is nothing to look up, in one transaction."""
         found = 0
         for segment in sorted(self._waiting, key=lambda one: -len(self._waiting[one])):
-            while segment in self._waiting and not self._halted():
-                # Paid for afterwards: what one scan takes too much is waited for before the next one.
-                if len(self._waiting[segment]) and not (everything or self._looking.allows()):
+            while len(self._waiting.get(segment, NONE)) and not self._halted():
+                # Paid for afterwards: what one takes too much is waited for before the next one.
+                if not (everything or self._looking.allows()):
                     break
                 with self._looking.spending():
                     found += self._look_up_in(segment)
+        if nothing := [segment for segment, hashes in self._waiting.items() if not len(hashes)]:
+            with self._connection.begin():
+                mark_looked(self._connection, self._job, {one: self._read[one] for one in nothing})
+            for segment in nothing:
+                del self._waiting[segment]
+        if not self._halted() and (everything or self._looking.allows()):
+            self._heal()
         if found:
             # Their partitions are found out at the pause: over many partitions that takes longer than all of this.
             self._stop_if_found()
         return found
 
     def _look_up_in(self, segment: int) -> int:
-        """One scan of a segment, in one snapshot."""
-        hashes, rest = np.split(self._waiting[segment], [self._most_hashes])
-        found = 0
-        parts = [] if len(rest) else self._store.parts(segment)
+        """In one snapshot."""
+        hashes, rest = np.split(self._waiting[segment], [self._limits.early_hashes])
         with self._connection.begin():
-            if len(hashes):
-                found = duplicates.record_hashes(
-                    self._connection, self._job, segment, self._found_hash, as_integers(hashes)
-                )
-            mark_looked(self._connection, parts)
+            found = duplicates.record_hashes(
+                self._connection,
+                self._job,
+                segment,
+                self._found_hash,
+                hashes_of(hashes),
+                blocks_of(hashes),
+                PLACE_BLOCKS,
+            )
+            if not len(rest):
+                mark_looked(self._connection, self._job, {segment: self._read[segment]})
         if len(rest):
             self._waiting[segment] = rest
         else:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import bound, execute
 from airflow_roir.engine.early.growth import Snapshot
-from airflow_roir.engine.early.key_sets import BYTES, value_of_copy
+from airflow_roir.engine.early.key_sets import PLACE_BLOCKS, value_of_copy
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.run import read_control
@@ -40,9 +40,14 @@ READ = """
 INSERT INTO roir.early_hashes
        (generation_id, segment, number, filenode, end_block, settled_block, snapshot, rows, hashes)
 SELECT %(generation)s, %(segment)s, %(number)s, %(filenode)s, %(end)s, %(settled)s, pg_current_snapshot()::text,
-       count(h), coalesce(string_agg(int8send(h), ''), '')
-  FROM (SELECT {hash} AS h FROM ONLY {name} s
-         WHERE s.ctid >= '({settled},0)' AND s.ctid < '({end},0)' AND (s.ctid >= '({read},0)' OR {unseen})) x
+       coalesce(sum(length(x.hashes)) / 8, 0),
+       coalesce(string_agg(int8send(p.place << 32 | length(x.hashes) / 8) || x.hashes, ''), '')
+  FROM (SELECT place, ('(' || greatest(place * {blocks}, {settled}) || ',0)')::tid AS low,
+               ('(' || least((place + 1) * {blocks}, {end}) || ',0)')::tid AS high
+          FROM generate_series({settled}::bigint / {blocks}, ({end}::bigint - 1) / {blocks}) place OFFSET 0) p
+ CROSS JOIN LATERAL (
+       SELECT string_agg(int8send({hash}), '') AS hashes FROM ONLY {name} s
+        WHERE s.ctid >= p.low AND s.ctid < p.high AND (s.ctid >= '({read},0)' OR {unseen})) x
 RETURNING hashes
 """
 TAKEN = """
@@ -54,16 +59,15 @@ SELECT hashes FROM roir.early_hashes
  WHERE generation_id = %(generation)s AND segment = %(segment)s AND looked = ANY (%(looked)s) ORDER BY number
 """
 FOUND = """
-SELECT segment, number, filenode, end_block, settled_block, snapshot,
-       sum(rows) OVER w AS rows, array_agg(id) FILTER (WHERE NOT looked) OVER w AS waiting
-  FROM roir.early_hashes h WHERE generation_id = %(generation)s
-WINDOW w AS (PARTITION BY segment)
- ORDER BY segment, number
+SELECT DISTINCT ON (segment) segment, number, filenode, end_block, settled_block, snapshot,
+       NOT bool_and(looked) OVER (PARTITION BY segment) AS waits
+  FROM roir.early_hashes WHERE generation_id = %(generation)s
+ ORDER BY segment, number DESC
 """
-WAITING = (
-    "SELECT id FROM roir.early_hashes WHERE generation_id = %(generation)s AND segment = %(segment)s AND NOT looked"
-)
-LOOKED = "UPDATE roir.early_hashes SET looked = true WHERE id = ANY (%(ids)s) AND NOT looked"
+LOOKED = """
+UPDATE roir.early_hashes h SET looked = true FROM unnest(%(segments)s::int[], %(numbers)s::int[]) AS d (segment, number)
+ WHERE h.generation_id = %(generation)s AND h.segment = d.segment AND h.number < d.number AND NOT h.looked
+"""
 FORGET = "DELETE FROM roir.early_hashes WHERE generation_id = %(generation)s AND segment = %(segment)s"
 
 
@@ -82,7 +86,7 @@ class ReadSoFar:
     """How far a segment is read.
 
     Of this file all rows before block `settled` are read, and of those before block `end` what `snapshot` sees.
-    number: of the next part; rows: that are kept.
+    number: of the next part.
     """
 
     number: int = 0
@@ -90,7 +94,6 @@ class ReadSoFar:
     end: int = 0
     settled: int = 0
     snapshot: Snapshot | None = None
-    rows: int = 0
 
 
 class Store:
@@ -121,18 +124,18 @@ class Store:
         stands = row.status != Status.RUNNING
         return Look(ends, Snapshot.parse(seen.snapshot), int(seen.batches or 0), stands)
 
-    def found(self) -> tuple[dict[int, ReadSoFar], dict[int, list[int]]]:
-        """How far earlier runs have read each segment, and the parts whose duplicates may not be written down yet."""
+    def found(self) -> tuple[dict[int, ReadSoFar], list[int]]:
+        """How far earlier runs have read each segment, and where duplicates may not be written down yet."""
         states: dict[int, ReadSoFar] = {}
-        waiting: dict[int, list[int]] = {}
+        waiting: list[int] = []
         with self._connection.begin():
             for row in execute(self._connection, FOUND, self._values()):
                 snapshot = Snapshot.parse(row.snapshot)
                 states[row.segment] = ReadSoFar(
-                    row.number + 1, row.filenode, row.end_block, row.settled_block, snapshot, int(row.rows)
+                    row.number + 1, row.filenode, row.end_block, row.settled_block, snapshot
                 )
-                if row.waiting:
-                    waiting[row.segment] = list(row.waiting)
+                if row.waits:
+                    waiting.append(row.segment)
         return states, waiting
 
     def read(self, segment: int, so_far: ReadSoFar, settled: int) -> tuple[ReadSoFar, bytes, bool]:
@@ -145,6 +148,8 @@ class Store:
         connection, name = self._connection, self._name(segment)
         with connection.begin():
             self._set_up()
+            # Else each place would cost a scan of the whole segment.
+            execute(connection, "SET LOCAL enable_tidscan = on; SET LOCAL enable_nestloop = on")
             execute(connection, f"LOCK TABLE ONLY {name} IN ACCESS SHARE MODE")
             file = execute(connection, FILE, {"name": name}).one()
             if so_far.filenode not in (None, file.filenode):
@@ -164,22 +169,22 @@ class Store:
             unseen = "true" if so_far.snapshot is None else so_far.snapshot.unseen()
             hashes = self._copy(
                 READ.format(
-                    hash=self._hash, name=name, settled=so_far.settled, end=end, read=so_far.end, unseen=unseen
+                    hash=self._hash,
+                    name=name,
+                    settled=so_far.settled,
+                    end=end,
+                    read=so_far.end,
+                    unseen=unseen,
+                    blocks=PLACE_BLOCKS,
                 ),
                 values,
             )
             # The statement's own: a later one sees what wasn't read.
             seen = Snapshot.parse(execute(connection, TAKEN, values).scalar_one())
-        rows = so_far.rows + len(hashes) // BYTES
         read = replace(
-            so_far, number=so_far.number + 1, filenode=file.filenode, end=end, settled=settled, snapshot=seen, rows=rows
+            so_far, number=so_far.number + 1, filenode=file.filenode, end=end, settled=settled, snapshot=seen
         )
         return read, hashes, end == file.blocks
-
-    def parts(self, segment: int) -> list[int]:
-        """The ids of the parts of a segment whose duplicates aren't written down yet."""
-        with self._connection.begin():
-            return list(execute(self._connection, WAITING, self._values(segment)).scalars())
 
     def kept(self, segment: int, looked: Collection[bool] = (False, True)) -> bytes:
         """The hashes that were read of a segment. looked: of the parts whose duplicates are written down, or aren't."""
@@ -208,6 +213,7 @@ class Store:
         return values if segment is None else {**values, "segment": segment}
 
 
-def mark_looked(connection: Connection, ids: Collection[int]) -> None:
-    """The duplicates of these parts are written down, in the caller's transaction."""
-    execute(connection, LOOKED, {"ids": list(ids)})
+def mark_looked(connection: Connection, job: Job, read: Mapping[int, ReadSoFar]) -> None:
+    """The duplicates of what was read of these segments are written down, in the caller's transaction."""
+    numbers = [one.number for one in read.values()]
+    execute(connection, LOOKED, {"generation": job.generation_id, "segments": list(read), "numbers": numbers})
