@@ -54,7 +54,9 @@ class Limits:
     early_reading_share: float = 0.3
     early_looking_share: float = 0.1
     # When all is copied, for what is left of both.
-    early_last_share: float = 0.03
+    early_last_share: float = 0.05
+    # A scan that sees which groups are healed, once a resume, begins when it is no more than this of the run's time.
+    early_healing_share: float = 0.03
     # Hashes that are looked up in one statement: an IN of so many is still a hash table of the server's.
     early_hashes: int = 10_000
     # A unit of a verification is one transaction; so many rows are read and summed in a tenth of a second.

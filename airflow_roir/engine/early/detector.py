@@ -32,6 +32,8 @@ GROWTH = 8
 FEWEST_BLOCKS = 64
 # Spent without asking how long the build has lasted: a small one would be over.
 FIRST_S = 0.2
+# What a block costs where all of them are scanned.
+HEAL_BLOCK_S = 20e-6
 NONE: Hashes = np.empty(0, dtype=np.uint64)
 
 
@@ -99,6 +101,10 @@ class Detector:
         self._growth.look(look.snapshot, look.ends)
         idle, self._batches = look.batches == self._batches, look.batches
         found = self._look_up(everything)
+        # Not from the look-ups' time, or there would be none for long.
+        cost_s = sum(look.ends.values()) * HEAL_BLOCK_S
+        if cost_s <= self._limits.early_healing_share * (self._clock() - self._begun) and not self._halted():
+            self._heal()
 
         def unread(segment: int) -> int:
             return look.ends.get(segment, 0) - self._read.get(segment, ReadSoFar()).end
@@ -162,7 +168,7 @@ class Detector:
     def _heal(self) -> None:
         """Once, see which of the groups that earlier runs have found are healed: a scan of all segments."""
         if self._heals:
-            with self._looking.spending(), self._connection.begin():
+            with self._connection.begin():
                 duplicates.heal_known(self._connection, self._job)
         self._heals = False
 
@@ -181,8 +187,6 @@ class Detector:
                 mark_looked(self._connection, self._job, {one: self._read[one] for one in nothing})
             for segment in nothing:
                 del self._waiting[segment]
-        if not self._halted() and (everything or self._looking.allows()):
-            self._heal()
         if found:
             # Their partitions are found out at the pause: over many partitions that takes longer than all of this.
             self._stop_if_found()
