@@ -318,6 +318,7 @@ def test_what_runs_with_our_rights_is_known(scene: Scene) -> None:
         "roir.is_in_mode": (False, True, True),
         "roir.take_sample": (False, True, False),
         "roir.note_arrival": (False, True, False),
+        "roir.note_taken": (False, True, False),
         "roir.refuse_ddl": (False, True, True),
         "roir.refuse_drop": (False, True, True),
         "roir.refuse_concurrent_detach": (False, False, True),

@@ -152,7 +152,7 @@ def forgets_the_base(patch: pytest.MonkeyPatch) -> None:
 def forgets_the_delta(patch: pytest.MonkeyPatch) -> None:
     """The fold takes regular entries away without writing them."""
 
-    def drop(self: FoldWorker, where: str, values: dict[str, str]) -> int:
+    def drop(self: FoldWorker, nulls: str, where: str, values: dict[str, str]) -> int:
         taking = f"DELETE FROM {self.delta} WHERE ctid = ANY (%(tids)s::tid[])"
         return execute(self.connection, taking, values).rowcount
 
