@@ -236,6 +236,11 @@ def finish(database: Database, run: Run) -> None:
     if job is not None:
         duplicates.look_and_refuse(database, job)
         raise DuplicatesFound(f"index {run.index}: rows shared a key while it was sealed; resume the operation")
+    if not census:
+        with database.transaction() as connection:
+            # What is healed is told now; what isn't refuses the switch.
+            if duplicates.groups(connection, run.operation_id)[0]:
+                duplicates.look(connection, load_job(connection, run))
     with database.transaction() as connection:
         row = read_control(connection, run)
         left = execute(
