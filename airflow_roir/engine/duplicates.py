@@ -115,7 +115,7 @@ def look(connection: Connection, job: Job) -> int:
     # What is hidden may be shown again without being written: it must be looked at then.
     if shown is None:
         execute(connection, LOOKED, {"xid": seen, **values})
-    return int(execute(connection, LEFT, values).one().groups)
+    return groups(connection, job.run.operation_id)[0]
 
 
 def record_segment(connection: Connection, job: Job, ordinal: int) -> None:
@@ -164,11 +164,11 @@ def refuse(database: Database, job: Job) -> None:
     with suppress(DBAPIError, LockNotAcquired, SourceChanged), database.transaction() as connection:
         locate(connection, job.source, job.run.operation_id)
     with database.transaction() as connection:
-        left = execute(connection, LEFT, {"operation": job.run.operation_id}).one()
-    if left.groups:
+        keys, rows = groups(connection, job.run.operation_id)
+    if keys:
         index = argument(job.run.index)
         raise DuplicatesFound(
-            f"index {job.run.index}: {shared(left.groups, left.rows)} of the unique index. roir duplicates {index} "
+            f"index {job.run.index}: {shared(keys, rows)} of the unique index. roir duplicates {index} "
             f"lists them; change or delete rows until each key is left once, then: roir resume {index}"
         )
 
@@ -277,14 +277,13 @@ def _members(job: Job, candidates: str, pattern: str, shown: str | None) -> str:
     entry = job.entry
     base, delta = physical.base(job.generation_id), physical.delta(job.generation_id)
     nulls = {i: pattern[i] == "1" for i in entry.key_positions}
-    columns = ", ".join(entry.physical(entry.identity_positions))
 
     def has_key(prefix: str) -> str:
         return " AND ".join(
             entry.same_column(i, f"{prefix}c{i + 1}", f"k.c{i + 1}", nulls[i]) for i in entry.key_positions
         )
 
-    of = f"x.{columns.replace(', ', ', x.')}"
+    of = ", ".join(entry.physical(entry.identity_positions, prefix="x."))
     seen = f" AND {shown}" if shown else ""
     live = (
         f"SELECT {of} FROM candidate k JOIN {base} x ON {has_key('x.')} "
@@ -320,8 +319,7 @@ def _sharing(job: Job, live: str) -> str:
 def _by_hash(job: Job, ordinal: int, key_hash: str, shown: str | None) -> str:
     """As `_members`, of the keys with some hashes among a segment's entries, at most 10,000 rows."""
     entry = job.entry
-    columns = ", ".join(entry.physical(entry.identity_positions))
-    of = f"x.{columns.replace(', ', ', x.')}"
+    of = ", ".join(entry.physical(entry.identity_positions, prefix="x."))
     nullable = [i for i in entry.nullable_positions if i < entry.key]
     whole = " AND ".join(["true", *(f"NOT {is_null(f'x.c{i + 1}')}" for i in nullable)])
     # Where no NULL can be the delta's index is used. A key with a NULL has no hash, unless NULLs are the same.
@@ -346,8 +344,7 @@ def _live_of(job: Job, here: str, nulls: dict[int, bool], seen: str) -> str:
     seen: SQL that a row `x` isn't hidden, after AND.
     """
     entry, delta = job.entry, physical.delta(job.generation_id)
-    columns = ", ".join(entry.physical(entry.identity_positions))
-    of = f"x.{columns.replace(', ', ', x.')}"
+    of = ", ".join(entry.physical(entry.identity_positions, prefix="x."))
     same_key = " AND ".join(
         entry.same_column(i, f"x.c{i + 1}", f"k.c{i + 1}", nulls.get(i)) for i in entry.key_positions
     )
@@ -365,7 +362,7 @@ def _key(entry: Entry, prefix: str) -> str:
 
 def _pattern(entry: Entry) -> str:
     """SQL for which columns of a delta row's key are NULL, as a string of 0s and 1s."""
-    return " || ".join(f"({is_null(f'd.c{i + 1}')})::int::text" for i in entry.key_positions)
+    return entry.null_pattern(entry.key_positions, "d.")
 
 
 def primary_key(source: Source, entry: Entry, prefix: str) -> str:

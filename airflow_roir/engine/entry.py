@@ -202,6 +202,10 @@ class Entry:
         arbiter = self.key_positions if by_key else self.identity_positions
         return f"ON CONFLICT ({', '.join(self.physical(arbiter))}) DO UPDATE SET {assignments}"
 
+    def null_pattern(self, positions: Sequence[int], prefix: str) -> str:
+        """SQL for which of these columns are NULL, as a string of 0s and 1s."""
+        return " || ".join(f"({is_null(name)})::int::text" for name in self.physical(positions, prefix=prefix))
+
     @property
     def key_positions(self) -> range:
         """Positions of the key."""

@@ -19,7 +19,7 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import Drain, telling_of_names
@@ -281,7 +281,7 @@ class FoldWorker:
 
     def _null_pattern(self) -> str:
         """SQL for which identity columns are NULL, as a string of 0s and 1s."""
-        return " || ".join(f"({is_null(f'd.c{i + 1}')})::int::text" for i in self.entry.identity_positions)
+        return self.entry.null_pattern(self.entry.identity_positions, "d.")
 
     def _upsert(self, nulls: str, where: str, values: dict[str, str]) -> int:
         columns = ", ".join(self.entry.physical())

@@ -95,7 +95,7 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
     entry, delta = target.entry, physical.delta(target.generation_id)
 
     def write(record: str, state: EntryState) -> list[str]:
-        values = _values(entry, record)
+        values = target.values(record)
         if state is not EntryState.REGULAR:
             values[entry.identity :] = ["NULL"] * (len(values) - entry.identity)
         return [
@@ -150,7 +150,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
             return unique_put.put(source, target, record)
         return [
             f"INSERT INTO {base} ({_columns(entry)})",
-            f"VALUES ({', '.join(_values(entry, record))})",
+            f"VALUES ({', '.join(target.values(record))})",
             f"{entry.on_conflict()};",
         ]
 
@@ -216,8 +216,3 @@ def _image(record: str, columns: list[str] | tuple[str, ...]) -> str:
 
 def _columns(entry: Entry) -> str:
     return ", ".join(entry.physical())
-
-
-def _values(entry: Entry, record: str) -> list[str]:
-    """An entry's values out of a row of the source, or out of `here`."""
-    return entry.physical(prefix="here.") if record == "here" else entry.source_columns(record)

@@ -65,7 +65,7 @@ def update_in_place(target: Target, put: list[str]) -> list[str]:
     By `put` where one snapshot sees all: it raises 40001 at what is invisible, and takes no predicate locks.
     """
     entry = target.entry
-    # A unique index has no upsert: `put` inserts in vain, reads the holder and updates, both planned anew each time.
+    # A unique index has no upsert: `put` inserts in vain, reads the holder and updates, both planned each time.
     bounds = _bounds(target, MOST_SEGMENTS if entry.enforced else MOST_UPDATED_SEGMENTS)
     if not entry.included_positions or (bounds is None and not entry.enforced):
         return put

@@ -26,3 +26,7 @@ class Target:
     scan: Scan = Scan.KEY
     bounds: tuple[Bound, ...] | None = None
     constraint: str = ""
+
+    def values(self, record: str) -> list[str]:
+        """SQL for an entry's values out of a row of the source, or out of `here`."""
+        return self.entry.physical(prefix="here.") if record == "here" else self.entry.source_columns(record)

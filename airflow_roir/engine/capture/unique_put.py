@@ -19,7 +19,7 @@ from airflow_roir.entry_state import EntryState
 def put(source: Source, target: Target, record: str) -> list[str]:
     """Write the entry of a record, or of `here`. Whoever calls it has removed the entry's own row from the delta."""
     entry = target.entry
-    values = _values(target, record)
+    values = target.values(record)
     columns = ", ".join(entry.physical())
     into = f"({columns}) VALUES ({', '.join(values)})"
     lines = [
@@ -59,7 +59,7 @@ def _of_base(source: Source, target: Target, record: str, into: str) -> list[str
     entry, base = target.entry, physical.base(target.generation_id)
     key = _key_is(target, record, "b.")
     holder = ", ".join(entry.physical(entry.rest_positions, prefix="b."))
-    values = _values(target, record)
+    values = target.values(record)
     assigned = ", ".join(f"{name} = {value}" for name, value in zip(entry.physical(), values, strict=True))
     ours = _rest_is(target, _rest(target, record), "holder.")
     held = _rest_is(target, _of_holder(target), "b.")
@@ -180,8 +180,3 @@ def _compared(target: Target, record: str) -> list[str]:
     if record == "here":
         return target.entry.physical(prefix="here.")
     return [column.of(record) for column in target.entry.columns]
-
-
-def _values(target: Target, record: str) -> list[str]:
-    entry = target.entry
-    return entry.physical(prefix="here.") if record == "here" else entry.source_columns(record)

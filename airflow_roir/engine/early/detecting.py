@@ -56,7 +56,7 @@ def _watch(
             _give_up(database, run, str(error))
             return
         except Exception as error:
-            # Out of memory, or a bug: nobody hears of a thread's end otherwise.
+            # Out of memory, or a bug: without an event the thread would end silently.
             _give_up(database, run, f"{type(error).__name__}: {error}")
             return
         halt.wait(database.limits.early_every_s)

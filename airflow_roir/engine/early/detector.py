@@ -132,7 +132,7 @@ class Detector:
         settled = self._growth.settled(segment, look.snapshot)
         now, data, is_all = self._store.read(segment, so_far, settled)
         if now.number <= so_far.number:
-            # It was emptied, and is read anew.
+            # It was emptied, and is read from its beginning.
             known = NONE
             self._waiting.pop(segment, None)
         self._read[segment] = now

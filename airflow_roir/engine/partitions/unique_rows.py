@@ -16,7 +16,7 @@ from airflow_roir.engine import catalog, duplicates, owner
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture.target import DIRECT
 from airflow_roir.engine.database import as_it_is, execute
-from airflow_roir.engine.entry import Entry, is_null
+from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import LockNotAcquired
@@ -245,7 +245,7 @@ def _names(connection: Connection, source: Source) -> list[str]:
 
 def _pattern(entry: Entry) -> str:
     """SQL for which columns of the key are NULL, as a string of 0s and 1s."""
-    return " || ".join(f"({is_null(f'n.c{i + 1}')})::int::text" for i in entry.key_positions)
+    return entry.null_pattern(entry.key_positions, "n.")
 
 
 def _same_key(entry: Entry, pattern: Sequence[str], prefix: str) -> str:
