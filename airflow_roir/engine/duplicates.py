@@ -206,13 +206,13 @@ def locate(connection: Connection, source: Source, operation_id: int) -> None:
         )
         columns = ", ".join(["part text", *(f"k{i} text" for i in range(len(key)))])
         parts |= {tuple(row)[1:]: row[0] for row in owner.rows(connection, source, query, columns, values)}
-    for row in rows:
-        if (part := parts.get(tuple(row.primary_key))) is not None:
-            execute(
-                connection,
-                "UPDATE roir.duplicate SET partition = %(part)s WHERE id = %(id)s",
-                {"part": part, "id": row.id},
-            )
+    found = [(row.id, parts[tuple(row.primary_key)]) for row in rows if tuple(row.primary_key) in parts]
+    execute(
+        connection,
+        "UPDATE roir.duplicate d SET partition = v.part "
+        "FROM unnest(%(ids)s::bigint[], %(parts)s::text[]) v (id, part) WHERE d.id = v.id",
+        {"ids": [id_ for id_, _ in found], "parts": [part for _, part in found]},
+    )
 
 
 def _scan_once(connection: Connection, job: Job) -> None:
