@@ -49,7 +49,7 @@ BATCH_FOUND = "roir.stamp(%(source)s) AS stamp, p.relation::oid::regclass::text 
 # taken out of the source meanwhile; or lost to another worker. And the name of what the range is a piece of as it is
 # now, fully qualified under the pinned search_path.
 STANDING = """
-SELECT o.epoch, o.owner, o.status, o.parallelism, o.batch_rows, o.max_rows_per_second,
+SELECT o.epoch, o.owner, o.status, o.phase, o.parallelism, o.batch_rows, o.max_rows_per_second,
        CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
             WHEN r.done THEN 'out'
             WHEN r.claim_epoch = %(epoch)s THEN 'held'
@@ -125,7 +125,7 @@ class BuildWorker:
         run = self.job.run
         with self.connection.begin():
             row = read_control(self.connection, run)
-            if stop := why_stop(row, self.worker):
+            if stop := why_stop(row, self.worker, Phase.BUILD):
                 return stop
             found = RANGES.claim(self.connection, run, self.worker)
             if found is None:
@@ -173,7 +173,7 @@ class BuildWorker:
         with self.connection.begin():
             row = self.standing(claim)
             check_epoch(row, run)
-            if stop := why_stop(row, self.worker):
+            if stop := why_stop(row, self.worker, Phase.BUILD):
                 RANGES.release(self.connection, run, claim)
                 return stop
             self.is_limited = row.max_rows_per_second is not None
@@ -255,7 +255,7 @@ def work(
     with database.connect() as connection:
         with connection.begin():
             # One that comes up after a pause leaves before it reads anything else.
-            if why_stop(read_control(connection, run), worker):
+            if why_stop(read_control(connection, run), worker, Phase.BUILD):
                 return
             job = load_job(connection, run)
             operations.start_clock(connection, run.operation_id, run.epoch)
@@ -281,7 +281,7 @@ def _keep_rate(builder: BuildWorker, batch: Batch, wait: Callable[[float], None]
     while builder.is_limited:
         with builder.connection.begin():
             row = read_control(builder.connection, builder.job.run)
-        if not row.max_rows_per_second or why_stop(row, builder.worker):
+        if not row.max_rows_per_second or why_stop(row, builder.worker, Phase.BUILD):
             return
         due = batch.rows / (row.max_rows_per_second / row.parallelism) - batch.seconds - waited
         if due <= 0:

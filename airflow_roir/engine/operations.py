@@ -260,7 +260,7 @@ def _request(database: Database, function: str, index: str, values: dict[str, An
     name = str(parse_name(index, "index"))
     try:
         with database.transaction() as connection:
-            check_schema(connection)
+            check_schema(connection, writes=True)
             execute(connection, f"SELECT roir.{function}(%(index)s, {arguments})", {"index": name, **values})
             return live_or_last(connection, parse_name(index, "index"))
     except DBAPIError as error:

@@ -30,7 +30,10 @@ from airflow_roir.operation import BLOCK_FORMAT_VERSION, BY_DUPLICATES, FORMAT_V
 
 @dataclass(frozen=True)
 class Run:
-    """A run's hold on an operation. epoch: the fencing token; a newer run has a greater one."""
+    """A run's hold on an operation. epoch: the fencing token; a newer run has a greater one.
+
+    No two runs have the same, even if the server forgot one of them: operations' ids it may give again.
+    """
 
     operation_id: int
     epoch: int
@@ -54,7 +57,7 @@ def start_run(
     OperationPaused (and `lift_pause` is False; nothing was changed).
     """
     with database.transaction() as connection:
-        check_schema(connection)
+        check_schema(connection, writes=True)
         name = parse_name(index, "index")
         found = operations.live_or_last(connection, name)
         row = connection.execute(
@@ -91,7 +94,7 @@ def start_run(
             connection.execute(
                 update(tables.operation)
                 .where(tables.operation.c.id == row.id)
-                .values(epoch=tables.operation.c.epoch + 1)
+                .values(epoch=func.roir.next_epoch(tables.operation.c.epoch))
                 .returning(tables.operation.c.epoch)
             ).scalar_one()
         )
@@ -134,7 +137,7 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
     """
 
     def beat() -> None:
-        with suppress(DBAPIError), database.transaction() as connection:
+        with suppress(DBAPIError, RoirError), database.transaction() as connection:
             operations.tick(connection, run.operation_id, run.epoch)
 
     with meanwhile(beat, database.limits.heartbeat_every_s, "roir-heartbeat"):

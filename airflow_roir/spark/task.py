@@ -14,9 +14,18 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import build, seal
 from airflow_roir.engine.database import Database, execute, is_transient
+from airflow_roir.engine.history import one_history
 from airflow_roir.engine.run import Run, settle
 from airflow_roir.engine.verify import compare
-from airflow_roir.errors import DuplicatesFound, Fenced, OperationPaused, RoirError, SourceChanged, WorkerFailed
+from airflow_roir.errors import (
+    DuplicatesFound,
+    Fenced,
+    HistoryChanged,
+    OperationPaused,
+    RoirError,
+    SourceChanged,
+    WorkerFailed,
+)
 from airflow_roir.spark.patience import Patience
 from airflow_roir.spark.worker_metrics import WorkerMetrics
 
@@ -64,9 +73,10 @@ def work(
     patience = Patience(database.limits.outage_s, wait)
     while True:
         try:
-            for metrics in _steps(database, run, phase, number, wait):
-                patience.renew()
-                yield metrics
+            with one_history(database):
+                for metrics in _steps(database, run, phase, number, wait):
+                    patience.renew()
+                    yield metrics
             return
         except Fenced as error:
             # A newer run works on, or a newer try of this worker; that is no failure of this operation.
@@ -79,7 +89,8 @@ def work(
             settle(database, run, error, fatal=False)
             return
         except (RoirError, DBAPIError) as error:
-            if isinstance(error, DBAPIError) and is_transient(error) and patience.wait():
+            passes = isinstance(error, HistoryChanged) or (isinstance(error, DBAPIError) and is_transient(error))
+            if passes and patience.wait():
                 continue
             failure = worker_failed(number, error)
             settle(database, run, failure, fatal=isinstance(error, SourceChanged))
