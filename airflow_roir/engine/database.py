@@ -185,12 +185,16 @@ def sqlstate(error: DBAPIError) -> str:
 
 def said(error: DBAPIError) -> str:
     """What the server said, in one line: its message and, where it has one, its hint, which is the remedy."""
-    if sqlstate(error) == READ_ONLY:
-        return f"the server is a standby, which takes no writes: {str(error.orig).strip().splitlines()[0]}"
     diagnostics = getattr(error.orig, "diag", None)
-    message = str(error.orig).strip().split("\n", 1)[0]
+    message = first_line(error)
     hint = getattr(diagnostics, "message_hint", None)
     return f"{message}. {hint}" if hint else message
+
+
+def first_line(error: DBAPIError) -> str:
+    """What the server said, without its hint; that it is a standby, where that is what it means."""
+    message = str(error.orig).strip().split("\n", 1)[0]
+    return f"the server is a standby: {message}" if sqlstate(error) == READ_ONLY else message
 
 
 def is_transient(error: DBAPIError) -> bool:

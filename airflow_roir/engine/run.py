@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import operations, tables
-from airflow_roir.engine.database import Database, is_transient
+from airflow_roir.engine.database import Database, first_line, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import (
@@ -192,7 +192,7 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
     If the operation is paused already, the reason becomes an event, so that a pause hides no error.
     """
     # What the server said; the statement and its values are nobody's business in a status.
-    said = str(error.orig if isinstance(error, DBAPIError) else error)
+    said = first_line(error) if isinstance(error, DBAPIError) else str(error)
     reason = said.strip().split("\n", 1)[0] or type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         reason = "interrupted"

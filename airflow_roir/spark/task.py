@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import build, seal
-from airflow_roir.engine.database import Database, execute, is_transient
+from airflow_roir.engine.database import Database, execute, first_line, is_transient
 from airflow_roir.engine.history import one_history
 from airflow_roir.engine.run import Run, settle
 from airflow_roir.engine.verify import compare
@@ -100,7 +100,7 @@ def work(
 
 def worker_failed(number: int, error: BaseException | str) -> WorkerFailed:
     """The same words in the operation, its events and the driver's log. A statement's values are in none of them."""
-    said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
+    said = (first_line(error) if isinstance(error, DBAPIError) else str(error)).strip()
     return WorkerFailed(f"worker {number}: {said.splitlines()[0] if said else type(error).__name__}")
 
 
