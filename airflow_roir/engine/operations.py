@@ -71,6 +71,17 @@ def read_operation(connection: Connection, operation_id: int) -> OperationRow:
     return row
 
 
+def operation_of(connection: Connection, operation_id: int, index: QualifiedName) -> OperationRow | None:
+    """An operation by id, if it is one of the index of that name, dropped or not: a server that lost its last commits
+    gives the ids of these again."""
+    found = tables.index
+    query = select(tables.operation).join(found, found.c.id == tables.operation.c.index_id)
+    query = query.where(tables.operation.c.id == operation_id, found.c.name == index.name)
+    if index.schema is not None:
+        query = query.where(found.c.schema_name == index.schema)
+    return connection.execute(query).first()
+
+
 def find_operation(database: Database, index: str) -> OperationRow:
     """The latest operation of the index of that name. Raises NotFound."""
     with database.transaction() as connection:

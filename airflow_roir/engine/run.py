@@ -124,6 +124,12 @@ def read_control(connection: Connection, run: Run) -> Row[Any]:
 
 def check_epoch(row: Row[Any], run: Run) -> None:
     """Raise Fenced if a newer run holds the operation. row: with its epoch and owner."""
+    # The upper half counts the runs.
+    if row.epoch >> 32 < run.epoch >> 32:
+        raise Fenced(
+            f"index {run.index}: the server has lost that {run.owner} took up operation {run.operation_id}, by a "
+            "failover to a replica or a restore; this run stops. Resume the operation: it goes on after what is there"
+        )
     if row.epoch != run.epoch:
         raise Fenced(f"index {run.index}: {row.owner} drives operation {run.operation_id} now; {run.owner} stops")
 

@@ -59,12 +59,23 @@ def test_a_run_that_the_new_server_never_heard_of_is_fenced(both: Pair) -> None:
     both.fail_over()
     now = start_run(database, "ix", "now", take_over=True)
     assert lost.epoch != now.epoch
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match="now drives operation 1 now; lost stops"):
         list(build.work(database, lost, 0))
     steps.build_all(database, now)
     steps.seal_all(database, now)
     finalize.finalize_run(database, now)
     steps.assert_exact(database)
+
+
+def test_a_run_whose_start_was_lost_says_so(both: Pair) -> None:
+    database = Database(both.dsn)
+    steps.begin(database)
+    both.lose()
+    lost = start_run(database, "ix", "lost", take_over=True)
+    both.fail_over()
+    with pytest.raises(Fenced, match="the server has lost that lost took up operation 1"):
+        list(build.work(database, lost, 0))
+    go_on(database)
 
 
 def test_workers_of_a_phase_that_has_not_come_yet_do_nothing(both: Pair) -> None:

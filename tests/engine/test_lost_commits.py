@@ -92,7 +92,7 @@ def test_the_history_of_a_server_can_be_read_by_anybody(database: Database, dsn:
 def test_what_was_told_is_not_gone_after_a_crash(dsn: str) -> None:
     """A database that gives up its last commits does so for its users alone."""
     user = steps.session(dsn)
-    name = dsn.rsplit("/", 1)[1]
+    name = user.info.dbname
     sql(user, f"ALTER DATABASE {name} SET synchronous_commit = off")
     user.commit()
     with Database(dsn).transaction() as connection:
