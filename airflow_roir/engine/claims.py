@@ -8,6 +8,7 @@ docs/architecture.md#invariants).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -94,13 +95,18 @@ class WorkLeft:
 def why_stop(row: Row[Any], worker: int, *phases: Phase) -> Stop | None:
     """Why a worker takes no more work, by the operation's row; None if it continues.
 
-    phases: what it works on. A server that lost its last commits is back in an earlier one.
+    phases: what it works on; none: whatever it is. A server that lost its last commits is back in an earlier one.
     """
     if row.status != Status.RUNNING:
         return Stop("paused")
-    if row.phase not in phases:
+    if phases and row.phase not in phases:
         return Stop("leave")
-    return Stop("leave") if worker >= row.parallelism else None
+    return Stop("leave") if worker >= granted_workers(row) else None
+
+
+def granted_workers(row: Row[Any]) -> int:
+    """How many workers an operation has now, by its row. A hold is waited for in place, by whoever is there."""
+    return int(row.parallelism) if not row.granted else min(row.parallelism, math.ceil(row.granted))
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,16 @@ def read_operation(connection: Connection, operation_id: int) -> OperationRow:
     """One operation by id. Raises NotFound."""
     row = connection.execute(select(tables.operation).where(tables.operation.c.id == operation_id)).first()
     if row is None:
-        raise NotFound(f"there is no operation {operation_id}")
+        raise no_operation(operation_id)
     return row
+
+
+def no_operation(operation_id: int) -> NotFound:
+    """The error of a run whose operation isn't there."""
+    return NotFound(
+        f"there is no operation {operation_id}. If it was there, the server has lost it, by a failover to a replica or "
+        "a restore: begin it again"
+    )
 
 
 def operation_of(connection: Connection, operation_id: int, index: QualifiedName) -> OperationRow | None:
