@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
+import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
@@ -25,7 +26,7 @@ from tests.engine import steps
 from tests.engine.interposed import before
 from tests.engine.pair import Pair, pair
 from tests.engine.steps import sql
-from tests.engine.test_replication import BOUNDS, PARTITIONED, replayed
+from tests.engine.test_replication import BOUNDS, PARTITIONED, replayed, wait_until
 from tests.engine.test_replication import dsn as dsn
 from tests.engine.test_replication import primary as primary
 
@@ -101,6 +102,16 @@ def backend_crash(scene: Scene) -> None:
     [(pid,)] = sql(user, "SELECT pg_backend_pid()")
     os.kill(int(pid), signal.SIGKILL)
 
+    def answers() -> bool:
+        try:
+            run_sql(scene.both.here, "SELECT 1")
+        except psycopg2.OperationalError:
+            return False
+        return True
+
+    wait_until(lambda: not answers(), "the crash")
+    wait_until(answers, "the recovery")
+
 
 def stays_away(scene: Scene) -> None:
     """For longer than is waited: no pause can be written."""
@@ -129,8 +140,8 @@ def carry(database: Database, begun: Callable[[], object] = lambda: None) -> Non
             for metrics in task.work(database, run, phase, 0):
                 if metrics.error is not None:
                     raise RoirError(metrics.error)
-            for finish in (build.finish, seal.finish):
-                database.retry(lambda finish=finish: finish(database, run))  # type: ignore[misc]
+            finish = build.finish if phase == "build" else seal.finish
+            database.retry(lambda finish=finish: finish(database, run))  # type: ignore[misc]
         finalize.finalize_run(database, run)
 
 
