@@ -243,3 +243,23 @@ def test_nobody_sees_the_query_or_a_dsn_in_a_table(governed: Database, dsn: str)
     assert "replica r2" in str(held)
     with governed.transaction() as connection:
         assert read_operation(connection, run.operation_id).granted == 0
+
+
+def test_the_next_run_takes_the_grant_over_and_no_reason_is_left_behind(governed: Database, dsn: str) -> None:
+    """A build ends with what its server stands; its comparison needn't find that out once more."""
+    _, run = steps.begin(governed, parallelism=4, throttle="commit_latency=60s")
+    clock = Clock()
+    first, second = (Governor(governed, run, Surroundings(), clock=clock) for _ in range(2))
+    with governed.connect() as connection:
+        grants = []
+        while not grants or grants[-1] < 2:
+            grant = first.look(connection)
+            assert grant is not None
+            grants.append(grant.workers)
+            clock.now += 1
+        assert read(governed).throttled is not None
+        first.close()
+        assert read(governed).throttled is None
+        again = second.look(connection)
+    second.close()
+    assert (grants[0], again and again.workers) == (0.25, 2)
