@@ -149,6 +149,7 @@ BEGIN
                max_duration_s = o.max_duration_s, priority = o.priority, warn_after_s = o.warn_after_s,
                abort_after_s = o.abort_after_s, windows = o.windows, throttle = coalesce(limits, x.throttle),
                granted = CASE WHEN limits = '{}' THEN NULL ELSE x.granted END,
+               granted_at = CASE WHEN limits = '{}' THEN NULL ELSE x.granted_at END,
                notice = NULL
          WHERE x.id = o.id AND x.status IN ('running', 'paused');
     END IF;
