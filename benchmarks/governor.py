@@ -62,6 +62,8 @@ class Bench:
     def __init__(self, dsn: str, standby: str, chosen: argparse.Namespace) -> None:
         self.dsn, self.standby, self.chosen = dsn, standby, chosen
         self.database = Database(dsn, "roir bench")
+        self._session = psycopg2.connect(dsn)
+        self._session.autocommit = True
         self.stretches: list[Stretch] = []
         self.builds: list[dict[str, Any]] = []
         self.calms: list[dict[str, float]] = []
@@ -93,11 +95,9 @@ class Bench:
 
     def build(self, watch: Watch, side: str, throttle: str | None) -> None:
         """One build, from its command to its end."""
-        chosen = self.chosen
+        chosen, asked = self.chosen, throttle
         command = [ROIR, "build", INDEX, "--table", "event", "--keys", "customer", "--include", "amount"]
         command += ["--parallelism", str(chosen.parallelism), "--verify", "none", "--revert-window", "0"]
-        if throttle:
-            command += ["--throttle", throttle]
         before = len(watch.samples)
         with tempfile.TemporaryFile("w+") as said:
             begun = time.time()
@@ -111,7 +111,11 @@ class Bench:
                 preexec_fn=lambda: os.nice(19),
             )
             try:
-                process.wait(chosen.patience)
+                while process.poll() is None and time.time() < begun + chosen.patience:
+                    if throttle and watch.samples[-1].get("id"):
+                        self.sql("SELECT roir.change(%s, throttle => %s)", INDEX, throttle)
+                        throttle = None
+                    time.sleep(0.1)
             finally:
                 if process.poll() is None:
                     process.kill()
@@ -126,7 +130,7 @@ class Bench:
         watch.last_operation = max(sample.get("id", 0) for sample in mine)
         self.stretches.append(Stretch(side, first, end))
         self.builds.append(
-            {"side": side, "throttle": throttle, "command_s": round(end - begun, 1), "build_s": round(end - first, 1)}
+            {"side": side, "throttle": asked, "command_s": round(end - begun, 1), "build_s": round(end - first, 1)}
             | self.told(watch.last_operation)
         )
         print(self.builds[-1], flush=True)
@@ -134,23 +138,27 @@ class Bench:
 
     def told(self, operation: int) -> dict[str, Any]:
         """What the operation itself knows of its time."""
-        found: dict[str, Any] = {"lost": {}, "signals": []}
-        with psycopg2.connect(self.dsn) as session, session.cursor() as cursor:
-            cursor.execute("SELECT to_regclass('roir.throttle_time') IS NOT NULL")
-            if not (cursor.fetchone() or (False,))[0]:
-                return found
-            cursor.execute("SELECT cause, seconds FROM roir.throttle_time WHERE operation_id = %s", (operation,))
-            found["lost"] = {cause: round(float(seconds), 1) for cause, seconds in cursor.fetchall()}
-            cursor.execute(
-                "SELECT extract(epoch FROM at)::float, granted, readings FROM roir.signal_sample "
-                "WHERE operation_id = %s ORDER BY at",
-                (operation,),
-            )
-            found["signals"] = [
-                {"at": round(at, 1), "granted": granted, "readings": readings}
-                for at, granted, readings in cursor.fetchall()
-            ]
-        return found
+        lost = self.sql("SELECT cause, seconds::float FROM roir.throttle_time WHERE operation_id = %s", operation)
+        signals = self.sql(
+            "SELECT extract(epoch FROM at)::float, granted, readings FROM roir.signal_sample "
+            "WHERE operation_id = %s ORDER BY at",
+            operation,
+        )
+        return {
+            "lost": {cause: round(seconds, 1) for cause, seconds in lost},
+            "signals": [{"at": round(at, 1), "granted": granted, "readings": read} for at, granted, read in signals],
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """The machine and the primary."""
+        with self._session.cursor() as cursor:
+            return facts(cursor)
+
+    def sql(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """A statement in the session of the bench."""
+        with self._session.cursor() as cursor:
+            cursor.execute(statement, values)
+            return cursor.fetchall()
 
 
 def load(dsn: str, rows: int, scale: int, program: Path) -> None:
@@ -192,6 +200,7 @@ def summary(bench: Bench, samples: list[Sample], seconds: Seconds) -> list[dict[
             **over(seconds, stretch.begin, stretch.end),
             "p99 of a second, median": round(statistics.median(by_second), 2),
             "p99 of a second, worst": max(by_second),
+            "commit, ms, median": statistics.median(one["commit_ms"] or 0 for one in within),
             "lag, MB, median": round(statistics.median(one["lag_bytes"] for one in within) / 1e6, 1),
             "lag, MB, most": round(max(one["lag_bytes"] for one in within) / 1e6, 1),
             "lag, s, most": max(one["lag_s"] for one in within),
@@ -225,7 +234,10 @@ def timeline(samples: list[Sample], seconds: Seconds, begun: float) -> list[dict
     for sample in samples:
         second = int(sample["at"])
         taken = over({second: seconds.get(second, [])}, second, second + 1)
-        kept = {name: sample.get(name) for name in ("lag_bytes", "lag_s", "phase", "rows", "granted", "working")}
+        kept = {
+            name: sample.get(name)
+            for name in ("lag_bytes", "lag_s", "commit_ms", "phase", "rows", "granted", "working")
+        }
         wal = {"wal_bytes": sample["written"]}
         found.append(
             {"at": round(sample["at"] - begun, 1), **taken, **kept, **wal, "throttled": sample.get("throttled")}
@@ -278,8 +290,7 @@ def main() -> None:
 def measure(dsn: str, standby: str, chosen: argparse.Namespace, program: Path) -> dict[str, Any]:
     """All rounds."""
     bench = Bench(dsn, standby, chosen)
-    with psycopg2.connect(dsn) as session, session.cursor() as cursor:
-        known = facts(cursor)
+    known = bench.facts()
     application = PacedLoad(program, dsn, chosen.clients)
     # The first run writes every page for the first time since the checkpoint.
     capacity = [application.capacity(seconds) for seconds in (10, 10)][-1]

@@ -9,11 +9,13 @@ from typing import Any
 
 import psycopg2
 
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.governor.probe import Probe
+
 EVERY_S = 1.0
 # The operation as it stands, and how many of its workers are at work.
 OPERATION = """
-SELECT o.id, o.phase, o.status, (to_jsonb(o) ->> 'granted')::float AS granted,
-       to_jsonb(o) ->> 'throttled' AS throttled,
+SELECT o.id, o.phase, o.status, o.granted, o.throttled,
        (SELECT coalesce(sum(rows), 0)::bigint FROM roir.scan_range WHERE operation_id = o.id) AS rows,
        (SELECT count(*) FROM pg_stat_activity
          WHERE application_name LIKE 'roir %% worker %%' AND state = 'active'
@@ -33,6 +35,8 @@ class Watch(threading.Thread):
         self._sessions = [psycopg2.connect(dsn, application_name="bench watch") for dsn in (primary, standby)]
         for session in self._sessions:
             session.autocommit = True
+        # What the governor would measure, also where there is none.
+        self._probe = Probe(Database(primary, "bench probe"))
         self._halt = threading.Event()
         self.samples: list[Sample] = []
         self.error: BaseException | None = None
@@ -46,6 +50,7 @@ class Watch(threading.Thread):
     def __exit__(self, *_: object) -> None:
         self._halt.set()
         self.join()
+        self._probe.close()
         for session in self._sessions:
             session.close()
         if self.error is not None:
@@ -71,6 +76,8 @@ class Watch(threading.Thread):
             written, at = primary.fetchone()
             sample: Sample = {"at": round(at, 2), "written": int(written), "replayed": int(replayed)}
             primary.execute(OPERATION, (self.last_operation,))
+            commit, _ = self._probe.read()
+            sample["commit_ms"] = None if commit is None else round(commit * 1000, 2)
             if (row := primary.fetchone()) is not None:
                 names = [column.name for column in primary.description]
                 sample |= dict(zip(names, row, strict=True))
