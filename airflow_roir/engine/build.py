@@ -30,8 +30,8 @@ from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, Sour
 from airflow_roir.operation import Phase, Verb
 from airflow_roir.scan_range import ScanRange
 
-# A batch of less than this part of its usual time is mostly commit.
-FEWEST_SHARE = 0.1
+# Of its usual time what a batch takes under a pace. Less would be mostly commit.
+PACED = 0.1
 # Under a rate limit a batch is at most this much of a worker's share, so that a pause still comes soon.
 RATE_WINDOW_S = 0.5
 
@@ -213,8 +213,8 @@ class BuildWorker:
 
     def _limit(self, row: Row[Any], row_bytes: float | None) -> int:
         """How many rows the next batch copies, about."""
-        # Shorter ones under a grant that is less than a worker: small pieces of work and rest, not long ones of both.
-        limit = self._size.rows(row.batch_rows, max(share_of(row.granted), FEWEST_SHARE))
+        # Under a grant that is less than a worker, short pieces of work and of rest: long ones hurt whoever meets them.
+        limit = self._size.rows(row.batch_rows, PACED if share_of(row.granted) < 1 else 1.0)
         if row_bytes:
             limit = min(limit, max(1, int(limits_of(self.connection).batch_bytes / row_bytes)))
         if row.max_rows_per_second:

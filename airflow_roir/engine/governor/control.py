@@ -18,14 +18,18 @@ MORE, LESS, HALF = 0.4, 0.7, 1.0
 STEP_S = 5.0
 # A sixteenth of the time is little enough for any server, and a build still ends.
 FEWEST = 1 / 16
+# What it begins with: on a small server one whole worker is more than users stand.
+FIRST = 1 / 4
 # A budget that stopped the work lets it begin again below this part of the limit, so that it doesn't flap.
 AGAIN = 0.8
+# One less only if it has been too much for this many steps: a single high reading is noise.
+LESS_STEPS = 2
 # Between MORE and LESS there may be room for one more: tried after this many steps without a change.
 STEADY_STEPS = 4
 # What was too much is tried again after this time, doubled each time that it is too much again.
-RETRY_S, LONGEST_RETRY_S = 20.0, 320.0
-# What has held for this long is no longer in doubt.
-PROVEN_S = 30.0
+RETRY_S, LONGEST_RETRY_S = 20.0, 640.0
+# What was too much once, and has held for this long, is no longer in doubt.
+PROVEN_S = 120.0
 UNREADABLE = "unreadable"
 STARTING = "starting"
 
@@ -42,13 +46,14 @@ class Grant:
 
 
 class Control:
-    """Decides for one run. It begins with one worker where something steers, and doubles until that is too much."""
+    """Decides for one run. Where something steers it begins with little, and doubles until that is too much."""
 
     def __init__(self) -> None:
         self._workers: float | None = None
         self._stopped: set[tuple[str, str]] = set()
         self._step_at = 0.0
         self._steady = 0
+        self._high = 0
         self._is_starting = True
         self._cut_by: Reading | None = None
         # What was too much the last time, when to try it again, and how long after that.
@@ -76,7 +81,7 @@ class Control:
             return Grant(float(parallelism))
         worst = max(steering, key=lambda reading: reading.load)
         if self._workers is None:
-            self._workers = 1.0
+            self._workers = FIRST
             self._rest(now)
         elif now >= self._step_at:
             self._step(worst, parallelism, now)
@@ -108,21 +113,31 @@ class Control:
         assert self._workers is not None
         self._step_at = now + STEP_S
         load = worst.load
-        if load >= LESS:
+        self._high = self._high + 1 if load >= LESS else 0
+        if load >= HALF or self._high >= LESS_STEPS:
             self._cut(worst, self._workers / 2 if load >= HALF else _less(self._workers), now)
             return
-        if self._workers >= self._too_much and now - self._raised_at >= PROVEN_S:
-            self._too_much, self._retry_s = math.inf, RETRY_S
-        self._steady += 1
-        if load >= MORE and self._steady < STEADY_STEPS:
+        if self._high:
             return
-        self._raise(parallelism, now)
+        if self._workers >= self._too_much:
+            if load < MORE:
+                # What was too much no longer is: others have left.
+                self._too_much, self._retry_s = math.inf, RETRY_S
+            elif now - self._raised_at < PROVEN_S:
+                return
+            else:
+                # This many are not too much any more. One more may still be.
+                self._too_much, self._raised_at = _more(self._workers), now
+        self._steady += 1
+        if load < MORE or self._steady >= STEADY_STEPS:
+            self._raise(parallelism, now, load)
 
-    def _raise(self, parallelism: int, now: float) -> None:
+    def _raise(self, parallelism: int, now: float, load: float) -> None:
         assert self._workers is not None
         more = self._workers * 2 if self._is_starting else _more(self._workers)
         more = min(more, float(parallelism))
-        if more <= self._workers or (more >= self._too_much and now < self._retry_at):
+        too_early = more >= self._too_much and now < self._retry_at and load >= MORE / 2
+        if more <= self._workers or too_early:
             return
         self._workers, self._raised_at, self._steady = more, now, 0
 
@@ -133,7 +148,7 @@ class Control:
         self._retry_s = min(self._retry_s * 2, LONGEST_RETRY_S) if again else RETRY_S
         self._too_much, self._retry_at = self._workers, now + self._retry_s
         self._workers = max(FEWEST, to)
-        self._cut_by, self._is_starting, self._steady = by, False, 0
+        self._cut_by, self._is_starting, self._steady, self._high = by, False, 0, 0
 
 
 def _more(workers: float) -> float:
