@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -117,8 +118,9 @@ class Bench:
                         throttle = None
                     time.sleep(0.1)
             finally:
+                # It takes its driver with it.
                 if process.poll() is None:
-                    process.kill()
+                    process.terminate()
                 process.wait()
             end = time.time()
             said.seek(0)
@@ -264,6 +266,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--pg", type=int, default=18, help="the servers' major version")
     chosen = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Whoever ends it ends its servers, too; a shell lets what runs in its background ignore the first.
+        signal.signal(number, signal.default_int_handler)
     program = pgbench(chosen.pg)
     programs(chosen.pg)
     begun = time.monotonic()
