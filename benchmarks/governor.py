@@ -71,13 +71,13 @@ class Bench:
 
     @property
     def p99(self) -> float:
-        """Of the calm, in milliseconds."""
-        return statistics.median(calm["p99_ms"] for calm in self.calms)
+        """What is asked for, in milliseconds."""
+        return float(self.chosen.slower * statistics.median(calm["p99_ms"] for calm in self.calms))
 
     def throttle(self) -> str:
         """The limits, as `roir build --throttle` takes them."""
-        asked = f"replica_lag={self.chosen.lag}MB commit_latency={self.chosen.slower * self.p99:.1f}ms"
-        return self.chosen.throttle or asked
+        commit = self.chosen.slower * statistics.median(calm["commit_ms"] for calm in self.calms)
+        return self.chosen.throttle or f"replica_lag={self.chosen.lag}MB commit_latency={commit:.1f}ms"
 
     def calm(self, watch: Watch, seconds_of: Callable[[], Seconds]) -> None:
         """Let the standby and the load catch up with what a build has left; then the load alone."""
@@ -91,7 +91,8 @@ class Bench:
         time.sleep(self.chosen.calm)
         end = time.time()
         self.stretches.append(Stretch(CALM, begin, end))
-        self.calms.append(over(seconds_of(), begin, end - 1))
+        commits = [sample["commit_ms"] for sample in watch.samples if begin <= sample["at"] <= end]
+        self.calms.append({**over(seconds_of(), begin, end - 1), "commit_ms": statistics.median(commits)})
         print(CALM, self.calms[-1], flush=True)
 
     def build(self, watch: Watch, side: str, throttle: str | None) -> None:
@@ -260,7 +261,9 @@ def main() -> None:
     parser.add_argument("--calm", type=int, default=20, help="seconds of each stretch without a build")
     parser.add_argument("--sides", nargs="+", choices=("free", "governed"), default=["free", "governed"])
     parser.add_argument("--lag", type=int, default=32, help="MB that the replica may be behind under the governor")
-    parser.add_argument("--slower", type=float, default=1.5, help="p99 under the governor, to that of the calm")
+    parser.add_argument(
+        "--slower", type=float, default=3.0, help="what p99 may be under the governor, to that of the calm"
+    )
     parser.add_argument("--throttle", help="what to ask for instead")
     parser.add_argument("--patience", type=int, default=600, help="the longest that a build may take, in seconds")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -325,7 +328,7 @@ def measure(dsn: str, standby: str, chosen: argparse.Namespace, program: Path) -
             for one in bench.stretches
         ],
         "builds": bench.builds,
-        "asked": {"p99_ms": round(chosen.slower * bench.p99, 2), "lag_mb": chosen.lag},
+        "asked": {"p99_ms": round(bench.p99, 2), "lag_mb": chosen.lag},
         "table": summary(bench, watch.samples, seconds),
         "seconds": timeline(watch.samples, seconds, start),
     }

@@ -93,7 +93,7 @@ def lags(samples: list[Sample]) -> None:
     for number, sample in enumerate(samples):
         sample["lag_bytes"] = max(0, sample["written"] - sample["replayed"])
         after = bisect_left(positions, sample["replayed"], hi=number + 1)
-        if after == 0 or after > number:
+        if not sample["lag_bytes"] or after == 0 or after > number:
             sample["lag_s"] = 0.0
             continue
         low, high = samples[after - 1], samples[after]
