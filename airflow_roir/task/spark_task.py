@@ -144,6 +144,10 @@ class SparkDrivingOperator(DrivingOperator):
             if code != DONE:
                 asked_to = self._left_early or code in (OperationPaused.exit_code, OperationRunning.exit_code)
                 self.leave_or_fail(database, ti, self._ending(), asked_to)
+            now = self.read(database)
+            if now.status == Status.RUNNING and now.phase not in self.done_phases:
+                self.log.warning("The server has lost its last commits, by a failover or a restore; this run continues")
+                self.leave_or_fail(database, ti, self._ending(), asked_to=True)
 
     def on_kill(self) -> None:
         """Note it and ask the driver's process group to end."""
