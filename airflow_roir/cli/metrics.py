@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -33,9 +34,13 @@ def metrics(
     if listen is not None:
         from airflow_roir.cli.metrics_server import serving
 
+        told = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: told.set())
         with serving(database, listen) as address:
             say(f"serving metrics at http://{address}/metrics")
-            threading.Event().wait()
+            told.wait()
+        return
     text, problem = text_of(database)
     if textfile is not None:
         write_textfile(textfile, text)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class OneLook(Collector):
     """Whoever asks while somebody looks gets what that look finds.
 
-    look: the metrics, and why the database wasn't read. say: takes that, once for each new reason.
+    look: the metrics, and why the database wasn't read. say: takes that, once for each new reason. waiting: how many
+    wait for the look that is under way.
     """
 
     def __init__(self, look: Callable[[], tuple[list[Metric], str | None]], say: Callable[[str], object] = say) -> None:
@@ -31,6 +32,7 @@ class OneLook(Collector):
         self._say = say
         self._lock = threading.Lock()
         self._running: Future[list[Metric]] | None = None
+        self.waiting = 0
         self._problem: str | None = None
 
     def collect(self) -> Iterator[Metric]:
@@ -39,19 +41,23 @@ class OneLook(Collector):
             running = self._running
             if running is None:
                 mine = self._running = Future()
+                self.waiting = 0
+            else:
+                self.waiting += 1
         yield from self._found(mine) if running is None else running.result()
 
     def _found(self, mine: Future[list[Metric]]) -> list[Metric]:
         try:
             found, problem = self._look()
         except BaseException as error:
-            mine.set_exception(error)
-            raise
-        else:
-            mine.set_result(found)
-        finally:
             with self._lock:
                 self._running = None
+            mine.set_exception(error)
+            raise
+        # Before they have it: who asks from now on wants what is then.
+        with self._lock:
+            self._running = None
+        mine.set_result(found)
         if problem != self._problem:
             self._say(problem if problem is not None else "the database is read again")
         self._problem = problem

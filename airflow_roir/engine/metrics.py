@@ -10,7 +10,8 @@ import getpass
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import psycopg2
@@ -22,6 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import QualifiedName
 from airflow_roir.engine import health
 from airflow_roir.engine.database import Database, execute, said, sqlstate
+from airflow_roir.engine.governor.signals import SIGNALS, Reading, Signal
 from airflow_roir.engine.indexes import GONE
 from airflow_roir.engine.lock_waits import FRESH_S
 from airflow_roir.engine.metric_families import Samples
@@ -36,6 +38,8 @@ LOOK_MS = 5_000
 LOOK_S = 5.0
 LOCK_MS = 20
 CANCELLED = "57014"
+# Signals of which there is one for each replica, slot or disk. What else a reading is of has a new name each time.
+OF_FEW = ("replica_lag", "replica_delay", "slot_wal", "slot_room", "free_space")
 REFUSED = ("42501", "28000", "28P01")
 
 INDEXES = """
@@ -58,6 +62,9 @@ SELECT r.*, i.schema_name, i.name AS bare_name, o.generation_id,
        extract(epoch FROM clock_timestamp() - o.heartbeat_at)::float8 AS heartbeat_age,
        extract(epoch FROM clock_timestamp() - o.paused_at)::float8 AS paused,
        extract(epoch FROM o.started_at)::float8 AS started,
+       CASE WHEN abs(extract(epoch FROM clock_timestamp() - o.queued_seen_at)) < %(fresh)s
+            THEN extract(epoch FROM clock_timestamp() - o.queued_at) ELSE 0 END::float8 AS queued,
+       roir.granted(o) AS granted, o.throttled, o.throttle, o.warn_after_s,
        b.batches, h.workers
   FROM roir.resumable_operations r
   JOIN roir.operation o ON o.id = r.operation_id
@@ -83,6 +90,20 @@ DELTAS = """
 SELECT c.relname AS name, c.oid::bigint, pg_stat_get_live_tuples(c.oid) AS rows
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = 'roir_data' AND c.relname = ANY (%(names)s) AND c.relkind = 'r'
+"""
+THROTTLE_TIMES = """
+SELECT t.operation_id, t.cause, t.seconds FROM roir.throttle_time t WHERE t.operation_id = ANY (%(operations)s)
+"""
+# Only while they are fresh: what was read an hour ago says nothing.
+SIGNALS_READ = """
+SELECT DISTINCT ON (s.operation_id) s.operation_id, s.readings FROM roir.signal_sample s
+ WHERE s.operation_id = ANY (%(operations)s) AND s.at > clock_timestamp() - make_interval(secs => %(fresh)s)
+ ORDER BY s.operation_id, s.at DESC
+"""
+RUNNING = """
+SELECT (SELECT count(*) FROM roir.operation o WHERE o.status = 'running'
+           AND abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < %(fresh)s) AS running,
+       (SELECT s.max_running_operations FROM roir.setting s) AS most
 """
 LOCK_WAITS = """
 SELECT count(*) FROM roir.lock_wait w WHERE w.seen_at > clock_timestamp() - make_interval(secs => %(fresh)s)
@@ -156,6 +177,7 @@ class _Look:
         for row in indexes:
             self._index(row)
         self._part("operations", self._operations)
+        self._part("queue", self._queue)
         self._part("verifications", lambda: self._verifications(indexes))
         self._part("lock waits", self._lock_waits)
         self._part("capture", lambda: self._captures(indexes))
@@ -204,18 +226,47 @@ class _Look:
         for row in indexes:
             if row.newest is not None:
                 index = _index_name(row)
-                self._part("capture", lambda of=row, name=index: self._capture(of, name, gone[of.id]), index)
+                self._part("capture", partial(self._capture, row, index, gone[row.id]), index)
 
     def _capture(self, row: Row[Any], index: str, gone: int) -> None:
         warnings = health.warnings(self._connection, row.newest)
         self._samples.add("roir_capture_faults", len(warnings) + gone, index)
 
     def _operations(self) -> None:
-        rows = execute(self._connection, OPERATIONS).all()
-        deltas = {}
+        rows = execute(self._connection, OPERATIONS, {"fresh": HEARTBEAT_FRESH_S}).all()
+        deltas: dict[int, tuple[int, int]] = {}
         self._part("deltas", lambda: deltas.update(self._deltas(rows)))
         for row in rows:
             self._operation(row, deltas.get(row.generation_id))
+        self._part("throttle", lambda: self._throttle({row.operation_id: row for row in rows}))
+
+    def _queue(self) -> None:
+        row = execute(self._connection, RUNNING, {"fresh": HEARTBEAT_FRESH_S}).one()
+        self._samples.add("roir_running_operations", row.running)
+        self._samples.add("roir_running_operations_limit", row.most)
+
+    def _throttle(self, rows: Mapping[int, Row[Any]]) -> None:
+        """What held them back, and the signals of those that run."""
+        add, ids = self._samples.add, list(rows)
+        for lost in execute(self._connection, THROTTLE_TIMES, {"operations": ids}):
+            labels = _labels(rows[lost.operation_id])
+            add("roir_operation_throttled_seconds_total", lost.seconds, *labels, lost.cause)
+        for row in rows.values():
+            for name in SIGNALS.keys() & row.throttle.keys():
+                add("roir_signal_limit", row.throttle[name], *_labels(row), name)
+        for read in execute(self._connection, SIGNALS_READ, {"operations": ids, "fresh": HEARTBEAT_FRESH_S}):
+            row = rows[read.operation_id]
+            for name in SIGNALS.keys() & read.readings.keys():
+                if row.state == Status.RUNNING:
+                    self._signal(SIGNALS[name], read.readings[name], _labels(row))
+
+    def _signal(self, signal: Signal, read: Mapping[str, Any], labels: tuple[Any, ...]) -> None:
+        of = read.get("of") if signal.name in OF_FEW else None
+        reading = Reading(signal, read["limit"], read.get("value"))
+        self._samples.add("roir_signal_unreadable", reading.value is None, *labels, signal.name)
+        if reading.value is not None:
+            self._samples.add("roir_signal_value", reading.value, *labels, signal.name, of or "")
+            self._samples.add("roir_signal_load_ratio", reading.load, *labels, signal.name, of or "")
 
     def _deltas(self, rows: Sequence[Row[Any]]) -> dict[int, tuple[int, int]]:
         """Rows and bytes of the deltas of operations that still have one."""
@@ -229,7 +280,7 @@ class _Look:
         return {names[one.name]: (one.rows, sizes[one.oid].own) for one in found if one.oid in sizes}
 
     def _operation(self, row: Row[Any], delta: tuple[int, int] | None) -> None:
-        labels = (_index_name(row), row.kind, row.operation_id)
+        labels = _labels(row)
 
         def add(what: str, value: float | bool | None) -> None:
             self._samples.add(f"roir_operation_{what}", value, *labels)
@@ -251,15 +302,24 @@ class _Look:
         add("left_seconds", row.seconds_left)
         add("parallelism", row.parallelism)
         add("workers", row.workers if lives else 0)
+        add("granted_workers", row.granted if runs else None)
+        add("throttled", runs and row.throttled is not None)
         if delta is not None:
             add("delta_rows", delta[0])
             add("delta_bytes", delta[1])
         add("paused_seconds", max(0.0, row.paused or 0.0) if row.state == Status.PAUSED else 0)
+        add("pause_warning_seconds", row.warn_after_s)
+        add("queued_seconds", max(0.0, row.queued or 0.0))
         add("started_timestamp_seconds", row.started)
         add("heartbeat_age_seconds", None if row.heartbeat_age is None else max(0.0, row.heartbeat_age))
         if row.is_unique:
             add("duplicate_keys", row.duplicate_keys)
             add("duplicate_rows", row.duplicate_rows)
+
+
+def _labels(row: Row[Any]) -> tuple[str, str, int]:
+    """Of an operation."""
+    return (_index_name(row), row.kind, row.operation_id)
 
 
 def _index_name(row: Row[Any]) -> str:
