@@ -49,7 +49,7 @@ FAMILIES: dict[str, Family] = {
     "roir_index_verification_age_seconds": Family(
         "Since the last verification of what readers see. Missing if there was none.", INDEX
     ),
-    "roir_index_discrepancies": Family("What that verification found and nobody has repaired.", INDEX),
+    "roir_index_discrepancies": Family("What that verification found, less what is repaired.", INDEX),
     "roir_capture_faults": Family(
         "Warnings of roir status for the index: changes that its capture may miss, or that make writes fail. Writes "
         "that failed aren't counted: the server's log has them.",

@@ -10,29 +10,23 @@ from typing import Any
 
 import pytest
 
-from airflow_roir.engine.metric_families import FAMILIES
+from airflow_roir.engine.metric_families import FAMILIES, INDEX, OPERATION, Family
 
 ROOT = Path(__file__).parents[2]
-DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "airflow-roir.json").read_text())
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "dashboard.json").read_text())
 
 
 def test_the_table_of_metrics_is_the_codes() -> None:
     guide = (ROOT / "docs" / "operations.md").read_text()
     rows = re.findall(r"^\| `(roir_\w+)` \| (\w+)((?:, `\w+`)*) \| (.+) \|$", guide, re.MULTILINE)
     described = {name: (of, tuple(re.findall(r"`(\w+)`", more)), text) for name, of, more, text in rows}
-    common = {"database", "index", "kind", "operation"}
-    assert described == {
-        name: (
-            family.of,
-            tuple(
-                one for one in family.labels if one not in (common if family.of == "operation" else common - {"kind"})
-            ),
-            family.help,
-        )
-        for name, family in FAMILIES.items()
-    } | {
-        "roir_problem": ("index", ("part", "reason"), FAMILIES["roir_problem"].help),
-    }
+    assert described == {name: (of.of, own_labels(of), of.help) for name, of in FAMILIES.items()}
+
+
+def own_labels(family: Family) -> tuple[str, ...]:
+    """Without those that all of an operation, or of an index, have."""
+    common = OPERATION if family.of == "operation" else INDEX
+    return tuple(label for label in family.labels if label not in common)
 
 
 def queries() -> Iterator[str]:
@@ -56,16 +50,8 @@ def test_a_query_of_the_dashboard_names_what_is_there(query: str) -> None:
 
 def test_the_dashboard_shows_every_kind_of_figure() -> None:
     shown = set(re.findall(r"\broir_\w+", " ".join(queries())))
-    wanted = (
-        "percent rows_total workers granted_workers throttled_seconds_total delta_bytes paused_seconds batches_total"
-    )
+    wanted = "percent rows_total workers granted_workers throttled_seconds_total delta_bytes paused_seconds"
     assert {f"roir_operation_{name}" for name in wanted.split()} <= shown
-    assert {
-        "roir_up",
-        "roir_capture_faults",
-        "roir_signal_value",
-        "roir_signal_limit",
-        "roir_index_discrepancies",
-    } <= shown
+    assert {"roir_up", "roir_capture_faults", "roir_signal_value", "roir_signal_limit"} <= shown
     assert {panel["datasource"]["uid"] for panel in DASHBOARD["panels"]} == {"${datasource}"}
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
