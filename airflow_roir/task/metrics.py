@@ -64,7 +64,7 @@ class Sender:
             self._send(self._read())
         except Exception as error:
             if not self._failed:
-                log.warning("Metrics of the operation can't be sent, and won't be for now: %s", type(error).__name__)
+                log.warning("The operation's metrics can't be sent now: %s", type(error).__name__)
                 log.debug("Because of", exc_info=True)
             self._failed = True
 
@@ -97,7 +97,7 @@ class Sender:
 
 @contextmanager
 def sending(database: Database, operation_id: int, ti: Any) -> Iterator[Callable[[], None]]:
-    """Gives what is to be called at each turn; sends once more at the end. Does nothing where Airflow's are off."""
+    """Gives what is to be called at each turn; sends once more at a good end. Does nothing where Airflow's are off."""
     if not _is_on("statsd_on", "statsd_datadog_enabled", "otel_on"):
         yield lambda: None
         return
@@ -105,10 +105,9 @@ def sending(database: Database, operation_id: int, ti: Any) -> Iterator[Callable
     plain = not _is_on("statsd_datadog_enabled") and _is_on("statsd_on") and not _is_on("statsd_influxdb_enabled")
     tags = getattr(ti, "stats_tags", None) or {"dag_id": ti.dag_id, "task_id": ti.task_id}
     sender = Sender(lambda: measure(database, operation_id), tags, has_tags=not plain)
-    try:
-        yield sender.turn
-    finally:
-        sender.send()
+    yield sender.turn
+    # Not by a task that was killed: it has seconds, and a server that is gone takes longer to notice.
+    sender.send()
 
 
 def _is_on(*options: str) -> bool:
