@@ -55,8 +55,11 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                 owner = owner_of(ti)
                 # A fresh heartbeat under our own name is that of a try which was killed moments ago.
                 ours = row.owner == owner
+                known = self.surroundings()
                 work = Background(
-                    lambda: finalize.finalize(database, self.index, owner, report=self.log.info, take_over=ours)
+                    lambda: finalize.finalize(
+                        database, self.index, owner, report=self.log.info, take_over=ours, surroundings=known
+                    )
                 )
                 with Watcher(ti) as watcher:
                     self.drive(work.wait, database, ti, watcher)
