@@ -56,9 +56,11 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                 # A fresh heartbeat under our own name is that of a try which was killed moments ago.
                 ours = row.owner == owner
                 known = self.surroundings()
+                # A handle of its own: what the task asks meanwhile may be of another history.
+                own = database.named(database.application_name)
                 work = Background(
                     lambda: finalize.finalize(
-                        database, self.index, owner, report=self.log.info, take_over=ours, surroundings=known
+                        own, self.index, owner, report=self.log.info, take_over=ours, surroundings=known
                     )
                 )
                 with Watcher(ti) as watcher:

@@ -315,7 +315,7 @@ THROTTLE: dict[str, Any] = {
     ],
     "signals": [
         signal("commit_latency", "seconds", [0.004 + n % 5 / 1000 for n in range(60)], 0.02),
-        signal("replica_lag", "bytes", [n * 6e6 for n in range(60)], 100 * 2.0**20, of="replica r", stops=True),
+        signal("replica_lag", "bytes", [n * 6e6 for n in range(60)], 100 * 2.0**20, of="r", stops=True),
         signal("lock_waits", "number", [*range(20), *[None] * 20, *range(20)], 30),
         signal("slot_room", "bytes", [3e9 - n * 4e7 for n in range(60)], 1e9, below=True),
     ],

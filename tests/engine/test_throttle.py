@@ -100,12 +100,16 @@ class Clock:
         return self.now
 
 
+@pytest.mark.parametrize("limit", ["query=6", None])
 @pytest.mark.parametrize("over", [True, False])
-def test_a_query_of_the_users_own_holds_the_work_and_lets_it_go(governed: Database, dsn: str, over: bool) -> None:
+def test_a_query_of_the_users_own_holds_the_work_and_lets_it_go(
+    governed: Database, dsn: str, over: bool, limit: str | None
+) -> None:
     run_sql(dsn, "CREATE TABLE busy (n numeric)", f"INSERT INTO busy VALUES ({7 if over else 5})")
-    _, run = steps.begin(governed, batch_rows=7, throttle="query=6")
+    _, run = steps.begin(governed, batch_rows=7, throttle=limit)
     clock = Clock()
-    governor = Governor(governed, run, Surroundings(query="SELECT n FROM public.busy"), clock=clock)
+    asked = "SELECT n FROM public.busy" if limit else "SELECT n > 6 FROM public.busy"
+    governor = Governor(governed, run, Surroundings(query=asked), clock=clock)
     waits: list[float] = []
     with governed.connect() as connection, governed.connect() as other:
         governor.look(connection)

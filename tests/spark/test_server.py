@@ -124,7 +124,7 @@ def test_a_caller_that_dies_with_lines_unread_is_gone_too(
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(str(path))
         assert caller.recv(100_000)
-        order = {"dsn": database.dsn, "order": driver_order("ix", "who dies")}
+        order = {"dsn": database.dsn, "surroundings": {}, "order": driver_order("ix", "who dies")}
         caller.sendall(json.dumps(order).encode() + b"\n")
         wait_for(lambda: rows_committed(database))
     wait_for(lambda: operation_status(database, operation.operation_id).status == "paused")

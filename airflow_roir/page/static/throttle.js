@@ -16,7 +16,14 @@ const NAMES = {
   lock_waits: "Waits for locks",
   wal_rate: "WAL",
   checkpoints: "WAL until a checkpoint",
+  // Other causes of lost time.
+  unreadable: "Signals that couldn’t be read",
+  starting: "Beginning with few workers",
+  exhausted: "The server had run out of something",
+  cancelled: "Others cancelled it",
 };
+// Whose value it is.
+const WHOSE = { replica_lag: "replica ", replica_delay: "replica ", slot_wal: "slot ", slot_room: "slot " };
 const WIDTH = 300;
 const HEIGHT = 60;
 
@@ -168,7 +175,7 @@ export class Throttle {
         isOver,
         now: unread ? "can’t be read" : format(last.value),
         state: !signal.has_limit ? "gone" : unread ? "unread" : isOver(last) ? "over" : null,
-        more: !signal.has_limit ? "no limit any more" : unread && signal.problem ? signal.problem : `${signal.below ? "at least" : "limit"} ${format(last.limit)}${last.of ? ` · ${last.of}` : ""}`,
+        more: !signal.has_limit ? "no limit any more" : unread && signal.problem ? signal.problem : `${signal.below ? "at least" : "limit"} ${format(last.limit)}${last.of ? ` · ${WHOSE[signal.name] ?? ""}${last.of}` : ""}`,
       });
     }
     for (const key of this.made.keys()) {
