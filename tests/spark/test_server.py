@@ -21,6 +21,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvalidInput
+from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.spark import kept_driver as kept
 from airflow_roir.spark import server
 from airflow_roir.spark.driver_process import driver_order
@@ -112,6 +113,27 @@ def test_whoever_leaves_pauses_the_operation_and_no_other(
     assert events(database)[-1] == ("pause", "interrupted")
     lift_rate(database)
     again = Command(database)
+    assert again.wait() == 0, again.lines
+    finish_and_check(database)
+
+
+@pytest.mark.sample(1)
+def test_an_orders_query_is_its_own_and_none_of_the_next(database: Database, listen: Callable[..., Listening]) -> None:
+    listen()
+    operation = prepared(database)
+    secret = "SELECT 'hunter2' IS NOT NULL"
+    lines: list[str] = []
+    order = driver_order("ix", "one")
+    one = ordered(SparkOptions(), database.dsn, order, lines.append, Surroundings(query=secret))
+    assert one is not None, lines
+    wait_for(lambda: operation_status(database, operation.operation_id).granted == 0)
+    assert rows_committed(database) == 0
+    one.kill()
+    one.wait(GIVE_UP_S)
+    wait_for(lambda: operation_status(database, operation.operation_id).status == "paused")
+    assert "hunter2" not in str([order, lines])
+    # Nothing holds the next one.
+    again = Command(database, "other")
     assert again.wait() == 0, again.lines
     finish_and_check(database)
 
