@@ -18,10 +18,10 @@ from psycopg2.extensions import parse_dsn
 
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvalidInput
-from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.spark import kept_driver as kept
 from airflow_roir.spark import server
 from airflow_roir.spark.driver_process import driver_order
