@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ class Clock:
 
 
 @pytest.fixture
-def held(database: Database, dsn: str) -> Run:
+def held(database: Database, dsn: str) -> Iterator[Run]:
     """A run that has lost 8 s of work to the user's own query, and is on hold."""
     steps.make_table(dsn)
     _, run = steps.begin(database, throttle="query=6 lock_waits=50")
@@ -46,8 +47,8 @@ def held(database: Database, dsn: str) -> Run:
         for _ in range(5):
             governor.look(connection)
             clock.now += 2
+    yield run
     governor.close()
-    return run
 
 
 def begins_to_work(dsn: str) -> None:
