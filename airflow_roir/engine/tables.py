@@ -246,6 +246,8 @@ operation = Table(
     Column("notice", Text),
     # Where the driver shows its jobs, while it runs.
     Column("spark_ui", Text),
+    # The operation whose ranges these are a copy of: one scan does for both.
+    Column("scan_of", BigInteger),
     CheckConstraint("kind IN ('create', 'rebuild', 'verify')", name="kind"),
     _one_of("status", Status),
     _one_of("phase", Phase),
@@ -263,6 +265,7 @@ Index(
     unique=True,
     postgresql_where=text("status IN ('running', 'paused', 'failed', 'aborting')"),
 )
+Index("operation_one_scan", operation.c.scan_of, postgresql_where=text("scan_of IS NOT NULL"))
 
 scan_range = Table(
     "scan_range",

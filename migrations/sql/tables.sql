@@ -121,6 +121,7 @@ CREATE TABLE roir.operation (
     error text,
     notice text,
     spark_ui text,
+    scan_of bigint,
     CONSTRAINT operation_completed_is_done CHECK ((status = 'completed') = (phase = 'done')),
     CONSTRAINT operation_finished CHECK ((status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)),
     CONSTRAINT operation_phase_of_kind CHECK (phase = 'done' OR (kind = 'verify') = (phase IN ('sum', 'check'))),
@@ -128,6 +129,7 @@ CREATE TABLE roir.operation (
 );
 CREATE UNIQUE INDEX operation_one_live ON roir.operation (index_id)
     WHERE status IN ('running', 'paused', 'failed', 'aborting');
+CREATE INDEX operation_one_scan ON roir.operation (scan_of) WHERE scan_of IS NOT NULL;
 
 CREATE TABLE roir.scan_range (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
