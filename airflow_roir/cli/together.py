@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,9 +44,7 @@ def build_together(
         try:
             if options.verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
                 _compare(database, name, options, master, conf)
-            found = prepare.prepare(
-                database, definition, options, report=lambda line, name=name: say(f"{name}: {line}")
-            )
+            found = prepare.prepare(database, definition, options, report=_said_of(name))
         except RoirError as error:
             say(f"{name}: {error}")
             codes.append(error.exit_code)
@@ -65,6 +63,10 @@ def build_together(
         for child in children:
             show(child.said.rstrip())
     raise typer.Exit(next((code for code in EXIT_CODES if code in codes), 1))
+
+
+def _said_of(index: str) -> Callable[[str], None]:
+    return lambda line: say(f"{index}: {line}")
 
 
 def _compare(

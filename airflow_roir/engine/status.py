@@ -27,8 +27,8 @@ class OperationStatus:
     last seconds, and null unless it runs. seconds_left_low, seconds_left_high: between these in most builds. driven: a
     run drives it, and has given a sign of life lately; else none has for silent_seconds. notice: whom it waits for,
     or the last option that was refused. ended_by, end_reason: who aborted it and why. unique: of its index; then
-    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. shares_scan_of: indexes
-    that the same scan builds now. warnings: of the published index (`health`), by `status` only.
+    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. shares_scan_of: the
+    indexes that the same scan builds now. warnings: of the published index (`health`), by `status` only.
     """
 
     index: str

@@ -45,16 +45,16 @@ def _phases(state: State, bounds: Bounds, variant: Variant) -> Iterator[Step]:
     writers = any(user.writes and not user.ended for user in state.users)
     live = [n for n, g in enumerate(state.generations) if g.status in ("building", "aborting")]
     under_way = [n for n in live if not state.generations[n].done]
-    if not live or (bounds.together > len(live) and under_way):
-        if state.left.operations and (not writers or variant == Variant.NO_DRAIN_AT_PREPARE):
-            new = Generation("building", "capture", state.now + 1)
-            left = state.left._replace(
-                operations=state.left.operations - 1,
-                claims=bounds.claims + (state.left.claims if live else 0),
-                takeovers=bounds.takeovers,
-            )
-            prepared = state._replace(generations=(*state.generations, new), left=left, now=state.now + 1)
-            yield f"prepare g{len(prepared.generations)}", prepared
+    one_more = not live or (bounds.together > len(live) and under_way)
+    if one_more and state.left.operations and (not writers or variant == Variant.NO_DRAIN_AT_PREPARE):
+        new = Generation("building", "capture", state.now + 1)
+        left = state.left._replace(
+            operations=state.left.operations - 1,
+            claims=bounds.claims + (state.left.claims if live else 0),
+            takeovers=bounds.takeovers,
+        )
+        prepared = state._replace(generations=(*state.generations, new), left=left, now=state.now + 1)
+        yield f"prepare g{len(prepared.generations)}", prepared
     for number in live:
         yield from _operation(state, bounds, variant, number, writers)
     shown = {g.status: n for n, g in enumerate(state.generations) if g.status in ("active", "retired")}
@@ -291,7 +291,9 @@ def _entries(state: State, worker: Worker) -> tuple[tuple[unique.Ident, str], ..
 
 def _is_carried(state: State, variant: Variant, number: int) -> bool:
     """A batch of another operation's worker holds the lock on this one's range."""
-    return variant != Variant.CARRY_WITHOUT_COMPARE and any(worker is not None and number in worker.carried for worker in state.workers)
+    return variant != Variant.CARRY_WITHOUT_COMPARE and any(
+        worker is not None and number in worker.carried for worker in state.workers
+    )
 
 
 def _companions(state: State, worker: Worker, variant: Variant) -> tuple[int, ...]:
