@@ -24,13 +24,14 @@ from airflow_roir.engine.run import Run
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import SourceChanged
 
-# SQL: x shares the cut of o, is another one, and what is copied for the one may be copied for the other, now. A rate
-# limit would be passed by a carrier that has another one.
+# SQL: x shares the cut of o, is another one, and what is copied for the one may be copied for the other, now. Whoever
+# has another rate limit or throttle would pass this one's, and what is on hold gets nothing.
 TOGETHER = f"""
 (x.scan_of = coalesce(o.scan_of, o.id) OR x.id = coalesce(o.scan_of, o.id)) AND x.id <> o.id
 AND x.status = 'running' AND x.phase = 'build'
 AND abs(extract(epoch FROM clock_timestamp() - x.heartbeat_at)) < {operations.HEARTBEAT_FRESH_S}
 AND x.max_rows_per_second IS NOT DISTINCT FROM o.max_rows_per_second
+AND x.throttle = o.throttle AND roir.granted(x) IS DISTINCT FROM 0
 """
 # r, of another operation, is the same piece as p and stands where p stands.
 SAME_PLACE = """

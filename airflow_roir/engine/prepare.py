@@ -183,6 +183,7 @@ def _prepare(
                 parallelism=options.parallelism,
                 batch_rows=options.batch_rows,
                 max_rows_per_second=options.max_rows_per_second,
+                **live_options.work_columns(connection, options),
                 options=options.fixed(),
                 scan_of=shared.of if shared else None,
                 rows_estimate=plan.rows,

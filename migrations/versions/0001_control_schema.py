@@ -20,6 +20,7 @@ TOPICS = (
     "arrows",
     "progress",
     "status",
+    "governor",
     "operations",
     "rights",
     "entries",
