@@ -140,13 +140,9 @@ LARGE = {
         BOTH, primary_keys=(1,), values=NEW_VALUES, key="deferred", nested=True, built=True
     ),
     "two of one scan, two writes": Bounds((("RC", 2),), TWO_ROWS, values=("b0",), operations=2, together=2, workers=2),
-    "two of one scan, a zombie": Bounds(
-        (READ_COMMITTED,), TWO_ROWS, primary_keys=(1,), operations=2, together=2, claims=2, workers=2
-    ),
     "two of one scan, an old snapshot, an abort": Bounds(
         BOTH, primary_keys=(1,), operations=2, together=2, workers=2, aborts=1
     ),
-    "three of one scan": Bounds((READ_COMMITTED,), primary_keys=(1,), operations=3, together=3, workers=2, aborts=1),
     "unique: two writes each": Bounds((("RC", 2), ("RC", 2)), TWICE, values=KEYS, maps=SWAPS, unique=True),
     "unique: swapped keys, an old snapshot": Bounds(BOTH, TWO_ROWS, values=KEYS, maps=SWAPS, unique=True),
     "unique: every statement in two steps": Bounds(
