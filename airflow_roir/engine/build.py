@@ -44,11 +44,12 @@ RANGES = Pieces(
     "NOT done",
     "lower, upper, watermark, filenode",
     elsewhere=COPIED_BY_OTHERS,
+    also=", moved_at = clock_timestamp()",
 )
 # The watermark must stand where the batch began.
 BATCH_STOOD = "NOT p.done AND p.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb"
 BATCH_DONE = """watermark = %(watermark)s::jsonb, done = %(done)s, rows = rows + %(rows)s, batches = batches + 1,
-       seconds = seconds + %(seconds)s"""
+       seconds = seconds + %(seconds)s, moved_at = clock_timestamp()"""
 BATCH_FOUND = "roir.stamp(%(source)s) AS stamp, p.relation::oid::regclass::text AS name"
 
 # What a batch begins with: the operation as workers look at it, and how the claim stands: held; out, where the leaf was

@@ -18,7 +18,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import owner
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.job import Job, SourceCheck, load_job
-from airflow_roir.engine.one_scan import SAME_PLACE, TOGETHER
+from airflow_roir.engine.one_scan import HELD, SAME_PLACE, TOGETHER
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.scan import Stretch, columns_of
 from airflow_roir.errors import InvariantViolated, RoirError
@@ -43,7 +43,7 @@ IS_READ_BY_OLDER = f"""
 SELECT EXISTS (SELECT FROM roir.scan_range p
                  JOIN roir.operation o ON o.id = p.operation_id
                  JOIN roir.operation x ON {TOGETHER} AND x.id < o.id
-                 JOIN roir.scan_range r ON r.operation_id = x.id AND {SAME_PLACE} AND r.claim_epoch = x.epoch
+                 JOIN roir.scan_range r ON r.operation_id = x.id AND {SAME_PLACE} AND {HELD}
                 WHERE p.id = %(range)s)
 """
 ADVANCE = """

@@ -22,7 +22,7 @@ from airflow_roir.operation import Status
 
 # A worker first claims the piece that an earlier try of this worker began, then a free one.
 CLAIM = """
-UPDATE {table} SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_token = claim_token + 1
+UPDATE {table} SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_token = claim_token + 1{also}
  WHERE id = (SELECT id FROM {table}
               WHERE {of} AND {due} AND NOT ({elsewhere})
                 -- free, or left by a run that this one fenced, or by an earlier try of this very worker
@@ -109,7 +109,7 @@ class Pieces:
 
     noun: as users are told. of: SQL, the rows that belong to the operation, by `%(operation)s` or the values given.
     undone: SQL, what isn't done yet; due: what may be claimed, by default the same. columns: what a claim reads.
-    elsewhere: SQL, what others do for this operation now, which isn't claimed meanwhile.
+    elsewhere: SQL, what others do for this operation now, which isn't claimed meanwhile. also: SQL, what a claim sets.
     """
 
     noun: str
@@ -119,6 +119,7 @@ class Pieces:
     columns: str
     due: str = ""
     elsewhere: str = "false"
+    also: str = ""
 
     def claim(
         self, connection: Connection, run: Run, worker: int, values: Mapping[str, Any] | None = None
@@ -185,6 +186,7 @@ class Pieces:
             due=due,
             columns=self.columns,
             elsewhere=self.elsewhere,
+            also=self.also,
             **more,
         )
 

@@ -39,12 +39,16 @@ r.ordinal = p.ordinal AND NOT r.done
 AND (r.relation, r.lower, r.upper, r.filenode, r.watermark)
     IS NOT DISTINCT FROM (p.relation, p.lower, p.upper, p.filenode, p.watermark)
 """
+# A worker that has done nothing for this many seconds holds no other operation up.
+STUCK_S = 60
+# A worker of operation x holds range r, and works.
+HELD = f"r.claim_epoch = x.epoch AND abs(extract(epoch FROM clock_timestamp() - r.moved_at)) < {STUCK_S}"
 # Ranges that a worker of another operation copies for this one, too. Once it is past them they are free again.
 COPIED_BY_OTHERS = f"""
 id = ANY (ARRAY(
     SELECT p.id FROM roir.operation o
       JOIN roir.operation x ON {TOGETHER}
-      JOIN roir.scan_range r ON r.operation_id = x.id AND r.claim_epoch = x.epoch
+      JOIN roir.scan_range r ON r.operation_id = x.id AND {HELD}
       JOIN roir.scan_range p ON p.operation_id = o.id AND {SAME_PLACE}
      WHERE o.id = %(operation)s))
 """
@@ -93,21 +97,19 @@ def scan_under_way(connection: Connection, source: Source) -> tuple[Scan, str] |
     return None if row is None else (Scan(row.scan), str(operations.index_name(row)))
 
 
-def cut_under_way(
-    connection: Connection, source: Source, scan: Scan, leaves: Sequence[int], parallelism: int
-) -> Cut | None:
+def cut_under_way(connection: Connection, source: Source, scan: Scan, leaves: Sequence[int], least: int) -> Cut | None:
     """The cut that a new operation can take over. The caller holds the drain lock, so that nothing changes meanwhile.
 
     What has come since that cut was made was captured by the other operation and won't be by the new one: it becomes
     ranges of their own. None if there is no such build, or none that fits: its table was altered or rewritten since, or
-    it has fewer ranges than there are to be workers.
+    it has fewer than the `least` ranges.
     """
     if scan is Scan.INDEX:
         return None
     for row in execute(connection, BUILDS, {"source": source.oid}).all():
         if row.scan == scan.value and _stands(connection, source, row):
             pieces = _pieces(connection, row.id, scan, leaves)
-            if pieces is not None and len(pieces) >= parallelism:
+            if pieces is not None and len(pieces) >= least:
                 return Cut(row.scan_of or row.id, str(operations.index_name(row)), tuple(pieces))
     return None
 

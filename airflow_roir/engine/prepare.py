@@ -228,13 +228,13 @@ def _cut(
 ) -> tuple[one_scan.Cut | None, Sequence[tuple[int, Piece]]]:
     """The ranges with their numbers: those of a build that is under way, so that one scan does for both, or its own."""
     source, leaves = rehearsal.source, _leaves(connection, rehearsal.source)
-    shared = None
+    own = list(enumerate(_pieces(connection, rehearsal, index_id, leaves)))
     if options.ranges is None:
-        scan = rehearsal.choice.scan
-        shared = one_scan.cut_under_way(connection, source, scan, leaves, options.parallelism)
-    if shared is not None:
-        return shared, shared.pieces
-    return None, list(enumerate(_pieces(connection, rehearsal, index_id, leaves)))
+        least = min(options.parallelism, len(own))
+        shared = one_scan.cut_under_way(connection, source, rehearsal.choice.scan, leaves, least)
+        if shared is not None:
+            return shared, shared.pieces
+    return None, own
 
 
 def _leaves(connection: Connection, source: Source) -> list[int]:

@@ -160,6 +160,7 @@ CREATE TABLE roir.scan_range (
     claim_token bigint NOT NULL DEFAULT '0',
     relation bigint NOT NULL,
     filenode bigint,
+    moved_at timestamptz,
     UNIQUE (operation_id, ordinal),
     CONSTRAINT scan_range_counts CHECK (rows >= 0 AND batches >= 0)
 );
