@@ -100,12 +100,16 @@ class Clock:
         return self.now
 
 
+@pytest.mark.parametrize("limit", ["query=6", None])
 @pytest.mark.parametrize("over", [True, False])
-def test_a_query_of_the_users_own_holds_the_work_and_lets_it_go(governed: Database, dsn: str, over: bool) -> None:
+def test_a_query_of_the_users_own_holds_the_work_and_lets_it_go(
+    governed: Database, dsn: str, over: bool, limit: str | None
+) -> None:
     run_sql(dsn, "CREATE TABLE busy (n numeric)", f"INSERT INTO busy VALUES ({7 if over else 5})")
-    _, run = steps.begin(governed, batch_rows=7, throttle="query=6")
+    _, run = steps.begin(governed, batch_rows=7, throttle=limit)
     clock = Clock()
-    governor = Governor(governed, run, Surroundings(query="SELECT n FROM public.busy"), clock=clock)
+    asked = "SELECT n FROM public.busy" if limit else "SELECT n > 6 FROM public.busy"
+    governor = Governor(governed, run, Surroundings(query=asked), clock=clock)
     waits: list[float] = []
     with governed.connect() as connection, governed.connect() as other:
         governor.look(connection)
@@ -243,3 +247,23 @@ def test_nobody_sees_the_query_or_a_dsn_in_a_table(governed: Database, dsn: str)
     assert "replica r2" in str(held)
     with governed.transaction() as connection:
         assert read_operation(connection, run.operation_id).granted == 0
+
+
+def test_the_next_run_takes_the_grant_over_and_no_reason_is_left_behind(governed: Database, dsn: str) -> None:
+    """A build ends with what its server stands; its comparison needn't find that out once more."""
+    _, run = steps.begin(governed, parallelism=4, throttle="commit_latency=60s")
+    clock = Clock()
+    first, second = (Governor(governed, run, Surroundings(), clock=clock) for _ in range(2))
+    with governed.connect() as connection:
+        grants = []
+        while not grants or grants[-1] < 2:
+            grant = first.look(connection)
+            assert grant is not None
+            grants.append(grant.workers)
+            clock.now += 1
+        assert read(governed).throttled is not None
+        first.close()
+        assert read(governed).throttled is None
+        again = second.look(connection)
+    second.close()
+    assert (grants[0], again and again.workers) == (0.25, 2)

@@ -48,7 +48,9 @@ class Grant:
 class Control:
     """Decides for one run. Where something steers it begins with little, and doubles until that is too much."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: float = FIRST) -> None:
+        """first: how many workers it begins with, if something steers."""
+        self._first = first
         self._workers: float | None = None
         self._stopped: set[tuple[str, str]] = set()
         self._step_at = 0.0
@@ -81,7 +83,7 @@ class Control:
             return Grant(float(parallelism))
         worst = max(steering, key=lambda reading: reading.load)
         if self._workers is None:
-            self._workers = FIRST
+            self._workers = self._first
             self._rest(now)
         elif now >= self._step_at:
             self._step(worst, parallelism, now)
@@ -94,9 +96,9 @@ class Control:
             return Grant(float(parallelism))
         if self._cut_by is None:
             return Grant(self._workers, STARTING, f"beginning with few workers: {worst}")
-        # What steers now, if it does; else what it came down for.
-        shown = worst if worst.load >= MORE else self._cut_by
-        return Grant(self._workers, shown.signal.name, str(shown))
+        if worst.load >= MORE:
+            return Grant(self._workers, worst.signal.name, str(worst))
+        return Grant(self._workers, self._cut_by.signal.name, f"workers come back step by step after: {self._cut_by}")
 
     def _stopping(self, readings: Sequence[Reading]) -> Reading | None:
         """The worst budget that forbids to work: it is over its limit, or was, and isn't far enough below yet."""
