@@ -22,6 +22,8 @@ from tests.airflow.conftest import Shop
 from tests.airflow.test_operators import Events, MemoryStore, Task
 from tests.engine import steps
 
+pytestmark = pytest.mark.sample(2)
+
 INDEX = "public.item_by_kind"
 WHAT = {"index": INDEX, "postgres_conn_id": "warehouse"}
 Configure = Callable[..., Callable[[], list[str]]]
