@@ -26,7 +26,6 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.test_cli import ROIR, here
 
-
 pytestmark = pytest.mark.sample(4)
 
 
