@@ -137,6 +137,16 @@ from airflow_roir.engine.run import start_run, end_run
 database = Database(os.environ["ROIR_DSN"])
 run = start_run(database, "public.item_by_kind", "airflow rebuild_index run_1")
 """
+# It says that all is copied and sealed.
+SEALS = (
+    TAKE_UP
+    + """
+from airflow_roir.engine.database import execute
+with database.transaction() as connection:
+    execute(connection, "UPDATE roir.operation SET phase = 'seal'; UPDATE roir.operation SET phase = 'fold'")
+end_run(database, run)
+"""
+)
 UNTIL_PAUSED = (
     TAKE_UP
     + """
@@ -237,7 +247,7 @@ def test_the_switch_pauses_a_running_build_and_resumes_it(context: dict[str, Any
     # The switch is on again, and meanwhile the user has asked for more.
     context["ti"].paused = False
     context["task_state_store"].values |= {"parallelism": "6", "batch_rows": "none"}
-    driver_code(TAKE_UP + "end_run(database, run)")
+    driver_code(SEALS)
     assert build(context, operation) == operation
     now = operations.find_operation(shop.database, INDEX)
     assert (now.status, now.parallelism, now.batch_rows) == ("running", 6, 1000)
@@ -428,7 +438,7 @@ def test_a_kept_spark_builds_for_a_task(context: dict[str, Any], shop: Any, driv
 def test_a_build_on_a_kept_spark_follows_the_switch_and_outlives_the_server(
     context: dict[str, Any], shop: Any, driver_code: Any, kept: Listening, way: str
 ) -> None:
-    asked = driver_code(TAKE_UP + "end_run(database, run)")
+    asked = driver_code(SEALS)
     operation = prepare(context, max_rows_per_second="2000")
 
     def switch_off() -> None:
