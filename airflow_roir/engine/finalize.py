@@ -49,7 +49,7 @@ def finalize(
 def finalize_run(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
     """As `finalize`, inside a run that the caller has started.
 
-    Where the server fails over meanwhile it begins anew, from the state that is committed there.
+    Where the server fails over meanwhile it begins again, from the state that is committed there.
     """
     _finalize(database, run, report)
 
