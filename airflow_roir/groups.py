@@ -3,6 +3,7 @@
 from airflow_roir.groups import rebuild_index_group
 
 load() >> rebuild_index_group(index="public.flights_by_plane")
+rebuild_indexes_group(indexes=["public.flights_by_plane", "public.flights_by_day"])    # one scan of their table
 rebuild_index_group.override(group_id="nightly").partial(spark="spark_cluster").expand(index=names())
 """
 
@@ -12,8 +13,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import task_group
+from airflow.sdk import TaskGroup, task, task_group
 
+from airflow_roir.definition import SOURCE
 from airflow_roir.errors import InvalidInput
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.operators.build import BuildIndexOperator
@@ -108,3 +110,40 @@ def rebuild_index_group(
         )
         compare >> prepare
     prepare >> build >> finalize
+
+
+@task_group(default_args=RETRIES)  # type: ignore[untyped-decorator]
+def rebuild_indexes_group(
+    indexes: Sequence[str],
+    postgres_conn_id: str = RoirHook.default_conn_name,
+    spark: str | None = None,
+    verify: str = "after",
+    options: dict[str, Any] | None = None,
+) -> None:
+    """Rebuilds several indexes of one table by one scan of it: all are prepared before the first is built.
+
+    indexes: their names, which shape the group. Each is a group of its own, and one that fails leaves the others alone;
+    the group fails if one of them does. The rest as of `rebuild_index_group`, for all of them.
+    """
+    names = list(indexes) if isinstance(indexes, list | tuple) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InvalidInput("indexes shape the group itself: give a list of names, or map rebuild_index_group over them")
+    if len(set(names)) < len(names):
+        raise InvalidInput("indexes names an index twice")
+
+    # What couldn't be prepared keeps none of the others from being built.
+    @task(trigger_rule="all_done")  # type: ignore[untyped-decorator]
+    def all_are_prepared() -> None:
+        pass
+
+    prepared = all_are_prepared()
+    for number, index in enumerate(names, start=1):
+        what: dict[str, Any] = {"index": index, "postgres_conn_id": postgres_conn_id}
+        with TaskGroup(f"index_{number}", tooltip=index):
+            given = {"scan": SOURCE, **(options or {})}
+            prepare = PrepareIndexBuildOperator(task_id="prepare", verify=verify, **what, **given)
+            operation: Any = prepare.output
+            build = BuildIndexOperator(task_id="build", operation_id=operation, spark=spark, **what)
+            finalize = FinalizeIndexBuildOperator(task_id="finalize", operation_id=operation, **what)
+        prepare >> [prepared, build]
+        prepared >> build >> finalize

@@ -146,6 +146,8 @@ def _phase(one: OperationStatus, found: Progress | None) -> str:
 def operation_notes(seen: Look, one: OperationStatus) -> Iterator[str]:
     """Who drives an operation, what holds it up, what is to be done: lines."""
     yield driven(seen, one)
+    if one.shares_scan_of:
+        yield printable(f"shares the scan of {', '.join(one.shares_scan_of)}")
     if one.duplicate_keys and one.status in (Status.RUNNING, Status.PAUSED):
         yield f"duplicates: {shared(one.duplicate_keys, one.duplicate_rows)}; roir duplicates {argument(one.index)}"
     found = seen.progress.get(one.operation_id)

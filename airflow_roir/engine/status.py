@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import health, operations
+from airflow_roir.engine import health, one_scan, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.held_up import cut
 from airflow_roir.engine.indexes import IndexFacts, read_indexes
@@ -32,6 +32,8 @@ class OperationStatus:
     of signals, as users write them. throttled: why it may not work as it could, null if it may; granted: how many
     workers may work now, null if all. throttle_seconds: what was lost to each cause, in seconds of all workers' work.
     warnings: of the published index (`health`), by `status` only.
+    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. shares_scan_of: the
+    indexes that the same scan builds now. warnings: of the published index (`health`), by `status` only.
     """
 
     index: str
@@ -77,6 +79,7 @@ class OperationStatus:
     throttled_since: datetime | None
     granted: float | None
     throttle_seconds: dict[str, float]
+    shares_scan_of: tuple[str, ...] = ()
     partitions_gone: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -194,6 +197,7 @@ def _newest(connection: Connection, index_id: int | None) -> list[OperationStatu
 
 def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
     gone = {row.id: tuple(row.names) for row in execute(connection, GONE, {"ids": ids})}
+    shared = one_scan.others(connection, ids)
     return [
         OperationStatus(
             # As everywhere else: the view quotes key words, too.
@@ -240,6 +244,7 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             throttled_since=row.throttled_since,
             granted=number(row.granted),
             throttle_seconds=dict(row.throttle_seconds),
+            shares_scan_of=shared.get(row.operation_id, ()),
             partitions_gone=gone.get(row.operation_id, ()),
         )
         for row in execute(connection, QUERY, {"ids": ids, "fresh": operations.HEARTBEAT_FRESH_S})
