@@ -25,6 +25,8 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import EntrySize
 from airflow_roir.engine.expectation import Expectation, expect
+from airflow_roir.engine.forecast import trial as trials
+from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts, check_name, lock_table, telling_of_names
 from airflow_roir.engine.plan import Plan, make_plan
@@ -38,7 +40,10 @@ from airflow_roir.generation_state import GenerationStatus
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Everything that prepare would do, found out without changing anything."""
+    """Everything that prepare would do, found out without changing anything.
+
+    trial: None if none was wanted, a text if none was possible. index_id: of the index that is rebuilt.
+    """
 
     index: QualifiedName
     source: Source
@@ -49,6 +54,8 @@ class Rehearsal:
     kind: str
     entry_size: EntrySize
     expectation: Expectation
+    trial: Trial | str | None
+    index_id: int | None
 
 
 def rehearse(
@@ -58,11 +65,13 @@ def rehearse(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 5.0,
     command: str | None = None,
+    with_trial: bool = False,
 ) -> Rehearsal:
     """Validate a definition against the database and plan its ranges and segments. Changes nothing.
 
     patience_s: how long to try where somebody holds the whole table (a TRUNCATE, an ALTER). command: whom `roir status`
-    shows to wait for that; None shows no wait, and nothing is written.
+    shows to wait for that; None shows no wait, and nothing is written. with_trial: copy some rows and take them
+    back, to know this server.
     Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
     """
     with database.transaction() as connection:
@@ -98,9 +107,12 @@ def rehearse(
         entry = Entry.of(source, definition, options.covering, found.partition)
         entry = entry_size.cover(connection, index, source, entry, options.covering)
         size = entry_size.measure(connection, index, source, entry)
-        expectation = expect(connection, source, found, options, existing.id if existing else None)
+        tried = trials.attempt(connection, source, entry) if with_trial else None
+        index_id = existing.id if existing else None
+        known = tried if isinstance(tried, Trial) else None
+        expectation = expect(connection, source, found, options, index_id, known)
         kind = "rebuild" if existing else "create"
-        return Rehearsal(index, source, definition, entry, found, choice, kind, size, expectation)
+        return Rehearsal(index, source, definition, entry, found, choice, kind, size, expectation, tried, index_id)
 
     index = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
     waiter = None if command is None else Waiter(command, str(index))
