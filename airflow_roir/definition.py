@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from airflow_roir.errors import InvalidInput
+from airflow_roir.windows import parse_windows
 
 MAX_IDENTIFIER_BYTES = 63  # PostgreSQL's NAMEDATALEN - 1
 MAX_KEY_COLUMNS = 32  # PostgreSQL's INDEX_MAX_KEYS, which counts key and primary key columns together
@@ -234,15 +235,42 @@ class Scan(str, Enum):
 
 
 # What can change while an operation lives: columns of its row, which nothing else repeats.
-LIVE_OPTIONS = ("parallelism", "batch_rows", "max_rows_per_second")
+LIVE_NUMBERS = ("parallelism", "batch_rows", "max_rows_per_second")
+WORK_OPTIONS = ("throttle", "windows", "max_duration_s", "priority", "warn_after_s", "abort_after_s")
+LIVE_OPTIONS = (*LIVE_NUMBERS, *WORK_OPTIONS)
 COVERING = ("auto", "all", "none")
 VERIFY = ("after", "before", "both", "none")
 ON_DUPLICATE = ("pause", "stop")
 SCAN = ("auto", *(scan.value for scan in Scan))
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions:
+    """When, for how long and how hard an operation may work; None is the operation's own, or the default.
+
+    throttle: limits of signals, `replica_lag=100MB commit_latency=20ms` (docs/operations.md#throttle); `off` is none.
+        The server reads it, when the operation begins.
+    windows: when it may work (`windows.parse_windows`); outside of them it pauses, inside it continues; `off` is none.
+    max_duration_s: it pauses after so many seconds since it began or was resumed; 0 is no limit.
+    priority: of those that wait for others to end, the greatest goes first; by default 0.
+    warn_after_s: a pause that has lasted for so long is warned of; by default a day, 0 is never.
+    abort_after_s: a pause that has lasted for so long is ended by an abort; 0, the default, is never.
+    """
+
+    throttle: str | None = None
+    windows: str | None = None
+    max_duration_s: int | None = None
+    priority: int | None = None
+    warn_after_s: int | None = None
+    abort_after_s: int | None = None
+
+    def check_work(self) -> None:
+        """Raise InvalidInput for a value that can't be used, but for the throttle's."""
+        check_live_options({name: getattr(self, name) for name in WORK_OPTIONS})
+
+
 @dataclass(frozen=True)
-class BuildOptions:
+class BuildOptions(WorkOptions):
     """The options of one operation. Counts are numbers of things, durations carry their unit.
 
     parallelism: workers that build and seal at the same time.
@@ -313,6 +341,7 @@ class BuildOptions:
             raise InvalidInput(f"scan is {self.scan!r}; it must be one of {', '.join(SCAN)}")
         if self.covering not in COVERING:
             raise InvalidInput(f"covering is {self.covering!r}; it must be one of {', '.join(COVERING)}")
+        self.check_work()
 
     @classmethod
     def asked(cls, **given: Any) -> BuildOptions:
@@ -332,7 +361,7 @@ class BuildOptions:
 
 
 @dataclass(frozen=True)
-class VerifyOptions:
+class VerifyOptions(WorkOptions):
     """The options of one verification.
 
     parallelism: workers that compare at the same time.
@@ -360,6 +389,7 @@ class VerifyOptions:
             _in_range("slices", self.slices, 1, MAX_SLICES)
         if self.slices is not None and self.sample is not None:
             raise InvalidInput("give either sample or slices: slices together compare all of the index")
+        self.check_work()
 
     @property
     def is_partial(self) -> bool:
@@ -376,25 +406,34 @@ class VerifyOptions:
         return {name: value for name, value in asdict(self).items() if name not in LIVE_OPTIONS}
 
 
-def check_live_options(options: Mapping[str, int | None]) -> None:
+def check_live_options(options: Mapping[str, int | str | None]) -> None:
     """Raise InvalidInput for a value that a user may not give to an operation; None is none given.
 
-    A rate limit of 0 is no limit. `roir.change_options` checks the same.
+    Where 0 is a value it is none: no limit, never. `roir.change_options` checks the same, and reads the throttle.
     """
     for name, value in options.items():
-        if value is not None:
-            least, most, besides = _LIVE[name]
-            if not (besides and value == 0 and not isinstance(value, bool)):
-                _in_range(name, value, least, most, besides)
+        if name in ("throttle", "windows"):
+            if not isinstance(value, str | None):
+                raise InvalidInput(f"{name} is {value!r}; it must be text")
+            if name == "windows":
+                parse_windows(value)
+        elif value is not None:
+            least, most, none = _LIVE[name]
+            if none is None or value != 0 or isinstance(value, bool):
+                _in_range(name, value, least, most, "" if none is None else f", or 0 for {none}")
 
 
-_LIVE = {
-    "parallelism": (1, MAX_PARALLELISM, ""),
-    "batch_rows": (MIN_BATCH_ROWS, MAX_BATCH_ROWS, ""),
-    "max_rows_per_second": (MIN_ROWS_PER_SECOND, MAX_ROWS_PER_SECOND, ", or 0 for no limit"),
+_LIVE: dict[str, tuple[int, int, str | None]] = {
+    "parallelism": (1, MAX_PARALLELISM, None),
+    "batch_rows": (MIN_BATCH_ROWS, MAX_BATCH_ROWS, None),
+    "max_rows_per_second": (MIN_ROWS_PER_SECOND, MAX_ROWS_PER_SECOND, "no limit"),
+    "max_duration_s": (1, 365 * 86_400, "no limit"),
+    "priority": (-100, 100, None),
+    "warn_after_s": (1, 365 * 86_400, "never"),
+    "abort_after_s": (1, 365 * 86_400, "never"),
 }
 
 
-def _in_range(name: str, value: int, low: int, high: int, besides: str = "") -> None:
+def _in_range(name: str, value: Any, low: int, high: int, besides: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidInput(f"{name} is {value!r}; it must be a whole number from {low} to {high}{besides}")

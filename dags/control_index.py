@@ -10,7 +10,7 @@ from __future__ import annotations
 from airflow.sdk import DAG, Param, task
 
 from airflow_roir.definition import (
-    LIVE_OPTIONS,
+    LIVE_NUMBERS,
     MAX_BATCH_ROWS,
     MAX_PARALLELISM,
     MIN_BATCH_ROWS,
@@ -23,7 +23,7 @@ from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
 
 # An empty field is rendered as None, which keeps the operation's own value.
-OPTIONS = {name: f"{{{{ params.{name} }}}}" for name in LIVE_OPTIONS}
+OPTIONS = {name: f"{{{{ params.{name} }}}}" for name in LIVE_NUMBERS}
 
 with DAG(
     dag_id="control_index",

@@ -5,15 +5,28 @@ Users change them by `operations.change_options` and `operations.resume`.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, update
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from airflow_roir.definition import LIVE_OPTIONS, check_live_options, parse_name
+from sqlalchemy import Connection, func, update
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import LIVE_OPTIONS, WorkOptions, check_live_options, parse_name
 from airflow_roir.engine import operations, tables
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.database import Database, execute, said, sqlstate, to_json
+from airflow_roir.engine.governor.signals import throttle_text
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import InvalidInput
+from airflow_roir.windows import parse_windows
+
+WARN_AFTER_S = 86_400
+# What is shown of an option that has no value.
+NONE = {"warn_after_s": "never", "abort_after_s": "never", "windows": "off", "max_rows_per_second": "no limit"}
+NONE |= {"max_duration_s": "no limit"}
 
 
-def adopt_options(connection: Connection, row: operations.OperationRow, actor: str, **given: int | None) -> None:
+def adopt_options(connection: Connection, row: operations.OperationRow, actor: str, **given: int | str | None) -> None:
     """Give an unfinished operation the options of whoever takes it up, in the caller's transaction.
 
     given: as in `operations.change_options`; None keeps the operation's own. Raises InvalidInput for a new value that
@@ -21,25 +34,52 @@ def adopt_options(connection: Connection, row: operations.OperationRow, actor: s
     """
     changes = {name: value for name, value in given.items() if value is not None and value != getattr(row, name)}
     check_live_options(changes)
-    values = {**dict.fromkeys(LIVE_OPTIONS), **changes, "operation": row.id, "actor": actor}
-    call = (
-        "SELECT roir.change_options(%(operation)s, %(parallelism)s, %(batch_rows)s, %(max_rows_per_second)s, %(actor)s)"
-    )
-    execute(connection, call, values)
+    with refused():
+        call = "SELECT roir.change_options(%(operation)s, %(wishes)s::jsonb, %(actor)s)"
+        execute(connection, call, {"operation": row.id, "wishes": to_json(changes), "actor": actor})
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Around a statement that reads an option: what the server refuses is InvalidInput, with its hint."""
+    try:
+        yield
+    except DBAPIError as error:
+        if sqlstate(error) != "22023":
+            raise
+        raise InvalidInput(said(error)) from None
+
+
+def work_columns(connection: Connection, options: WorkOptions) -> dict[str, Any]:
+    """The columns of a new operation's row that hold its work options. Raises InvalidInput."""
+    none = {"max_duration_s", "abort_after_s"}
+    columns = {name: getattr(options, name) or None for name in none}
+    with refused():
+        throttle = execute(connection, "SELECT roir.throttle_of(%(throttle)s)", {"throttle": options.throttle}).scalar()
+    return {
+        **columns,
+        "throttle": throttle,
+        "windows": parse_windows(options.windows).text or None,
+        "priority": options.priority or 0,
+        "warn_after_s": (WARN_AFTER_S if options.warn_after_s is None else options.warn_after_s) or None,
+        "working_since": func.clock_timestamp(),
+    }
 
 
 def told(before: operations.OperationRow, after: operations.OperationRow) -> str:
     """What a change has changed, for people. before, after: the operation's row, one and the same operation's."""
     changes = [
-        f"{name} {_shown(getattr(before, name))} -> {_shown(getattr(after, name))}"
+        f"{name} {_shown(name, getattr(before, name))} -> {_shown(name, getattr(after, name))}"
         for name in LIVE_OPTIONS
         if getattr(before, name) != getattr(after, name)
     ]
     return f"changed: {', '.join(changes)}" if changes else "nothing changes: these values are in effect already"
 
 
-def _shown(value: int | None) -> str:
-    return "no limit" if value is None else str(value)
+def _shown(name: str, value: Any) -> str:
+    if name == "throttle":
+        return throttle_text(value) or "off"
+    return NONE.get(name, "off") if value is None else str(value)
 
 
 def refuse_option(database: Database, index: str, actor: str, refusal: str) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import QualifiedName, argument, check_live_options, parse_name, quote
+from airflow_roir.definition import LIVE_OPTIONS, QualifiedName, argument, check_live_options, parse_name, quote
 from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.locks import WAITING
@@ -212,41 +212,34 @@ def pause(database: Database, index: str, actor: str, reason: str = "") -> Opera
     return _request(database, "pause", index, {"reason": reason or "on request", "actor": actor})
 
 
-def resume(
-    database: Database,
-    index: str,
-    actor: str,
-    parallelism: int | None = None,
-    batch_rows: int | None = None,
-    max_rows_per_second: int | None = None,
-) -> OperationRow:
+def resume(database: Database, index: str, actor: str, **options: int | str | None) -> OperationRow:
     """Lift the pause of an operation: a DAG run that waits for that continues. The options are as in `change_options`.
 
     `resume` drives nothing itself; `start_run` does. Raises NotFound, InvalidInput, IllegalTransition (not paused).
     """
-    options = {"parallelism": parallelism, "batch_rows": batch_rows, "max_rows_per_second": max_rows_per_second}
+    _check_names(options)
     check_live_options(options)
     return _request(database, "resume", index, {"actor": actor, **options})
 
 
-def change_options(
-    database: Database,
-    index: str,
-    *,
-    actor: str,
-    parallelism: int | None = None,
-    batch_rows: int | None = None,
-    max_rows_per_second: int | None = None,
-) -> OperationRow:
+def change_options(database: Database, index: str, *, actor: str, **options: int | str | None) -> OperationRow:
     """Change a live operation's options, running or paused; workers follow at their next batch. None keeps a value.
 
-    max_rows_per_second: over all workers; 0 is no limit. An event is written for each value that really changes.
+    options: those of `LIVE_OPTIONS`, as `BuildOptions` has them; 0 is no limit, and never. A throttle is laid over the
+    one that there is: `replica_lag=50MB` changes that limit, `replica_lag=off` takes it away, `off` all. An event is
+    written for each value that really changes.
     Raises InvalidInput for a bad value (nothing is changed), or none at all; NotFound; IllegalTransition (nothing is
     live).
     """
-    options = {"parallelism": parallelism, "batch_rows": batch_rows, "max_rows_per_second": max_rows_per_second}
+    _check_names(options)
     check_live_options(options)
     return _request(database, "change", index, {"actor": actor, **options})
+
+
+def _check_names(options: Mapping[str, object]) -> None:
+    unknown = set(options) - set(LIVE_OPTIONS)
+    if unknown:
+        raise TypeError(f"no options of a live operation: {', '.join(sorted(unknown))}")
 
 
 def request_abort(database: Database, index: str, actor: str, reason: str = "") -> OperationRow:

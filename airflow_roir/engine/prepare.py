@@ -180,6 +180,7 @@ def _prepare(
                 parallelism=options.parallelism,
                 batch_rows=options.batch_rows,
                 max_rows_per_second=options.max_rows_per_second,
+                **live_options.work_columns(connection, options),
                 options=options.fixed(),
                 rows_estimate=plan.rows,
                 notice=" ".join(warnings) or None,

@@ -14,6 +14,7 @@ from airflow_roir.engine import (
     checks,
     entry_size,
     health,
+    live_options,
     operations,
     owner,
     publications,
@@ -88,6 +89,7 @@ def rehearse(
             )
         assert definition.source is not None
         _check_options(definition, options, existing)
+        live_options.work_columns(connection, options)
         source = catalog.read_source(connection, definition.source)
         checks.check_row_security(connection, source, options.ignore_row_security)
         checks.check_partition_key(connection, source)

@@ -246,6 +246,27 @@ operation = Table(
     Column("notice", Text),
     # Where the driver shows its jobs, while it runs.
     Column("spark_ui", Text),
+    # Limits of signals by their names, in bytes, seconds and counts; the governor keeps to them.
+    Column("throttle", JSONB, nullable=False, server_default=text("'{}'")),
+    # How many workers the governor lets work, 0 is a hold; null: as many as there are. An old one is a hold.
+    Column("granted", Double),
+    _moment("granted_at"),
+    # Why fewer work than could.
+    Column("throttled", Text),
+    _moment("throttled_since"),
+    # When it may work, and for how long at a stretch, which began with the last resume.
+    Column("windows", Text),
+    Column("max_duration_s", Integer),
+    _moment("working_since"),
+    # After so long a pause it warns; after so long it is aborted.
+    Column("warn_after_s", Integer),
+    Column("abort_after_s", Integer),
+    # Who waits for others of the database to end: the greatest first, then who has waited longest.
+    Column("priority", Integer, nullable=False, server_default="0"),
+    _moment("queued_at"),
+    _moment("queued_seen_at"),
+    # The operation whose ranges these are a copy of: one scan does for both.
+    Column("scan_of", BigInteger),
     CheckConstraint("kind IN ('create', 'rebuild', 'verify')", name="kind"),
     _one_of("status", Status),
     _one_of("phase", Phase),
@@ -255,6 +276,10 @@ operation = Table(
     CheckConstraint("status <> 'failed' OR error IS NOT NULL", name="failed_says_why"),
     CheckConstraint(f"parallelism BETWEEN 1 AND {MAX_PARALLELISM}", name="parallelism"),
     CheckConstraint(f"batch_rows BETWEEN 1 AND {MAX_BATCH_ROWS}", name="batch_rows"),
+    CheckConstraint("max_duration_s > 0", name="max_duration"),
+    CheckConstraint("warn_after_s > 0", name="warn_after"),
+    CheckConstraint("abort_after_s > 0", name="abort_after"),
+    CheckConstraint("priority BETWEEN -100 AND 100", name="priority"),
     CheckConstraint(f"max_rows_per_second BETWEEN 1 AND {MAX_ROWS_PER_SECOND}", name="rate"),
 )
 Index(
@@ -305,6 +330,37 @@ progress_sample = Table(
     Column("worked", Double, nullable=False),
     Column("parallelism", Integer, nullable=False),
     Column("max_rows_per_second", Integer),
+)
+
+# One row: what counts for all operations of the database.
+setting = Table(
+    "setting",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, autoincrement=False, server_default="1"),
+    Column("max_running_operations", Integer),
+    CheckConstraint("id = 1", name="one"),
+    CheckConstraint("max_running_operations > 0", name="max_running"),
+)
+
+# Time that an operation has lost to its throttle, by the signal that held it, in seconds of all its workers' work.
+throttle_time = Table(
+    "throttle_time",
+    metadata,
+    Column("operation_id", BigInteger, ForeignKey(operation.c.id), primary_key=True),
+    Column("cause", Text, primary_key=True),
+    Column("seconds", Double, nullable=False, server_default="0"),
+    Column("last_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+)
+
+# What the governor read and granted (migrations/sql/governor.sql): a few hundred rows of each operation. readings: by
+# the signals' names, with limit, value, of whom, and why there is no value.
+signal_sample = Table(
+    "signal_sample",
+    metadata,
+    Column("operation_id", BigInteger, ForeignKey(operation.c.id), primary_key=True),
+    Column("at", DateTime(timezone=True), primary_key=True, server_default=func.clock_timestamp()),
+    Column("granted", Double, nullable=False),
+    Column("readings", JSONB, nullable=False),
 )
 
 lock_wait = Table(

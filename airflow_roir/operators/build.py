@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_roir.definition import LIVE_OPTIONS
+from airflow_roir.definition import LIVE_NUMBERS
 from airflow_roir.operation import Phase
 from airflow_roir.task.duplicates import push_duplicates
 from airflow_roir.task.roir_operator import failing_clearly
@@ -28,7 +28,7 @@ class BuildIndexOperator(SparkDrivingOperator):
     """
 
     done_phases = frozenset({Phase.FOLD, Phase.PUBLISH, Phase.DONE})
-    live_options = LIVE_OPTIONS
+    live_options = LIVE_NUMBERS
 
     def execute(self, context: Context) -> int:
         """Drive the operation until it is sealed, or leave."""

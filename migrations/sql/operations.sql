@@ -76,64 +76,96 @@ BEGIN
     RETURN format('paused at %s %%', percent);
 END $$;
 
--- The one place that changes the options which can change while an operation lives; NULL keeps what there is, and a rate
--- of 0 is no limit. An event for each that really changes; returns them, NULL if none does. Workers read the row before
--- each batch, so that a change takes effect there.
-CREATE FUNCTION roir.change_options(operation bigint, parallelism integer, batch_rows integer,
-                                    max_rows_per_second integer, actor text)
+-- The one place that changes the options which can change while an operation lives. wishes: by their names; NULL keeps
+-- what there is, and 0, or `off`, is none of it. An event for each that really changes; returns them, NULL if none does.
+-- Workers read the row before each batch, the governor each second, so that a change takes effect there.
+CREATE FUNCTION roir.change_options(operation bigint, wishes jsonb, actor text)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o roir.operation;
+    was jsonb;
     c record;
+    limits jsonb;
+    new jsonb := '{}';
     done text[];
 BEGIN
     SELECT x.* INTO o FROM roir.operation x WHERE x.id = change_options.operation FOR UPDATE;
-    IF o.kind = 'verify' AND (batch_rows IS NOT NULL OR max_rows_per_second IS NOT NULL) THEN
+    was := to_jsonb(o) || jsonb_build_object('throttle', roir.throttle_text(o.throttle));
+    wishes := jsonb_strip_nulls(wishes);
+    IF o.kind = 'verify' AND wishes ?| ARRAY['batch_rows', 'max_rows_per_second'] THEN
         RAISE invalid_parameter_value USING
-            MESSAGE = 'a verification has no batches and no rate limit; of its options only parallelism changes';
+            MESSAGE = 'a verification has no batches and no rate limit; the other options change';
     END IF;
-    FOR c IN SELECT v.* FROM (VALUES
-            (1, 'parallelism', o.parallelism, change_options.parallelism, 1, 256),
+    FOR c IN SELECT v.*, was ->> v.name AS old, wishes ->> v.name AS wish FROM (VALUES
+            (1, 'parallelism', 1, 256, NULL),
             -- The table allows fewer. A user's batches of a few rows cost a commit each, and the build never ends.
-            (2, 'batch_rows', o.batch_rows, change_options.batch_rows, 1000, 10000000),
-            (3, 'max_rows_per_second', o.max_rows_per_second, change_options.max_rows_per_second, 100, 1000000000))
-            v (ordinal, name, old, new, least, most)
-        WHERE v.new IS NOT NULL AND v.new IS DISTINCT FROM coalesce(v.old, 0) ORDER BY v.ordinal
+            (2, 'batch_rows', 1000, 10000000, NULL),
+            (3, 'max_rows_per_second', 100, 1000000000, 'no limit'),
+            (4, 'max_duration_s', 1, 31536000, 'no limit'),
+            (5, 'priority', -100, 100, NULL),
+            (6, 'warn_after_s', 1, 31536000, 'never'),
+            (7, 'abort_after_s', 1, 31536000, 'never'),
+            (8, 'throttle', NULL, NULL, 'off'),
+            (9, 'windows', NULL, NULL, 'off'))
+            v (ordinal, name, least, most, none)
+        WHERE wishes ? v.name ORDER BY v.ordinal
     LOOP
-        IF c.new NOT BETWEEN c.least AND c.most AND (c.name <> 'max_rows_per_second' OR c.new <> 0) THEN
+        IF c.name = 'throttle' THEN
+            limits := roir.throttle_of(c.wish, o.throttle);
+            c.wish := roir.throttle_text(limits);
+        ELSIF c.name = 'windows' THEN
+            c.wish := CASE WHEN btrim(c.wish) NOT IN ('', 'off') THEN btrim(c.wish) END;
+            IF c.wish !~ '^([^;]+ for [^;]+)(;[^;]+ for [^;]+)*$' THEN
+                RAISE invalid_parameter_value USING MESSAGE = format('windows: %s is no window', c.wish),
+                    HINT = 'write CRON for DURATION in ZONE: 0 22 * * 1-5 for 8h in Europe/Berlin';
+            END IF;
+        ELSIF c.none IS NOT NULL AND c.wish = '0' THEN
+            c.wish := NULL;
+        ELSIF c.wish::numeric NOT BETWEEN c.least AND c.most THEN
+            CONTINUE WHEN c.wish = c.old;
             RAISE invalid_parameter_value USING
-                MESSAGE = format('%s is %s; it must be from %s to %s%s', c.name, c.new, c.least, c.most,
-                                 CASE WHEN c.name = 'max_rows_per_second' THEN ', or 0 for no limit' ELSE '' END);
+                MESSAGE = format('%s is %s; it must be from %s to %s%s', c.name, c.wish, c.least, c.most,
+                                 ', or 0 for ' || c.none);
         END IF;
-        CONTINUE WHEN o.status NOT IN ('running', 'paused');
-        done := done || format('%s %s -> %s', c.name, coalesce(c.old::text, 'no limit'),
-                               CASE WHEN c.new = 0 THEN 'no limit' ELSE c.new::text END);
+        CONTINUE WHEN c.wish IS NOT DISTINCT FROM c.old OR o.status NOT IN ('running', 'paused');
+        new := new || jsonb_build_object(c.name, c.wish);
+        done := done || format('%s %s -> %s', c.name, coalesce(c.old, c.none), coalesce(c.wish, c.none));
         INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
         VALUES (o.index_id, o.id, change_options.actor, 'change ' || c.name,
                 substr(done[cardinality(done)], length(c.name) + 2));
     END LOOP;
-    UPDATE roir.operation x
-       SET parallelism = coalesce(change_options.parallelism, x.parallelism),
-           batch_rows = coalesce(change_options.batch_rows, x.batch_rows),
-           max_rows_per_second = nullif(coalesce(change_options.max_rows_per_second, x.max_rows_per_second), 0),
-           notice = NULL
-     WHERE x.id = o.id AND x.status IN ('running', 'paused') AND done IS NOT NULL;
+    IF done IS NOT NULL THEN
+        o := jsonb_populate_record(o, new - 'throttle');
+        UPDATE roir.operation x
+           SET parallelism = o.parallelism, batch_rows = o.batch_rows, max_rows_per_second = o.max_rows_per_second,
+               max_duration_s = o.max_duration_s, priority = o.priority, warn_after_s = o.warn_after_s,
+               abort_after_s = o.abort_after_s, windows = o.windows, throttle = coalesce(limits, x.throttle),
+               notice = NULL
+         WHERE x.id = o.id AND x.status IN ('running', 'paused');
+    END IF;
     RETURN array_to_string(done, ', ');
 END $$;
 
 -- Changes a live operation's options, whoever drives it, running or paused.
 CREATE FUNCTION roir.change(index text, parallelism integer DEFAULT NULL, batch_rows integer DEFAULT NULL,
-                            max_rows_per_second integer DEFAULT NULL, actor text DEFAULT session_user)
+                            max_rows_per_second integer DEFAULT NULL, throttle text DEFAULT NULL,
+                            windows text DEFAULT NULL, max_duration_s integer DEFAULT NULL, priority integer DEFAULT NULL,
+                            warn_after_s integer DEFAULT NULL, abort_after_s integer DEFAULT NULL,
+                            actor text DEFAULT session_user)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o roir.operation := roir.latest_operation(index);
+    wishes jsonb := jsonb_strip_nulls(jsonb_build_object(
+        'parallelism', parallelism, 'batch_rows', batch_rows, 'max_rows_per_second', max_rows_per_second,
+        'throttle', throttle, 'windows', windows, 'max_duration_s', max_duration_s, 'priority', priority,
+        'warn_after_s', warn_after_s, 'abort_after_s', abort_after_s));
     done text;
 BEGIN
-    IF num_nonnulls(parallelism, batch_rows, max_rows_per_second) = 0 THEN
-        RAISE invalid_parameter_value USING
-            MESSAGE = 'nothing to change: give parallelism, batch_rows or max_rows_per_second';
+    IF wishes = '{}' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'nothing to change: give parallelism, batch_rows, '
+            'max_rows_per_second, throttle, windows, max_duration_s, priority, warn_after_s or abort_after_s';
     END IF;
-    done := roir.change_options(o.id, parallelism, batch_rows, max_rows_per_second, actor);
+    done := roir.change_options(o.id, wishes, actor);
     IF o.status NOT IN ('running', 'paused') THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('index %s has no operation to change: its last one is %s', index, o.status);
@@ -143,24 +175,31 @@ END $$;
 
 -- paused -> running, for a run that waits for it (a DAG run goes on by itself), with other options where given.
 CREATE FUNCTION roir.resume(index text, parallelism integer DEFAULT NULL, batch_rows integer DEFAULT NULL,
-                            max_rows_per_second integer DEFAULT NULL, actor text DEFAULT session_user)
+                            max_rows_per_second integer DEFAULT NULL, throttle text DEFAULT NULL,
+                            windows text DEFAULT NULL, max_duration_s integer DEFAULT NULL, priority integer DEFAULT NULL,
+                            warn_after_s integer DEFAULT NULL, abort_after_s integer DEFAULT NULL,
+                            actor text DEFAULT session_user)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o roir.operation := roir.latest_operation(index);
+    wishes jsonb := jsonb_strip_nulls(jsonb_build_object(
+        'parallelism', parallelism, 'batch_rows', batch_rows, 'max_rows_per_second', max_rows_per_second,
+        'throttle', throttle, 'windows', windows, 'max_duration_s', max_duration_s, 'priority', priority,
+        'warn_after_s', warn_after_s, 'abort_after_s', abort_after_s));
 BEGIN
-    PERFORM roir.change_options(o.id, parallelism, batch_rows, max_rows_per_second, actor);
+    PERFORM roir.change_options(o.id, wishes, actor);
     IF o.status <> 'paused' THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('index %s has no paused operation to resume: its last one is %s', index, o.status);
     END IF;
     -- Without a heartbeat: whoever takes it up starts a run of its own.
     UPDATE roir.operation
-       SET status = 'running', paused_by = NULL, pause_reason = NULL, heartbeat_at = NULL, ticked_at = NULL
+       SET status = 'running', paused_by = NULL, pause_reason = NULL, heartbeat_at = NULL, ticked_at = NULL,
+           working_since = clock_timestamp()
      WHERE id = o.id AND status = 'paused';
     INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
     VALUES (o.index_id, o.id, actor, 'resume',
-            concat_ws(', ', 'parallelism ' || parallelism, 'batch_rows ' || batch_rows,
-                      'max_rows_per_second ' || max_rows_per_second));
+            (SELECT string_agg(w.key || ' ' || w.value, ', ') FROM jsonb_each_text(wishes) w));
     RETURN 'resumed; a waiting DAG run continues automatically; if none waits: roir resume ' || roir.argument(index);
 END $$;
 

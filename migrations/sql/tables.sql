@@ -121,6 +121,20 @@ CREATE TABLE roir.operation (
     error text,
     notice text,
     spark_ui text,
+    throttle jsonb NOT NULL DEFAULT '{}',
+    granted double precision,
+    granted_at timestamptz,
+    throttled text,
+    throttled_since timestamptz,
+    windows text,
+    max_duration_s integer CONSTRAINT operation_max_duration CHECK (max_duration_s > 0),
+    working_since timestamptz,
+    warn_after_s integer CONSTRAINT operation_warn_after CHECK (warn_after_s > 0),
+    abort_after_s integer CONSTRAINT operation_abort_after CHECK (abort_after_s > 0),
+    priority integer NOT NULL DEFAULT '0' CONSTRAINT operation_priority CHECK (priority BETWEEN -100 AND 100),
+    queued_at timestamptz,
+    queued_seen_at timestamptz,
+    scan_of bigint,
     CONSTRAINT operation_completed_is_done CHECK ((status = 'completed') = (phase = 'done')),
     CONSTRAINT operation_finished CHECK ((status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)),
     CONSTRAINT operation_phase_of_kind CHECK (phase = 'done' OR (kind = 'verify') = (phase IN ('sum', 'check'))),
@@ -147,6 +161,29 @@ CREATE TABLE roir.scan_range (
     filenode bigint,
     UNIQUE (operation_id, ordinal),
     CONSTRAINT scan_range_counts CHECK (rows >= 0 AND batches >= 0)
+);
+
+-- One row: what counts for all operations of the database.
+CREATE TABLE roir.setting (
+    id smallint PRIMARY KEY DEFAULT '1' CONSTRAINT setting_one CHECK (id = 1),
+    max_running_operations integer CONSTRAINT setting_max_running CHECK (max_running_operations > 0)
+);
+INSERT INTO roir.setting DEFAULT VALUES;
+
+CREATE TABLE roir.throttle_time (
+    operation_id bigint NOT NULL REFERENCES roir.operation (id),
+    cause text NOT NULL,
+    seconds double precision NOT NULL DEFAULT '0',
+    last_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (operation_id, cause)
+);
+
+CREATE TABLE roir.signal_sample (
+    operation_id bigint NOT NULL REFERENCES roir.operation (id),
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    granted double precision NOT NULL,
+    readings jsonb NOT NULL,
+    PRIMARY KEY (operation_id, at)
 );
 
 -- Who of us waits for a lock, and who holds it, while no operation's row says so. A row that isn't seen any more counts

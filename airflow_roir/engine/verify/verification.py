@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from airflow_roir.definition import VerifyOptions, argument, parse_name
+from airflow_roir.definition import WORK_OPTIONS, VerifyOptions, argument, parse_name
 from airflow_roir.engine import catalog, live_options, marks, operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -71,6 +71,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
                         phase=(Phase.CHECK if options.is_partial else Phase.SUM).value,
                         parallelism=options.parallelism,
                         batch_rows=database.limits.unit_rows,
+                        **live_options.work_columns(connection, options),
                         options=options.fixed(),
                         rows_estimate=0,
                         fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
@@ -131,7 +132,8 @@ def _adopt(
         )
     if operations.heart_beats(row, connection):
         raise operations.running_elsewhere(row, name)
-    live_options.adopt_options(connection, row, actor, parallelism=options.parallelism)
+    given = {name: getattr(options, name) for name in ("parallelism", *WORK_OPTIONS)}
+    live_options.adopt_options(connection, row, actor, **given)
     operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
     return BegunVerification(row.id, unfinished(connection, row.id).id, name, adopted=True)
 

@@ -1,0 +1,113 @@
+"""The signals that an operation can be held back by, and what was read of one (docs/architecture.md#governor)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_roir.quantity import duration, size
+
+
+@dataclass(frozen=True)
+class Signal:
+    """unit: bytes, seconds or number. stops: a budget; above its limit nobody works. steers: what the work itself
+    changes soon, so that less work helps. below: over is where it is below its limit. over: what is said of it then.
+    """
+
+    name: str
+    unit: str
+    over: str
+    stops: bool = False
+    steers: bool = False
+    below: bool = False
+    per: str = ""
+
+    def shown(self, value: float) -> str:
+        """A value with its unit: `340 MB`, `20 ms`, `4`."""
+        if self.unit == "bytes":
+            return f"{size(value)}{self.per}"
+        if self.unit == "seconds":
+            return f"{value * 1000:.3g} ms" if value < 1 else duration(value)
+        return f"{value:.4g}{self.per}"
+
+
+SIGNALS = {
+    signal.name: signal
+    for signal in (
+        Signal("replica_lag", "bytes", "replica {of} is {value} behind", stops=True, steers=True),
+        Signal("replica_delay", "seconds", "replica {of} is {value} behind", stops=True, steers=True),
+        Signal("slot_wal", "bytes", "replication slot {of} keeps {value} of WAL", stops=True),
+        Signal("slot_room", "bytes", "replication slot {of} has room for {value} of WAL", stops=True, below=True),
+        Signal("oldest_transaction", "seconds", "a transaction has been open for {value} ({of})", stops=True),
+        Signal("free_space", "bytes", "{value} are free on {of}", stops=True, below=True),
+        Signal("query", "number", "the throttle's query says {value}", stops=True),
+        Signal("commit_latency", "seconds", "a commit takes {value}", steers=True),
+        Signal("active_sessions", "number", "{value} sessions are active", steers=True),
+        Signal("lock_waits", "number", "{value} sessions wait for locks", steers=True),
+        Signal("wal_rate", "bytes", "the server writes {value} of WAL", steers=True, per="/s"),
+        Signal(
+            "checkpoints",
+            "number",
+            "the WAL until the next checkpoint takes {value} of max_wal_size",
+            steers=True,
+            per=" %",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was read of a signal. value: None if it couldn't be read, and problem says why. of: whose it is."""
+
+    signal: Signal
+    limit: float
+    value: float | None
+    of: str = ""
+    problem: str = ""
+
+    @property
+    def load(self) -> float:
+        """How much of the limit is used: 1 and more is over. Raises ValueError if it couldn't be read."""
+        if self.value is None:
+            raise ValueError(f"{self.signal.name} has no value")
+        if self.signal.below:
+            return self.limit / self.value if self.value > 0 else float("inf")
+        # A query's limit may be 0: whatever is more is over.
+        return self.value / self.limit if self.limit else 1.0 + self.value if self.value > 0 else 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a budget forbids to work."""
+        return self.value is not None and (self.value < self.limit if self.signal.below else self.value > self.limit)
+
+    def __str__(self) -> str:
+        """`replica r2 is 340 MB behind, limit 100 MB`."""
+        if self.value is None:
+            return f"{self.signal.name} can't be read: {self.problem}"
+        said = self.signal.over.format(of=self.of, value=self.signal.shown(self.value))
+        return f"{said}, limit {self.signal.shown(self.limit)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"limit": self.limit, "value": self.value, "of": self.of or None, "problem": self.problem or None}
+
+
+def throttle_text(throttle: Mapping[str, Any]) -> str:
+    """Limits as a user writes them, '' for none; as `roir.throttle_text`."""
+    return " ".join(f"{name}={_limit(name, value)}" for name, value in sorted(throttle.items()))
+
+
+def _limit(name: str, value: Any) -> str:
+    if name == "replicas":
+        return ",".join(value)
+    unit = SIGNALS[name].unit if name in SIGNALS else "number"
+    if unit == "bytes":
+        for step, letter in ((1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB")):
+            if value % step == 0:
+                return f"{value // step}{letter}"
+        return f"{value}B"
+    if unit == "seconds":
+        return f"{value * 1000:g}ms" if value < 1 else f"{value:g}s"
+    return f"{value:g}"

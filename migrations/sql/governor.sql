@@ -1,0 +1,114 @@
+-- What holds work back (airflow_roir/engine/governor/): the limits of signals, as users write them, and the grant.
+
+-- The signals. Those of `below` are over where they are below their limit.
+CREATE VIEW roir.signal (name, unit, below) AS VALUES
+    ('replica_lag', 'bytes', false),
+    ('replica_delay', 'seconds', false),
+    ('slot_wal', 'bytes', false),
+    ('slot_room', 'bytes', true),
+    ('oldest_transaction', 'seconds', false),
+    ('free_space', 'bytes', true),
+    ('query', 'number', false),
+    ('commit_latency', 'seconds', false),
+    ('active_sessions', 'number', false),
+    ('lock_waits', 'number', false),
+    ('wal_rate', 'bytes', false),
+    ('checkpoints', 'number', false);
+
+GRANT SELECT ON roir.signal TO PUBLIC;
+
+-- Limits as users write them, `replica_lag=100MB commit_latency=20ms replicas=r1,r2`, laid over those that there are.
+-- `name=off` takes one away, `off` all. Bytes and seconds are written as PostgreSQL reads them: 100MB, 1.5s, 10min.
+CREATE FUNCTION roir.throttle_of(wish text, present jsonb DEFAULT '{}') RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    item text;
+    parts text[];
+    s record;
+    value numeric;
+    found jsonb := coalesce(present, '{}');
+BEGIN
+    FOR item IN SELECT x FROM regexp_split_to_table(coalesce(wish, ''), '[[:space:];]+') x WHERE x <> '' LOOP
+        IF item = 'off' THEN
+            found := '{}';
+            CONTINUE;
+        END IF;
+        parts := regexp_match(item, '^([a-z_]+)=(.+)$');
+        IF parts IS NULL THEN
+            RAISE invalid_parameter_value USING MESSAGE = format('throttle: %s is no limit; write name=value', item),
+                HINT = 'for example: replica_lag=100MB commit_latency=20ms';
+        END IF;
+        SELECT x.* INTO s FROM roir.signal x WHERE x.name = parts[1];
+        IF parts[1] NOT IN ('replicas') AND s.name IS NULL THEN
+            RAISE invalid_parameter_value USING MESSAGE = format('throttle: there is no signal %s', parts[1]),
+                HINT = format('there are %s, and replicas', (SELECT string_agg(x.name, ', ') FROM roir.signal x));
+        ELSIF parts[2] = 'off' THEN
+            found := found - parts[1];
+        ELSIF parts[1] = 'replicas' THEN
+            found := CASE parts[2] WHEN 'all' THEN found - 'replicas'
+                     ELSE found || jsonb_build_object('replicas', to_jsonb(string_to_array(parts[2], ','))) END;
+        ELSE
+            BEGIN
+                value := CASE s.unit
+                         WHEN 'bytes' THEN pg_size_bytes(regexp_replace(parts[2], '/s$', ''))
+                         WHEN 'seconds' THEN extract(epoch FROM parts[2]::interval)
+                         ELSE parts[2]::numeric END;
+            EXCEPTION WHEN data_exception OR invalid_text_representation THEN
+                value := NULL;
+            END;
+            -- Neither infinity nor NaN is a limit; JSON has no word for them.
+            IF value IS NULL OR value < 0 OR (value = 0 AND s.name <> 'query') OR value >= 1e18 OR value = 'NaN' THEN
+                RAISE invalid_parameter_value USING
+                    MESSAGE = format('throttle: %s is %s, which is no number of %s', parts[1], parts[2], s.unit),
+                    HINT = CASE s.unit WHEN 'bytes' THEN 'write it as 100MB' WHEN 'seconds' THEN 'write it as 20ms or 10min'
+                           ELSE 'write it as 4' END;
+            END IF;
+            found := found || jsonb_build_object(s.name, value);
+        END IF;
+    END LOOP;
+    RETURN found;
+END $$;
+
+-- Limits as they are shown: what roir.throttle_of reads as the same.
+CREATE FUNCTION roir.throttle_text(throttle jsonb) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT string_agg(e.key || '=' || CASE
+               WHEN e.key = 'replicas' THEN (SELECT string_agg(r, ',') FROM jsonb_array_elements_text(e.value) r)
+               WHEN s.unit = 'bytes' THEN (SELECT (e.value::numeric / u.size)::bigint || u.name
+                   FROM (VALUES (1099511627776, 'TB'), (1073741824, 'GB'), (1048576, 'MB'), (1024, 'kB'), (1, 'B')) u (size, name)
+                  WHERE e.value::numeric % u.size = 0 ORDER BY u.size DESC LIMIT 1)
+               WHEN s.unit = 'seconds' THEN CASE WHEN e.value::numeric < 1
+                                                 THEN trim_scale(e.value::numeric * 1000) || 'ms'
+                                                 ELSE trim_scale(e.value::numeric) || 's' END
+               ELSE trim_scale(e.value::numeric)::text END, ' ' ORDER BY e.key)
+      FROM jsonb_each(throttle) e LEFT JOIN roir.signal s ON s.name = e.key
+$$;
+
+-- How many workers may work now, 0 is a hold; NULL: as many as there are. A grant that isn't given again is a hold:
+-- whoever gave it is gone, and nobody reads the signals.
+CREATE FUNCTION roir.granted(o roir.operation) RETURNS double precision
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN o.throttle = '{}' THEN NULL
+                WHEN abs(extract(epoch FROM clock_timestamp() - o.granted_at)) < 15 THEN o.granted
+                ELSE 0 END
+$$;
+
+-- Keeps what the governor read: the last minutes whole, of what is older the last one of each hundredth of the time.
+CREATE FUNCTION roir.keep_signals(operation bigint, granted double precision, readings jsonb) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    samples bigint;
+    first timestamptz;
+BEGIN
+    INSERT INTO roir.signal_sample (operation_id, granted, readings)
+    VALUES (keep_signals.operation, keep_signals.granted, keep_signals.readings) ON CONFLICT DO NOTHING;
+    SELECT count(*), min(s.at) INTO samples, first FROM roir.signal_sample s WHERE s.operation_id = keep_signals.operation;
+    IF samples >= 360 THEN
+        DELETE FROM roir.signal_sample s
+         USING (SELECT x.at, row_number() OVER (PARTITION BY floor(extract(epoch FROM x.at - first)
+                    / greatest(extract(epoch FROM clock_timestamp() - first) / 100, 1)) ORDER BY x.at DESC) AS n
+                  FROM roir.signal_sample x WHERE x.operation_id = keep_signals.operation) thick
+         WHERE s.operation_id = keep_signals.operation AND s.at = thick.at AND thick.n > 1
+           AND s.at < clock_timestamp() - interval '3 minutes';
+    END IF;
+END $$;
