@@ -19,6 +19,7 @@ from airflow_roir.cli import (  # noqa: F401
     duplicates,
     operations,
     partitions,
+    plan,
     role,
     spark_archive,
     spark_server,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
@@ -14,7 +15,6 @@ from airflow_roir.engine import (
     checks,
     entry_size,
     health,
-    live_options,
     operations,
     owner,
     publications,
@@ -35,7 +35,7 @@ from airflow_roir.engine.scan_choice import Choice
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition
-from airflow_roir.errors import InvalidInput, NotFound, SourceChanged
+from airflow_roir.errors import InvalidInput, NotFound, RightMissing, SourceChanged
 from airflow_roir.generation_state import GenerationStatus
 
 
@@ -76,34 +76,12 @@ def rehearse(
     Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
     """
     with database.transaction() as connection:
-        checks.check_rights(connection)
-        check_schema(connection)
-        checks.check_server(connection)
-        _check_lock_timeout(connection, options)
-        existing = existing_index(connection, definition)
-        if existing is not None:
-            definition = stored_definition(connection, existing, definition)
-        elif definition.source is None:
-            raise NotFound(
-                f"there is no index {definition.name} to rebuild; to create it, give the table and key columns"
-            )
-        assert definition.source is not None
-        _check_options(definition, options, existing)
-        live_options.work_columns(connection, options)
-        source = catalog.read_source(connection, definition.source)
-        checks.check_row_security(connection, source, options.ignore_row_security)
-        checks.check_partition_key(connection, source)
-        publications.check(connection, options.ignore_publications)
-        subscriptions.check(connection, source)
-        checks.check_collations(connection, source)
-        checks.check_bounds(connection, source)
-        if existing is not None:
-            _check_shape(connection, existing, source)
+        existing, definition, source = look(connection, definition, options)
 
     def plan(connection: Connection) -> Rehearsal:
         checks.check_definition(connection, source, definition)
         if existing is None:
-            _check_name_is_free(connection, index)
+            check_name_is_free(connection, index)
         found = make_plan(connection, source, definition, options)
         choice = scan_choice.choose(connection, source, options, found, existing.id if existing else None)
         entry = Entry.of(source, definition, options.covering, found.partition)
@@ -134,6 +112,47 @@ def rehearse(
         return readers.run(plan_as_owner, report)
 
 
+def look(
+    connection: Connection, definition: IndexDefinition, options: BuildOptions
+) -> tuple[Row[Any] | None, IndexDefinition, Source]:
+    """The index, if there is one, its definition and its source. Raises what a build is refused for first."""
+    checks.check_rights(connection)
+    check_schema(connection)
+    checks.check_server(connection)
+    check_lock_timeout(connection, options)
+    existing, definition = whole_definition(connection, definition)
+    assert definition.source is not None
+    check_options(definition, options, existing)
+    source = catalog.read_source(connection, definition.source)
+    for check in of_source(connection, source, options, existing):
+        check()
+    return existing, definition, source
+
+
+def whole_definition(connection: Connection, definition: IndexDefinition) -> tuple[Row[Any] | None, IndexDefinition]:
+    """With what an existing index was made of. Raises NotFound, InvalidInput."""
+    existing = existing_index(connection, definition)
+    if existing is not None:
+        definition = stored_definition(connection, existing, definition)
+    elif definition.source is None:
+        raise NotFound(f"there is no index {definition.name} to rebuild; to create it, give the table and key columns")
+    return existing, definition
+
+
+def of_source(
+    connection: Connection, source: Source, options: BuildOptions, existing: Row[Any] | None
+) -> Iterator[Callable[[], None]]:
+    """What of a source may refuse a build, one by one: each may be called whatever the others say."""
+    yield partial(checks.check_row_security, connection, source, options.ignore_row_security)
+    yield partial(checks.check_partition_key, connection, source)
+    yield partial(publications.check, connection, options.ignore_publications)
+    yield partial(subscriptions.check, connection, source)
+    yield partial(checks.check_collations, connection, source)
+    yield partial(checks.check_bounds, connection, source)
+    if existing is not None:
+        yield partial(_check_shape, connection, existing, source)
+
+
 def check_columns(connection: Connection, source: Source, definition: IndexDefinition) -> None:
     """Raise SourceChanged if columns were renamed or retyped since they were looked at. Under a lock they stay.
 
@@ -160,7 +179,8 @@ def _check_shape(connection: Connection, existing: Row[Any], source: Source) -> 
             raise InvalidInput(problems[0])
 
 
-def _check_options(definition: IndexDefinition, options: BuildOptions, existing: Row[Any] | None) -> None:
+def check_options(definition: IndexDefinition, options: BuildOptions, existing: Row[Any] | None) -> None:
+    """Raise InvalidInput for options that don't fit together."""
     name = definition.name
     if options.census and existing is not None:
         raise InvalidInput(
@@ -175,7 +195,7 @@ def _check_options(definition: IndexDefinition, options: BuildOptions, existing:
         )
 
 
-def _check_name_is_free(connection: Connection, name: QualifiedName) -> None:
+def check_name_is_free(connection: Connection, name: QualifiedName) -> None:
     """The view of that name must be creatable: the schema is there, nothing has the name, and we may."""
     row = execute(
         connection,
@@ -193,13 +213,14 @@ def _check_name_is_free(connection: Connection, name: QualifiedName) -> None:
             f"index {name}: another relation or type has that name in {quote(name.schema)}; choose another"
         )
     if not row.may:
-        raise InvalidInput(
+        raise RightMissing(
             f"index {name}: role {row.role} has no right to create in schema {quote(name.schema)}; "
             f'run: GRANT CREATE ON SCHEMA {quote(name.schema)} TO "{row.role}"'
         )
 
 
-def _check_lock_timeout(connection: Connection, options: BuildOptions) -> None:
+def check_lock_timeout(connection: Connection, options: BuildOptions) -> None:
+    """Raise InvalidInput if writers would have to give way to us."""
     deadlock = int(execute(connection, "SELECT setting FROM pg_settings WHERE name = 'deadlock_timeout'").scalar_one())
     if options.lock_timeout_ms >= deadlock:
         raise InvalidInput(

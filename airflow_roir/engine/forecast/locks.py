@@ -6,7 +6,7 @@ server says of a build's sessions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from airflow_roir.definition import BuildOptions, QualifiedName
@@ -43,17 +43,30 @@ class Lock:
         """For JSON."""
         return asdict(self)
 
-    def __str__(self) -> str:
-        tried = f"for {duration(self.patience_s)} in all" if self.patience_s else "then again"
-        return (
-            f"{self.phase}: {self.mode} on {self.on}, {self.held}; waits {self.wait_ms:,} ms at most, {tried}; "
-            f"holds up {self.holds_up}"
-        )
-
 
 def foresee(source: Source, view: QualifiedName, kind: str, options: BuildOptions, limits: Limits) -> list[Lock]:
     """The locks of a build, in their order. kind: `create` or `rebuild`."""
     return list(_foreseen(source, view, kind, options, limits))
+
+
+def lines(foreseen: Sequence[Lock]) -> list[str]:
+    """For people: what is locked alike in one line, the strongest first."""
+    found = []
+    strongest = [ACCESS_EXCLUSIVE, SHARE_ROW_EXCLUSIVE, ACCESS_SHARE]
+    for mode in strongest:
+        for of in (SOURCE, VIEW):
+            # A partition at a time is less than all of them.
+            alike = [lock for lock in foreseen if lock.mode == mode and (lock.of == VIEW) == (of == VIEW)]
+            if not alike:
+                continue
+            phases = ", ".join(dict.fromkeys(lock.phase for lock in alike if lock.phase != EACH))
+            longest = max(alike, key=lambda lock: lock.patience_s)
+            wait = max(lock.wait_ms for lock in alike)
+            found.append(
+                f"{mode} on {alike[0].on} ({phases}): holds up {longest.holds_up}; an attempt waits "
+                f"{wait:,} ms at most, in all {duration(longest.patience_s)}"
+            )
+    return found
 
 
 def _foreseen(source: Source, view: QualifiedName, kind: str, options: BuildOptions, limits: Limits) -> Iterator[Lock]:

@@ -67,7 +67,7 @@ class Space:
         """What is there besides when it is published, but for the delta."""
         return self.base + self.index
 
-    def lines(self, options: BuildOptions) -> dict[str, str]:
+    def lines(self) -> dict[str, str]:
         """For people, by topic."""
         beside = ""
         if self.present:
@@ -82,6 +82,8 @@ class Space:
             "seal": f"{counted(self.workers, 'worker')} with {size(self.sort_memory)} of memory each{files}",
         }
         if self.writes is not None and self.delta_hour is not None and self.captured_wal_hour is not None:
+            if not self.writes.rows:
+                return found | {"delta": f"nothing was written, by {self.writes.by}"}
             found["delta"] = (
                 f"up to {size(self.delta_hour)} an hour of build and pause ({rate(self.writes.rows)} are written, by "
                 f"{self.writes.by})"
