@@ -15,6 +15,7 @@ from airflow_roir.engine import (
     checks,
     entry_size,
     health,
+    live_options,
     operations,
     owner,
     publications,
@@ -116,13 +117,15 @@ def look(
     connection: Connection, definition: IndexDefinition, options: BuildOptions
 ) -> tuple[Row[Any] | None, IndexDefinition, Source]:
     """The index, if there is one, its definition and its source. Raises what a build is refused for first."""
+    # Sizes are measured by a function that is made for that, and undone.
+    check_schema(connection, writes=True)
     checks.check_rights(connection)
-    check_schema(connection)
     checks.check_server(connection)
     check_lock_timeout(connection, options)
     existing, definition = whole_definition(connection, definition)
     assert definition.source is not None
     check_options(definition, options, existing)
+    live_options.work_columns(connection, options)
     source = catalog.read_source(connection, definition.source)
     for check in of_source(connection, source, options, existing):
         check()

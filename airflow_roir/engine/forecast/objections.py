@@ -13,19 +13,18 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName
-from airflow_roir.engine import catalog, checks, rehearse
+from airflow_roir.engine import catalog, checks, live_options, rehearse
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.forecast import rights
 from airflow_roir.engine.forecast.rights import MissingRight
 from airflow_roir.engine.locks import DENIED
-from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.schema import check_schema, check_writable
 from airflow_roir.errors import InvalidInput, RightMissing, RoirError
 
 T = TypeVar("T")
 
 # A table that is being altered isn't waited for here.
 PATIENCE_MS = 1_000
-IS_STANDBY = "SELECT pg_is_in_recovery()"
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,7 @@ def find(database: Database, definition: IndexDefinition, options: BuildOptions)
 def _look(connection: Connection, definition: IndexDefinition, options: BuildOptions, notes: _Notes) -> None:
     notes(lambda: checks.check_server(connection))
     notes(lambda: rehearse.check_lock_timeout(connection, options))
-    if execute(connection, IS_STANDBY).scalar_one():
-        notes.add(InvalidInput("the server is a standby, which takes no writes: connect to the primary"))
+    notes(lambda: check_writable(connection))
     notes(lambda: checks.check_rights(connection))
     if not _passes(notes, lambda: check_schema(connection)):
         return
@@ -101,6 +99,7 @@ def _look(connection: Connection, definition: IndexDefinition, options: BuildOpt
         return
     existing, whole = found
     notes(lambda: rehearse.check_options(whole, options, existing))
+    notes(lambda: live_options.work_columns(connection, options))
     assert whole.source is not None
     name = whole.source
     looked = notes(lambda: catalog.look(connection, name))
