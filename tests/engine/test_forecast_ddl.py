@@ -36,7 +36,9 @@ SHAPES = {
 NAMED = {"hostile": ('"S; --"."T ""1"" %s"', '"line%no"', '"v\'"')}
 ROWS = "INSERT INTO {} SELECT i, i::text, i FROM generate_series(1, 100) i"
 # A function of ours makes them: the engine doesn't send them.
-OF_A_LEAF = re.compile(r"CREATE TRIGGER roir_truncate_\d+ AFTER TRUNCATE ON public\.(t\d+) |ALTER TABLE public\.t\d+ ")
+OF_A_LEAF = re.compile(
+    r"CREATE TRIGGER roir_truncate_\d+ AFTER TRUNCATE ON public\.(t\d+) |ALTER TABLE public\.t\d+ .* roir_tr"
+)
 ON_LEAVES = """
 SELECT t.tgrelid::regclass::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
  WHERE t.tgname ~ '^roir_truncate' AND c.relispartition AND c.relkind = 'r' AND t.tgenabled = 'A'

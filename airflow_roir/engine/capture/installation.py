@@ -202,12 +202,17 @@ def grants(connection: Connection, source: Source, generations: Sequence[Target]
         if segments is not None:
             found.append(f"GRANT SELECT, UPDATE, DELETE ON {segments} TO {owner}")
     if any(target.entry.enforced for target in generations):
-        found.append(f"GRANT EXECUTE ON FUNCTION roir.note_taken(bigint, oid, tid) TO {owner}")
+        found.append(grant_note(source))
     for name, needed in _needed(generations):
         asked = {"owner": source.owner, "name": name, "rights": list(needed)}
         if not execute(connection, GRANTED, asked).scalar_one():
             found.append(f"GRANT {', '.join(needed)} ON {name} TO {owner}")
     return found
+
+
+def grant_note(source: Source) -> str:
+    """What lets the owner's writes tell that they took a key over."""
+    return f"GRANT EXECUTE ON FUNCTION roir.note_taken(bigint, oid, tid) TO {quote(source.owner)}"
 
 
 def _needed(generations: Sequence[Target]) -> list[tuple[str, tuple[str, ...]]]:

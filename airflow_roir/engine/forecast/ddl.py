@@ -200,6 +200,8 @@ class _Capture:
                 f"ALTER FUNCTION {name}() SET restrict_nonsystem_relation_kind = ''"
                 for name in (function_name(self.source.oid), truncate_function_name(self.source.oid))
             ]
+        if any(target.entry.enforced for target in targets):
+            found.append(installation.grant_note(self.source))
         return found
 
     def install(self) -> list[str]:
@@ -226,7 +228,8 @@ class _Capture:
                 *self._to_owner(reader),
             ]
         new = [Target(self.number, self.entry, CAPTURE)]
-        return [*found, *installation.grants(self.connection, self.source, new)]
+        told = installation.grant_note(self.source)
+        return [*found, *(one for one in installation.grants(self.connection, self.source, new) if one != told)]
 
     def _is_there(self, function: str) -> bool:
         return bool(execute(self.connection, "SELECT to_regprocedure(%(f)s) IS NOT NULL", {"f": function}).scalar_one())
@@ -244,8 +247,12 @@ class _Capture:
 
     def _triggers(self) -> list[str]:
         source = self.source
-        gaps = [gap for gap in installation.gaps(self.connection, source.oid) if gap.oid == source.oid]
-        missing = {gap.kind for gap in gaps if gap.missing}
+        gaps = [
+            gap
+            for gap in installation.gaps(self.connection, source.oid)
+            if gap.kind == installation.ROWS or gap.oid == source.oid
+        ]
+        missing = {gap.kind for gap in gaps if gap.missing and gap.oid == source.oid}
         found = [
             statement
             for kind, statement in (
