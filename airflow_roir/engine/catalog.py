@@ -128,6 +128,12 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
     return _checked(connection, _find(connection, name))
 
 
+def found(connection: Connection, name: QualifiedName) -> tuple[int, QualifiedName]:
+    """A relation's oid and full name, whatever it is. Raises NotFound."""
+    row = _find(connection, name)
+    return row.oid, QualifiedName(row.nspname, row.relname)
+
+
 def _find(connection: Connection, name: QualifiedName) -> Row[Any]:
     schemas = [name.schema] if name.schema is not None else default_schemas(connection)
     row = execute(connection, FIND_RELATION, {"name": name.name, "schemas": schemas}).first()

@@ -14,7 +14,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.forecast import objections
 from airflow_roir.engine.forecast.objections import Objections
 from airflow_roir.errors import RoirError
-from tests.conftest import run_sql
+from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
 from tests.engine.steps import session, sql
 
@@ -51,6 +51,7 @@ def roles(dsn: str, stranger: str) -> Iterator[Roles]:
         f'CREATE SCHEMA "S 1" AUTHORIZATION {owner}',
         f'SET ROLE {owner}; CREATE TABLE "S 1".t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)',
         f'SET ROLE {owner}; CREATE TABLE "S 1".t1 PARTITION OF "S 1".t FOR VALUES FROM (0) TO (100)',
+        "RESET ROLE",
         'CREATE TABLE "S 1".t2 PARTITION OF "S 1".t FOR VALUES FROM (100) TO (200)',
         "CREATE SCHEMA shown",
     )
@@ -142,7 +143,7 @@ def test_nothing_speaks_against_what_can_be_built(database: Database, dsn: str) 
 
 def test_without_a_control_schema_that_is_said(server: str) -> None:
     run_sql(server, "CREATE DATABASE without_schema")
-    dsn = server.rsplit("/", 1)[0] + "/without_schema"
+    dsn = database_dsn(server, "without_schema")
     try:
         [one] = of(dsn).refused
         assert "create it with: roir init" in one
