@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections import Counter
 
 import pytest
 
@@ -51,7 +52,9 @@ def triggers(database: Database) -> set[str]:
     return {name for (name,) in sql(session(database.dsn), ON_LEAVES)}
 
 
-def compare(database: Database, index: str, options: BuildOptions, unique: bool = False, **of: str | None) -> None:
+def compare(
+    database: Database, index: str, options: BuildOptions, unique: bool = False, exactly: bool = True, **of: str | None
+) -> None:
     """With what a build sends, its clean-up included."""
     definition = IndexDefinition.parse(index, of.get("table"), of.get("keys"), of.get("include"), unique)
     there = triggers(database)
@@ -64,8 +67,11 @@ def compare(database: Database, index: str, options: BuildOptions, unique: bool 
         steps.finish_all(database, run)
         clean_up.clean_up(database)
     made = [one for one in sent if not PASSING.search(one)]
-    assert sorted(one for one in foreseen if not OF_A_LEAF.match(one)) == sorted(made)
-    told = {found[1] for one in foreseen if (found := OF_A_LEAF.match(one))} - {None}
+    expected = Counter(one for one in foreseen if not OF_A_LEAF.match(one))
+    # What reads another owner's table is made for the look before, too, and undone.
+    really = Counter(made) if exactly else Counter({one: expected[one] or 1 for one in made})
+    assert (expected - really, really - expected) == (Counter(), Counter())
+    told = {leaf[1] for one in foreseen if (leaf := OF_A_LEAF.match(one))} - {None}
     assert triggers(database) == there | told
     steps.assert_exact(database, index)
 
@@ -86,7 +92,7 @@ def test_a_build_sends_what_the_plan_prints(database: Database, dsn: str, shape:
 def test_of_a_table_of_another_owner_too(scene: Scene) -> None:
     scene.as_owner(PLAIN, ROWS_OF_HIS)
     options = BuildOptions(segments=3)
-    compare(scene.database, "evil.ix", options, table="evil.t", keys="k", include="v")
+    compare(scene.database, "evil.ix", options, exactly=False, table="evil.t", keys="k", include="v")
     compare(scene.database, "evil.ix", options)
 
 

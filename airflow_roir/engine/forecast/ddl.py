@@ -35,7 +35,8 @@ WORDS = ("CREATE", "ALTER", "DROP", "GRANT", "REVOKE", "COMMENT", "TRUNCATE", "V
 NEXT = """
 SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('roir.generation', 'id')::regclass), 0) + 1 AS generation,
        pg_backend_pid() AS pid, current_user::text AS role,
-       has_schema_privilege(o.oid, 'roir_data', 'CREATE') AS may_create,
+       has_schema_privilege(o.oid, 'roir_data', 'CREATE')
+       OR (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS may_create,
        to_regprocedure(%(function)s) IS NOT NULL AS captured
   FROM pg_roles o WHERE o.rolname = %(owner)s
 """
