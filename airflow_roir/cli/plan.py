@@ -71,7 +71,8 @@ def plan(
 ) -> None:
     """Say what a build will take, what is missing for it, and what it will do. Changes nothing."""
     from airflow_roir.engine import rehearse
-    from airflow_roir.engine.forecast import ddl, locks, objections
+    from airflow_roir.engine.forecast import ddl, locks, objections, signals
+    from airflow_roir.engine.governor.surroundings import Surroundings
 
     if not 0 <= measure <= MOST_MEASURED_S:
         raise InvalidInput(f"measure is {measure}; it must be a whole number from 0 to {MOST_MEASURED_S}, in seconds")
@@ -104,15 +105,18 @@ def plan(
         return
     foreseen = locks.foresee(rehearsal.source, rehearsal.index, rehearsal.kind, options, database.limits)
     space = _space(database, rehearsal, options, measure)
+    # Replicas that have DSNs of their own are asked, too.
+    seen = signals.look(database, Surroundings.of_environment())
     facts = _facts(database, rehearsal, options, as_json)
     if as_json:
         room = space.as_dict() if space is not None else {}
         told = {"trial": _trial(rehearsal), **room, "locks": [lock.as_dict() for lock in foreseen]}
-        print_json(facts | rehearsal.expectation.as_dict() | told | against.as_dict())
+        print_json(facts | rehearsal.expectation.as_dict() | told | seen.as_dict() | against.as_dict())
         return
     # As the seal counts them.
     facts["segments"] = f"{facts['segments']}, and one for keys that are NULL"
     facts |= space.lines() if space is not None else {"space": f"unknown: {_trial(rehearsal)}"}
+    facts["throttle"] = seen.line()
     for name, value in facts.items():
         shown = ", ".join(value) or "none" if isinstance(value, list) else value
         show(f"{name.replace('_', ' '):16} {shown}")

@@ -31,7 +31,9 @@ SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::t
        c.relrowsecurity, c.relispartition,
        -- relhassubclass stays true when the last child has gone, until an ANALYZE.
        c.relhassubclass AND EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid) AS has_children,
-       pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner) AS owner,
+       pg_has_role(c.relowner, 'USAGE') AS owned,
+       (SELECT pg_has_role(r.nspowner, c.relowner, 'USAGE') FROM pg_namespace r WHERE r.nspname = 'roir') AS by_builder,
+       pg_get_userbyid(c.relowner) AS owner,
        (SELECT t.relation::regclass::text FROM roir.partition_tree(c.oid) t JOIN pg_class l ON l.oid = t.relation
          WHERE l.relpersistence = 'u' LIMIT 1) AS unlogged
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -125,7 +127,8 @@ def default_schemas(connection: Connection) -> list[str]:
 
 def read_source(connection: Connection, name: QualifiedName) -> Source:
     """Read a source by name. Raises NotFound, or InvalidInput if such a relation can't be indexed."""
-    return _checked(connection, _find(connection, name))
+    row = _find(connection, name)
+    return _checked(connection, row, row.owned)
 
 
 def found(connection: Connection, name: QualifiedName) -> tuple[int, QualifiedName]:
@@ -144,15 +147,18 @@ def _find(connection: Connection, name: QualifiedName) -> Row[Any]:
     return row
 
 
-def read_source_by_oid(connection: Connection, oid: int, check: bool = True) -> Source:
+def read_source_by_oid(connection: Connection, oid: int, check: bool = True, only_look: bool = False) -> Source:
     """Read a source by its oid. Raises NotFound if it was dropped.
 
-    check: raise InvalidInput if it can't be indexed any more.
+    check: raise InvalidInput if it can't be indexed any more: by this role or, if that is to look only, by the one that
+        the control schema belongs to.
     """
     row = execute(connection, f"{RELATION} WHERE c.oid = %(oid)s", {"oid": oid}).first()
     if row is None:
         raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes, too: roir drop INDEX")
-    return _checked(connection, row) if check else _read(connection, row, _primary_key(connection, row))
+    if not check:
+        return _read(connection, row, _primary_key(connection, row))
+    return _checked(connection, row, row.by_builder if only_look else row.owned)
 
 
 def look(connection: Connection, name: QualifiedName) -> tuple[Source | None, list[RoirError]]:
@@ -160,13 +166,13 @@ def look(connection: Connection, name: QualifiedName) -> tuple[Source | None, li
     row = _find(connection, name)
     key = _primary_key(connection, row)
     full = QualifiedName(row.nspname, row.relname)
-    problems = [*_relation_problems(full, row), *_key_problems(full, key)]
+    problems = [*_relation_problems(full, row, row.owned), *_key_problems(full, key)]
     return (_read(connection, row, key), problems) if row.kind in ("r", "p") else (None, problems[:1])
 
 
-def _checked(connection: Connection, row: Row[Any]) -> Source:
+def _checked(connection: Connection, row: Row[Any], owned: bool) -> Source:
     full = QualifiedName(row.nspname, row.relname)
-    for problem in _relation_problems(full, row):
+    for problem in _relation_problems(full, row, owned):
         raise problem
     key = _primary_key(connection, row)
     for problem in _key_problems(full, key):
@@ -289,7 +295,7 @@ def source_if_there(connection: Connection, index_id: int, check: bool = False) 
         return None
 
 
-def _relation_problems(name: QualifiedName, row: object) -> Iterator[RoirError]:
+def _relation_problems(name: QualifiedName, row: object, owned: bool) -> Iterator[RoirError]:
     kind = getattr(row, "kind", "")
     if kind not in ("r", "p"):
         what = _RELATION_KINDS.get(kind, "no table")
@@ -316,7 +322,7 @@ def _relation_problems(name: QualifiedName, row: object) -> Iterator[RoirError]:
         yield InvalidInput(
             f"table {name} has inheritance children; its triggers don't see their rows, so it can't be indexed"
         )
-    if not getattr(row, "owned", False):
+    if not owned:
         yield RightMissing(
             f"table {name} belongs to {getattr(row, 'owner', '?')}; only a member of that role can capture its "
             "writes. Connect as one"

@@ -62,9 +62,11 @@ def lines(foreseen: Sequence[Lock]) -> list[str]:
             phases = ", ".join(dict.fromkeys(lock.phase for lock in alike if lock.phase != EACH))
             longest = max(alike, key=lambda lock: lock.patience_s)
             wait = max(lock.wait_ms for lock in alike)
+            again = all(lock.patience_s for lock in alike)
+            tried = f"in all {duration(longest.patience_s)}" if again else "then again"
             found.append(
-                f"{mode} on {alike[0].on} ({phases}): holds up {longest.holds_up}; an attempt waits "
-                f"{wait:,} ms at most, in all {duration(longest.patience_s)}"
+                f"{mode} on {alike[0].on} ({phases}): holds up {longest.holds_up}; an attempt waits {wait:,} ms at "
+                f"most, {tried}"
             )
     return found
 
