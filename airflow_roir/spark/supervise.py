@@ -18,7 +18,6 @@ from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
-from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, show_spark_ui, start_run
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, show_spark_ui, start_clock, start_run
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.status import OperationStatus, operation_status
