@@ -16,6 +16,8 @@ from airflow_roir.engine.claims import WorkLeft, granted_workers
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.governor.governing import governing
+from airflow_roir.engine.governor.report import lost_line
+from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, show_spark_ui, start_clock, start_run
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.status import OperationStatus, operation_status
@@ -54,16 +56,17 @@ def drive(
     lift_pause: bool = True,
     log: Path | None = None,
     check: Callable[[], None] = lambda: None,
+    surroundings: Surroundings | None = None,
 ) -> OperationStatus:
     """Build and seal the index's live operation on Spark, or verify it, in a run of its own, from its present phase.
 
     log: the file that Spark's own log goes to; only told. check: called about once a second while workers work, raises
-    what shall end the run. Returns the operation's status:
-    phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises, SparkFailed, and
-    WorkerFailed for what workers reported; the operation then holds the reason.
+    what shall end the run. surroundings: of the throttle, by default what the environment says. Returns the operation's
+    status: phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises, SparkFailed,
+    and WorkerFailed for what workers reported; the operation then holds the reason.
     """
     run = start_run(database, index, owner, take_over, lift_pause)
-    with driving(database, run), heartbeat(database, run), governing(database, run, report):
+    with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):
         mark("begun")
         if _control(database, run).phase in ENGINE:
             report(f"operation {run.operation_id}: starting Spark")
@@ -76,6 +79,8 @@ def drive(
                 while (phase := Phase(_control(database, run).phase)) in ENGINE:
                     _PhaseOnSpark(session, database, run, phase, report, check).run()
             mark("done")
+        if line := database.retry(lambda: lost_line(database, run.operation_id)):
+            report(line)
     return operation_status(database, run.operation_id)
 
 
