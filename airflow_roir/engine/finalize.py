@@ -11,6 +11,7 @@ from typing import Any
 from airflow_roir.engine import census, duplicate_report, fold, publish
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
+from airflow_roir.engine.shortage import persist
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import DuplicatesFound, IllegalTransition, VerificationFailed
@@ -31,16 +32,16 @@ def finalize(
     the blockers' names, resumable), InvariantViolated (paused: a step of a fenced run may have come between; a resume
     folds what it left), and SourceChanged (failed).
     """
-    run = start_run(database, index, owner, take_over=take_over)
+    run = start_run(database, index, owner, take_over=take_over, report=report)
     with driving(database, run), heartbeat(database, run):
-        database.retry(lambda: start_clock(database, run))
+        persist(database, run, lambda: start_clock(database, run), report)
         finalize_run(database, run, report)
     return database.retry(lambda: operation_status(database, run.operation_id))
 
 
 def finalize_run(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
     """As `finalize`, inside a run that the caller has started."""
-    row = database.retry(lambda: _read(database, run))
+    row = persist(database, run, lambda: _read(database, run), report)
     phase = row.phase
     if phase in (Phase.BUILD, Phase.SEAL):
         raise IllegalTransition(f"index {run.index} is still in {phase}; finish that first: roir resume")
@@ -48,16 +49,16 @@ def finalize_run(database: Database, run: Run, report: Callable[[str], None] = l
         census.conclude(database, run, report)
         return
     try:
-        database.retry(lambda: fold.switch(database, run, report))
+        persist(database, run, lambda: fold.switch(database, run, report), report)
     except DuplicatesFound:
         for line in duplicate_report.first_lines(database, run.operation_id):
             report(line)
         raise
     if phase == Phase.FOLD:
-        folded = database.retry(lambda: fold.work(database, run))
-        database.retry(lambda: fold.finish(database, run, folded))
+        folded = fold.work(database, run, report)
+        persist(database, run, lambda: fold.finish(database, run, folded), report)
     if row.options.get("verify", "after") in ("after", "both"):
-        database.retry(lambda: fold.follow_partitions(database, run, report))
+        persist(database, run, lambda: fold.follow_partitions(database, run, report), report)
         found = compare.verify_build(database, run)
         report(f"compared with the table: {found}")
         if not found.is_exact:
@@ -65,7 +66,7 @@ def finalize_run(database: Database, run: Run, report: Callable[[str], None] = l
                 f"index {run.index}: the new generation differs from its table ({found}); not published. See the "
                 f"table roir.discrepancy, verification {found.verification_id}. Resume to compare again, or abort"
             )
-    database.retry(lambda: publish.publish(database, run, report))
+    persist(database, run, lambda: publish.publish(database, run, report), report)
 
 
 def _read(database: Database, run: Run) -> Any:
