@@ -119,6 +119,7 @@ class Life:
         self.scene = scene
         self.options = BuildOptions(**{**SMALL, **options})
         self.failed: list[str] = []
+        self.said: list[str] = []
         self._numbers = itertools.count(100, 100)
 
     def write(self) -> None:
@@ -138,11 +139,20 @@ class Life:
                 self.failed.append(f"{name}: {str(error.orig).splitlines()[0]}")
         raise AssertionError(self.failed)
 
+    def live_once(self) -> None:
+        """Prepare and one run."""
+        self._prepare()
+        self.write()
+        self.drive()
+
+    def _prepare(self) -> None:
+        definition = IndexDefinition.parse("ix", "t", "k", "v", unique=self.scene == "unique")
+        prepare.prepare(self.database, definition, self.options, "test", self.said.append)
+
     def live(self) -> None:
         """Prepare to clean-up."""
         database = self.database
-        definition = IndexDefinition.parse("ix", "t", "k", "v", unique=self.scene == "unique")
-        self.command("prepare", lambda: prepare.prepare(database, definition, self.options, "test"))
+        self.command("prepare", self._prepare)
         self.write()
         self.command("drive", self.drive)
         steps.assert_exact(Database(self.dsn))
@@ -169,7 +179,7 @@ class Life:
         database = self.database
         if operations.find_operation(Database(self.dsn), "ix").status == "completed":
             return
-        run = start_run(database, "ix", "test", take_over=True)
+        run = start_run(database, "ix", "test", take_over=True, report=self.said.append)
         with driving(database, run):
             for phase in ("build", "seal"):
                 [(now,)] = sql(steps.session(self.dsn), "SELECT phase FROM roir.operation ORDER BY id DESC LIMIT 1")
@@ -181,6 +191,6 @@ class Life:
                 self.write()
                 for kind, engine in ENGINE.items():
                     if kind.value == phase:
-                        persist(database, run, lambda engine=engine: engine.finish(database, run))
+                        persist(database, run, lambda engine=engine: engine.finish(database, run), self.said.append)
             self.write()
-            finalize.finalize_run(database, run)
+            finalize.finalize_run(database, run, self.said.append)
