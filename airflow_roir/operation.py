@@ -11,6 +11,8 @@ FORMAT_VERSION = 2
 BLOCK_FORMAT_VERSION = 3
 # Who pauses where rows share a key of a unique index: no retry lifts that, only a resume.
 BY_DUPLICATES = "duplicates"
+# Who pauses if a signal can't be read for too long.
+BY_GOVERNOR = "governor"
 
 
 class Status(str, Enum):

@@ -200,7 +200,7 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Ca
     task = bar.add_task("starting", total=100, left="")
 
     def look() -> None:
-        with suppress(SQLAlchemyError):
+        with suppress(SQLAlchemyError, RoirError):
             now = operation_status(database, operation_id)
             speed = f", {rate(now.rows_per_second)}" if now.rows_per_second else ""
             said = f"{now.phase}: {counted(now.rows, 'row')}{speed}"

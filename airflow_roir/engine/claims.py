@@ -8,6 +8,7 @@ docs/architecture.md#invariants).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from sqlalchemy import Connection, Row
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.run import Run
 from airflow_roir.errors import Fenced
-from airflow_roir.operation import Status
+from airflow_roir.operation import Phase, Status
 
 # A worker first claims the piece that an earlier try of this worker began, then a free one.
 CLAIM = """
@@ -77,7 +78,8 @@ class Hold(Protocol):
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a worker stops: `done` (nothing is free), `paused`, or `leave` (the parallelism was lowered)."""
+    """Why a worker stops: `done` (nothing is free), `paused`, or `leave` (the parallelism was lowered,
+    or the operation is in another phase)."""
 
     reason: str
 
@@ -90,11 +92,21 @@ class WorkLeft:
     undone: int
 
 
-def why_stop(row: Row[Any], worker: int) -> Stop | None:
-    """Why a worker takes no more work, by the operation's row; None if it continues."""
+def why_stop(row: Row[Any], worker: int, *phases: Phase) -> Stop | None:
+    """Why a worker takes no more work, by the operation's row; None if it continues.
+
+    phases: what it works on; none: whatever it is. A server that lost its last commits is back in an earlier one.
+    """
     if row.status != Status.RUNNING:
         return Stop("paused")
-    return Stop("leave") if worker >= row.parallelism else None
+    if phases and row.phase not in phases:
+        return Stop("leave")
+    return Stop("leave") if worker >= granted_workers(row) else None
+
+
+def granted_workers(row: Row[Any]) -> int:
+    """How many workers an operation has now, by its row. A hold is waited for in place, by whoever is there."""
+    return int(row.parallelism) if not row.granted else min(row.parallelism, math.ceil(row.granted))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from airflow_roir.engine.patience import Patience
 from airflow_roir.engine.session import SESSION_SETTINGS as SESSION_SETTINGS
 from airflow_roir.engine.session import keep_to_encoding, pin
 from airflow_roir.engine.session import to_json as to_json
+from airflow_roir.engine.trouble import first_line as first_line
 from airflow_roir.engine.trouble import is_transient as is_transient
 from airflow_roir.engine.trouble import said as said
 from airflow_roir.engine.trouble import sqlstate as sqlstate
@@ -42,6 +43,8 @@ class Database:
         self.dsn = dsn
         self.application_name = application_name
         self.limits = limits
+        # What looks at each session that begins, before it is used: `history.one_history`.
+        self.look: Callable[[Any], None] | None = None
         self.engine: Engine = create_engine(
             "postgresql+psycopg2://",
             creator=self._open,
@@ -79,6 +82,8 @@ class Database:
                 given = psycopg2.extensions.parse_dsn(self.dsn).get("options", os.environ.get("PGOPTIONS", ""))
                 connection = self._connect(options=f"{given} -c standard_conforming_strings=on".strip())
             pin(connection)
+            if self.look is not None:
+                self.look(connection)
         except BaseException:
             connection.close()
             raise

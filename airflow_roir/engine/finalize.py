@@ -10,6 +10,8 @@ from typing import Any
 
 from airflow_roir.engine import census, duplicate_report, fold, publish
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.governor.governing import governing
+from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
 from airflow_roir.engine.shortage import persist
 from airflow_roir.engine.status import OperationStatus, operation_status
@@ -33,18 +35,29 @@ def finalize(
     folds what it left), and SourceChanged (failed).
     """
     run = start_run(database, index, owner, take_over=take_over, report=report)
-    with driving(database, run), heartbeat(database, run):
+    with driving(database, run), heartbeat(database, run), governing(database, run, report):
         persist(database, run, lambda: start_clock(database, run), report)
         finalize_run(database, run, report)
     return database.retry(lambda: operation_status(database, run.operation_id))
 
 
 def finalize_run(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
-    """As `finalize`, inside a run that the caller has started."""
+    """As `finalize`, inside a run that the caller has started.
+
+    Where the server fails over meanwhile it begins anew, from the state that is committed there.
+    """
+    _finalize(database, run, report)
+
+
+@in_one_history
+def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> None:
     row = persist(database, run, lambda: _read(database, run), report)
     phase = row.phase
     if phase in (Phase.BUILD, Phase.SEAL):
-        raise IllegalTransition(f"index {run.index} is still in {phase}; finish that first: roir resume")
+        raise IllegalTransition(
+            f"index {run.index} is still in {phase}; finish that first: roir resume. If it was finished already, the "
+            "server has lost its last commits, by a failover to a replica or a restore"
+        )
     if row.options.get("census"):
         census.conclude(database, run, report)
         return

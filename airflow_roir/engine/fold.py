@@ -6,6 +6,7 @@ The delta only shrinks (I5), so this ends, whatever the write rate. One call of 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
+from airflow_roir.engine.claims import granted_workers
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import Drain, telling_of_names
@@ -29,7 +32,7 @@ from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.running import read_running
 from airflow_roir.engine.shortage import patience_of, persist
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import IllegalTransition, LockNotAcquired
+from airflow_roir.errors import IllegalTransition, InvariantViolated, LockNotAcquired
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import Phase, Verb
 
@@ -340,13 +343,16 @@ def work(database: Database, run: Run, report: Callable[[str], None] = lambda li
 
     def read() -> Job:
         with database.transaction() as connection:
-            return load_job(connection, run)
+            job = load_job(connection, run)
+            if mode(connection, job.generation_id) != DIRECT:
+                raise InvariantViolated(f"index {run.index}: the capture is not in direct mode; not folded")
+            return job
 
     job = persist(database, run, read, report)
 
     def begin_pass() -> tuple[int, int]:
         with database.transaction() as connection:
-            workers = read_running(connection, run).parallelism
+            workers = granted_workers(read_running(connection, run))
             _wait_little(connection)
             blocks = execute(
                 connection,
@@ -366,7 +372,9 @@ def work(database: Database, run: Run, report: Callable[[str], None] = lambda li
         starts = iter(range(0, blocks + 1, BLOCKS_PER_STEP))
         next_start = threading.Lock()
 
-        def fold_share(starts: Iterator[int] = starts, lock: threading.Lock = next_start) -> Folded:
+        def fold_share(
+            starts: Iterator[int] = starts, lock: threading.Lock = next_start, workers: int = workers
+        ) -> Folded:
             folded = Folded()
             patience = patience_of(database, run, report=report)
             first: int | None = None
@@ -374,6 +382,8 @@ def work(database: Database, run: Run, report: Callable[[str], None] = lambda li
                 try:
                     with database.connect() as connection:
                         worker = FoldWorker(connection, job.generation_id, job.entry)
+                        turn = Turn(connection, run, among=workers)
+                        turn.come()
                         while True:
                             if first is None:
                                 with lock:
@@ -382,9 +392,11 @@ def work(database: Database, run: Run, report: Callable[[str], None] = lambda li
                                 return folded
                             with connection.begin():
                                 read_running(connection, run)
+                            begun = time.monotonic()
                             folded += worker.step(first, first + BLOCKS_PER_STEP)
                             first = None
                             patience.renew()
+                            turn.rest(time.monotonic() - begun)
                 except DBAPIError as error:
                     # Its step is taken again, whether it was committed or not: what it folded is gone from the delta.
                     if not patience.waits(error):

@@ -29,6 +29,8 @@ class Limits:
     exhausted_s: float = 600.0
     # So often in a row a statement that somebody else has cancelled is sent again: who insists has a reason.
     cancels: int = 5
+    # For so long a signal that can't be read holds the work; then the operation is paused.
+    unreadable_s: float = 300.0
     # Often enough that a run isn't taken for dead (30 s) after a few lost beats.
     heartbeat_every_s: float = 2.0
     # How often a segment is begun again for those who wait for it. Then it is finished first: somebody who truncates

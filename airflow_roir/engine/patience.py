@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Protocol
 
 from airflow_roir.engine.limits import Limits
@@ -17,12 +18,17 @@ LONGEST_WAIT_S = 5.0
 EXHAUSTED_FIRST_S = 1.0
 EXHAUSTED_LONGEST_S = 60.0
 CANCELLED_FIRST_S = 1.0
+# An attempt that lasted longer than any connection hangs has worked: the next outage is another one.
+WENT_WELL_S = 300.0
 # An attempt that fails within this was none: it counts as a part of the wait.
 SHORT_S = 15.0
 
 
 class BackOff:
-    """Waits that double up to `longest_s`, `patience_s` in all. wait: how to sleep, in seconds."""
+    """Waits that double up to `longest_s`, `patience_s` in all. wait: how to sleep, in seconds.
+
+    went_well_s: an attempt that lasted longer begins it anew.
+    """
 
     def __init__(
         self,
@@ -30,11 +36,13 @@ class BackOff:
         wait: Callable[[float], object] = time.sleep,
         first_s: float = FIRST_WAIT_S,
         longest_s: float = LONGEST_WAIT_S,
+        went_well_s: float = WENT_WELL_S,
     ) -> None:
         self._patience_s = patience_s
         self._wait = wait
         self._first_s = first_s
         self._longest_s = longest_s
+        self._went_well_s = went_well_s
         self.renew()
 
     def renew(self) -> None:
@@ -45,7 +53,10 @@ class BackOff:
 
     def wait(self) -> bool:
         """Wait before another attempt; False, at once, where the patience is over."""
-        if self._since is not None and (tried := time.monotonic() - self._since) < SHORT_S:
+        tried = 0.0 if self._since is None else time.monotonic() - self._since
+        if tried > self._went_well_s:
+            self.renew()
+        elif tried < SHORT_S:
             self._left -= tried
         if self._left < self._next:
             return False
@@ -116,8 +127,8 @@ class Patience:
         longest = EXHAUSTED_LONGEST_S
         self._back_off = {
             Trouble.LOST: BackOff(limits.outage_s if outage_s is None else outage_s, self._sleep),
-            Trouble.EXHAUSTED: BackOff(limits.exhausted_s, self._wait, EXHAUSTED_FIRST_S, longest),
-            Trouble.CANCELLED: BackOff(limits.exhausted_s, self._wait, CANCELLED_FIRST_S, longest),
+            Trouble.EXHAUSTED: BackOff(limits.exhausted_s, self._wait, EXHAUSTED_FIRST_S, longest, inf),
+            Trouble.CANCELLED: BackOff(limits.exhausted_s, self._wait, CANCELLED_FIRST_S, longest, inf),
         }
         self._trouble: Trouble | None = None
         self._since = 0.0

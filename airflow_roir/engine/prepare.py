@@ -27,6 +27,7 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.early import hashing
+from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
@@ -76,8 +77,8 @@ def prepare(
     # A DSN that leads nowhere is to be said at once; all that follows is tried again.
     def check() -> None:
         with database.transaction() as connection:
+            check_schema(connection, writes=True)
             checks.check_rights(connection)
-            check_schema(connection)
 
     told = Saying(report)
     database.retry(check, Patience(database.limits, told=told, outage_s=0))
@@ -85,6 +86,7 @@ def prepare(
     return database.retry(lambda: _begin(database, definition, options, who, report), patience)
 
 
+@in_one_history
 def _begin(
     database: Database,
     definition: IndexDefinition,

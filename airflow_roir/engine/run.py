@@ -32,7 +32,10 @@ from airflow_roir.operation import BLOCK_FORMAT_VERSION, BY_DUPLICATES, FORMAT_V
 
 @dataclass(frozen=True)
 class Run:
-    """A run's hold on an operation. epoch: the fencing token; a newer run has a greater one."""
+    """A run's hold on an operation. epoch: the fencing token; a newer run has a greater one.
+
+    No two runs have the same, even if the server forgot one of them: operations' ids it may give again.
+    """
 
     operation_id: int
     epoch: int
@@ -67,7 +70,7 @@ def start_run(
 
 def _start_run(database: Database, index: str, owner: str, take_over: bool, lift_pause: bool) -> Run:
     with database.transaction() as connection:
-        check_schema(connection)
+        check_schema(connection, writes=True)
         name = parse_name(index, "index")
         found = operations.live_or_last(connection, name)
         row = connection.execute(
@@ -104,7 +107,7 @@ def _start_run(database: Database, index: str, owner: str, take_over: bool, lift
             connection.execute(
                 update(tables.operation)
                 .where(tables.operation.c.id == row.id)
-                .values(epoch=tables.operation.c.epoch + 1)
+                .values(epoch=func.roir.next_epoch(tables.operation.c.epoch))
                 .returning(tables.operation.c.epoch)
             ).scalar_one()
         )
@@ -134,6 +137,12 @@ def read_control(connection: Connection, run: Run) -> Row[Any]:
 
 def check_epoch(row: Row[Any], run: Run) -> None:
     """Raise Fenced if a newer run holds the operation. row: with its epoch and owner."""
+    # The upper half counts the runs.
+    if row.epoch >> 32 < run.epoch >> 32:
+        raise Fenced(
+            f"index {run.index}: the server has lost that {run.owner} took up operation {run.operation_id}, by a "
+            "failover to a replica or a restore; this run stops. Resume the operation: it goes on after what is there"
+        )
     if row.epoch != run.epoch:
         raise Fenced(f"index {run.index}: {row.owner} drives operation {run.operation_id} now; {run.owner} stops")
 
@@ -156,7 +165,7 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
                 session.append(database.engine.connect())
             with session[0].begin():
                 operations.tick(session[0], run.operation_id, run.epoch)
-        except DBAPIError:
+        except (DBAPIError, RoirError):
             end()
 
     def end() -> None:

@@ -19,6 +19,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, is_transient, sqlstate
 from airflow_roir.engine.giving_way import GaveWay, giving_way
+from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.errors import DuplicatesFound, InvariantViolated
@@ -77,7 +78,7 @@ class SealWorker:
         run = self.job.run
         with self.connection.begin():
             row = read_control(self.connection, run)
-            if stop := why_stop(row, self.worker):
+            if stop := why_stop(row, self.worker, Phase.SEAL):
                 return stop
             found = SEGMENTS.claim(self.connection, run, self.worker)
         if found is None:
@@ -192,12 +193,14 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
     """Seal segments until none is free, the operation is paused, or this worker is one too many. Raises Fenced."""
     with database.connect() as connection:
         with connection.begin():
-            if why_stop(read_control(connection, run), worker):
+            if why_stop(read_control(connection, run), worker, Phase.SEAL):
                 return
             job = load_job(connection, run)
             operations.start_clock(connection, run.operation_id, run.epoch)
         sealer = SealWorker(database, connection, job, worker)
         retreats: Counter[int] = Counter()
+        turn = Turn(connection, run, worker)
+        turn.come()
         while isinstance(claim := sealer.claim(), SegmentClaim):
             begun = time.monotonic()
             gives_way = retreats[claim.ordinal] < database.limits.seal_retreats
@@ -212,7 +215,8 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
                 # It is claimed anew, which looks for a pause on the way, and queues behind whoever was let by.
                 retreats[claim.ordinal] += 1
                 continue
-            yield SegmentMetrics(worker, claim.ordinal, time.monotonic() - begun)
+            yield SegmentMetrics(worker, claim.ordinal, took := time.monotonic() - begun)
+            turn.rest(took)
 
 
 def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:
@@ -243,6 +247,8 @@ def finish(database: Database, run: Run) -> None:
                 duplicates.look(connection, load_job(connection, run))
     with database.transaction() as connection:
         row = read_control(connection, run)
+        if row.phase != Phase.SEAL:
+            return
         left = execute(
             connection,
             "SELECT count(*) FROM roir.segment WHERE generation_id = %(generation)s AND status <> 'sealed'",

@@ -14,12 +14,10 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.patience import Patience, Saying
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
-from airflow_roir.engine.trouble import Trouble
+from airflow_roir.engine.trouble import OURS, Trouble
 
 T = TypeVar("T")
 
-# How `reason_of` begins, for what is told here: what else stands in the row is the governor's.
-OURS = "throttled ~ '^(the server has|somebody cancels) '"
 ROW = f"""
 SELECT index_id, throttled, coalesce({OURS}, false) AS ours FROM roir.operation
  WHERE id = %(operation)s AND epoch = %(epoch)s AND status = 'running' FOR UPDATE
@@ -55,9 +53,9 @@ class Shortage(Saying):
         super().begin(trouble, reason)
         with suppress(DBAPIError), self._database.transaction() as connection:
             row = execute(connection, ROW, self._values).first()
-            if row is None or row.throttled == reason:
+            if row is None or row.throttled == f"throttled: {reason}":
                 return
-            execute(connection, BEGIN, {**self._values, "reason": reason})
+            execute(connection, BEGIN, {**self._values, "reason": f"throttled: {reason}"})
             if not row.ours:
                 # An event may need a page that there is no room for.
                 with suppress(DBAPIError), connection.begin_nested():

@@ -8,6 +8,8 @@ from enum import Enum
 import psycopg2
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.errors import HistoryChanged
+
 
 class Trouble(str, Enum):
     """What may pass by itself, so that the same transaction may succeed when it is simply tried again."""
@@ -21,9 +23,11 @@ class Trouble(str, Enum):
 
 
 CANCELED = "57014"
+# An address that leads to a standby for as long as a failover takes.
+READ_ONLY = "25006"
 # Lock time-out; told to end by an administrator, a crash, a start; a time-out that ends the session: idle, in a
 # transaction, or of the transaction.
-LOST = ("55P03", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04")
+LOST = ("55P03", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", READ_ONLY)
 # A session that isn't opened brings no SQLSTATE, only text. Where the server speaks another language such a session is
 # an outage like any other, and is waited for less long.
 NO_SESSION = re.compile(r"too many (clients|connections)|connection slots are reserved|out of memory|out of shared mem")
@@ -43,13 +47,21 @@ def sqlstate(error: DBAPIError) -> str:
 def said(error: DBAPIError) -> str:
     """What the server said, in one line: its message and, where it has one, its hint, which is the remedy."""
     diagnostics = getattr(error.orig, "diag", None)
-    message = str(error.orig).strip().split("\n", 1)[0]
+    message = first_line(error)
     hint = getattr(diagnostics, "message_hint", None)
     return f"{message}. {hint}" if hint else message
 
 
+def first_line(error: DBAPIError) -> str:
+    """What the server said, without its hint; that it is a standby, where that is what it means."""
+    message = str(error.orig).strip().split("\n", 1)[0]
+    return f"the server is a standby: {message}" if sqlstate(error) == READ_ONLY else message
+
+
 def trouble_of(error: BaseException) -> Trouble | None:
     """What kind of trouble an error is; None if it won't pass."""
+    if isinstance(error, HistoryChanged):
+        return Trouble.LOST
     if not isinstance(error, DBAPIError):
         return None
     state = sqlstate(error)
@@ -82,7 +94,11 @@ def reason_of(error: BaseException) -> str:
             return f"the server has {SHORT_OF.get(state, 'no more')}: {said(error).rsplit('FATAL:', 1)[-1].strip()}"
         case Trouble.CANCELLED:
             return f"somebody cancels statements of ours: {said(error)}"
-    return str(error.orig).strip().split("\n", 1)[0] or type(error).__name__
+    return first_line(error) or type(error).__name__
+
+
+# How what is told of a wait stands in an operation's row; what else stands there is the governor's.
+OURS = "throttled ~ '^throttled: (the server has|somebody cancels) '"
 
 
 def _no_session(error: DBAPIError) -> bool:

@@ -55,8 +55,10 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                 owner = owner_of(ti)
                 # A fresh heartbeat under our own name is that of a try which was killed moments ago.
                 ours = row.owner == owner
+                # A handle of its own: what the task asks meanwhile may be of another history.
+                own = database.named(database.application_name)
                 work = Background(
-                    lambda: finalize.finalize(database, self.index, owner, report=self.log.info, take_over=ours)
+                    lambda: finalize.finalize(own, self.index, owner, report=self.log.info, take_over=ours)
                 )
                 with Watcher(ti) as watcher:
                     self.drive(work.wait, database, ti, watcher)

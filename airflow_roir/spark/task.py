@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import build, seal
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.history import one_history
 from airflow_roir.engine.run import Run, settle
 from airflow_roir.engine.shortage import patience_of
 from airflow_roir.engine.trouble import reason_of
@@ -74,9 +75,10 @@ def work(
     patience = patience_of(database, run, wait)
     while True:
         try:
-            for metrics in _steps(database, run, phase, number, wait):
-                patience.renew()
-                yield metrics
+            with one_history(database):
+                for metrics in _steps(database, run, phase, number, wait):
+                    patience.renew()
+                    yield metrics
             return
         except Fenced as error:
             # A newer run works on, or a newer try of this worker; that is no failure of this operation.

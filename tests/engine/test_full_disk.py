@@ -209,7 +209,7 @@ def test_a_full_disk_is_waited_for_with_nothing_open(
     if place in ("build", "seal"):
         assert len(looks) >= 3
     for throttled, since, how, open_transactions in looks:
-        assert throttled.startswith("the server has no room: could not ")
+        assert throttled.startswith("throttled: the server has no room: could not ")
         assert (since, how, open_transactions) == (True, "running", 0)
     user = steps.session(dsn)
     lost = dict(steps.sql(user, "SELECT cause, count(*) FROM roir.throttle_time GROUP BY cause"))

@@ -16,6 +16,7 @@ from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog, marks, operations, tables
 from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.running import read_running
 from airflow_roir.engine.shortage import patience_of, persist
@@ -23,7 +24,7 @@ from airflow_roir.engine.verify import comparison, report, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, load
 from airflow_roir.engine.verify.report import VerifyReport
 from airflow_roir.engine.verify.worker import LIMITS, UNITS, VerifyWorker
-from airflow_roir.errors import InvariantViolated, OperationPaused, SourceChanged
+from airflow_roir.errors import HistoryChanged, InvariantViolated, OperationPaused, SourceChanged
 from airflow_roir.operation import Phase, Status, Verb
 
 
@@ -37,6 +38,9 @@ def work(database: Database, run: Run, worker: int) -> Iterator[UnitMetrics]:
             verify_job = load(connection, run)
             operations.start_clock(connection, run.operation_id, run.epoch)
         verifier = VerifyWorker(connection, verify_job, worker)
+        # Nobody waits with a snapshot open.
+        turn = Turn(connection, run, worker, letting_go=verifier.close)
+        turn.come()
         try:
             while isinstance(claim := verifier.claim(), UnitClaim):
                 done = None if claim.compared else verifier.unit(claim)
@@ -45,6 +49,7 @@ def work(database: Database, run: Run, worker: int) -> Iterator[UnitMetrics]:
                     return
                 if done is not None:
                     yield done
+                    turn.rest(done.seconds)
         finally:
             verifier.close()
 
@@ -61,6 +66,10 @@ def finish(database: Database, run: Run) -> None:
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.kind == "verify" and row.phase not in (Phase.SUM, Phase.CHECK):
+            return
+        last = verification.last(connection, run.operation_id)
+        if last is not None and last.finished_at is not None:
+            # The answer to the commit that closed it was lost.
             return
         found = verification.unfinished(connection, run.operation_id)
         left = work_left(connection, run, ())
@@ -164,6 +173,8 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
                 return int(last.id)
             source = catalog.source_of_index(connection, row.index_id)
             options = VerifyOptions(parallelism=row.parallelism)
+            if row.phase != Phase.PUBLISH:
+                raise InvariantViolated(f"index {run.index} is in {row.phase}; it is compared once it is folded")
             verification_id, _ = units.plan(
                 connection, row.index_id, row.id, row.generation_id, source, options, "after", with_delta=True
             )
@@ -212,6 +223,9 @@ def by_threads(database: Database, run: Run, verification_id: int) -> None:
             try:
                 for done in as_completed([pool.submit(share, worker) for worker in range(number)]):
                     done.result()
+            except HistoryChanged:
+                # All of them meet it.
+                raise
             except BaseException as error:
                 # Written down first, so that the others leave: to leave the block is to wait for them.
                 settle(database, run, error, fatal=isinstance(error, SourceChanged))
