@@ -8,7 +8,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import operations, patience, schema
+from airflow_roir.engine import clean_up, operations, patience, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import heartbeat
@@ -200,3 +200,17 @@ def test_the_heart_beats_where_no_connection_is_left(kept: str, server: str) -> 
         for _ in range(3):
             last = beat(last)
         sql(user, LIMITS["role"][1])
+
+
+def test_a_clean_up_without_room_says_so(dsn: str) -> None:
+    """Nothing is wrong with the index, so nobody is told to build it again."""
+    run_sql(dsn, *SCENES["plain"])
+    database = Database(dsn, "roir tests")
+    steps.make_index(database)
+    state, message = RAISED["disk"]
+    fails = f"DO $$ BEGIN RAISE EXCEPTION '{message}' USING ERRCODE = '{state}'; END $$"
+    with changed(database, "(?s)^DROP TABLE.*", fails):
+        report = clean_up.clean_up(database)
+    assert report.warnings == []
+    assert report.waiting == [f"index public.ix: the server has no room: {message}"]
+    assert clean_up.clean_up(database).deltas_dropped == 1
