@@ -150,6 +150,10 @@ bench-partitions: $(STAMP)  ## Lookups over 1 to 1,000 partitions; ARGS="--rows 
 bench-locks: $(STAMP)  ## What the build's locks cost writers; ARGS="--rows 50000 --idle 5 --rebuilds 1" for less
 	$(BIN)/python -m benchmarks.locks $(ARGS)
 
+.PHONY: bench-scan
+bench-scan: $(STAMP)  ## Several indexes by one scan, side by side, one after the other; ARGS="--rows 300000 --rounds 1"
+	$(BIN)/python -m benchmarks.one_scan $(ARGS)
+
 .PHONY: bench-verify
 bench-verify: $(STAMP)  ## What a verification costs beside a build; ARGS="--rows 500000 --rounds 1" for less
 	$(BIN)/python -m benchmarks.verify $(ARGS)
@@ -165,6 +169,11 @@ bench-fold: $(STAMP)  ## Delta rows folded per second; ARGS="--rows 200000 --bas
 .PHONY: bench-unique
 bench-unique: $(STAMP)  ## A unique index under writers of duplicates, kills, pauses; ARGS="--rows 50000 --groups 100", "--cost 3"
 	$(BIN)/python -m benchmarks.unique $(ARGS)
+
+.PHONY: bench-governor
+bench-governor: $(ARCHIVE)  ## An application and a replica beside a build, without and with the governor; ARGS="--calm 10" for less
+	@$(with_java) \
+	  $(BIN)/python -m benchmarks.governor $(ARGS)
 
 .PHONY: bench-filters
 bench-filters: $(STAMP)  ## What hashes of keys could be kept as; ARGS="--keys 100000 --rounds 1" for less

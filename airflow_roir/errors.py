@@ -60,7 +60,7 @@ class Fenced(RoirError):
 
 
 class HistoryChanged(RoirError):
-    """The server isn't the one, or not in the history, that this began in: a replica was promoted. Begin anew."""
+    """The server isn't the one, or not in the history, that this began in: a replica was promoted. Begin again."""
 
 
 class ReadOnlyServer(RoirError):

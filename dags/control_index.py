@@ -23,7 +23,7 @@ from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
 
 # An empty field is rendered as None, which keeps the operation's own value.
-OPTIONS = {name: f"{{{{ params.{name} }}}}" for name in LIVE_NUMBERS}
+OPTIONS = {name: f"{{{{ params.{name} }}}}" for name in (*LIVE_NUMBERS, "throttle")}
 
 with DAG(
     dag_id="control_index",
@@ -83,6 +83,13 @@ with DAG(
             title="Rate limit, rows per second",
             description=f"For resume and change: over all workers, at least {MIN_ROWS_PER_SECOND}. 0: no limit. "
             "Empty: as before.",
+        ),
+        "throttle": Param(
+            None,
+            type=["null", "string"],
+            title="Throttle",
+            description="For resume and change: limits of signals, replica_lag=50MB. Others stay; replica_lag=off "
+            "takes one away, off all. Empty: as before.",
         ),
         "postgres_conn_id": Param(
             "postgres_default",

@@ -1,8 +1,8 @@
 """Builds or rebuilds one global index of a PostgreSQL table, online. Copy this file into your DAGs folder.
 
 Trigger the DAG and fill in the form. Pause the DAG to pause its builds after their open batches; unpause it to resume
-them. Change `parallelism`, `batch_rows` and `max_rows_per_second` at any time: by the DAG `control_index`, or in the
-build task's Task State Store. The newest change wins.
+them. Change `parallelism`, `batch_rows`, `max_rows_per_second` and `throttle` at any time: by the DAG `control_index`,
+or in the build task's Task State Store. The newest change wins.
 """
 
 from __future__ import annotations
@@ -107,6 +107,14 @@ PARAMS = {
         minimum=MIN_ROWS_PER_SECOND,
         title="Rate limit, rows per second",
         description="For the copy, over all workers. Empty: no limit. You can change it while the build runs.",
+        section=HOW,
+    ),
+    "throttle": Param(
+        None,
+        type=["null", "string"],
+        title="Throttle",
+        description="Limits of signals, above which the build works less, or waits: replica_lag=100MB "
+        "commit_latency=20ms. Empty: none. You can change them while the build runs.",
         section=HOW,
     ),
     "scan": Param(
@@ -221,6 +229,7 @@ with DAG(
         task_id="verify_before",
         mode="{{ 'before' if params.verify in ('before', 'both') else 'none' }}",
         parallelism="{{ params.parallelism }}",
+        throttle="{{ params.throttle or '' }}",
         spark="{{ params.spark }}",
         # What is wrong is what the rebuild is for.
         fail_on_difference=False,
@@ -240,6 +249,7 @@ with DAG(
         batch_rows="{{ params.batch_rows }}",
         ranges="{{ params.ranges or '' }}",
         max_rows_per_second="{{ params.max_rows_per_second or '' }}",
+        throttle="{{ params.throttle or '' }}",
         ignore_row_security="{{ params.ignore_row_security }}",
         ignore_publications="{{ params.ignore_publications }}",
         scan="{{ params.scan }}",

@@ -77,6 +77,14 @@ PARAMS = {
         "verify task, Task State Store. The newest change wins.",
         section=HOW,
     ),
+    "throttle": Param(
+        None,
+        type=["null", "string"],
+        title="Throttle",
+        description="Limits of signals, above which it works less, or waits: active_sessions=8 commit_latency=20ms. "
+        "Empty: none. You can change them while it runs.",
+        section=HOW,
+    ),
     "max_duration": Param(
         None,
         type=["null", "integer"],
@@ -137,5 +145,6 @@ with DAG(
         repair="{{ params.repair }}",
         amcheck="{{ params.amcheck }}",
         parallelism="{{ params.parallelism }}",
+        throttle="{{ params.throttle or '' }}",
         spark="{{ params.spark }}",
     )

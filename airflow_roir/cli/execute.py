@@ -30,6 +30,8 @@ from airflow_roir.spark.kept_driver import KeptDriver
 
 # How soon a pause is seen while Spark starts, and how often the progress bar moves.
 LOOK_EVERY_S = 0.5
+# Failovers that lose something, during one command.
+MOST = 5
 
 
 def carry_on(database: Database, index: str, spark: CommandSpark, take_over: bool, as_json: bool) -> None:
@@ -40,8 +42,16 @@ def carry_on(database: Database, index: str, spark: CommandSpark, take_over: boo
         return
     owner = _owner()
     with _progress(database, row.id, quiet=as_json) as relay:
-        if row.phase in (Phase.BUILD, Phase.SEAL):
+        for _ in range(MOST):
+            if row.phase not in (Phase.BUILD, Phase.SEAL):
+                break
             _on_spark(database, index, row, owner, spark, take_over, relay)
+            now = operation_status(database, row.id)
+            if now.status != Status.RUNNING or now.phase not in (Phase.BUILD, Phase.SEAL):
+                break
+            # It was sealed. A heartbeat that is there still is our own.
+            say("the server has lost its last commits, by a failover or a restore; continuing with what it has")
+            row, take_over = operations.find_operation(database, index), True
         spark.release()
         now = operation_status(database, row.id)
         paused = now.status == Status.PAUSED and row.phase in (Phase.BUILD, Phase.SEAL)
@@ -56,6 +66,7 @@ def carry_on(database: Database, index: str, spark: CommandSpark, take_over: boo
         return
     print_overview(look(database, index), as_json)
     _exit_if_paused(ended, index)
+    _exit_if_unfinished(ended, index)
 
 
 def print_census(database: Database, operation_id: int, as_json: bool) -> None:
@@ -80,7 +91,9 @@ def carry_on_verification(
     row = operations.find_operation(database, index)
     with _progress(database, row.id, quiet) as relay:
         _on_spark(database, index, row, _owner(), spark, take_over, relay)
-    _exit_if_paused(operation_status(database, row.id), index)
+    ended = operation_status(database, row.id)
+    _exit_if_paused(ended, index)
+    _exit_if_unfinished(ended, index)
     return report_of(database, row.id)
 
 
@@ -132,6 +145,13 @@ def _exit_if_paused(ended: OperationStatus, index: str) -> None:
             who = f"{printable(ended.paused_by or '')}: {printable(ended.pause_reason or '')}"
             say(f"paused by {who}; resume with: roir resume {argument(index)}")
         raise typer.Exit(OperationPaused.exit_code)
+
+
+def _exit_if_unfinished(ended: OperationStatus, index: str) -> None:
+    """Its end was told, and is lost."""
+    if ended.status == Status.RUNNING:
+        say(f"the operation isn't finished; continue with: roir resume {argument(index)}")
+        raise typer.Exit(1)
 
 
 def _follow(driver: Driver | KeptDriver, on_interrupt: Callable[[], None], has_paused: Callable[[], bool]) -> int:

@@ -4,7 +4,7 @@ A server that fails over to a replica may have lost its last commits, and one th
 has; ids are then given again. Each transaction is right wherever it runs, and so is what was committed, which is always
 a prefix of what was. Only what a process remembers from one transaction to the next isn't: an id of what was never made
 there, a copy that is finished here and not there. So who remembers something opens all of its sessions in one history,
-and begins anew in another.
+and begins again in another.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def one_history(database: Database) -> Iterator[None]:
 
 
 def in_one_history(work: Callable[Concatenate[Database, P], T]) -> Callable[Concatenate[Database, P], T]:
-    """For a function that is safe to repeat: in another history it begins anew."""
+    """For a function that is safe to repeat: in another history it begins again."""
 
-    def anew(database: Database, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def begun_again(database: Database, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if database.look is not None:
             return work(database, *args, **kwargs)
         for left in range(MOST, 0, -1):
@@ -100,4 +100,4 @@ def in_one_history(work: Callable[Concatenate[Database, P], T]) -> Callable[Conc
                     raise
         raise AssertionError
 
-    return wraps(work)(anew)
+    return wraps(work)(begun_again)

@@ -26,7 +26,7 @@ NUMBERS = (
     "revert_window_s",
 )
 TRUTHS = ("ignore_row_security", "ignore_publications", "census")
-WORDS = ("scan", "covering", "verify", "on_duplicate")
+WORDS = ("scan", "covering", "verify", "on_duplicate", "throttle")
 UNIQUENESS = ("unique", "nulls_not_distinct")
 
 
@@ -39,8 +39,8 @@ class PrepareIndexBuildOperator(RoirOperator):
         comma-separated or as a list. If all are empty, an existing index is rebuilt with its own definition.
     unique, nulls_not_distinct: see `IndexDefinition`. A rebuild keeps both.
     parallelism, batch_rows, batch_ms, ranges, segments, max_rows_per_second, revert_window_s, scan, covering, verify,
-        ignore_row_security, ignore_publications, on_duplicate, census: see `BuildOptions`; numbers and booleans may be
-        given as text; None or '' takes the default there.
+        ignore_row_security, ignore_publications, on_duplicate, census, throttle: see `BuildOptions`; numbers and
+        booleans may be given as text; None or '' takes the default there.
 
     All of them are templated. If an input can't be used, the task fails without a retry and changes nothing. It waits,
     rescheduled, while another run drives the index's operation, or while a verification of the index is unfinished.
@@ -80,6 +80,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         nulls_not_distinct: bool | str | None = None,
         on_duplicate: str | None = None,
         census: bool | str | None = None,
+        throttle: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -102,6 +103,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         self.nulls_not_distinct = nulls_not_distinct
         self.on_duplicate = on_duplicate
         self.census = census
+        self.throttle = throttle
 
     def execute(self, context: Context) -> int:
         """Prepare, unless the DAG was paused between scheduling and now."""

@@ -17,8 +17,7 @@ class ResumeIndexBuildOperator(OptionsOperator):
 
     The task drives nothing itself: if no run waits, trigger `rebuild_index` for the index, which adopts the operation.
 
-    parallelism, batch_rows, max_rows_per_second: new values (templated); None keeps the operation's own, a rate of 0 is
-        no limit.
+    parallelism, batch_rows, max_rows_per_second, throttle: as of `ChangeIndexBuildOperator`.
     """
 
     def execute(self, context: Context) -> int:

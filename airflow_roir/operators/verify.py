@@ -38,7 +38,8 @@ class VerifyIndexOperator(SparkDrivingOperator):
         or '' takes the default there.
     mode: `only`; `before` if a rebuild follows: the task is skipped if the index isn't published yet or has an
         unfinished build; `none` always skips it.
-    parallelism: how many workers to start with; the task's Task State Store changes it later.
+    parallelism, throttle: how many workers to start with, and the limits of signals; the task's Task State Store
+        changes them later.
     spark: see `SparkDrivingOperator`. All of these are templated.
     fail_on_difference: fail, without a retry, if something is still wrong; the XCom has the counts either way.
 
@@ -53,6 +54,7 @@ class VerifyIndexOperator(SparkDrivingOperator):
     template_fields: Sequence[str] = (
         *SparkDrivingOperator.template_fields,
         "parallelism",
+        "throttle",
         "sample",
         "max_seconds",
         "slices",
@@ -66,6 +68,7 @@ class VerifyIndexOperator(SparkDrivingOperator):
         self,
         *,
         parallelism: int | str | None = None,
+        throttle: str | None = None,
         sample: float | str | None = None,
         max_seconds: int | str | None = None,
         slices: int | str | None = None,
@@ -77,6 +80,7 @@ class VerifyIndexOperator(SparkDrivingOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.parallelism = parallelism
+        self.throttle = throttle
         self.sample = sample
         self.max_seconds = max_seconds
         self.slices = slices
@@ -102,7 +106,7 @@ class VerifyIndexOperator(SparkDrivingOperator):
         given: dict[str, Any] = {
             name: whole_number(name, getattr(self, name)) for name in ("parallelism", "max_seconds", "slices")
         }
-        given["sample"] = number("sample", self.sample)
+        given |= {"sample": number("sample", self.sample), "throttle": optional_text(self.throttle)}
         given |= {name: yes_or_no(name, getattr(self, name)) for name in ("repair", "amcheck")}
         return VerifyOptions(**{name: value for name, value in given.items() if value is not None})
 

@@ -104,6 +104,12 @@ def work(
             settle(database, run, failure, fatal=isinstance(error, SourceChanged))
             yield WorkerMetrics(number, phase, error=str(failure))
             return
+        except MemoryError:
+            # Written down here, as any other: Spark would give up on the worker, and the others go on.
+            failure = worker_failed(number, "out of memory on the executor. Give it more, or resume with fewer workers")
+            settle(database, run, failure, fatal=False)
+            yield WorkerMetrics(number, phase, error=str(failure))
+            return
 
 
 def worker_failed(number: int, error: BaseException | str) -> WorkerFailed:

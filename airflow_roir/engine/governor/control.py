@@ -58,6 +58,7 @@ class Control:
         self._high = 0
         self._is_starting = True
         self._cut_by: Reading | None = None
+        self._is_settling = False
         # What was too much the last time, when to try it again, and how long after that.
         self._too_much = math.inf
         self._retry_at = 0.0
@@ -121,6 +122,7 @@ class Control:
             return
         if self._high:
             return
+        self._is_settling = False
         if self._workers >= self._too_much:
             if load < MORE:
                 # What was too much no longer is: others have left.
@@ -145,10 +147,13 @@ class Control:
 
     def _cut(self, by: Reading, to: float, now: float) -> None:
         assert self._workers is not None
-        # Once more what was too much before, or less than that: it is tried less often.
-        again = self._workers <= self._too_much < math.inf
-        self._retry_s = min(self._retry_s * 2, LONGEST_RETRY_S) if again else RETRY_S
-        self._too_much, self._retry_at = self._workers, now + self._retry_s
+        if not (self._is_settling and by.load >= HALF):
+            # Once more what was too much before, or less than that: it is tried less often.
+            again = self._workers <= self._too_much < math.inf
+            self._retry_s = min(self._retry_s * 2, LONGEST_RETRY_S) if again else RETRY_S
+            self._too_much = self._workers
+        # Users whose statements have queued up are slow for a while: that is what was before the first cut, not this.
+        self._is_settling, self._retry_at = True, now + self._retry_s
         self._workers = max(FEWEST, to)
         self._cut_by, self._is_starting, self._steady, self._high = by, False, 0, 0
 

@@ -43,14 +43,14 @@ class Turn:
         connection: Connection,
         run: Run,
         worker: int = 0,
-        wait: Callable[[float], object] = time.sleep,
+        wait: Callable[[float], object] | None = None,
         letting_go: Callable[[], object] = lambda: None,
         among: int = 0,
     ) -> None:
         self._connection = connection
         self._run = run
         self._worker = worker
-        self._wait = wait
+        self._wait = wait or time.sleep
         self._letting_go = letting_go
         self._among = among
 
