@@ -11,6 +11,10 @@ FORMAT_VERSION = 2
 BLOCK_FORMAT_VERSION = 3
 # Who pauses where rows share a key of a unique index: no retry lifts that, only a resume.
 BY_DUPLICATES = "duplicates"
+# Who pauses outside of an operation's windows: it goes on by itself inside.
+BY_WINDOW = "window"
+# Who pauses an operation that has worked for as long as it may: a resume lifts that.
+BY_MAX_DURATION = "max_duration"
 
 
 class Status(str, Enum):

@@ -285,6 +285,8 @@ def pause_operation(
         paused_by=actor,
         pause_reason=reason,
         ticked_at=None,
+        queued_at=None,
+        queued_seen_at=None,
     )
     record_event(connection, row.index_id, row.id, actor, "pause", reason)
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import operations, tables
+from airflow_roir.engine import admission, allowed, operations, tables
 from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.schema import check_schema
@@ -21,6 +21,7 @@ from airflow_roir.errors import (
     IllegalTransition,
     OperationFailed,
     OperationPaused,
+    OperationQueued,
     RoirError,
     SchemaVersionMismatch,
     SourceChanged,
@@ -51,54 +52,68 @@ def start_run(
     this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept.
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
     drive), SchemaVersionMismatch (begun by other code),
-    OperationPaused (and `lift_pause` is False; nothing was changed).
+    OperationPaused (and `lift_pause` is False; nothing was changed; or it is outside of its window, or has worked for as
+    long as it may: then it is paused by that), OperationQueued (others run, and it waits).
     """
     with database.transaction() as connection:
-        check_schema(connection)
-        name = parse_name(index, "index")
-        found = operations.live_or_last(connection, name)
-        row = connection.execute(
-            select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()
-        ).one()
-        if row.status == Status.FAILED:
-            raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then start again")
-        if row.status == Status.ABORTING:
-            raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; roir clean-up finishes that")
-        if row.status not in (Status.RUNNING, Status.PAUSED):
-            raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
-        # A pause that the run before this one took upon itself, because something failed, is nobody's wish.
-        if row.status == Status.PAUSED and not lift_pause and row.paused_by != row.owner:
-            raise OperationPaused(f"index {index}: paused by {row.paused_by}: {row.pause_reason}")
-        if row.format_version not in (FORMAT_VERSION, BLOCK_FORMAT_VERSION):
-            raise SchemaVersionMismatch(
-                f"operation {row.id} began with checkpoint format {row.format_version}, but this code writes "
-                f"{FORMAT_VERSION}. Finish it with the version that began it, or abort it"
-            )
-        if operations.heart_beats(row, connection) and not take_over:
-            raise operations.running_elsewhere(row, index)
-        operations.move(
-            connection,
-            row,
-            Verb.START,
-            epoch=row.epoch,
-            owner=owner,
-            heartbeat_at=func.clock_timestamp(),
-            ticked_at=None,
-            pause_reason=None,
-            paused_by=None,
+        begun = _start(connection, index, owner, take_over, lift_pause)
+    # What keeps it from starting is written down first.
+    if isinstance(begun, admission.Wait):
+        raise (OperationQueued if begun.is_queued else OperationPaused)(f"index {index}: {begun.why}")
+    return begun
+
+
+def _start(
+    connection: Connection, index: str, owner: str, take_over: bool, lift_pause: bool
+) -> Run | admission.Wait:
+    check_schema(connection)
+    name = parse_name(index, "index")
+    found = operations.live_or_last(connection, name)
+    row = connection.execute(
+        select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()
+    ).one()
+    if row.status == Status.FAILED:
+        raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then start again")
+    if row.status == Status.ABORTING:
+        raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; roir clean-up finishes that")
+    if row.status not in (Status.RUNNING, Status.PAUSED):
+        raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
+    # A pause that the run before this one took upon itself, because something failed, is nobody's wish.
+    if row.status == Status.PAUSED and not lift_pause and row.paused_by != row.owner:
+        raise OperationPaused(f"index {index}: paused by {row.paused_by}: {row.pause_reason}")
+    if row.format_version not in (FORMAT_VERSION, BLOCK_FORMAT_VERSION):
+        raise SchemaVersionMismatch(
+            f"operation {row.id} began with checkpoint format {row.format_version}, but this code writes "
+            f"{FORMAT_VERSION}. Finish it with the version that began it, or abort it"
         )
-        epoch = int(
-            connection.execute(
-                update(tables.operation)
-                .where(tables.operation.c.id == row.id)
-                .values(epoch=tables.operation.c.epoch + 1)
-                .returning(tables.operation.c.epoch)
-            ).scalar_one()
-        )
-        action = "resume" if row.status == Status.PAUSED else "start"
-        operations.record_event(connection, row.index_id, row.id, owner, action, f"in phase {row.phase}")
-        full_name = connection.execute(select(tables.index).where(tables.index.c.id == row.index_id)).one()
-        return Run(row.id, epoch, str(operations.index_name(full_name)), owner)
+    if operations.heart_beats(row, connection) and not take_over:
+        raise operations.running_elsewhere(row, index)
+    if (wait := admission.admit(connection, row)) is not None:
+        return wait
+    operations.move(
+        connection,
+        row,
+        Verb.START,
+        epoch=row.epoch,
+        owner=owner,
+        heartbeat_at=func.clock_timestamp(),
+        ticked_at=None,
+        pause_reason=None,
+        paused_by=None,
+        **admission.started(row),
+    )
+    epoch = int(
+        connection.execute(
+            update(tables.operation)
+            .where(tables.operation.c.id == row.id)
+            .values(epoch=tables.operation.c.epoch + 1)
+            .returning(tables.operation.c.epoch)
+        ).scalar_one()
+    )
+    action = "resume" if row.status == Status.PAUSED else "start"
+    operations.record_event(connection, row.index_id, row.id, owner, action, f"in phase {row.phase}")
+    full_name = connection.execute(select(tables.index).where(tables.index.c.id == row.index_id)).one()
+    return Run(row.id, epoch, str(operations.index_name(full_name)), owner)
 
 
 def end_run(database: Database, run: Run) -> None:
@@ -136,6 +151,8 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
     def beat() -> None:
         with suppress(DBAPIError), database.transaction() as connection:
             operations.tick(connection, run.operation_id, run.epoch)
+        with suppress(DBAPIError, RoirError):
+            allowed.look_once(database, run)
 
     with meanwhile(beat, database.limits.heartbeat_every_s, "roir-heartbeat"):
         yield

@@ -107,7 +107,9 @@ def test_windows_of_several_zones_are_open_where_one_of_them_is() -> None:
 def test_none_are_always_open() -> None:
     for text in (None, "", " off "):
         windows = parse_windows(text)
-        assert windows.is_open(START) and windows.opens_at(START) == START and windows.closes_at(START) is None
+        assert windows.is_open(START)
+        assert windows.opens_at(START) == START
+        assert windows.closes_at(START) is None
 
 
 @pytest.mark.parametrize(
@@ -144,4 +146,5 @@ def test_a_29_february_is_found_over_a_century_without_one() -> None:
 
 def test_what_is_open_for_ever_is_looked_through_in_bounded_time() -> None:
     end = parse_windows("* * * * * for 1min").closes_at(START)
-    assert end is not None and end >= START + timedelta(days=8)
+    assert end is not None
+    assert end >= START + timedelta(days=8)
