@@ -251,7 +251,7 @@ class WorkOptions:
     throttle: limits of signals, `replica_lag=100MB commit_latency=20ms` (docs/operations.md#throttle); `off` is none.
         The server reads it, when the operation begins.
     windows: when it may work (`windows.parse_windows`); outside of them it pauses, inside it continues; `off` is none.
-    max_duration_s: it pauses after so many seconds since it began or was resumed; 0 is no limit.
+    max_duration_s: it pauses this many seconds after it began or was resumed; 0 is no limit.
     priority: of those that wait for others to end, the greatest goes first; by default 0.
     warn_after_s: a pause that has lasted for so long is warned of; by default a day, 0 is never.
     abort_after_s: a pause that has lasted for so long is ended by an abort; 0, the default, is never.

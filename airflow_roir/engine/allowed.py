@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import argument
 from airflow_roir.engine import operations
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.database import execute
 from airflow_roir.engine.operations import OperationRow
 from airflow_roir.errors import InvalidInput
 from airflow_roir.operation import BY_MAX_DURATION, BY_WINDOW, Phase, Status
@@ -73,25 +73,17 @@ def is_last(connection: Connection, row: OperationRow) -> bool:
     return bool(execute(connection, COMPARED, values).scalar_one())
 
 
-def look(connection: Connection, run: Run, row: OperationRow, now: datetime) -> str | None:
+def look(connection: Connection, run: Run, row: OperationRow) -> str | None:
     """Pause a run's operation where it may not work any more, in the caller's transaction; the reason, or None.
 
-    row: the operation's, just read. now: by the server's clock. Costs nothing where no option asks for it. Raises
-    Fenced, and IllegalTransition where somebody has paused it meanwhile.
+    row: the operation's, just read. Costs nothing where no option asks for it. Raises Fenced, and IllegalTransition
+    where somebody has paused it meanwhile.
     """
     if row.status != Status.RUNNING or row.epoch != run.epoch or (row.windows is None and row.max_duration_s is None):
         return None
+    now = execute(connection, "SELECT clock_timestamp()").scalar_one()
     refusal = past_duration(row, now) or outside_of_window(row, now, argument(run.index))
     if refusal is None or is_last(connection, row):
         return None
     operations.pause_operation(connection, row, refusal.by, refusal.reason, run.epoch)
     return refusal.reason
-
-
-def look_once(database: Database, run: Run) -> str | None:
-    """As `look`, in a transaction of its own."""
-    with database.transaction() as connection:
-        row = operations.read_operation(connection, run.operation_id)
-        if row.windows is None and row.max_duration_s is None:
-            return None
-        return look(connection, run, row, execute(connection, "SELECT clock_timestamp()").scalar_one())

@@ -22,9 +22,9 @@ class BatchSize:
         self._rows = FIRST_ROWS
         self._seconds_per_row: deque[float] = deque(maxlen=REMEMBERED)
 
-    def rows(self, most: int) -> int:
-        """Rows of the next batch, at most `most` (the operation's `batch_rows`)."""
-        return max(1, min(self._rows, most))
+    def rows(self, most: int, share: float = 1.0) -> int:
+        """Rows of the next batch, at most `most` (the operation's `batch_rows`). share: of the target time, to take."""
+        return max(1, min(int(self._rows * share), most))
 
     def took(self, rows: int, seconds: float) -> None:
         """Learn from a batch that was committed."""

@@ -20,6 +20,7 @@ from airflow_roir.engine import operations, owner
 from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
+from airflow_roir.engine.governor.turn import Turn, share_of
 from airflow_roir.engine.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
@@ -29,6 +30,8 @@ from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, Sour
 from airflow_roir.operation import Phase, Verb
 from airflow_roir.scan_range import ScanRange
 
+# Of its usual time what a batch takes under a pace. Less would be mostly commit.
+PACED = 0.1
 # Under a rate limit a batch is at most this much of a worker's share, so that a pause still comes soon.
 RATE_WINDOW_S = 0.5
 
@@ -49,7 +52,8 @@ BATCH_FOUND = "roir.stamp(%(source)s) AS stamp, p.relation::oid::regclass::text 
 # taken out of the source meanwhile; or lost to another worker. And the name of what the range is a piece of as it is
 # now, fully qualified under the pinned search_path.
 STANDING = """
-SELECT o.epoch, o.owner, o.status, o.parallelism, o.batch_rows, o.max_rows_per_second,
+SELECT o.epoch, o.owner, o.status, o.parallelism, o.batch_rows, o.max_rows_per_second, o.granted,
+       o.throttle <> '{}' OR o.granted_at IS NOT NULL AS is_governed,
        CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
             WHEN r.done THEN 'out'
             WHEN r.claim_epoch = %(epoch)s THEN 'held'
@@ -176,7 +180,7 @@ class BuildWorker:
             if stop := why_stop(row, self.worker):
                 RANGES.release(self.connection, run, claim)
                 return stop
-            self.is_limited = row.max_rows_per_second is not None
+            self.is_limited = row.max_rows_per_second is not None or row.is_governed
             # Against ALTER, to the end of the transaction. Where its owner isn't trusted no read leaves a lock behind.
             lock_table(self.connection, row.name, row.relation, "ACCESS SHARE", only=True)
             stretch = self.reader.next(row.name, claim.scan, self._limit(row, claim.row_bytes), claim.rows_per_block)
@@ -209,7 +213,8 @@ class BuildWorker:
 
     def _limit(self, row: Row[Any], row_bytes: float | None) -> int:
         """How many rows the next batch copies, about."""
-        limit = self._size.rows(row.batch_rows)
+        # Under a grant that is less than a worker, short pieces of work and of rest: long ones hurt whoever meets them.
+        limit = self._size.rows(row.batch_rows, PACED if share_of(row.granted) < 1 else 1.0)
         if row_bytes:
             limit = min(limit, max(1, int(limits_of(self.connection).batch_bytes / row_bytes)))
         if row.max_rows_per_second:
@@ -260,6 +265,8 @@ def work(
             job = load_job(connection, run)
             operations.start_clock(connection, run.operation_id, run.epoch)
         builder = BuildWorker(connection, job, worker)
+        turn = Turn(connection, run, worker, wait)
+        turn.come()
         while isinstance(claim := builder.claim(), Claim):
             rows = batches = 0
             seconds = 0.0
@@ -271,23 +278,9 @@ def work(
                     return
                 rows, batches, seconds = rows + outcome.rows, batches + 1, seconds + outcome.seconds
                 held = outcome.claim
-                _keep_rate(builder, outcome, wait)
+                if builder.is_limited:
+                    turn.rest(outcome.seconds, outcome.rows)
             yield RangeMetrics(worker, claim.ordinal, rows, batches, seconds, done=True)
-
-
-def _keep_rate(builder: BuildWorker, batch: Batch, wait: Callable[[float], None]) -> None:
-    """Wait for as long as the batch was faster than this worker's share of the rate limit, or until a pause."""
-    waited = 0.0
-    while builder.is_limited:
-        with builder.connection.begin():
-            row = read_control(builder.connection, builder.job.run)
-        if not row.max_rows_per_second or why_stop(row, builder.worker):
-            return
-        due = batch.rows / (row.max_rows_per_second / row.parallelism) - batch.seconds - waited
-        if due <= 0:
-            return
-        wait(min(due, RATE_WINDOW_S))
-        waited += RATE_WINDOW_S
 
 
 def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:

@@ -8,6 +8,7 @@ docs/architecture.md#invariants).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -94,7 +95,12 @@ def why_stop(row: Row[Any], worker: int) -> Stop | None:
     """Why a worker takes no more work, by the operation's row; None if it continues."""
     if row.status != Status.RUNNING:
         return Stop("paused")
-    return Stop("leave") if worker >= row.parallelism else None
+    return Stop("leave") if worker >= granted_workers(row) else None
+
+
+def granted_workers(row: Row[Any]) -> int:
+    """How many workers an operation has now, by its row. A hold is waited for in place, by whoever is there."""
+    return int(row.parallelism) if not row.granted else min(row.parallelism, math.ceil(row.granted))
 
 
 @dataclass(frozen=True)

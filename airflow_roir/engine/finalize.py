@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow_roir.engine import census, duplicate_report, fold, publish
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
@@ -32,7 +33,7 @@ def finalize(
     folds what it left), and SourceChanged (failed).
     """
     run = start_run(database, index, owner, take_over=take_over)
-    with driving(database, run), heartbeat(database, run):
+    with driving(database, run), heartbeat(database, run), governing(database, run, report):
         database.retry(lambda: start_clock(database, run))
         finalize_run(database, run, report)
     return database.retry(lambda: operation_status(database, run.operation_id))

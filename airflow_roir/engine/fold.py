@@ -6,6 +6,7 @@ The delta only shrinks (I5), so this ends, whatever the write rate. One call of 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
+from airflow_roir.engine.claims import granted_workers
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import Drain, telling_of_names
@@ -340,7 +343,7 @@ def work(database: Database, run: Run) -> Folded:
     total = Folded()
     while True:
         with database.transaction() as connection:
-            workers = read_running(connection, run).parallelism
+            workers = granted_workers(read_running(connection, run))
             _wait_little(connection)
             blocks = execute(
                 connection,
@@ -350,10 +353,14 @@ def work(database: Database, run: Run) -> Folded:
         starts = iter(range(0, int(blocks) + 1, BLOCKS_PER_STEP))
         next_start = threading.Lock()
 
-        def fold_share(starts: Iterator[int] = starts, lock: threading.Lock = next_start) -> Folded:
+        def fold_share(
+            starts: Iterator[int] = starts, lock: threading.Lock = next_start, workers: int = workers
+        ) -> Folded:
             folded = Folded()
             with database.connect() as connection:
                 worker = FoldWorker(connection, job.generation_id, job.entry)
+                turn = Turn(connection, run, among=workers)
+                turn.come()
                 while True:
                     with lock:
                         first = next(starts, None)
@@ -361,7 +368,9 @@ def work(database: Database, run: Run) -> Folded:
                         return folded
                     with connection.begin():
                         read_running(connection, run)
+                    begun = time.monotonic()
                     folded += worker.step(first, first + BLOCKS_PER_STEP)
+                    turn.rest(time.monotonic() - begun)
 
         with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="roir-fold") as pool:
             passed = sum((share.result() for share in [pool.submit(fold_share) for _ in range(workers)]), Folded())

@@ -24,6 +24,8 @@ class Limits:
     clean_up_s: float = 5.0
     # A server that restarts or fails over is back within this; a longer outage pauses the operation.
     outage_s: float = 60.0
+    # For so long a signal that can't be read holds the work; then the operation is paused.
+    unreadable_s: float = 300.0
     # Often enough that a run isn't taken for dead (30 s) after a few lost beats.
     heartbeat_every_s: float = 2.0
     # How often a segment is begun again for those who wait for it. Then it is finished first: somebody who truncates

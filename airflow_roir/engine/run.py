@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import admission, allowed, operations, tables
+from airflow_roir.engine import admission, operations, tables
 from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.schema import check_schema
@@ -151,8 +151,6 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
     def beat() -> None:
         with suppress(DBAPIError), database.transaction() as connection:
             operations.tick(connection, run.operation_id, run.epoch)
-        with suppress(DBAPIError, RoirError):
-            allowed.look_once(database, run)
 
     with meanwhile(beat, database.limits.heartbeat_every_s, "roir-heartbeat"):
         yield

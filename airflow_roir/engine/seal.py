@@ -19,6 +19,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, is_transient, sqlstate
 from airflow_roir.engine.giving_way import GaveWay, giving_way
+from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.errors import DuplicatesFound, InvariantViolated
@@ -198,6 +199,8 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
             operations.start_clock(connection, run.operation_id, run.epoch)
         sealer = SealWorker(database, connection, job, worker)
         retreats: Counter[int] = Counter()
+        turn = Turn(connection, run, worker)
+        turn.come()
         while isinstance(claim := sealer.claim(), SegmentClaim):
             begun = time.monotonic()
             gives_way = retreats[claim.ordinal] < database.limits.seal_retreats
@@ -212,7 +215,8 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
                 # It is claimed anew, which looks for a pause on the way, and queues behind whoever was let by.
                 retreats[claim.ordinal] += 1
                 continue
-            yield SegmentMetrics(worker, claim.ordinal, time.monotonic() - begun)
+            yield SegmentMetrics(worker, claim.ordinal, took := time.monotonic() - begun)
+            turn.rest(took)
 
 
 def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:

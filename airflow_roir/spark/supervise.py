@@ -12,9 +12,10 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import build, seal
-from airflow_roir.engine.claims import WorkLeft
+from airflow_roir.engine.claims import WorkLeft, granted_workers
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.early.detecting import detecting
+from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, show_spark_ui, start_run
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.status import OperationStatus, operation_status
@@ -62,7 +63,7 @@ def drive(
     WorkerFailed for what workers reported; the operation then holds the reason.
     """
     run = start_run(database, index, owner, take_over, lift_pause)
-    with driving(database, run), heartbeat(database, run):
+    with driving(database, run), heartbeat(database, run), governing(database, run, report):
         mark("begun")
         if _control(database, run).phase in ENGINE:
             report(f"operation {run.operation_id}: starting Spark")
@@ -176,7 +177,9 @@ class _PhaseOnSpark:
                 break
             self._news.workers(row.parallelism)
             left = self._work_left()
-            missing = sorted(set(range(row.parallelism)) - workers.busy)
+            # Under a hold none comes: those that are there wait.
+            wanted = 0 if row.granted == 0 else granted_workers(row)
+            missing = sorted(set(range(wanted)) - workers.busy)
             # Who is busy and holds nothing is still starting, and is about to claim a piece that is free now.
             for number in missing[: max(0, min(left.free, left.undone - len(workers.busy)))]:
                 self._submitted_at = time.monotonic()

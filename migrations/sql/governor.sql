@@ -1,21 +1,13 @@
 -- What holds work back (airflow_roir/engine/governor/): the limits of signals, as users write them, and the grant.
 
--- The signals. Those of `below` are over where they are below their limit.
-CREATE VIEW roir.signal (name, unit, below) AS VALUES
-    ('replica_lag', 'bytes', false),
-    ('replica_delay', 'seconds', false),
-    ('slot_wal', 'bytes', false),
-    ('slot_room', 'bytes', true),
-    ('oldest_transaction', 'seconds', false),
-    ('free_space', 'bytes', true),
-    ('query', 'number', false),
-    ('commit_latency', 'seconds', false),
-    ('active_sessions', 'number', false),
-    ('lock_waits', 'number', false),
-    ('wal_rate', 'bytes', false),
-    ('checkpoints', 'number', false);
-
-GRANT SELECT ON roir.signal TO PUBLIC;
+-- The signals (airflow_roir/engine/governor/signals.py). A function, which all who may change an operation may call.
+CREATE FUNCTION roir.signals(OUT name text, OUT unit text) RETURNS SETOF record
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    VALUES ('replica_lag', 'bytes'), ('replica_delay', 'seconds'), ('slot_wal', 'bytes'), ('slot_room', 'bytes'),
+           ('oldest_transaction', 'seconds'), ('free_space', 'bytes'), ('query', 'number'),
+           ('commit_latency', 'seconds'), ('active_sessions', 'number'), ('lock_waits', 'number'),
+           ('wal_rate', 'bytes'), ('checkpoints', 'number')
+$$;
 
 -- Limits as users write them, `replica_lag=100MB commit_latency=20ms replicas=r1,r2`, laid over those that there are.
 -- `name=off` takes one away, `off` all. Bytes and seconds are written as PostgreSQL reads them: 100MB, 1.5s, 10min.
@@ -38,10 +30,10 @@ BEGIN
             RAISE invalid_parameter_value USING MESSAGE = format('throttle: %s is no limit; write name=value', item),
                 HINT = 'for example: replica_lag=100MB commit_latency=20ms';
         END IF;
-        SELECT x.* INTO s FROM roir.signal x WHERE x.name = parts[1];
+        SELECT x.* INTO s FROM roir.signals() x WHERE x.name = parts[1];
         IF parts[1] NOT IN ('replicas') AND s.name IS NULL THEN
             RAISE invalid_parameter_value USING MESSAGE = format('throttle: there is no signal %s', parts[1]),
-                HINT = format('there are %s, and replicas', (SELECT string_agg(x.name, ', ') FROM roir.signal x));
+                HINT = format('there are %s, and replicas', (SELECT string_agg(x.name, ', ') FROM roir.signals() x));
         ELSIF parts[2] = 'off' THEN
             found := found - parts[1];
         ELSIF parts[1] = 'replicas' THEN
@@ -81,7 +73,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                                                  THEN trim_scale(e.value::numeric * 1000) || 'ms'
                                                  ELSE trim_scale(e.value::numeric) || 's' END
                ELSE trim_scale(e.value::numeric)::text END, ' ' ORDER BY e.key)
-      FROM jsonb_each(throttle) e LEFT JOIN roir.signal s ON s.name = e.key
+      FROM jsonb_each(throttle) e LEFT JOIN roir.signals() s ON s.name = e.key
 $$;
 
 -- How many workers may work now, 0 is a hold; NULL: as many as there are. A grant that isn't given again is a hold:

@@ -152,6 +152,7 @@ BEGIN
            SET parallelism = o.parallelism, batch_rows = o.batch_rows, max_rows_per_second = o.max_rows_per_second,
                max_duration_s = o.max_duration_s, priority = o.priority, warn_after_s = o.warn_after_s,
                abort_after_s = o.abort_after_s, windows = o.windows, throttle = coalesce(limits, x.throttle),
+               granted = CASE WHEN limits = '{}' THEN NULL ELSE x.granted END,
                notice = NULL
          WHERE x.id = o.id AND x.status IN ('running', 'paused');
     END IF;

@@ -11,7 +11,7 @@ from airflow_roir.quantity import duration, size
 
 @dataclass(frozen=True)
 class Signal:
-    """unit: bytes, seconds or number. stops: a budget; above its limit nobody works. steers: what the work itself
+    """unit: bytes, seconds or number. stops: a budget, whose limit holds all work. steers: what the work itself
     changes soon, so that less work helps. below: over is where it is below its limit. over: what is said of it then.
     """
 

@@ -15,6 +15,8 @@ from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog, marks, operations, tables
 from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.governor.governing import governing
+from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.running import read_running
 from airflow_roir.engine.verify import comparison, report, units, verification
@@ -35,6 +37,9 @@ def work(database: Database, run: Run, worker: int) -> Iterator[UnitMetrics]:
             verify_job = load(connection, run)
             operations.start_clock(connection, run.operation_id, run.epoch)
         verifier = VerifyWorker(connection, verify_job, worker)
+        # Nobody waits with a snapshot open.
+        turn = Turn(connection, run, worker, letting_go=verifier.close)
+        turn.come()
         try:
             while isinstance(claim := verifier.claim(), UnitClaim):
                 done = None if claim.compared else verifier.unit(claim)
@@ -43,6 +48,7 @@ def work(database: Database, run: Run, worker: int) -> Iterator[UnitMetrics]:
                     return
                 if done is not None:
                     yield done
+                    turn.rest(done.seconds)
         finally:
             verifier.close()
 
@@ -138,7 +144,7 @@ def verify(
     owner = actor or operations.default_actor()
     begun = verification.begin(database, index, options, owner, mode)
     run = start_run(database, index, owner)
-    with driving(database, run), heartbeat(database, run):
+    with driving(database, run), heartbeat(database, run), governing(database, run):
         by_threads(database, run, begun.verification_id)
     # `driving` ends quietly where it is paused.
     with database.transaction() as connection:

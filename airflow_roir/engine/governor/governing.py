@@ -1,0 +1,238 @@
+"""The governor: a thread of a run that reads the signals, grants, and keeps what was lost and why."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import allowed, operations
+from airflow_roir.engine.database import Database, execute, to_json
+from airflow_roir.engine.governor.control import UNREADABLE, Control, Grant
+from airflow_roir.engine.governor.readings import SignalReader
+from airflow_roir.engine.governor.signals import Reading
+from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.engine.run import Run, read_control
+from airflow_roir.errors import Fenced, IllegalTransition, RoirError
+from airflow_roir.operation import BY_GOVERNOR, Status
+from airflow_roir.quantity import duration
+
+LOOK_EVERY_S = 1.0
+# Two looks that are farther apart: the machine slept, and no time was lost to a signal.
+LONGEST_LOOK_S = 10.0
+SAMPLE_EVERY_S = 2.0
+# What holds the work for this long is told; the same again only after a while, however often it comes and goes.
+TELL_AFTER_S = 5.0
+TELL_AGAIN_S = 300.0
+
+GRANT = """
+UPDATE roir.operation o
+   SET granted = %(granted)s, granted_at = clock_timestamp(), throttled = %(why)s,
+       throttled_since = CASE WHEN %(why)s::text IS NULL THEN NULL
+                              WHEN o.throttled IS NULL THEN clock_timestamp() ELSE o.throttled_since END
+ WHERE o.id = %(operation)s AND o.epoch = %(epoch)s AND o.status = 'running'
+"""
+FREE = """
+UPDATE roir.operation SET granted = NULL, granted_at = NULL, throttled = NULL, throttled_since = NULL
+ WHERE id = %(operation)s AND epoch = %(epoch)s
+"""
+LOSE = """
+INSERT INTO roir.throttle_time (operation_id, cause, seconds) VALUES (%(operation)s, %(cause)s, %(seconds)s)
+ON CONFLICT (operation_id, cause) DO UPDATE
+   SET seconds = throttle_time.seconds + excluded.seconds, last_at = clock_timestamp()
+"""
+KEEP = "SELECT roir.keep_signals(%(operation)s, %(granted)s, %(readings)s::jsonb)"
+
+
+class Governor:
+    """Governs one run. say: where its lines go. Each `look` is a few short transactions."""
+
+    def __init__(
+        self,
+        database: Database,
+        run: Run,
+        surroundings: Surroundings,
+        say: Callable[[str], object] = lambda line: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._run = run
+        self._say = say
+        self._clock = clock
+        self._reader = SignalReader(database, surroundings, clock)
+        self._control = Control()
+        self._looked_at: float | None = None
+        self._sampled_at = float("-inf")
+        self._unreadable_since: float | None = None
+        self._news = _News()
+
+    def look(self, connection: Connection) -> Grant | None:
+        """Read, decide, write the grant; None if the operation has no limits. Raises Fenced, DBAPIError."""
+        now = self._clock()
+        with connection.begin():
+            row = read_control(connection, self._run)
+            # Somebody may pause it in this very moment.
+            with suppress(IllegalTransition):
+                if allowed.look(connection, self._run, row) is not None:
+                    row = read_control(connection, self._run)
+        if row.status != Status.RUNNING:
+            self._looked_at, self._unreadable_since = None, None
+            return None
+        if not self._reader.limits(row.throttle):
+            if row.granted_at is not None:
+                self._free(connection)
+            return None
+        readings = self._reader.read(connection, row.throttle)
+        grant = self._control.decide(readings, row.parallelism, now)
+        with connection.begin():
+            self._write(connection, row, grant, readings, now)
+        for line in self._news.lines(grant, now):
+            self._say(line)
+            with connection.begin():
+                operations.record_event(connection, row.index_id, row.id, "governor", "throttle", line)
+        self._give_up(connection, row, grant, now)
+        return grant
+
+    def _free(self, connection: Connection) -> None:
+        self._control, self._looked_at, self._unreadable_since = Control(), None, None
+        with connection.begin():
+            execute(connection, FREE, {"operation": self._run.operation_id, "epoch": self._run.epoch})
+
+    def _write(self, connection: Connection, row: Row[Any], grant: Grant, readings: list[Reading], now: float) -> None:
+        run = self._run
+        values = {"operation": run.operation_id, "epoch": run.epoch, "granted": grant.workers, "why": _said(grant)}
+        if not execute(connection, GRANT, values).rowcount:
+            return
+        since, self._looked_at = self._looked_at, now
+        lost = 1 - grant.workers / row.parallelism
+        if grant.cause is not None and since is not None and now - since < LONGEST_LOOK_S:
+            seconds = (now - since) * lost
+            execute(connection, LOSE, {"operation": run.operation_id, "cause": grant.cause, "seconds": seconds})
+        if now - self._sampled_at >= SAMPLE_EVERY_S:
+            self._sampled_at = now
+            shown: dict[str, Any] = {}
+            for reading in readings:
+                # Of several replicas the worst.
+                known = shown.get(reading.signal.name)
+                if known is None or _is_worse(reading, known):
+                    shown[reading.signal.name] = reading
+            kept = {name: reading.as_dict() for name, reading in shown.items()}
+            values = {"operation": run.operation_id, "granted": grant.workers, "readings": to_json(kept)}
+            execute(connection, KEEP, values)
+
+    def _give_up(self, connection: Connection, row: Row[Any], grant: Grant, now: float) -> None:
+        """Pause if a signal can't be read for too long."""
+        if grant.cause != UNREADABLE:
+            self._unreadable_since = None
+            return
+        if self._unreadable_since is None:
+            self._unreadable_since = now
+        if now - self._unreadable_since < self._database.limits.unreadable_s:
+            return
+        self._unreadable_since = None
+        with connection.begin():
+            lasting = duration(self._database.limits.unreadable_s)
+            reason = f"for {lasting} {grant.why}. Change that, or take the limit away; then resume"
+            with suppress(RoirError):
+                operations.pause_operation(connection, row, BY_GOVERNOR, reason, self._run.epoch)
+
+    def close(self) -> None:
+        """Let all sessions go."""
+        self._reader.close()
+
+
+class _News:
+    """What is told of holds and of a slower pace: not each of the many that come and go."""
+
+    def __init__(self) -> None:
+        self._cause: str | None = None
+        self._since = 0.0
+        self._is_told = False
+        self._told: dict[str, float] = {}
+
+    def lines(self, grant: Grant, now: float) -> list[str]:
+        lines = []
+        if grant.cause != self._cause:
+            if self._is_told and grant.cause is None:
+                lines.append(f"no longer throttled: all workers work again after {duration(now - self._since)}")
+            self._cause, self._since = grant.cause, now
+            self._is_told = False
+        if (
+            grant.cause is not None
+            and not self._is_told
+            and now - self._since >= TELL_AFTER_S
+            and now - self._told.get(grant.cause, float("-inf")) >= TELL_AGAIN_S
+        ):
+            self._is_told, self._told[grant.cause] = True, now
+            lines.append(_said(grant) or "")
+        return lines
+
+
+def _said(grant: Grant) -> str | None:
+    """`throttled: replica r2 is 340 MB behind, limit 100 MB`; paced: with how many workers."""
+    if grant.why is None:
+        return None
+    if not grant.workers:
+        return f"throttled: {grant.why}"
+    many = f"{grant.workers:g} workers" if grant.workers > 1 else f"{grant.workers:.0%} of one worker"
+    return f"paced to {'1 worker' if grant.workers == 1 else many}: {grant.why}"
+
+
+def _is_worse(reading: Reading, known: Reading) -> bool:
+    if reading.value is None or known.value is None:
+        return reading.value is None
+    return reading.load > known.load
+
+
+@contextmanager
+def governing(
+    database: Database,
+    run: Run,
+    say: Callable[[str], object] = lambda line: None,
+    surroundings: Surroundings | None = None,
+) -> Iterator[None]:
+    """Govern a run, in a thread, while the block runs. surroundings: by default what the environment says.
+
+    If the thread can't work, no grant is renewed, and after 15 s that is a hold.
+    """
+    governor = Governor(database, run, surroundings or Surroundings.of_environment(), say)
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_work, args=(governor, database, run, stop, say), name="roir-governor", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(LONGEST_LOOK_S)
+
+
+def _work(
+    governor: Governor, database: Database, run: Run, stop: threading.Event, say: Callable[[str], object]
+) -> None:
+    said = ""
+    try:
+        while not stop.is_set():
+            try:
+                with database.named(f"roir {run.operation_id} governor").connect() as connection:
+                    while not stop.is_set():
+                        governor.look(connection)
+                        stop.wait(LOOK_EVERY_S)
+            except Fenced:
+                return
+            except DBAPIError:
+                # The work has the same trouble, and tells it.
+                stop.wait(LOOK_EVERY_S)
+            except Exception as error:  # a defect: it must not end silently, and the work is held by it
+                if (line := f"the governor failed: {type(error).__name__}: {error}") != said:
+                    said = line
+                    say(line)
+                stop.wait(LOOK_EVERY_S)
+    finally:
+        governor.close()

@@ -1,0 +1,232 @@
+"""Reads the signals that limits were given for. What can't be read is a reading, too: of why."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine.database import Database, execute, sqlstate
+from airflow_roir.engine.governor.probe import Probe
+from airflow_roir.engine.governor.replicas import Replicas, ReplicaState
+from airflow_roir.engine.governor.signals import SIGNALS, Reading
+from airflow_roir.engine.governor.surroundings import Surroundings
+
+# None of our own questions takes longer, and a user's query may not.
+TIMEOUT_MS = 3_000
+RATE_S = 5.0
+CHECKPOINT_RATE_S = 60.0
+
+POSITION = "SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint"
+SLOTS = """
+SELECT slot_name AS name, greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::float8 AS kept,
+       safe_wal_size::float8 AS room
+  FROM pg_replication_slots WHERE restart_lsn IS NOT NULL
+"""
+# Sessions of ours are told by their name; what they begin, they end within seconds.
+OLDEST = """
+SELECT extract(epoch FROM clock_timestamp() - t.since)::float8 AS age, t.who, h.hidden
+  FROM (SELECT count(*) AS hidden FROM pg_stat_activity
+         WHERE backend_type IS NULL AND application_name NOT LIKE 'roir %' AND usesysid IS NOT NULL) h
+  LEFT JOIN LATERAL (
+        SELECT x.since, x.who
+          FROM (SELECT xact_start AS since, concat_ws(' ', 'pid', pid, 'of', quote_ident(usename)) AS who
+                  FROM pg_stat_activity WHERE backend_type = 'client backend' AND application_name NOT LIKE 'roir %'
+                UNION ALL SELECT prepared, 'prepared ' || quote_literal(gid) FROM pg_prepared_xacts) x
+         WHERE x.since IS NOT NULL ORDER BY x.since LIMIT 1) t ON true
+"""
+ACTIVE = """
+SELECT count(*) FILTER (WHERE state IN ('active', 'fastpath function call'))::float8 AS active,
+       count(*) FILTER (WHERE backend_type IS NULL AND usesysid IS NOT NULL) AS hidden
+  FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND (backend_type = 'client backend' OR backend_type IS NULL)
+"""
+WAITING = """
+SELECT count(DISTINCT l.pid)::float8 FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+ WHERE NOT l.granted AND a.application_name NOT LIKE 'roir %'
+"""
+# The WAL of a checkpoint_timeout at this rate, by what makes a checkpoint come before its time.
+CHECKPOINT = """
+SELECT 100 * %(rate)s * extract(epoch FROM current_setting('checkpoint_timeout')::interval)::float8
+  / (pg_size_bytes(current_setting('max_wal_size')) / (1 + current_setting('checkpoint_completion_target')::float8))
+"""
+PLACES = """
+SELECT inet_server_addr() IS NULL AS local, current_setting('data_directory') AS data,
+       array(SELECT pg_tablespace_location(oid) FROM pg_tablespace WHERE pg_tablespace_location(oid) <> '') AS others
+"""
+
+
+class Unreadable(Exception):
+    """Why a signal has no value."""
+
+
+class SignalReader:
+    """Reads signals for one run; rates need two looks. clock: seconds that never go back."""
+
+    def __init__(
+        self, database: Database, surroundings: Surroundings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._surroundings = surroundings
+        self._clock = clock
+        self._probe = Probe(database.named("roir governor"))
+        self._replicas = Replicas(surroundings.replicas, clock)
+        self._positions: deque[tuple[float, int]] = deque()
+        self._states: list[ReplicaState] | None = None
+
+    def close(self) -> None:
+        """End the probe, and the sessions of replicas."""
+        self._probe.close()
+        self._replicas.close()
+
+    def limits(self, throttle: Mapping[str, Any]) -> dict[str, Any]:
+        """The limits that count: a query that came with the run has one, too."""
+        return {"query": 0, **throttle} if self._surroundings.query else dict(throttle)
+
+    def read(self, connection: Connection, throttle: Mapping[str, Any]) -> list[Reading]:
+        """A reading of each limit, of each replica, in transactions of its own.
+
+        Raises DBAPIError if the session is lost.
+        """
+        limits = self.limits(throttle)
+        replicas = limits.pop("replicas", None)
+        self._states = None
+        position = self._position(connection)
+        found: list[Reading] = []
+        for name, limit in limits.items():
+            signal = SIGNALS.get(name)
+            if signal is None:
+                continue
+            try:
+                with connection.begin():
+                    execute(connection, f"SET LOCAL statement_timeout = {TIMEOUT_MS}; SET LOCAL lock_timeout = 500")
+                    if name in ("replica_lag", "replica_delay"):
+                        found += self._of_replicas(connection, name, limit, position, replicas)
+                    else:
+                        value, of = getattr(self, f"_{name}")(connection)
+                        if value is not None:
+                            found.append(Reading(signal, limit, float(value), of))
+            except Unreadable as why:
+                found.append(Reading(signal, limit, None, problem=str(why)))
+            except DBAPIError as error:
+                if error.connection_invalidated or connection.invalidated:
+                    raise
+                said = str(error.orig).strip().split("\n", 1)[0]
+                hint = ": GRANT pg_monitor" if sqlstate(error) == "42501" else ""
+                found.append(Reading(signal, limit, None, problem=f"{said}{hint}"))
+        return found
+
+    def _position(self, connection: Connection) -> int | None:
+        try:
+            with connection.begin():
+                position = int(execute(connection, POSITION).scalar_one())
+        except DBAPIError as error:
+            if error.connection_invalidated or connection.invalidated:
+                raise
+            return None
+        now = self._clock()
+        self._positions.append((now, position))
+        while now - self._positions[0][0] > CHECKPOINT_RATE_S:
+            self._positions.popleft()
+        return position
+
+    def _of_replicas(
+        self, connection: Connection, name: str, limit: float, position: int | None, named: list[str] | None
+    ) -> list[Reading]:
+        if position is None:
+            raise Unreadable("this server is a standby itself, or doesn't tell its position")
+        if self._states is None:
+            self._states = self._replicas.read(connection, position, named)
+        signal = SIGNALS[name]
+        values = [(state, state.bytes if name == "replica_lag" else state.seconds) for state in self._states]
+        return [Reading(signal, limit, value, state.name, state.problem) for state, value in values]
+
+    def _rate(self, seconds: float) -> float | None:
+        """Bytes of WAL a second, over the last `seconds`; None at the first look."""
+        if not self._positions:
+            raise Unreadable("this server is a standby itself, or doesn't tell its position")
+        now, position = self._positions[-1]
+        then, before = next(one for one in self._positions if now - one[0] <= seconds)
+        return (position - before) / (now - then) if now > then else None
+
+    def _slot_wal(self, connection: Connection) -> tuple[float, str]:
+        worst = max(execute(connection, SLOTS).all(), key=lambda row: row.kept, default=None)
+        return (0.0, "") if worst is None else (worst.kept, worst.name)
+
+    def _slot_room(self, connection: Connection) -> tuple[float | None, str]:
+        # NULL where max_slot_wal_keep_size is no limit.
+        rows = [row for row in execute(connection, SLOTS) if row.room is not None]
+        worst = min(rows, key=lambda row: row.room, default=None)
+        return (None, "") if worst is None else (max(0.0, worst.room), worst.name)
+
+    def _oldest_transaction(self, connection: Connection) -> tuple[float, str]:
+        row = execute(connection, OLDEST).one()
+        if row.hidden:
+            raise Unreadable(_hidden(connection, "transactions of others"))
+        return max(0.0, row.age or 0.0), row.who or ""
+
+    def _active_sessions(self, connection: Connection) -> tuple[float, str]:
+        row = execute(connection, ACTIVE).one()
+        if row.hidden:
+            raise Unreadable(_hidden(connection, "what sessions of others do"))
+        return row.active, ""
+
+    def _lock_waits(self, connection: Connection) -> tuple[float, str]:
+        return execute(connection, WAITING).scalar_one(), ""
+
+    def _commit_latency(self, _connection: Connection) -> tuple[float, str]:
+        seconds, problem = self._probe.read()
+        if seconds is None:
+            raise Unreadable(problem)
+        return seconds, ""
+
+    def _wal_rate(self, _connection: Connection) -> tuple[float | None, str]:
+        return self._rate(RATE_S), ""
+
+    def _checkpoints(self, connection: Connection) -> tuple[float | None, str]:
+        rate = self._rate(CHECKPOINT_RATE_S)
+        if rate is None:
+            return None, ""
+        return execute(connection, CHECKPOINT, {"rate": rate}).scalar_one(), ""
+
+    def _free_space(self, connection: Connection) -> tuple[float, str]:
+        row = execute(connection, PLACES).one()
+        if not row.local:
+            raise Unreadable(
+                "PostgreSQL doesn't tell its free space. By a Unix socket the file system is asked; else give a "
+                "query of your own (ROIR_THROTTLE_QUERY)"
+            )
+        rooms: dict[str, int] = {}
+        for place in (row.data, f"{row.data}/pg_wal", *row.others):
+            try:
+                here = os.statvfs(place)
+            except OSError as error:
+                if place.endswith("/pg_wal"):
+                    # Its folder is the server's alone; mostly it is on the same file system.
+                    continue
+                raise Unreadable(f"{place}: {error.strerror}") from None
+            rooms[place] = here.f_bavail * here.f_frsize
+        place = min(rooms, key=lambda name: rooms[name])
+        return float(rooms[place]), place
+
+    def _query(self, connection: Connection) -> tuple[float, str]:
+        query = self._surroundings.query
+        if not query:
+            raise Unreadable("the run has no query: set ROIR_THROTTLE_QUERY, or the operator's throttle_query")
+        execute(connection, "SET LOCAL transaction_read_only = on")
+        row = execute(connection, query).first()
+        value = None if row is None else row[0]
+        if value is None:
+            raise Unreadable("the query returned no value")
+        try:
+            return float(value), ""
+        except (TypeError, ValueError):
+            raise Unreadable(f"the query returned {value!r}, which is no number and no truth") from None
+
+
+def _hidden(connection: Connection, what: str) -> str:
+    role = execute(connection, "SELECT quote_ident(current_user)").scalar_one()
+    return f"role {role} may not see {what}: GRANT pg_read_all_stats TO {role}"

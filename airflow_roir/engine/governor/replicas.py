@@ -1,0 +1,175 @@
+"""How far replicas are behind, in bytes and in seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg2
+from sqlalchemy import Connection
+
+from airflow_roir.engine.database import execute
+
+# A row of which we may see nothing has a process and a name only. Logical subscribers count if they are named.
+STREAMING = """
+SELECT coalesce(nullif(r.application_name, ''), r.client_addr::text, 'pid ' || r.pid) AS name,
+       r.state IS NULL AS hidden, r.state = 'backup' AS backup, coalesce(s.slot_type = 'logical', false) AS logical,
+       (coalesce(r.replay_lsn, r.flush_lsn, r.write_lsn, r.sent_lsn) - '0/0')::bigint AS position, current_user AS role
+  FROM pg_stat_replication r LEFT JOIN pg_replication_slots s ON s.active_pid = r.pid
+"""
+OWN = """
+SELECT pg_is_in_recovery(), (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() END - '0/0')::bigint,
+       CASE WHEN pg_is_in_recovery()
+            THEN extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8 END
+"""
+# One that streamed a moment ago may be restarting; later it is taken for one that was taken out.
+AWAY_S = 60.0
+# A replica of its own DSN that didn't answer is asked again after this.
+ASK_AGAIN_S = 5.0
+TIMEOUT_S = 2
+# How long positions of the past are known.
+REMEMBERED = 1_200
+
+
+class LagClock:
+    """When the primary wrote what: from a replica's position, for how long it has lacked something.
+
+    `pg_stat_replication.replay_lag` stands still when a replica does.
+    """
+
+    def __init__(self) -> None:
+        self._written: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
+
+    def wrote(self, now: float, position: int) -> None:
+        """The primary's position now."""
+        if not self._written or position > self._written[-1][1]:
+            self._written.append((now, position))
+
+    def behind(self, now: float, position: int) -> float:
+        """Seconds since the primary first was beyond a position, as far as that is known."""
+        lacking = (at for at, written in self._written if written > position)
+        return max(0.0, now - next(lacking, now))
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """bytes, seconds: how far it is behind; None if that can't be read, and problem says why."""
+
+    name: str
+    bytes: float | None = None
+    seconds: float | None = None
+    problem: str = ""
+
+
+class Replicas:
+    """Reads the state of the replicas that count. dsns: of those that are asked themselves, by name."""
+
+    def __init__(self, dsns: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._dsns = dsns
+        self._clock = clock
+        self._lags = LagClock()
+        self._seen: dict[str, float] = {}
+        self._own = {name: _Own(dsn, clock) for name, dsn in dsns.items()}
+
+    def read(self, connection: Connection, position: int, named: Collection[str] | None) -> list[ReplicaState]:
+        """The replicas `named`, or all that stream and all with a DSN. position: the primary's, in bytes, now."""
+        now = self._clock()
+        self._lags.wrote(now, position)
+        found: dict[str, ReplicaState] = {}
+        for row in execute(connection, STREAMING):
+            if row.backup or (row.logical and row.name not in (named or ())):
+                continue
+            state = self._state(now, position, row)
+            # Of several of one name, the one that is furthest behind.
+            if row.name not in found or _badness(state) > _badness(found[row.name]):
+                found[row.name] = state
+        streaming = set(found)
+        if named is None:
+            wanted = set(found) | set(self._dsns) | self._missing(now, found)
+        else:
+            wanted = set(named)
+            self._seen.clear()
+        for name in wanted:
+            if name in self._own:
+                found[name] = self._asked(now, position, name)
+            elif name not in found:
+                gone = "is no longer connected" if named is None else "isn't connected, and the run has no DSN of it"
+                found[name] = ReplicaState(name, problem=f"replica {name} {gone}")
+        for name in streaming & wanted:
+            self._seen[name] = now
+        return [found[name] for name in sorted(wanted)]
+
+    def close(self) -> None:
+        """Close the sessions of replicas."""
+        for own in self._own.values():
+            own.close()
+
+    def _missing(self, now: float, found: Collection[str]) -> set[str]:
+        """Those that streamed lately, and don't now."""
+        self._seen = {name: at for name, at in self._seen.items() if now - at < AWAY_S}
+        return set(self._seen) - set(found)
+
+    def _state(self, now: float, position: int, row: Any) -> ReplicaState:
+        if row.hidden:
+            problem = f'role {row.role} may not see how far replicas are: GRANT pg_read_all_stats TO "{row.role}"'
+            return ReplicaState(row.name, problem=problem)
+        if row.position is None:
+            return ReplicaState(row.name, problem=f"replica {row.name} hasn't said yet how far it is")
+        return ReplicaState(row.name, max(0.0, position - row.position), self._lags.behind(now, row.position))
+
+    def _asked(self, now: float, position: int, name: str) -> ReplicaState:
+        replayed, age, problem = self._own[name].ask()
+        if replayed is None:
+            return ReplicaState(name, problem=f"replica {name}: {problem}")
+        behind = self._lags.behind(now, replayed)
+        # What it lacks may be from before this run, whose moment only its last transaction tells.
+        seconds = max(behind, age or 0.0) if replayed < position and behind > 0 else behind
+        return ReplicaState(name, max(0.0, position - replayed), seconds)
+
+
+class _Own:
+    """A replica with a DSN of its own: one session, opened again when it is lost."""
+
+    def __init__(self, dsn: str, clock: Callable[[], float]) -> None:
+        self._dsn = dsn
+        self._clock = clock
+        self._connection: Any = None
+        self._failed: tuple[float, str] | None = None
+
+    def ask(self) -> tuple[int | None, float | None, str]:
+        """Its position, the age of what it replayed last, and why there is no position."""
+        if self._failed is not None and self._clock() - self._failed[0] < ASK_AGAIN_S:
+            return None, None, self._failed[1]
+        try:
+            if self._connection is None:
+                self._connection = psycopg2.connect(
+                    self._dsn,
+                    application_name="roir governor",
+                    connect_timeout=TIMEOUT_S,
+                    tcp_user_timeout=TIMEOUT_S * 1000,
+                )
+                self._connection.autocommit = True
+                with self._connection.cursor() as cursor:
+                    cursor.execute(f"SET statement_timeout = '{TIMEOUT_S}s'")
+            with self._connection.cursor() as cursor:
+                cursor.execute(OWN)
+                in_recovery, position, age = cursor.fetchone()
+        except psycopg2.Error as error:
+            self.close()
+            said = str(error).strip().split("\n", 1)[0]
+            self._failed = (self._clock(), said or "doesn't answer")
+            return None, None, self._failed[1]
+        self._failed = None
+        return position, age, "is no replica: it is not in recovery" if not in_recovery else "has replayed nothing yet"
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _badness(state: ReplicaState) -> float:
+    return float("inf") if state.bytes is None else state.bytes

@@ -1,0 +1,41 @@
+"""What a run knows that no table holds: DSNs of replicas, which are secrets, and the user's own query, which is code.
+
+Whoever may change an operation's row may set limits, and nothing that runs as the role that builds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from airflow_roir.errors import InvalidInput
+
+REPLICAS = "ROIR_REPLICAS"
+QUERY = "ROIR_THROTTLE_QUERY"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """replicas: DSNs by the names that `replicas=` has. query: returns a truth or a number, of which more is worse."""
+
+    replicas: Mapping[str, str] = field(default_factory=dict)
+    query: str | None = None
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Surroundings:
+        """From ROIR_REPLICAS, an object of names and DSNs in JSON, and ROIR_THROTTLE_QUERY. Raises InvalidInput."""
+        try:
+            replicas = json.loads(environment.get(REPLICAS) or "{}")
+        except ValueError:
+            replicas = None
+        if not isinstance(replicas, dict) or not all(isinstance(dsn, str) for dsn in replicas.values()):
+            # Not its text: there may be passwords in it.
+            raise InvalidInput(f'{REPLICAS} must be JSON as {{"r2": "host=… dbname=…"}}, names of replicas with DSNs')
+        return cls(replicas, environment.get(QUERY) or None)
+
+    def as_environment(self) -> dict[str, str]:
+        """For the environment of a driver's process."""
+        found = {REPLICAS: json.dumps(dict(self.replicas))} if self.replicas else {}
+        return found | ({QUERY: self.query} if self.query else {})

@@ -1,0 +1,245 @@
+"""Throttle: limits as users write them, signals of a real server, what the governor makes of them, what workers do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg2.errors
+import pytest
+
+from airflow_roir.engine import build, operations
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.governor.governing import Governor
+from airflow_roir.engine.governor.readings import SignalReader
+from airflow_roir.engine.governor.signals import SIGNALS, throttle_text
+from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.engine.governor.turn import Turn
+from airflow_roir.engine.operations import read_operation
+from airflow_roir.errors import InvalidInput
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+
+GIVEN = {
+    "replica_lag=100MB": {"replica_lag": 100 << 20},
+    "replica_delay=30s; replicas=r1,r2": {"replica_delay": 30, "replicas": ["r1", "r2"]},
+    "slot_wal=5GB\nslot_room=1GB": {"slot_wal": 5 << 30, "slot_room": 1 << 30},
+    "commit_latency=20ms": {"commit_latency": 0.02},
+    "oldest_transaction=10min": {"oldest_transaction": 600},
+    "wal_rate=50MB/s active_sessions=8 lock_waits=2.5": {"wal_rate": 50 << 20, "active_sessions": 8, "lock_waits": 2.5},
+    "query=0": {"query": 0},
+    "": {},
+    "off": {},
+    "replica_lag=1kB replica_lag=off": {},
+    "replica_lag=1kB off query=3": {"query": 3},
+    "replicas=r1 replicas=all": {},
+}
+BAD = ["replica_lag", "replica_lag=", "lag=3", "replica_lag=-1", "commit_latency=fast", "query=NaN", "checkpoints=0"]
+BAD += ["commit_latency=infinity", "replica_lag=1e30", "x y", "=3", "replica_lag=1MB,wal_rate=2MB", "roir.signal=1"]
+
+
+@pytest.fixture
+def governed(database: Database, dsn: str) -> Database:
+    steps.make_table(dsn)
+    return database
+
+
+@pytest.mark.parametrize("text", GIVEN)
+def test_limits_are_read_as_they_are_written_and_shown_as_they_are_read(dsn: str, text: str) -> None:
+    user = steps.session(dsn)
+    [(found,)] = sql(user, "SELECT roir.throttle_of(%s)", text)
+    assert found == GIVEN[text]
+    [(shown,)] = sql(user, "SELECT coalesce(roir.throttle_text(%s::jsonb), '')", json.dumps(found))
+    assert sql(user, "SELECT roir.throttle_of(%s)", shown) == [(found,)]
+    assert shown == throttle_text(found)
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_no_limit_is_refused_by_sql_and_by_the_commands(governed: Database, dsn: str, text: str) -> None:
+    with pytest.raises(psycopg2.errors.InvalidParameterValue, match="throttle"):
+        sql(steps.session(dsn), "SELECT roir.throttle_of(%s)", text)
+    with pytest.raises(InvalidInput, match="throttle"):
+        steps.begin(governed, throttle=text)
+    assert sql(steps.session(dsn), "SELECT count(*) FROM roir.operation") == [(0,)]
+
+
+def test_the_signals_of_sql_are_those_of_the_code(dsn: str) -> None:
+    found = dict(sql(steps.session(dsn), "SELECT name, unit FROM roir.signals()"))
+    assert found == {name: signal.unit for name, signal in SIGNALS.items()}
+
+
+def test_a_limit_is_changed_alone_while_it_runs_and_each_change_is_an_event(governed: Database, dsn: str) -> None:
+    steps.begin(governed, throttle="replica_lag=100MB commit_latency=20ms")
+    operations.change_options(governed, "ix", actor="ann", throttle="replica_lag=50MB")
+    operations.change_options(governed, "ix", actor="ann", throttle="commit_latency=off")
+    user = steps.session(dsn)
+    user.autocommit = True
+    sql(user, "SELECT roir.change('ix', throttle => 'query=4', actor => 'ann')")
+    assert read(governed).throttle == {"replica_lag": 50 << 20, "query": 4}
+    changes = [e.detail for e in operations.events(governed, "ix") if e.action == "change throttle"]
+    assert changes[-1] == "replica_lag=50MB -> query=4 replica_lag=50MB"
+    with pytest.raises(InvalidInput, match="there is no signal nothing"):
+        operations.change_options(governed, "ix", actor="ann", throttle="nothing=1")
+    operations.change_options(governed, "ix", actor="ann", throttle="off")
+    assert read(governed).throttle == {}
+
+
+def read(database: Database) -> Any:
+    with database.transaction() as connection:
+        return operations.live_or_last(connection, operations.parse_name("ix", "index"))
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_a_query_of_the_users_own_holds_the_work_and_lets_it_go(governed: Database, dsn: str, over: bool) -> None:
+    run_sql(dsn, "CREATE TABLE busy (n numeric)", f"INSERT INTO busy VALUES ({7 if over else 5})")
+    _, run = steps.begin(governed, batch_rows=7, throttle="query=6")
+    clock = Clock()
+    governor = Governor(governed, run, Surroundings(query="SELECT n FROM public.busy"), clock=clock)
+    waits: list[float] = []
+    with governed.connect() as connection, governed.connect() as other:
+        governor.look(connection)
+        assert bool(read(governed).throttled) is over
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            clock.now += seconds
+            if len(waits) == 3:
+                run_sql(dsn, "UPDATE busy SET n = 1")
+            governor.look(connection)
+
+        Turn(other, run, 0, wait).come()
+        row = read(governed)
+    assert (row.granted, row.throttled, bool(waits)) == (2, None, over)
+    lost = dict(sql(steps.session(dsn), "SELECT cause, round(seconds::numeric, 3)::float8 FROM roir.throttle_time"))
+    assert lost == ({"query": 1.0} if over else {})
+    governor.close()
+
+
+def test_a_grant_that_is_not_renewed_is_a_hold_and_a_pause_ends_it(governed: Database, dsn: str) -> None:
+    """Whoever reads the signals may die: then nobody knows how they are."""
+    _, run = steps.begin(governed, throttle="lock_waits=4")
+    looks: list[float] = []
+
+    def wait(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            operations.pause(governed, "ix", "ann")
+
+    with governed.connect() as connection:
+        governor = Governor(governed, run, Surroundings())
+        governor.look(connection)
+        run_sql(dsn, "UPDATE roir.operation SET granted_at = clock_timestamp() - interval '16 s'")
+        assert list(build.work(governed, run, 0, wait)) == []
+    assert len(looks) == 3
+    governor.close()
+
+
+def test_a_paced_worker_rests_for_as_long_as_its_share_says(governed: Database, dsn: str) -> None:
+    _, run = steps.begin(governed, throttle="lock_waits=4")
+    run_sql(dsn, "UPDATE roir.operation SET granted = 0.25, granted_at = clock_timestamp()")
+    rests: list[float] = []
+    with governed.connect() as connection:
+        Turn(connection, run, 0, rests.append).rest(0.4)
+        assert sum(rests) == pytest.approx(1.2)
+        rests.clear()
+        # Four threads that stay share what one would have.
+        Turn(connection, run, 0, rests.append, among=4).rest(0.1)
+        assert sum(rests) == pytest.approx(1.5)
+
+
+def test_a_signal_that_cannot_be_read_holds_then_pauses_with_the_reason(governed: Database) -> None:
+    _, run = steps.begin(governed, throttle="query=1")
+    clock = Clock()
+    governor = Governor(governed, run, Surroundings(), clock=clock)
+    with governed.connect() as connection:
+        for _ in range(3):
+            governor.look(connection)
+            clock.now += 1
+        assert read(governed).granted == 0
+        assert read(governed).throttled == (
+            "throttled: query can't be read: the run has no query: set ROIR_THROTTLE_QUERY, or the operator's "
+            "throttle_query"
+        )
+        clock.now += governed.limits.unreadable_s
+        governor.look(connection)
+    row = read(governed)
+    assert (row.status, row.paused_by) == ("paused", "governor")
+    assert "query can't be read" in row.pause_reason
+    governor.close()
+
+
+READABLE = "slot_wal=1GB slot_room=1MB oldest_transaction=1h commit_latency=10s active_sessions=50 lock_waits=50"
+READABLE += " wal_rate=1TB/s checkpoints=100000 replica_lag=1MB replica_delay=1s"
+
+
+def test_every_signal_is_read_at_a_real_server(governed: Database, dsn: str) -> None:
+    clock = Clock()
+    reader = SignalReader(governed, Surroundings(), clock)
+    [(throttle,)] = sql(steps.session(dsn), "SELECT roir.throttle_of(%s)", READABLE)
+    with governed.connect() as connection:
+        reader.read(connection, throttle)
+        clock.now += 1
+        run_sql(dsn, "UPDATE t SET v = v + 1")
+        found = {reading.signal.name: reading for reading in reader.read(connection, throttle)}
+    # No replica streams, no slot has a limit: nothing to hold for.
+    assert set(found) == set(throttle) - {"replica_lag", "replica_delay", "slot_room"}
+    assert {name: reading.problem for name, reading in found.items() if reading.value is None} == {}
+    assert found["wal_rate"].value
+    assert found["commit_latency"].value
+    reader.close()
+
+
+@pytest.mark.parametrize("signal", ["oldest_transaction=1h", "active_sessions=9"])
+def test_a_role_that_may_not_see_others_holds_and_is_told_the_grant(governed: Database, dsn: str, signal: str) -> None:
+    run_sql(dsn, "CREATE ROLE blind LOGIN")
+    try:
+        user = steps.session(dsn)
+        sql(user, "SELECT 1")
+        blind = Database(dsn.replace("postgres@", "blind@") if "postgres@" in dsn else f"{dsn}&user=blind")
+        [(throttle,)] = sql(user, "SELECT roir.throttle_of(%s)", signal)
+        reader = SignalReader(blind, Surroundings())
+        with blind.connect() as connection:
+            [found] = reader.read(connection, throttle)
+        assert found.value is None
+        assert "GRANT pg_read_all_stats TO blind" in found.problem
+        reader.close()
+    finally:
+        run_sql(dsn, "DROP ROLE blind")
+
+
+def test_a_transaction_that_is_open_for_long_is_named(governed: Database, dsn: str) -> None:
+    user = steps.old_session(dsn)
+    [(pid,)] = sql(user, "SELECT pg_backend_pid()")
+    reader = SignalReader(governed, Surroundings())
+    with governed.connect() as connection:
+        [found] = reader.read(connection, {"oldest_transaction": 0.000001})
+    assert found.is_over
+    assert f"pid {pid} of" in str(found)
+    user.rollback()
+    reader.close()
+
+
+def test_nobody_sees_the_query_or_a_dsn_in_a_table(governed: Database, dsn: str) -> None:
+    secret = Surroundings({"r2": "host=nowhere.invalid password=hunter2"}, "SELECT 'hunter3' IS NULL")
+    _, run = steps.begin(governed, throttle="replica_lag=1MB replicas=r2")
+    with governed.connect() as connection:
+        governor = Governor(governed, run, secret)
+        governor.look(connection)
+        governor.close()
+    held = sql(steps.session(dsn), "SELECT row_to_json(o)::text FROM roir.operation o")
+    held += sql(steps.session(dsn), "SELECT row_to_json(s)::text FROM roir.signal_sample s")
+    assert "hunter" not in str(held)
+    assert "replica r2" in str(held)
+    with governed.transaction() as connection:
+        assert read_operation(connection, run.operation_id).granted == 0
