@@ -2,8 +2,8 @@
 
 `0 22 * * 1-5 for 8h in Europe/Berlin; 0 0 * * 6,7 for 24h in Europe/Berlin` is open on weekday nights and all weekend.
 Without a zone it is UTC. A window opens at each minute that the zone's clock shows and the expression names: twice
-where the clock shows it twice; a minute that the clock leaves out counts as the one after the change. Its length is real
-time: one over the night when clocks change is as long as any.
+where the clock shows it twice; a minute that the clock leaves out counts as the one after the change. Its length is
+real time: one over the night when clocks change is as long as any.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -15,21 +16,24 @@ from airflow_roir.cli.cells import printable
 from airflow_roir.cli.look import look
 from airflow_roir.cli.spark import CommandSpark, tell
 from airflow_roir.cli.status import print_overview
-from airflow_roir.definition import argument
-from airflow_roir.engine import finalize, operations
+from airflow_roir.definition import VerifyOptions, argument
+from airflow_roir.engine import admission, finalize, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.operations import OperationRow
 from airflow_roir.engine.status import OperationStatus, operation_status
+from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
-from airflow_roir.errors import DuplicatesFound, OperationPaused, RoirError
-from airflow_roir.operation import BY_DUPLICATES, Phase, Status
+from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
+from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, Phase, Status
 from airflow_roir.quantity import counted, left, rate
 from airflow_roir.spark.driver_process import Driver
 from airflow_roir.spark.kept_driver import KeptDriver
 
 # How soon a pause is seen while Spark starts, and how often the progress bar moves.
 LOOK_EVERY_S = 0.5
+# How often a command that waits for its window or its place asks.
+WAIT_S = 5.0
 
 
 def carry_on(database: Database, index: str, spark: CommandSpark, take_over: bool, as_json: bool) -> None:
@@ -39,17 +43,22 @@ def carry_on(database: Database, index: str, spark: CommandSpark, take_over: boo
         print_report(carry_on_verification(database, index, spark, take_over, as_json), as_json)
         return
     owner = _owner()
-    with _progress(database, row.id, quiet=as_json) as relay:
-        if row.phase in (Phase.BUILD, Phase.SEAL):
-            _on_spark(database, index, row, owner, spark, take_over, relay)
-        spark.release()
-        now = operation_status(database, row.id)
-        paused = now.status == Status.PAUSED and row.phase in (Phase.BUILD, Phase.SEAL)
-        if now.phase in (Phase.FOLD, Phase.PUBLISH) and not paused:
+    for now in _turns(database, row.id, index, spark, take_over):
+        with _progress(database, row.id, quiet=as_json) as relay:
+            if now.phase in (Phase.BUILD, Phase.SEAL):
+                _on_spark(database, index, now, owner, spark, take_over, relay)
+                continue
+            spark.release()
+            if now.status == Status.PAUSED:
+                # Now: a pause that comes in between must not be lifted with this one.
+                operations.resume(database, index, operations.default_actor())
             try:
                 finalize.finalize(database, index, owner, say, take_over=take_over)
             except DuplicatesFound as error:
                 say(str(error))
+            except (OperationPaused, OperationQueued):
+                # Its window has closed in this moment: the next turn waits for it.
+                continue
     ended = operation_status(database, row.id)
     if ended.census and ended.status in (Status.ABORTING, Status.ABORTED):
         print_census(database, row.id, as_json)
@@ -78,10 +87,22 @@ def carry_on_verification(
 ) -> VerifyReport:
     """Run a verification to its end, on Spark; exits with 3 if somebody paused it."""
     row = operations.find_operation(database, index)
-    with _progress(database, row.id, quiet) as relay:
-        _on_spark(database, index, row, _owner(), spark, take_over, relay)
+    for now in _turns(database, row.id, index, spark, take_over):
+        with _progress(database, row.id, quiet) as relay:
+            _on_spark(database, index, now, _owner(), spark, take_over, relay)
     _exit_if_paused(operation_status(database, row.id), index)
     return report_of(database, row.id)
+
+
+def verify_by_threads(database: Database, index: str, options: VerifyOptions) -> VerifyReport:
+    """Verify by threads of this process, once its window is open and it has its place. Raises OperationPaused."""
+    actor = operations.default_actor()
+    begun = verification.begin(database, index, options, actor)
+    for _ in _turns(database, begun.operation_id, begun.index, None, False):
+        with suppress(OperationPaused, OperationQueued):
+            return compare.verify(database, begun.index, options, actor)
+    row = operations.find_operation(database, begun.index)
+    raise OperationPaused(f"index {begun.index}: paused by {row.paused_by}: {row.pause_reason}")
 
 
 def print_report(report: VerifyReport, as_json: bool) -> None:
@@ -96,6 +117,48 @@ def print_report(report: VerifyReport, as_json: bool) -> None:
             show(f"  … and more: see the table roir.discrepancy, verification {report.verification_id}")
     if not report.is_exact:
         raise typer.Exit(1)
+
+
+def _turns(
+    database: Database, operation_id: int, index: str, spark: CommandSpark | None, take_over: bool
+) -> Iterator[OperationRow]:
+    """The operation each time that it may work, until it has ended or somebody else has paused it.
+
+    Outside of its window, and while it is queued, this process waits, without Spark. Ctrl-C leaves it paused.
+    """
+    said, is_first = "", True
+    while True:
+        with database.transaction() as connection:
+            row = operations.read_operation(connection, operation_id)
+            ended = row.status not in (Status.RUNNING, Status.PAUSED) and not is_first
+            # Whoever begins lifts any pause; afterwards only that of the window.
+            stays = row.status == Status.PAUSED and row.paused_by != BY_WINDOW and not is_first
+            driven = operations.heart_beats(row, connection)
+        if ended or stays:
+            return
+        if driven and not take_over:
+            raise operations.running_elsewhere(row, index)
+        wait = admission.ask(database, index)
+        if wait is None:
+            is_first = False
+            with database.transaction() as connection:
+                row = operations.read_operation(connection, operation_id)
+            yield row
+            continue
+        is_first = False
+        if not wait.passes:
+            return
+        if spark is not None:
+            spark.rest()
+        if wait.why != said:
+            said = wait.why
+            override = "" if wait.is_queued else f"; roir change {argument(index)} --windows off lets it work now"
+            say(f"index {argument(index)}: {wait.why}{override}. Waiting; Ctrl-C leaves it paused")
+        try:
+            time.sleep(WAIT_S if wait.seconds is None else max(min(wait.seconds, WAIT_S), 0.1))
+        except KeyboardInterrupt:
+            _pause_quietly(database, index)
+            return
 
 
 def _owner() -> str:
@@ -121,7 +184,8 @@ def _on_spark(
         lambda: _pause_quietly(database, index),
         lambda: _has_paused(database, row.id, owner),
     )
-    if code not in (0, OperationPaused.exit_code):
+    # Who has to queue again asks again.
+    if code not in (0, OperationPaused.exit_code, OperationQueued.exit_code):
         raise typer.Exit(code)
 
 

@@ -157,6 +157,8 @@ def operation_notes(seen: Look, one: OperationStatus) -> Iterator[str]:
         and (found is None or one.notice != found.held_up.text or found.held_up.by not in WORTH_SAYING)
     ):
         yield printable(one.notice)
+    if one.long_pause:
+        yield f"warning: {printable(one.long_pause)}"
     for wait in seen.waits_of(one.index):
         yield printable(str(wait))
 

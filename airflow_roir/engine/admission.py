@@ -91,7 +91,8 @@ class Queue:
 # The greatest priority first, then who has waited for longest.
 ALL = """
 SELECT * FROM (
-  SELECT o.id AS operation_id, i.schema_name, i.name, o.kind, o.phase, o.priority, o.owner, o.queued_at, o.working_since,
+  SELECT o.id AS operation_id, i.schema_name, i.name, o.kind, o.phase, o.priority, o.owner, o.queued_at,
+         o.working_since,
          coalesce(o.status = 'running'
                   AND abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < %(fresh)s, false) AS runs,
          o.queued_at IS NOT NULL AND o.status IN ('running', 'paused')
@@ -106,16 +107,15 @@ SELECT * FROM (
 def read_queue(connection: Connection) -> Queue:
     """Who runs and who waits."""
     most = execute(connection, "SELECT max_running_operations FROM roir.setting").scalar_one()
-    running, waiting = [], []
+    running: list[Queued] = []
+    waiting: list[Queued] = []
     for row in execute(connection, ALL, {"fresh": HEARTBEAT_FRESH_S, "waits": WAITS_S}):
         since = row.working_since if row.runs else row.queued_at
         seconds = None if since is None else max(0.0, (row.now - since).total_seconds())
         to = running if row.runs else waiting
         place = None if row.runs else len(waiting) + 1
         name = str(operations.index_name(row))
-        to.append(
-            Queued(row.operation_id, name, row.kind, row.phase, row.priority, row.owner, since, seconds, place)
-        )
+        to.append(Queued(row.operation_id, name, row.kind, row.phase, row.priority, row.owner, since, seconds, place))
     return Queue(most, tuple(running), tuple(waiting))
 
 

@@ -51,9 +51,9 @@ def start_run(
     owner: names this run to others. take_over: also from a run that is alive. lift_pause: False if whoever wanted
     this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept.
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
-    drive), SchemaVersionMismatch (begun by other code),
-    OperationPaused (and `lift_pause` is False; nothing was changed; or it is outside of its window, or has worked for as
-    long as it may: then it is paused by that), OperationQueued (others run, and it waits).
+    drive), SchemaVersionMismatch (begun by other code), OperationPaused (and `lift_pause` is False; nothing was
+    changed; or it is outside of its window, or has worked for as long as it may: that has paused it now),
+    OperationQueued (as many others run as may).
     """
     with database.transaction() as connection:
         begun = _start(connection, index, owner, take_over, lift_pause)
@@ -63,15 +63,11 @@ def start_run(
     return begun
 
 
-def _start(
-    connection: Connection, index: str, owner: str, take_over: bool, lift_pause: bool
-) -> Run | admission.Wait:
+def _start(connection: Connection, index: str, owner: str, take_over: bool, lift_pause: bool) -> Run | admission.Wait:
     check_schema(connection)
     name = parse_name(index, "index")
     found = operations.live_or_last(connection, name)
-    row = connection.execute(
-        select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()
-    ).one()
+    row = connection.execute(select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()).one()
     if row.status == Status.FAILED:
         raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then start again")
     if row.status == Status.ABORTING:

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import health, operations
+from airflow_roir.engine import health, long_pause, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.indexes import IndexFacts, read_indexes
 from airflow_roir.engine.lock_waits import LockWait, lock_waits
@@ -27,8 +27,8 @@ class OperationStatus:
     last seconds, and null unless it runs. seconds_left_low, seconds_left_high: between these in most builds. driven: a
     run drives it, and has given a sign of life lately; else none has for silent_seconds. notice: whom it waits for,
     or the last option that was refused. ended_by, end_reason: who aborted it and why. unique: of its index; then
-    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. warnings: of the
-    published index (`health`), by `status` only.
+    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. long_pause: what is to
+    be warned of a pause that lasts. warnings: of the published index (`health`), by `status` only.
     """
 
     index: str
@@ -70,6 +70,7 @@ class OperationStatus:
     duplicate_keys: int
     duplicate_rows: int
     partitions_gone: tuple[str, ...] = ()
+    long_pause: str | None = None
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -186,6 +187,8 @@ def _newest(connection: Connection, index_id: int | None) -> list[OperationStatu
 
 def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
     gone = {row.id: tuple(row.names) for row in execute(connection, GONE, {"ids": ids})}
+    # All of them are read at once, where there is more than one to tell of.
+    pauses = long_pause.long_pauses(connection, ids[0] if len(ids) == 1 else None)
     return [
         OperationStatus(
             # As everywhere else: the view quotes key words, too.
@@ -228,6 +231,7 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             duplicate_keys=row.duplicate_keys,
             duplicate_rows=row.duplicate_rows,
             partitions_gone=gone.get(row.operation_id, ()),
+            long_pause=next((one.text for one in pauses if one.operation_id == row.operation_id), None),
         )
         for row in execute(connection, QUERY, {"ids": ids, "fresh": operations.HEARTBEAT_FRESH_S})
     ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import operations, status
+from airflow_roir.engine import admission, long_pause, operations, status
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import IllegalTransition, NotFound
@@ -18,6 +18,7 @@ from airflow_roir.operation import Phase, Status
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
 from airflow_roir.task.duplicates import push_duplicates, waits_for_healing
 from airflow_roir.task.form_values import whole_number
+from airflow_roir.task.long_pause import LongPauseCallback, call_long_pause
 from airflow_roir.task.next_step import Done, Go, Stop, Wait, decide, was_aborted
 from airflow_roir.task.roir_operator import RoirOperator, owner_of
 from airflow_roir.task.ui_requests import Watcher
@@ -29,10 +30,16 @@ if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
     from airflow_roir.engine.operations import OperationRow
 
+# A task that waits for a window looks again so soon at the latest, for one that was changed.
+WINDOW_S = 300
+
 
 class DrivingOperator(RoirOperator):
     """Base of the operators that drive an operation through some of its phases.
 
+    on_long_pause_callback: called with the context when the operation has been paused for long, once and then once a
+        day, and when it is aborted for that; `context["long_pause"]` is an `engine.long_pause.LongPause`. One callable,
+        a notifier for example, or a list of them.
     operation_id: the id that the prepare task returned (templated); the task refuses to drive another one. None
         drives the unfinished operation of the index.
     """
@@ -41,14 +48,23 @@ class DrivingOperator(RoirOperator):
     operator_extra_links: Any = (IndexBuildLink(),)
     done_phases: frozenset[Phase] = frozenset()
 
-    def __init__(self, *, operation_id: int | str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        operation_id: int | str | None = None,
+        on_long_pause_callback: LongPauseCallback = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.operation_id = operation_id
+        self.on_long_pause_callback = on_long_pause_callback
+        self._context: Any = {}
         self._killed = False
 
     def pre_execute(self, context: Any) -> None:
         """Show the link to the page now. Airflow would at the end, and it is for while the task runs."""
         super().pre_execute(context)
+        self._context = context
         show_link(self, context["ti"])
 
     def on_kill(self) -> None:
@@ -96,7 +112,7 @@ class DrivingOperator(RoirOperator):
             self.log.info("Operation %s, a census, has ended", row.id)
             return None
         aborted = self._aborted(database, row)
-        match decide(row, self.done_phases, actor_of_switch(ti.dag_id), dag_paused, driver, aborted):
+        match decide(row, self.done_phases, actor_of_switch(ti.dag_id), dag_paused, driver, aborted, window_opens=True):
             case Done():
                 self.log.info("Operation %s has finished this task already: it is in phase %s", row.id, row.phase)
                 turn = None
@@ -110,8 +126,18 @@ class DrivingOperator(RoirOperator):
                     push_duplicates(database, ti, row)
                 self.wait_for(database, why, LEAVE_S if by_switch else LOOK_AGAIN_S)
             case Go():
-                turn = row
+                self._await_admission(database, row)
+                turn = self.read(database)
         return turn
+
+    def _await_admission(self, database: Database, row: OperationRow) -> None:
+        """Wait, rescheduled, for the operation's window or for its place in the queue."""
+        with database.transaction() as connection:
+            wait = admission.ask_for(connection, row.id)
+        if wait is None:
+            return
+        again = LOOK_AGAIN_S if wait.is_queued else WINDOW_S
+        self.wait_for(database, wait.why, int(min(again, again if wait.seconds is None else wait.seconds + 1)))
 
     def _aborted(self, database: Database, row: OperationRow) -> str | None:
         """Who aborted the operation, and why; None for one that wasn't aborted."""
@@ -123,9 +149,20 @@ class DrivingOperator(RoirOperator):
 
     def wait_for(self, database: Database, why: str, seconds: int) -> NoReturn:
         """End this stretch, saying why and how far the operation is."""
-        percent = status.status(database, self.index)[0].percent_complete
+        row = self.read(database)
+        if row.status == Status.PAUSED:
+            actor = owner_of(self._context["ti"]) if "ti" in self._context else "airflow"
+            long_pause.settle(database, actor, row.id, self._tell_long_pause, self.log.info)
+            row = self.read(database)
+            if row.status in (Status.ABORTING, Status.ABORTED):
+                raise AirflowFailException(was_aborted(row.id, self._aborted(database, row)))
+        percent = status.operation_status(database, row.id).percent_complete
         self.log.info("Operation on index %s at %.0f %%, %s", self.index, percent, why)
         raise leave(seconds)
+
+    def _tell_long_pause(self, pause: long_pause.LongPause) -> None:
+        self.log.warning("%s", pause.text)
+        call_long_pause(self.on_long_pause_callback, self._context, pause, self.log)
 
     def request_pause(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
         """Write the pause that the DAG's switch stands for; workers leave at their batch boundary."""
