@@ -67,8 +67,8 @@ def rebuild_index_group(
     verify_before: compare the index that is rebuilt, too, to know what the rebuild repairs.
     builds_at_once: how many indexes of a mapped group, in one DAG run, are built at the same time; None is no limit.
         All of them are prepared at once all the same, and from then on writers to their tables write to the new ones.
-    options: other arguments of `PrepareIndexBuildOperator`, parallelism for example. When and how hard the operation may
-        work (windows, throttle, …) holds for the comparison before, too.
+    options: other arguments of `PrepareIndexBuildOperator`, parallelism for example. When and how hard the operation
+        may work (windows, throttle, …) holds for the comparison before, too.
     on_long_pause_callback: see `DrivingOperator`; called by the build and by finalize.
 
     The tasks are retried for about half an hour; `rebuild_index_group.override(default_args=…)` changes that.

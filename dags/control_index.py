@@ -89,7 +89,8 @@ with DAG(
             type=["null", "string"],
             title="Windows",
             description="For resume and change: when it may work, as CRON for DURATION in ZONE, several by semicolons: "
-            "0 22 * * 1-5 for 8h in Europe/Berlin. Outside it pauses, inside it continues. off: always. Empty: as before.",
+            "0 22 * * 1-5 for 8h in Europe/Berlin. Outside it pauses, inside it continues. "
+            "off: always. Empty: as before.",
         ),
         "throttle": Param(
             None,
@@ -102,8 +103,8 @@ with DAG(
             None,
             type=["null", "string", "integer"],
             title="Longest duration",
-            description="For resume and change: pause after so long since it began or was resumed: 6h, 90min, or seconds. "
-            "0: no limit. Empty: as before.",
+            description="For resume and change: pause after so long since it began or was resumed: 6h, 90min, or "
+            "seconds. 0: no limit. Empty: as before.",
         ),
         "priority": Param(
             None,
@@ -118,13 +119,15 @@ with DAG(
             None,
             type=["null", "string", "integer"],
             title="Warn of a pause after",
-            description="For resume and change: a paused build captures all the while. 12h, 2d, or seconds; 0: never. Empty: as before.",
+            description="For resume and change: a paused build captures all the while. 12h, 2d, or "
+            "seconds; 0: never. Empty: as before.",
         ),
         "abort_after_s": Param(
             None,
             type=["null", "string", "integer"],
             title="Abort a paused one after",
-            description="For resume and change: 3d, or seconds. What was built is removed then. 0: never. Empty: as before.",
+            description="For resume and change: 3d, or seconds. What was built is removed then. 0: never. "
+            "Empty: as before.",
         ),
         "postgres_conn_id": Param(
             "postgres_default",

@@ -68,7 +68,9 @@ def queue(
     context: typer.Context,
     most: Annotated[
         int | None,
-        typer.Option("--max", help="From now on so many operations run at the same time; 0: no limit (the default)."),
+        typer.Option(
+            "--max", help="How many operations may run at the same time from now on; 0: no limit, the default."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -81,7 +83,7 @@ def queue(
     if as_json:
         print_json(found.as_dict())
         return
-    show(f"at most {found.most} at the same time" if found.most is not None else "no limit: nobody waits")
+    show(f"at most {found.most} at the same time" if found.most is not None else "no limit: none waits")
     for one in (*found.running, *found.waiting):
         since = "" if one.seconds is None else f" for {duration(one.seconds)}"
         does = f"runs{since}" if one.place is None else f"waits{since}, place {one.place}"

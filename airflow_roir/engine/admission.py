@@ -31,7 +31,7 @@ QUEUED = "queued: "
 
 @dataclass(frozen=True)
 class Wait:
-    """Why an operation doesn't begin. by: `window`, `max_duration` or `queue`. until: None if nobody knows.
+    """Why an operation doesn't begin. by: `window`, `max_duration` or `queue`. until: None if that is unknown.
 
     seconds: until then, by the server's clock.
     """
@@ -48,7 +48,7 @@ class Wait:
 
     @property
     def passes(self) -> bool:
-        """Whether it goes on by itself."""
+        """Whether it continues without a resume."""
         return self.by in ("queue", BY_WINDOW)
 
 

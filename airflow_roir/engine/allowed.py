@@ -66,7 +66,7 @@ def name_of(connection: Connection, row: OperationRow) -> str:
 
 
 def is_last(connection: Connection, row: OperationRow) -> bool:
-    """True where only the publish is left, which isn't cut."""
+    """True if only the publish is left, which isn't cut."""
     if row.phase != Phase.PUBLISH:
         return False
     values = {"verify": row.options.get("verify", "after"), "operation": row.id}

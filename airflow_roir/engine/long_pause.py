@@ -148,7 +148,7 @@ def _paused(connection: Connection, operation_id: int | None) -> list[Row[Any]]:
 
 
 def _warning(connection: Connection, row: Row[Any]) -> LongPause | None:
-    """None where the pause is young and its delta small, or nobody wants to hear of it."""
+    """None if the pause is young and its delta small, or no warning is wanted."""
     aborts_in = _aborts_in(row)
     captures = row.kind != "verify"
     sizes = {} if row.delta is None else relation_sizes(connection, [row.delta])
