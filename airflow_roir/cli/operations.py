@@ -68,9 +68,7 @@ def queue(
     context: typer.Context,
     most: Annotated[
         int | None,
-        typer.Option(
-            "--max", help="How many operations may run at the same time from now on; 0: no limit, the default."
-        ),
+        typer.Option("--max", help="How many operations may run at the same time from now on; 0: no limit."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
