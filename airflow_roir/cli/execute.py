@@ -127,38 +127,35 @@ def _turns(
     Outside of its window, and while it is queued, this process waits, without Spark. Ctrl-C leaves it paused.
     """
     said, is_first = "", True
-    while True:
-        with database.transaction() as connection:
-            row = operations.read_operation(connection, operation_id)
-            ended = row.status not in (Status.RUNNING, Status.PAUSED) and not is_first
-            # Whoever begins lifts any pause; afterwards only that of the window.
-            stays = row.status == Status.PAUSED and row.paused_by != BY_WINDOW and not is_first
-            driven = operations.heart_beats(row, connection)
-        if ended or stays:
-            return
-        if driven and not take_over:
-            raise operations.running_elsewhere(row, index)
-        wait = admission.ask(database, index)
-        if wait is None:
-            is_first = False
+    try:
+        while True:
             with database.transaction() as connection:
                 row = operations.read_operation(connection, operation_id)
-            yield row
-            continue
-        is_first = False
-        if not wait.passes:
-            return
-        if spark is not None:
-            spark.rest()
-        if wait.why != said:
-            said = wait.why
-            override = "" if wait.is_queued else f"; roir change {argument(index)} --windows off lets it work now"
-            say(f"index {argument(index)}: {wait.why}{override}. Waiting; Ctrl-C leaves it paused")
-        try:
+                driven = operations.heart_beats(row, connection) and not take_over
+            # Whoever begins lifts any pause; afterwards only that of the window.
+            stays = row.status == Status.PAUSED and row.paused_by != BY_WINDOW
+            if not is_first and (stays or row.status not in (Status.RUNNING, Status.PAUSED)):
+                return
+            if driven:
+                raise operations.running_elsewhere(row, index)
+            is_first = False
+            wait = admission.ask(database, operation_id)
+            if wait is None:
+                with database.transaction() as connection:
+                    row = operations.read_operation(connection, operation_id)
+                yield row
+                continue
+            if not wait.passes:
+                return
+            if spark is not None:
+                spark.rest()
+            if wait.why != said:
+                said = wait.why
+                now = "" if wait.is_queued else f"; roir change {argument(index)} --windows off lets it work now"
+                say(f"index {argument(index)}: {wait.why}{now}. Waiting; Ctrl-C leaves it paused")
             time.sleep(WAIT_S if wait.seconds is None else max(min(wait.seconds, WAIT_S), 0.1))
-        except KeyboardInterrupt:
-            _pause_quietly(database, index)
-            return
+    except KeyboardInterrupt:
+        _pause_quietly(database, index)
 
 
 def _owner() -> str:

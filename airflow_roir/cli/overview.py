@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from airflow_roir.cli.cells import fitted, printable, wrapped
 from airflow_roir.cli.look import PAUSING, Look
 from airflow_roir.definition import argument
+from airflow_roir.engine.admission import QUEUED
 from airflow_roir.operation import BY_DUPLICATES, Status
 from airflow_roir.quantity import counted, duration, left, percent, rate, shared, size
 
@@ -171,6 +172,8 @@ def driven(seen: Look, one: OperationStatus) -> str:
     if state == Status.RUNNING:
         if one.driven:
             return f"running, driven by {printable(one.owner or 'unknown')}"
+        if one.notice is not None and one.notice.startswith(QUEUED):
+            return "waits for its turn: roir queue shows all that do"
         if one.silent_seconds is None:
             return f"running, no run drives it yet: a waiting task begins within half a minute, or: roir resume {name}"
         since = duration(one.silent_seconds)

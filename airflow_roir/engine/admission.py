@@ -13,7 +13,6 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
-from airflow_roir.definition import parse_name
 from airflow_roir.engine import allowed, operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.operations import HEARTBEAT_FRESH_S, OperationRow
@@ -136,19 +135,17 @@ def set_most(database: Database, most: int) -> Queue:
         return read_queue(connection)
 
 
-def ask(database: Database, index: str) -> Wait | None:
-    """Whether the index's operation may begin, for whoever would start a run of it, and lift its pause, now.
+def ask(database: Database, operation_id: int) -> Wait | None:
+    """Whether an operation may begin, for whoever would start a run of it, and lift its pause, now.
 
     None: it may, and whoever comes after it in the queue lets it go first for two minutes.
     """
     with database.transaction() as connection:
-        check_schema(connection)
-        found = operations.live_or_last(connection, parse_name(index, "index"))
-        return ask_for(connection, found.id)
+        return ask_for(connection, operation_id)
 
 
 def ask_for(connection: Connection, operation_id: int) -> Wait | None:
-    """As `ask`, of an operation, in the caller's transaction. One that has ended needn't wait."""
+    """As `ask`, in the caller's transaction. One that has ended needn't wait."""
     row = connection.execute(
         select(tables.operation).where(tables.operation.c.id == operation_id).with_for_update()
     ).one()
@@ -190,16 +187,19 @@ def _begins_anew(row: OperationRow) -> bool:
 
 
 def _pause(connection: Connection, row: OperationRow, refusal: allowed.Refusal) -> None:
+    operation = tables.operation
     if row.status == Status.RUNNING:
         operations.pause_operation(connection, row, refusal.by, refusal.reason)
+        # Its tick was no sign of life of a run.
+        connection.execute(update(operation).where(operation.c.id == row.id).values(heartbeat_at=row.heartbeat_at))
         return
     if (row.paused_by, row.pause_reason) == (refusal.by, refusal.reason):
         return
     if row.paused_by != refusal.by:
         operations.record_event(connection, row.index_id, row.id, refusal.by, "pause", refusal.reason)
     connection.execute(
-        update(tables.operation)
-        .where(tables.operation.c.id == row.id, tables.operation.c.status == Status.PAUSED.value)
+        update(operation)
+        .where(operation.c.id == row.id, operation.c.status == Status.PAUSED.value)
         .values(paused_by=refusal.by, pause_reason=refusal.reason, queued_at=None, queued_seen_at=None)
     )
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 COMPARED = """
 SELECT %(verify)s NOT IN ('after', 'both') OR EXISTS (
   SELECT FROM roir.verification v
-   WHERE v.operation_id = %(operation)s AND v.finished_at IS NOT NULL AND v.found = 0)
+   WHERE v.operation_id = %(operation)s AND v.finished_at IS NOT NULL
+     AND v.missing + v.extra + v.different + v.corrupt + v.damaged + v.duplicate = 0)
 """
 NAME = "SELECT i.schema_name, i.name FROM roir.index i WHERE i.id = %(index)s"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from airflow_roir.engine.admission import QUEUED
 from airflow_roir.engine.bars import Bars
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.lock_waits import FRESH_S
@@ -152,6 +153,8 @@ def held_up(connection: Connection, row: Row[Any], work: AtWork) -> HeldUp:
         return HeldUp("pause", cut(f"paused by {row.paused_by}: {row.pause_reason}"))
     if row.state != Status.RUNNING:
         return HeldUp("nothing", "")
+    if row.notice is not None and row.notice.startswith(QUEUED) and not is_fresh(row):
+        return HeldUp("another run", cut(row.notice))
     if row.heartbeat_age is None:
         return HeldUp("starting", "no run drives it yet: a waiting task begins within half a minute, else roir resume")
     if not is_fresh(row):

@@ -14,7 +14,7 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import IllegalTransition, NotFound
 from airflow_roir.links.index_build import IndexBuildLink, show_link
 from airflow_roir.one_line import one_line
-from airflow_roir.operation import Phase, Status
+from airflow_roir.operation import BY_WINDOW, Phase, Status
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
 from airflow_roir.task.duplicates import push_duplicates, waits_for_healing
 from airflow_roir.task.form_values import whole_number
@@ -132,11 +132,10 @@ class DrivingOperator(RoirOperator):
 
     def _await_admission(self, database: Database, row: OperationRow) -> None:
         """Wait, rescheduled, for the operation's window or for its place in the queue."""
-        with database.transaction() as connection:
-            wait = admission.ask_for(connection, row.id)
+        wait = admission.ask(database, row.id)
         if wait is None:
             return
-        again = LOOK_AGAIN_S if wait.is_queued else WINDOW_S
+        again = WINDOW_S if wait.by == BY_WINDOW else LOOK_AGAIN_S
         self.wait_for(database, wait.why, int(min(again, again if wait.seconds is None else wait.seconds + 1)))
 
     def _aborted(self, database: Database, row: OperationRow) -> str | None:

@@ -81,7 +81,8 @@ BEGIN
     PERFORM roir.tick(o.id, o.epoch);
     UPDATE roir.operation
        SET status = 'paused', paused_at = clock_timestamp(), paused_by = actor, pause_reason = reason, ticked_at = NULL,
-           heartbeat_at = o.heartbeat_at, queued_at = NULL, queued_seen_at = NULL
+           heartbeat_at = o.heartbeat_at, queued_at = NULL, queued_seen_at = NULL,
+           notice = CASE WHEN queued_at IS NULL THEN notice END
      WHERE id = o.id AND status = 'running';
     INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
     VALUES (o.index_id, o.id, actor, 'pause', format('at %s %%: %s', percent, reason));

@@ -50,14 +50,14 @@ def test_what_is_outside_of_its_window_is_not_started_and_says_when_it_opens(dat
         steps.begin(database, windows=closed())
     found = row(database)
     assert (found.status, found.paused_by, found.heartbeat_at) == (Status.PAUSED, BY_WINDOW, None)
-    wait = admission.ask(database, "ix")
+    wait = admission.ask(database, row(database).id)
     assert wait is not None
     assert (wait.by, wait.passes, wait.is_queued) == (BY_WINDOW, True, False)
     assert 0 < (wait.seconds or 0) <= 12.6 * 3600
     # No second event for the same pause.
     assert [event.action for event in operations.events(database, "ix")].count("pause") == 1
     operations.change_options(database, "ix", actor="somebody", windows="off")
-    assert admission.ask(database, "ix") is None
+    assert admission.ask(database, row(database).id) is None
     run = start_run(database, "ix", "test")
     steps.finish_all(database, run)
     steps.assert_exact(database)
@@ -121,7 +121,7 @@ def test_windows_that_cant_be_read_fail_closed(database: Database, dsn: str, tex
     assert said.startswith("its windows can't be read: windows: ")
     assert "roir change public.ix --windows" in said
     end_run(database, run)
-    wait = admission.ask(database, "ix")
+    wait = admission.ask(database, row(database).id)
     assert wait is not None
     assert (wait.by, wait.until) == (BY_WINDOW, None)
 

@@ -153,8 +153,8 @@ def test_who_ends_needs_no_place_and_takes_one(database: Database, dsn: str) -> 
 def test_who_was_told_to_begin_keeps_its_place_until_spark_has_started(database: Database, dsn: str) -> None:
     first, second = indexes(database, dsn, 2)
     admission.set_most(database, 1)
-    assert admission.ask(database, first) is None
-    wait = admission.ask(database, second)
+    assert admission.ask(database, operation(database, first)) is None
+    wait = admission.ask(database, operation(database, second))
     assert wait is not None
     assert wait.is_queued
     assert starts(database, first) is not None
