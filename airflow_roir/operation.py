@@ -15,6 +15,8 @@ BY_DUPLICATES = "duplicates"
 BY_WINDOW = "window"
 # Who pauses an operation that has worked for as long as it may: a resume lifts that.
 BY_MAX_DURATION = "max_duration"
+# How the notice of an operation begins that waits for others to end.
+QUEUED = "queued: "
 # Who pauses if a signal can't be read for too long.
 BY_GOVERNOR = "governor"
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from airflow_roir.cli.cells import fitted, printable, wrapped
 from airflow_roir.cli.look import PAUSING, Look
 from airflow_roir.definition import argument
-from airflow_roir.engine.admission import QUEUED
-from airflow_roir.operation import BY_DUPLICATES, Status
+from airflow_roir.operation import BY_DUPLICATES, QUEUED, Status
 from airflow_roir.quantity import counted, duration, left, percent, rate, shared, size
 
 if TYPE_CHECKING:

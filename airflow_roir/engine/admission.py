@@ -18,14 +18,13 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.operations import HEARTBEAT_FRESH_S, OperationRow
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput
-from airflow_roir.operation import BY_WINDOW, Phase, Status
+from airflow_roir.operation import BY_WINDOW, QUEUED, Phase, Status
 
 # Whoever waits asks every half a minute. After so long without a question his place is nobody's: a task that waits for
 # Airflow's scheduler isn't dead yet, and Spark takes its time to start.
 WAITS_S = 120
 # Operations that end don't wait: they would only capture for longer. They take up a place.
 QUEUED_PHASES = (Phase.BUILD, Phase.SEAL, Phase.SUM, Phase.CHECK)
-QUEUED = "queued: "
 
 
 @dataclass(frozen=True)
