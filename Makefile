@@ -166,6 +166,11 @@ bench-fold: $(STAMP)  ## Delta rows folded per second; ARGS="--rows 200000 --bas
 bench-unique: $(STAMP)  ## A unique index under writers of duplicates, kills, pauses; ARGS="--rows 50000 --groups 100", "--cost 3"
 	$(BIN)/python -m benchmarks.unique $(ARGS)
 
+.PHONY: bench-governor
+bench-governor: $(ARCHIVE)  ## An application and a replica beside a build, without and with the governor; ARGS="--calm 10" for less
+	@$(with_java) \
+	  $(BIN)/python -m benchmarks.governor $(ARGS)
+
 .PHONY: bench-filters
 bench-filters: $(STAMP)  ## What hashes of keys could be kept as; ARGS="--keys 100000 --rounds 1" for less
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --group filters

@@ -65,6 +65,14 @@ class Fenced(RoirError):
     exit_code = 4
 
 
+class HistoryChanged(RoirError):
+    """The server isn't the one, or not in the history, that this began in: a replica was promoted. Begin again."""
+
+
+class ReadOnlyServer(RoirError):
+    """The server is a standby: nothing can be written there. Nothing was changed."""
+
+
 class LockNotAcquired(RoirError):
     """A lock couldn't be had in time; the message names the blockers. Try again once they have ended."""
 

@@ -1,4 +1,6 @@
-"""Three kinds of charts, as SVG on a white ground: their text is readable on light and dark pages, and can be found."""
+"""Four kinds of charts, as SVG. Their text can be found. On a white ground all are readable on light and dark pages;
+strips, which are wide, come for both.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,11 @@ mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "roir", "font.family": 
 OURS, OTHERS, BATCHES, SPREAD = "#b5562a", "#999999", "#1d3b63", "#333333"
 COLOURS = (OURS, "#e0a070", "#777777", "#bbbbbb", "#4a78b5", BATCHES)
 BINS = 40
+# Of light and of dark pages (the theme's): ground, text, what is faint, and the colours of series.
+PAGES = {
+    False: ("white", "#1f2733", "#5b6675", (OURS, BATCHES, "#777777")),
+    True: ("#14181e", "#e4e9f0", "#a3aebd", ("#e0a070", "#7fa8dd", "#bbbbbb")),
+}
 
 
 @dataclass(frozen=True)
@@ -86,15 +93,69 @@ def histogram(values: Sequence[float], marks: Mapping[str, float], title: str) -
     return figure
 
 
+@dataclass(frozen=True)
+class Strip:
+    """One of several charts over the same time. series: of points (x, y); limit: a line, with its name."""
+
+    title: str
+    series: Mapping[str, Sequence[tuple[float, float]]]
+    limit: tuple[str, float] | None = None
+    is_log: bool = False
+
+
+@dataclass(frozen=True)
+class Shade:
+    """Some time that all strips mark. is_ours: in our colour."""
+
+    label: str
+    begin: float
+    end: float
+    is_ours: bool
+
+
+def strips(drawn: Sequence[Strip], shades: Sequence[Shade], across: str, is_dark: bool) -> Figure:
+    """Charts one below the other, over the same x."""
+    ground, text, faint, colours = PAGES[is_dark]
+    figure = Figure(figsize=(9, 1.75 * len(drawn)), facecolor=ground, layout="constrained")
+    every = figure.subplots(len(drawn), sharex=True)
+    for axes, strip in zip(every, drawn, strict=True):
+        axes.set_facecolor(ground)
+        axes.set_title(strip.title, loc="left", fontsize=9, color=text)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(faint)
+        axes.tick_params(colors=text)
+        for shade in shades:
+            axes.axvspan(shade.begin, shade.end, color=colours[0] if shade.is_ours else OTHERS, alpha=0.15, linewidth=0)
+        for (name, points), colour in zip(strip.series.items(), colours, strict=False):
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1, label=name)
+        if strip.limit is not None:
+            name, height = strip.limit
+            axes.axhline(height, color=text, linestyle=":", linewidth=1, label=name)
+        if strip.is_log:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        else:
+            axes.set_ylim(bottom=0)
+        if len(strip.series) > 1 or strip.limit is not None:
+            axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, labelcolor=text)
+    for shade in shades:
+        every[0].annotate(
+            shade.label, (shade.begin, 1), (3, -3), xycoords=("data", "axes fraction"), textcoords="offset points",
+            va="top", fontsize=8, color=text,
+        )  # fmt: skip
+    every[-1].set_xlabel(across, color=text)
+    return figure
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a chart down; the folder need not be there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Without the moment in it, so that the same results are the same file.
-    figure.savefig(path, bbox_inches="tight", facecolor="white", metadata={"Date": None})
+    figure.savefig(path, bbox_inches="tight", facecolor=figure.get_facecolor(), metadata={"Date": None})
 
 
 def _frame(title: str, wide: float, tall: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(wide, tall))
+    figure = Figure(figsize=(wide, tall), facecolor="white")
     axes = figure.subplots()
     axes.set_title(title, loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)

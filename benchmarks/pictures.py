@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.charts import Bar, bars, histogram, lines, save
+from benchmarks.charts import Bar, Shade, Strip, bars, histogram, lines, save, strips
 
 RESULTS = Path(__file__).parent / "results"
 # Of a lookup, by what it asks, in the legend's order; prepared or not.
@@ -74,6 +74,33 @@ def of_pause(path: Path) -> None:
     save(histogram(seconds, marks, title), path.with_suffix(".svg"))
 
 
+def of_governor(path: Path) -> None:
+    """The load's p99, the replica's lag and the build over time, for light and for dark pages."""
+    found = json.loads(path.read_text())
+    seconds: Rows = found["seconds"]
+
+    def points(name: str, scale: float = 1) -> list[tuple[float, float]]:
+        return [(row["at"], row[name] / scale) for row in seconds if row.get(name) is not None]
+
+    asked = found["asked"]
+    workers = {"granted": points("granted"), "at work": points("working")}
+    drawn = [
+        Strip(
+            "pgbench: p99 of each second, ms", {"p99": points("p99_ms")}, ("asked for", asked["p99_ms"]), is_log=True
+        ),
+        Strip("how far the replica is behind, MB", {"lag": points("lag_bytes", 1e6)}, ("limit", asked["lag_mb"])),
+        Strip("workers", {name: series for name, series in workers.items() if series}),
+        Strip("rows copied, millions", {"rows": points("rows", 1e6)}),
+    ]
+    shades = [
+        Shade(one["side"], one["begin"], one["end"], "governed" in one["side"])
+        for one in found["stretches"]
+        if one["side"] != "calm"
+    ]
+    for page, is_dark in (("light", False), ("dark", True)):
+        save(strips(drawn, shades, "seconds", is_dark), path.with_name(f"{path.stem}-{page}.svg"))
+
+
 def _curve(name: str, found: dict[str, Any]) -> dict[str, tuple[str, str, Series, bool]]:
     rows: Rows = found["table"]
     if name == "batch":
@@ -136,6 +163,7 @@ def main() -> None:
     of_curves(RESULTS / "curves.json")
     of_partitions(RESULTS / "partitions.json")
     of_pause(RESULTS / "pause.json")
+    of_governor(RESULTS / "governor.json")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from airflow_roir.cli import (  # noqa: F401
     change,
     dags,
     duplicates,
+    metrics,
     operations,
     partitions,
     role,

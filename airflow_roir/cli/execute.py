@@ -34,6 +34,9 @@ from airflow_roir.spark.kept_driver import KeptDriver
 LOOK_EVERY_S = 0.5
 # How often a command that waits for its window or its place asks.
 WAIT_S = 5.0
+LOST = "the server has lost its last commits, by a failover or a restore; continuing with what it has"
+# Failovers that lose something, during one command.
+MOST = 5
 
 
 def carry_on(database: Database, index: str, spark: CommandSpark, take_over: bool, as_json: bool) -> None:
@@ -43,28 +46,37 @@ def carry_on(database: Database, index: str, spark: CommandSpark, take_over: boo
         print_report(carry_on_verification(database, index, spark, take_over, as_json), as_json)
         return
     owner = _owner()
-    for now in _turns(database, row.id, index, spark, take_over):
+    for now, taking_over in _turns(database, row.id, index, spark, owner, take_over):
         with _progress(database, row.id, quiet=as_json) as relay:
             if now.phase in (Phase.BUILD, Phase.SEAL):
-                _on_spark(database, index, now, owner, spark, take_over, relay)
+                if not _on_spark(database, index, now, owner, spark, taking_over, relay):
+                    after = operation_status(database, row.id)
+                    if after.status == Status.RUNNING and after.phase in (Phase.BUILD, Phase.SEAL):
+                        # It was sealed.
+                        say(
+                            "the server has lost its last commits, by a failover or a restore; continuing with what it has"
+                        )
                 continue
             spark.release()
             if now.status == Status.PAUSED:
                 # Now: a pause that comes in between must not be lifted with this one.
                 operations.resume(database, index, operations.default_actor())
             try:
-                finalize.finalize(database, index, owner, say, take_over=take_over)
+                finalize.finalize(database, index, owner, say, take_over=taking_over)
             except DuplicatesFound as error:
                 say(str(error))
             except (OperationPaused, OperationQueued):
                 # Its window has closed in this moment: the next turn waits for it.
                 continue
+        if not _waits_for_window(database, row.id):
+            break
     ended = operation_status(database, row.id)
     if ended.census and ended.status in (Status.ABORTING, Status.ABORTED):
         print_census(database, row.id, as_json)
         return
     print_overview(look(database, index), as_json)
     _exit_if_paused(ended, index)
+    _exit_if_unfinished(ended, index)
 
 
 def print_census(database: Database, operation_id: int, as_json: bool) -> None:
@@ -87,10 +99,15 @@ def carry_on_verification(
 ) -> VerifyReport:
     """Run a verification to its end, on Spark; exits with 3 if somebody paused it."""
     row = operations.find_operation(database, index)
-    for now in _turns(database, row.id, index, spark, take_over):
+    owner = _owner()
+    for now, taking_over in _turns(database, row.id, index, spark, owner, take_over):
         with _progress(database, row.id, quiet) as relay:
-            _on_spark(database, index, now, _owner(), spark, take_over, relay)
-    _exit_if_paused(operation_status(database, row.id), index)
+            code = _on_spark(database, index, now, owner, spark, taking_over, relay)
+        if code != OperationQueued.exit_code and not _waits_for_window(database, row.id):
+            break
+    ended = operation_status(database, row.id)
+    _exit_if_paused(ended, index)
+    _exit_if_unfinished(ended, index)
     return report_of(database, row.id)
 
 
@@ -98,7 +115,7 @@ def verify_by_threads(database: Database, index: str, options: VerifyOptions) ->
     """Verify by threads of this process, once its window is open and it has its place. Raises OperationPaused."""
     actor = operations.default_actor()
     begun = verification.begin(database, index, options, actor)
-    for _ in _turns(database, begun.operation_id, begun.index, None, False):
+    for _ in _turns(database, begun.operation_id, begun.index, None, actor, False):
         with suppress(OperationPaused, OperationQueued):
             return compare.verify(database, begun.index, options, actor)
     row = operations.find_operation(database, begun.index)
@@ -120,30 +137,34 @@ def print_report(report: VerifyReport, as_json: bool) -> None:
 
 
 def _turns(
-    database: Database, operation_id: int, index: str, spark: CommandSpark | None, take_over: bool
-) -> Iterator[OperationRow]:
+    database: Database, operation_id: int, index: str, spark: CommandSpark | None, owner: str, take_over: bool
+) -> Iterator[tuple[OperationRow, bool]]:
     """The operation each time that it may work, until it has ended or somebody else has paused it.
 
-    Outside of its window, and while it is queued, this process waits, without Spark. Ctrl-C leaves it paused.
+    Outside of its window, and while it is queued, this process waits, without Spark. Ctrl-C leaves it paused. Yields
+    whether to take over, too: after the first turn a heartbeat that is there still may be our own.
     """
-    said, is_first = "", True
+    said, turns, begun = "", 0, False
     try:
-        while True:
+        while turns <= MOST:
             with database.transaction() as connection:
                 row = operations.read_operation(connection, operation_id)
-                driven = operations.heart_beats(row, connection) and not take_over
+                beats = operations.heart_beats(row, connection)
             # Whoever begins lifts any pause; afterwards only that of the window.
             stays = row.status == Status.PAUSED and row.paused_by != BY_WINDOW
-            if not is_first and (stays or row.status not in (Status.RUNNING, Status.PAUSED)):
+            if begun and (stays or row.status not in (Status.RUNNING, Status.PAUSED)):
                 return
-            if driven:
+            taking_over = take_over or (turns > 0 and row.owner == owner)
+            if beats and not taking_over:
                 raise operations.running_elsewhere(row, index)
-            is_first = False
+            begun = True
             wait = admission.ask(database, operation_id)
             if wait is None:
                 with database.transaction() as connection:
                     row = operations.read_operation(connection, operation_id)
-                yield row
+                # A window may close as often as it likes.
+                turns = turns + 1 if row.status == Status.RUNNING else 1
+                yield row, taking_over
                 continue
             if not wait.passes:
                 return
@@ -158,6 +179,11 @@ def _turns(
         _pause_quietly(database, index)
 
 
+def _waits_for_window(database: Database, operation_id: int) -> bool:
+    now = operation_status(database, operation_id)
+    return now.status == Status.PAUSED and now.paused_by == BY_WINDOW
+
+
 def _owner() -> str:
     return f"{operations.default_actor()} pid {os.getpid()}"
 
@@ -170,7 +196,7 @@ def _on_spark(
     spark: CommandSpark,
     take_over: bool,
     relay: Callable[[str], None],
-) -> None:
+) -> int:
     if row.status == Status.PAUSED:
         # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
         operations.resume(database, index, operations.default_actor())
@@ -184,6 +210,7 @@ def _on_spark(
     # Who has to queue again asks again.
     if code not in (0, OperationPaused.exit_code, OperationQueued.exit_code):
         raise typer.Exit(code)
+    return code
 
 
 def _exit_if_paused(ended: OperationStatus, index: str) -> None:
@@ -193,6 +220,13 @@ def _exit_if_paused(ended: OperationStatus, index: str) -> None:
             who = f"{printable(ended.paused_by or '')}: {printable(ended.pause_reason or '')}"
             say(f"paused by {who}; resume with: roir resume {argument(index)}")
         raise typer.Exit(OperationPaused.exit_code)
+
+
+def _exit_if_unfinished(ended: OperationStatus, index: str) -> None:
+    """Its end was told, and is lost."""
+    if ended.status == Status.RUNNING:
+        say(f"the operation isn't finished; continue with: roir resume {argument(index)}")
+        raise typer.Exit(1)
 
 
 def _follow(driver: Driver | KeptDriver, on_interrupt: Callable[[], None], has_paused: Callable[[], bool]) -> int:
@@ -261,7 +295,7 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Ca
     task = bar.add_task("starting", total=100, left="")
 
     def look() -> None:
-        with suppress(SQLAlchemyError):
+        with suppress(SQLAlchemyError, RoirError):
             now = operation_status(database, operation_id)
             speed = f", {rate(now.rows_per_second)}" if now.rows_per_second else ""
             said = f"{now.phase}: {counted(now.rows, 'row')}{speed}"

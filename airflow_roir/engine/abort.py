@@ -8,12 +8,14 @@ from sqlalchemy import Connection, func, select
 
 from airflow_roir.engine import operations, remove_generations, tables
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import Status, Verb
 
 
+@in_one_history
 def abort(
     database: Database,
     index: str,
@@ -36,6 +38,7 @@ def abort(
         return operations.read_operation(connection, row.id)
 
 
+@in_one_history
 def finish_abort(
     database: Database,
     operation_id: int,
@@ -55,6 +58,9 @@ def finish_abort(
             return
 
     def remove(connection: Connection) -> list[int]:
+        # Under the lock: whoever was faster has removed it.
+        if operations.read_operation(connection, operation_id).status != Status.ABORTING:
+            return []
         remove_generations.retire_for_good(connection, [row.generation_id])
         return [row.generation_id]
 

@@ -20,17 +20,21 @@ class BatchSize:
     def __init__(self, target_s: float) -> None:
         self.target_s = target_s
         self._rows = FIRST_ROWS
+        self._share = 1.0
         self._seconds_per_row: deque[float] = deque(maxlen=REMEMBERED)
 
     def rows(self, most: int, share: float = 1.0) -> int:
         """Rows of the next batch, at most `most` (the operation's `batch_rows`). share: of the target time, to take."""
+        self._share = share
         return max(1, min(int(self._rows * share), most))
 
     def took(self, rows: int, seconds: float) -> None:
         """Learn from a batch that was committed."""
         # The last batch of a range may have a handful of rows, whose time is all overhead.
-        if rows < min(FEWEST_ROWS, self._rows):
+        if rows < min(FEWEST_ROWS, self._rows) * self._share:
             return
         self._seconds_per_row.append(seconds / rows)
         wanted = round(self.target_s / max(self._seconds_per_row))
-        self._rows = max(FEWEST_ROWS, min(wanted, max(rows, FIRST_ROWS) * GROWTH))
+        # A paced batch is a part of one: it grows with what the whole one would have been.
+        whole = round(rows / self._share)
+        self._rows = max(FEWEST_ROWS, min(wanted, max(whole, FIRST_ROWS) * GROWTH))

@@ -52,7 +52,7 @@ BATCH_FOUND = "roir.stamp(%(source)s) AS stamp, p.relation::oid::regclass::text 
 # taken out of the source meanwhile; or lost to another worker. And the name of what the range is a piece of as it is
 # now, fully qualified under the pinned search_path.
 STANDING = """
-SELECT o.epoch, o.owner, o.status, o.parallelism, o.batch_rows, o.max_rows_per_second, o.granted,
+SELECT o.epoch, o.owner, o.status, o.phase, o.parallelism, o.batch_rows, o.max_rows_per_second, o.granted,
        o.throttle <> '{}' OR o.granted_at IS NOT NULL AS is_governed,
        CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
             WHEN r.done THEN 'out'
@@ -129,7 +129,7 @@ class BuildWorker:
         run = self.job.run
         with self.connection.begin():
             row = read_control(self.connection, run)
-            if stop := why_stop(row, self.worker):
+            if stop := why_stop(row, self.worker, Phase.BUILD):
                 return stop
             found = RANGES.claim(self.connection, run, self.worker)
             if found is None:
@@ -177,7 +177,7 @@ class BuildWorker:
         with self.connection.begin():
             row = self.standing(claim)
             check_epoch(row, run)
-            if stop := why_stop(row, self.worker):
+            if stop := why_stop(row, self.worker, Phase.BUILD):
                 RANGES.release(self.connection, run, claim)
                 return stop
             self.is_limited = row.max_rows_per_second is not None or row.is_governed
@@ -260,7 +260,7 @@ def work(
     with database.connect() as connection:
         with connection.begin():
             # One that comes up after a pause leaves before it reads anything else.
-            if why_stop(read_control(connection, run), worker):
+            if why_stop(read_control(connection, run), worker, Phase.BUILD):
                 return
             job = load_job(connection, run)
             operations.start_clock(connection, run.operation_id, run.epoch)

@@ -31,7 +31,9 @@ SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, c.relpersistence::t
        c.relrowsecurity, c.relispartition,
        -- relhassubclass stays true when the last child has gone, until an ANALYZE.
        c.relhassubclass AND EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid) AS has_children,
-       pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner) AS owner,
+       pg_has_role(c.relowner, 'USAGE') AS owned,
+       (SELECT pg_has_role(r.nspowner, c.relowner, 'USAGE') FROM pg_namespace r WHERE r.nspname = 'roir') AS by_builder,
+       pg_get_userbyid(c.relowner) AS owner,
        (SELECT t.relation::regclass::text FROM roir.partition_tree(c.oid) t JOIN pg_class l ON l.oid = t.relation
          WHERE l.relpersistence = 'u' LIMIT 1) AS unlogged
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -131,23 +133,30 @@ def read_source(connection: Connection, name: QualifiedName) -> Source:
         listed = ", ".join(map(quote, schemas)) or "that search_path names (there is none)"
         where = f"schema {listed}" if name.schema else f"schemas {listed}"
         raise NotFound(f"table {name} doesn't exist in {where}; check the name, and quote it if it has capitals")
-    return _checked(connection, row)
+    return _checked(connection, row, row.owned)
 
 
-def read_source_by_oid(connection: Connection, oid: int, check: bool = True) -> Source:
+def read_source_by_oid(connection: Connection, oid: int, check: bool = True, only_look: bool = False) -> Source:
     """Read a source by its oid. Raises NotFound if it was dropped.
 
-    check: raise InvalidInput if it can't be indexed any more.
+    check: raise InvalidInput if it can't be indexed any more: by this role or, if that is to look only, by the one that
+        the control schema belongs to.
     """
     row = execute(connection, f"{RELATION} WHERE c.oid = %(oid)s", {"oid": oid}).first()
     if row is None:
         raise NotFound(f"the source (oid {oid}) was dropped; drop its indexes, too: roir drop INDEX")
-    return _checked(connection, row) if check else _read(connection, row, _primary_key(connection, row))
+    if not check:
+        return _read(connection, row, _primary_key(connection, row))
+    return _checked(connection, row, row.by_builder if only_look else row.owned)
 
 
-def _checked(connection: Connection, row: Row[Any]) -> Source:
+def _checked(connection: Connection, row: Row[Any], owned: bool) -> Source:
     full = QualifiedName(row.nspname, row.relname)
     _refuse_relation(full, row)
+    if not owned:
+        raise InvalidInput(
+            f"table {full} belongs to {row.owner}; only a member of that role can capture its writes. Connect as one"
+        )
     key = _primary_key(connection, row)
     if not key:
         raise InvalidInput(
@@ -289,11 +298,6 @@ def _refuse_relation(name: QualifiedName, row: object) -> None:
     if kind == "r" and getattr(row, "has_children", False):
         raise InvalidInput(
             f"table {name} has inheritance children; its triggers don't see their rows, so it can't be indexed"
-        )
-    if not getattr(row, "owned", False):
-        raise InvalidInput(
-            f"table {name} belongs to {getattr(row, 'owner', '?')}; only a member of that role can capture its "
-            "writes. Connect as one"
         )
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.run import Run
 from airflow_roir.errors import Fenced
-from airflow_roir.operation import Status
+from airflow_roir.operation import Phase, Status
 
 # A worker first claims the piece that an earlier try of this worker began, then a free one.
 CLAIM = """
@@ -78,7 +78,8 @@ class Hold(Protocol):
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a worker stops: `done` (nothing is free), `paused`, or `leave` (the parallelism was lowered)."""
+    """Why a worker stops: `done` (nothing is free), `paused`, or `leave` (the parallelism was lowered,
+    or the operation is in another phase)."""
 
     reason: str
 
@@ -91,10 +92,15 @@ class WorkLeft:
     undone: int
 
 
-def why_stop(row: Row[Any], worker: int) -> Stop | None:
-    """Why a worker takes no more work, by the operation's row; None if it continues."""
+def why_stop(row: Row[Any], worker: int, *phases: Phase) -> Stop | None:
+    """Why a worker takes no more work, by the operation's row; None if it continues.
+
+    phases: what it works on; none: whatever it is. A server that lost its last commits is back in an earlier one.
+    """
     if row.status != Status.RUNNING:
         return Stop("paused")
+    if phases and row.phase not in phases:
+        return Stop("leave")
     return Stop("leave") if worker >= granted_workers(row) else None
 
 

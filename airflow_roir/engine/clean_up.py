@@ -19,6 +19,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.long_pause import LongPause
@@ -82,6 +83,7 @@ DELETE FROM roir.duplicate d USING roir.operation o JOIN roir.index i ON i.id = 
 """
 
 
+@in_one_history
 def clean_up(
     database: Database,
     actor: str = "clean-up",
@@ -95,7 +97,7 @@ def clean_up(
     """
     result = CleanUpReport()
     with database.transaction() as connection:
-        check_schema(connection)
+        check_schema(connection, writes=True)
         published = execute(connection, PUBLISHED).all()
         aborting = execute(connection, ABORTING).all()
         maintained = execute(connection, MAINTAINED).all()
@@ -313,6 +315,8 @@ def _drop_delta(database: Database, generation_id: int, result: CleanUpReport, r
         if execute(connection, "SELECT to_regclass(%(name)s)", {"name": name}).scalar() is None:
             return None
         execute(connection, f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE")
+        if _status(connection, generation_id) not in (GenerationStatus.ACTIVE, GenerationStatus.RETIRED):
+            return None
         counts = {
             row.state: row.rows
             for row in execute(connection, f"SELECT state, count(*) AS rows FROM {name} GROUP BY state")

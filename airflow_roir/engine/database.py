@@ -25,6 +25,9 @@ from airflow_roir.errors import InvalidInput
 T = TypeVar("T")
 
 LONGEST_WAIT_S = 5.0
+# An attempt that lasted longer than any connection hangs has worked: the next outage is another one.
+WENT_WELL_S = 300.0
+READ_ONLY = "25006"
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
@@ -42,6 +45,8 @@ class Database:
         self.dsn = dsn
         self.application_name = application_name
         self.limits = limits
+        # What looks at each session that begins, before it is used: `history.one_history`.
+        self.look: Callable[[Any], None] | None = None
         self.engine: Engine = create_engine(
             "postgresql+psycopg2://",
             creator=self._open,
@@ -79,6 +84,8 @@ class Database:
                 given = psycopg2.extensions.parse_dsn(self.dsn).get("options", os.environ.get("PGOPTIONS", ""))
                 connection = self._connect(options=f"{given} -c standard_conforming_strings=on".strip())
             pin(connection)
+            if self.look is not None:
+                self.look(connection)
         except BaseException:
             connection.close()
             raise
@@ -179,20 +186,27 @@ def sqlstate(error: DBAPIError) -> str:
 def said(error: DBAPIError) -> str:
     """What the server said, in one line: its message and, where it has one, its hint, which is the remedy."""
     diagnostics = getattr(error.orig, "diag", None)
-    message = str(error.orig).strip().split("\n", 1)[0]
+    message = first_line(error)
     hint = getattr(diagnostics, "message_hint", None)
     return f"{message}. {hint}" if hint else message
+
+
+def first_line(error: DBAPIError) -> str:
+    """What the server said, without its hint; that it is a standby, where that is what it means."""
+    message = str(error.orig).strip().split("\n", 1)[0]
+    return f"the server is a standby: {message}" if sqlstate(error) == READ_ONLY else message
 
 
 def is_transient(error: DBAPIError) -> bool:
     """True if the same transaction may succeed when it is simply tried again.
 
-    Lost connections, a server that starts or stops, serialization failures, deadlocks and lock time-outs.
+    Lost connections, a server that starts, stops or is a standby, serialization failures, deadlocks and lock time-outs.
     """
     state = sqlstate(error)
     if error.connection_invalidated or state[:2] in ("08", "40"):
         return True
-    if state in ("55P03", "57P01", "57P02", "57P03", "53300"):
+    # READ_ONLY: an address that leads to a standby for as long as a failover takes.
+    if state in ("55P03", "57P01", "57P02", "57P03", "53300", READ_ONLY):
         return True
     # Without an SQLSTATE the server didn't answer at all.
     return state == "" and isinstance(error.orig, psycopg2.OperationalError | psycopg2.InterfaceError)
@@ -207,11 +221,14 @@ def retry(work: Callable[[], T], patience_s: float = DEFAULT.outage_s, first_wai
     deadline: float | None = None
     wait_s = first_wait_s
     while True:
+        begun = time.monotonic()
         try:
             return work()
         except DBAPIError as error:
             if not is_transient(error):
                 raise
+            if time.monotonic() - begun > WENT_WELL_S:
+                deadline, wait_s = None, first_wait_s
             # From the failure on: the work itself may have gone well for hours.
             deadline = deadline or time.monotonic() + patience_s
             if time.monotonic() + wait_s > deadline:

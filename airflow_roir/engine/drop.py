@@ -11,10 +11,12 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine import operations, remove_generations, view
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, LockNotAcquired, OperationRunning
 
 
+@in_one_history
 def drop_index(
     database: Database,
     index: str,
@@ -29,7 +31,7 @@ def drop_index(
     InvalidInput if other objects depend on the view: nothing was changed.
     """
     with database.transaction() as connection:
-        check_schema(connection)
+        check_schema(connection, writes=True)
         found = operations.find_index(connection, parse_name(index, "index"))
         last = operations.newest_operation(connection, found.id)
         if last is not None and last.status in operations.LIVE:
@@ -69,6 +71,7 @@ def drop_index(
         ) from error
 
 
+@in_one_history
 def finish_drop(
     database: Database, index_id: int, report: Callable[[str], None] = lambda line: None, patience_s: float = 5.0
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from airflow_roir.engine import census, duplicate_report, fold, publish
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.governing import governing
+from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
@@ -40,11 +41,22 @@ def finalize(
 
 
 def finalize_run(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> None:
-    """As `finalize`, inside a run that the caller has started."""
+    """As `finalize`, inside a run that the caller has started.
+
+    Where the server fails over meanwhile it begins again, from the state that is committed there.
+    """
+    _finalize(database, run, report)
+
+
+@in_one_history
+def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> None:
     row = database.retry(lambda: _read(database, run))
     phase = row.phase
     if phase in (Phase.BUILD, Phase.SEAL):
-        raise IllegalTransition(f"index {run.index} is still in {phase}; finish that first: roir resume")
+        raise IllegalTransition(
+            f"index {run.index} is still in {phase}; finish that first: roir resume. If it was finished already, the "
+            "server has lost its last commits, by a failover to a replica or a restore"
+        )
     if row.options.get("census"):
         census.conclude(database, run, report)
         return

@@ -30,7 +30,7 @@ from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.running import read_running
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import IllegalTransition, LockNotAcquired
+from airflow_roir.errors import IllegalTransition, InvariantViolated, LockNotAcquired
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import Phase, Verb
 
@@ -340,6 +340,8 @@ def work(database: Database, run: Run) -> Folded:
     """
     with database.transaction() as connection:
         job = load_job(connection, run)
+        if mode(connection, job.generation_id) != DIRECT:
+            raise InvariantViolated(f"index {run.index}: the capture is not in direct mode; not folded")
     total = Folded()
     while True:
         with database.transaction() as connection:

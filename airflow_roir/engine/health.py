@@ -125,7 +125,8 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
     name = str(operations.index_name(row))
     found: list[str] = []
     try:
-        source = catalog.read_source_by_oid(connection, row.source_oid)
+        # Whoever looks may be a role that only watches.
+        source = catalog.read_source_by_oid(connection, row.source_oid, only_look=True)
     except NotFound as error:
         return [f"index {name}: {error}"]
     except InvalidInput as error:

@@ -85,7 +85,7 @@ def _shown(name: str, value: Any) -> str:
 def refuse_option(database: Database, index: str, actor: str, refusal: str) -> None:
     """Show in the status, and keep as an event, that an option was refused. Raises NotFound."""
     with database.transaction() as connection:
-        check_schema(connection)
+        check_schema(connection, writes=True)
         row = operations.live_or_last(connection, parse_name(index, "index"))
         connection.execute(update(tables.operation).where(tables.operation.c.id == row.id).values(notice=refusal))
         operations.record_event(connection, row.index_id, row.id, actor, "refuse", refusal)

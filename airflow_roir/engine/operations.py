@@ -67,8 +67,27 @@ def read_operation(connection: Connection, operation_id: int) -> OperationRow:
     """One operation by id. Raises NotFound."""
     row = connection.execute(select(tables.operation).where(tables.operation.c.id == operation_id)).first()
     if row is None:
-        raise NotFound(f"there is no operation {operation_id}")
+        raise no_operation(operation_id)
     return row
+
+
+def no_operation(operation_id: int) -> NotFound:
+    """The error of a run whose operation isn't there."""
+    return NotFound(
+        f"there is no operation {operation_id}. If it was there, the server has lost it, by a failover to a replica or "
+        "a restore: begin it again"
+    )
+
+
+def operation_of(connection: Connection, operation_id: int, index: QualifiedName) -> OperationRow | None:
+    """An operation by id, if it is one of the index of that name, dropped or not: a server that lost its last commits
+    gives the ids of these again."""
+    found = tables.index
+    query = select(tables.operation).join(found, found.c.id == tables.operation.c.index_id)
+    query = query.where(tables.operation.c.id == operation_id, found.c.name == index.name)
+    if index.schema is not None:
+        query = query.where(found.c.schema_name == index.schema)
+    return connection.execute(query).first()
 
 
 def find_operation(database: Database, index: str) -> OperationRow:
@@ -260,7 +279,7 @@ def _request(database: Database, function: str, index: str, values: dict[str, An
     name = str(parse_name(index, "index"))
     try:
         with database.transaction() as connection:
-            check_schema(connection)
+            check_schema(connection, writes=True)
             execute(connection, f"SELECT roir.{function}(%(index)s, {arguments})", {"index": name, **values})
             return live_or_last(connection, parse_name(index, "index"))
     except DBAPIError as error:

@@ -27,6 +27,7 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.early import hashing
+from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
@@ -73,11 +74,12 @@ def prepare(
     who = actor or operations.default_actor()
     # Not tried again, as all that follows is: a DSN that leads nowhere is to be said at once.
     with database.transaction() as connection:
+        check_schema(connection, writes=True)
         checks.check_rights(connection)
-        check_schema(connection)
     return database.retry(lambda: _begin(database, definition, options, who, report))
 
 
+@in_one_history
 def _begin(
     database: Database,
     definition: IndexDefinition,

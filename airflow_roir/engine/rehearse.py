@@ -67,8 +67,9 @@ def rehearse(
     Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
     """
     with database.transaction() as connection:
+        # Sizes are measured by a function that is made for that, and undone.
+        check_schema(connection, writes=True)
         checks.check_rights(connection)
-        check_schema(connection)
         checks.check_server(connection)
         _check_lock_timeout(connection, options)
         existing = existing_index(connection, definition)

@@ -45,7 +45,7 @@ def revert(
     right: `roir verify` does.
     """
     with database.transaction() as connection:
-        check_schema(connection)
+        check_schema(connection, writes=True)
         found = operations.find_index(connection, parse_name(index, "index"))
         source = catalog.source_if_there(connection, found.id)
     name = operations.index_name(found)

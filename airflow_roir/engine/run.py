@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import admission, operations, tables
-from airflow_roir.engine.database import Database, is_transient
+from airflow_roir.engine.database import Database, first_line, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import (
@@ -31,7 +31,10 @@ from airflow_roir.operation import BLOCK_FORMAT_VERSION, BY_DUPLICATES, FORMAT_V
 
 @dataclass(frozen=True)
 class Run:
-    """A run's hold on an operation. epoch: the fencing token; a newer run has a greater one."""
+    """A run's hold on an operation. epoch: the fencing token; a newer run has a greater one.
+
+    No two runs have the same, even if the server forgot one of them: operations' ids it may give again.
+    """
 
     operation_id: int
     epoch: int
@@ -64,7 +67,7 @@ def start_run(
 
 
 def _start(connection: Connection, index: str, owner: str, take_over: bool, lift_pause: bool) -> Run | admission.Wait:
-    check_schema(connection)
+    check_schema(connection, writes=True)
     name = parse_name(index, "index")
     found = operations.live_or_last(connection, name)
     row = connection.execute(select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()).one()
@@ -102,7 +105,7 @@ def _start(connection: Connection, index: str, owner: str, take_over: bool, lift
         connection.execute(
             update(tables.operation)
             .where(tables.operation.c.id == row.id)
-            .values(epoch=tables.operation.c.epoch + 1)
+            .values(epoch=func.roir.next_epoch(tables.operation.c.epoch))
             .returning(tables.operation.c.epoch)
         ).scalar_one()
     )
@@ -132,6 +135,12 @@ def read_control(connection: Connection, run: Run) -> Row[Any]:
 
 def check_epoch(row: Row[Any], run: Run) -> None:
     """Raise Fenced if a newer run holds the operation. row: with its epoch and owner."""
+    # The upper half counts the runs.
+    if row.epoch >> 32 < run.epoch >> 32:
+        raise Fenced(
+            f"index {run.index}: the server has lost that {run.owner} took up operation {run.operation_id}, by a "
+            "failover to a replica or a restore; this run stops. Resume the operation: it goes on after what is there"
+        )
     if row.epoch != run.epoch:
         raise Fenced(f"index {run.index}: {row.owner} drives operation {run.operation_id} now; {run.owner} stops")
 
@@ -145,7 +154,7 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
     """
 
     def beat() -> None:
-        with suppress(DBAPIError), database.transaction() as connection:
+        with suppress(DBAPIError, RoirError), database.transaction() as connection:
             operations.tick(connection, run.operation_id, run.epoch)
 
     with meanwhile(beat, database.limits.heartbeat_every_s, "roir-heartbeat"):
@@ -200,7 +209,7 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
     If the operation is paused already, the reason becomes an event, so that a pause hides no error.
     """
     # What the server said; the statement and its values are nobody's business in a status.
-    said = str(error.orig if isinstance(error, DBAPIError) else error)
+    said = first_line(error) if isinstance(error, DBAPIError) else str(error)
     reason = said.strip().split("\n", 1)[0] or type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         reason = "interrupted"

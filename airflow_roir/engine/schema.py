@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 import airflow_roir
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.errors import InvalidInput, SchemaMissing, SchemaVersionMismatch
+from airflow_roir.errors import InvalidInput, ReadOnlyServer, SchemaMissing, SchemaVersionMismatch
 
 # Alembic is imported by `init` alone: a Spark worker never is there, and need not have it.
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def init(database: Database) -> str:
 
     with database.transaction() as connection:
         check_server(connection)
+        check_writable(connection)
         # Two inits at once, as two schedulers might: one waits for the other and finds nothing to do.
         execute(connection, "SELECT pg_advisory_xact_lock(hashtext('roir.init'))")
         present = current(connection)
@@ -131,13 +132,27 @@ def current(connection: Connection) -> str | None:
     return None if revision is None else str(revision)
 
 
-def check_schema(connection: Connection) -> None:
+def check_writable(connection: Connection) -> None:
+    """Raise ReadOnlyServer on a standby."""
+    found = execute(connection, "SELECT pg_is_in_recovery() AS standby, current_database() AS name").one()
+    if found.standby:
+        raise ReadOnlyServer(
+            f"this server of database {found.name} is a standby, which takes no writes; nothing was changed. Give the "
+            "primary's address, or that of both and target_session_attrs=read-write: "
+            "postgresql://user@one,two/database?target_session_attrs=read-write"
+        )
+
+
+def check_schema(connection: Connection, writes: bool = False) -> None:
     """Raise SchemaVersionMismatch if the control schema is missing, older or newer than this code.
 
-    Also if the database was restored or upgraded, and `roir init` hasn't adopted it.
+    Also if the database was restored or upgraded, and `roir init` hasn't adopted it. writes: raise ReadOnlyServer on a
+    standby.
     """
     from airflow_roir.engine import restore
 
+    if writes:
+        check_writable(connection)
     present = current(connection)
     if present is None:
         raise SchemaMissing("this database has no control schema yet; create it with: roir init")

@@ -78,7 +78,7 @@ class SealWorker:
         run = self.job.run
         with self.connection.begin():
             row = read_control(self.connection, run)
-            if stop := why_stop(row, self.worker):
+            if stop := why_stop(row, self.worker, Phase.SEAL):
                 return stop
             found = SEGMENTS.claim(self.connection, run, self.worker)
         if found is None:
@@ -193,7 +193,7 @@ def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:
     """Seal segments until none is free, the operation is paused, or this worker is one too many. Raises Fenced."""
     with database.connect() as connection:
         with connection.begin():
-            if why_stop(read_control(connection, run), worker):
+            if why_stop(read_control(connection, run), worker, Phase.SEAL):
                 return
             job = load_job(connection, run)
             operations.start_clock(connection, run.operation_id, run.epoch)
@@ -247,6 +247,8 @@ def finish(database: Database, run: Run) -> None:
                 duplicates.look(connection, load_job(connection, run))
     with database.transaction() as connection:
         row = read_control(connection, run)
+        if row.phase != Phase.SEAL:
+            return
         left = execute(
             connection,
             "SELECT count(*) FROM roir.segment WHERE generation_id = %(generation)s AND status <> 'sealed'",

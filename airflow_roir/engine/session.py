@@ -73,6 +73,10 @@ PIN_BY_SERVER = (
     "SELECT pg_catalog.set_config('session_replication_role', 'origin', false) "
     "WHERE pg_catalog.has_parameter_privilege('session_replication_role', 'SET') "
     "UNION ALL "
+    # What was told as done (a publish, a pause) must not be gone after a crash. What else it is, is the user's choice.
+    "SELECT pg_catalog.set_config('synchronous_commit', 'local', false) "
+    "WHERE pg_catalog.current_setting('synchronous_commit') = 'off' "
+    "UNION ALL "
     # The role's own choice, unless it names what is the default anyway: a partitioned table may not be told that.
     "SELECT pg_catalog.set_config('default_tablespace', '', false) "
     "FROM pg_catalog.pg_database d JOIN pg_catalog.pg_tablespace t ON t.oid = d.dattablespace "

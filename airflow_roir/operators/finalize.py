@@ -16,6 +16,7 @@ from airflow_roir.task.background import Background
 from airflow_roir.task.discrepancies import log_report
 from airflow_roir.task.duplicates import push_duplicates
 from airflow_roir.task.lineage import Lineage, as_operator_lineage, lineage
+from airflow_roir.task.metrics import sending
 from airflow_roir.task.operation_task import DrivingOperator
 from airflow_roir.task.published import published_facts
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
@@ -55,11 +56,13 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                 owner = owner_of(ti)
                 # A fresh heartbeat under our own name is that of a try which was killed moments ago.
                 ours = row.owner == owner
+                # A handle of its own: what the task asks meanwhile may be of another history.
+                own = database.named(database.application_name)
                 work = Background(
-                    lambda: finalize.finalize(database, self.index, owner, report=self.log.info, take_over=ours)
+                    lambda: finalize.finalize(own, self.index, owner, report=self.log.info, take_over=ours)
                 )
-                with Watcher(ti) as watcher:
-                    self.drive(work.wait, database, ti, watcher)
+                with sending(database, row.id, ti) as send, Watcher(ti) as watcher:
+                    self.drive(work.wait, database, ti, watcher, send)
                 try:
                     ended = work.result()
                 except (OperationPaused, OperationRunning, Fenced, DuplicatesFound) as reason:

@@ -138,6 +138,7 @@ class Job:
         """Its exit code. voice: where the lines go; log: the file of Spark's own, only told."""
         from sqlalchemy.exc import DBAPIError
 
+        from airflow_roir.engine.database import first_line, is_transient
         from airflow_roir.spark.supervise import drive
 
         try:
@@ -155,7 +156,8 @@ class Job:
         except RoirError as error:
             return say(str(error), error.exit_code, voice)
         except DBAPIError as error:
-            return say(str(error.orig).strip(), 1, voice)
+            gone = "; nothing can be written there now. What is committed stays: resume once the server is back"
+            return say(f"{first_line(error)}{gone if is_transient(error) else ''}", 1, voice)
         except KeyboardInterrupt:
             return say("interrupted; the operation is paused", OperationPaused.exit_code, voice)
         except Exception as error:

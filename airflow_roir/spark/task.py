@@ -13,10 +13,19 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import build, seal
-from airflow_roir.engine.database import Database, execute, is_transient
+from airflow_roir.engine.database import Database, execute, first_line, is_transient
+from airflow_roir.engine.history import one_history
 from airflow_roir.engine.run import Run, settle
 from airflow_roir.engine.verify import compare
-from airflow_roir.errors import DuplicatesFound, Fenced, OperationPaused, RoirError, SourceChanged, WorkerFailed
+from airflow_roir.errors import (
+    DuplicatesFound,
+    Fenced,
+    HistoryChanged,
+    OperationPaused,
+    RoirError,
+    SourceChanged,
+    WorkerFailed,
+)
 from airflow_roir.spark.patience import Patience
 from airflow_roir.spark.worker_metrics import WorkerMetrics
 
@@ -64,9 +73,10 @@ def work(
     patience = Patience(database.limits.outage_s, wait)
     while True:
         try:
-            for metrics in _steps(database, run, phase, number, wait):
-                patience.renew()
-                yield metrics
+            with one_history(database):
+                for metrics in _steps(database, run, phase, number, wait):
+                    patience.renew()
+                    yield metrics
             return
         except Fenced as error:
             # A newer run works on, or a newer try of this worker; that is no failure of this operation.
@@ -79,17 +89,24 @@ def work(
             settle(database, run, error, fatal=False)
             return
         except (RoirError, DBAPIError) as error:
-            if isinstance(error, DBAPIError) and is_transient(error) and patience.wait():
+            passes = isinstance(error, HistoryChanged) or (isinstance(error, DBAPIError) and is_transient(error))
+            if passes and patience.wait():
                 continue
             failure = worker_failed(number, error)
             settle(database, run, failure, fatal=isinstance(error, SourceChanged))
+            yield WorkerMetrics(number, phase, error=str(failure))
+            return
+        except MemoryError:
+            # Written down here, as any other: Spark would give up on the worker, and the others go on.
+            failure = worker_failed(number, "out of memory on the executor. Give it more, or resume with fewer workers")
+            settle(database, run, failure, fatal=False)
             yield WorkerMetrics(number, phase, error=str(failure))
             return
 
 
 def worker_failed(number: int, error: BaseException | str) -> WorkerFailed:
     """The same words in the operation, its events and the driver's log. A statement's values are in none of them."""
-    said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
+    said = (first_line(error) if isinstance(error, DBAPIError) else str(error)).strip()
     return WorkerFailed(f"worker {number}: {said.splitlines()[0] if said else type(error).__name__}")
 
 

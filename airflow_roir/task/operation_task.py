@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.definition import parse_name
 from airflow_roir.engine import admission, long_pause, operations, status
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.schema import check_schema
@@ -78,7 +79,12 @@ class DrivingOperator(RoirOperator):
             return operations.find_operation(database, self.index)
         with database.transaction() as connection:
             check_schema(connection)
-            row = operations.read_operation(connection, begun)
+            row = operations.operation_of(connection, begun, parse_name(self.index, "index"))
+        if row is None:
+            raise AirflowFailException(
+                f"index {self.index} has no operation {begun} any more: the server has lost its last commits, by a "
+                "failover to a replica or a restore. Clear this run from its first task on, and it begins again"
+            )
         try:
             newest = operations.find_operation(database, self.index)
         except NotFound:

@@ -23,6 +23,7 @@ from airflow_roir.spark.log_file import spark_log
 from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.live_options import IN_EFFECT, Apply, LiveOptions, write
 from airflow_roir.task.log_folder import log_folder_of
+from airflow_roir.task.metrics import sending
 from airflow_roir.task.operation_task import DrivingOperator
 from airflow_roir.task.progress import Progress
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
@@ -127,14 +128,16 @@ class SparkDrivingOperator(DrivingOperator):
             self._driver = Driver(command, driver_environment(dsn), forward=self._tell)
         try:
             progress = Progress(lambda: status.operation_status(database, row.id), self.log.info)
-            with Watcher(ti, store, (*self.live_options, IN_EFFECT)) as watcher:
-                self.drive(
-                    self._driver_ended,
-                    database,
-                    ti,
-                    watcher,
-                    lambda: self._turn(database, watcher, progress, row.id, owner),
-                )
+            with (
+                sending(database, row.id, ti) as send,
+                Watcher(ti, store, (*self.live_options, IN_EFFECT)) as watcher,
+            ):
+
+                def turn() -> None:
+                    self._turn(database, watcher, progress, row.id, owner)
+                    send()
+
+                self.drive(self._driver_ended, database, ti, watcher, turn)
         finally:
             self._driver.kill()
         with failing_clearly():
@@ -145,6 +148,10 @@ class SparkDrivingOperator(DrivingOperator):
                 asked = (OperationPaused.exit_code, OperationRunning.exit_code, OperationQueued.exit_code)
                 asked_to = self._left_early or code in asked
                 self.leave_or_fail(database, ti, self._ending(), asked_to)
+            now = self.read(database)
+            if now.status == Status.RUNNING and now.phase not in self.done_phases:
+                self.log.warning("The server has lost its last commits, by a failover or a restore; this run continues")
+                self.leave_or_fail(database, ti, self._ending(), asked_to=True)
 
     def on_kill(self) -> None:
         """Note it and ask the driver's process group to end."""

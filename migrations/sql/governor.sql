@@ -80,7 +80,7 @@ $$;
 -- whoever gave it is gone, and nobody reads the signals.
 CREATE FUNCTION roir.granted(o roir.operation) RETURNS double precision
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN o.throttle = '{}' THEN NULL
+    SELECT CASE WHEN o.throttle = '{}' AND o.granted_at IS NULL THEN NULL  -- a query of a run's own needs no limit
                 WHEN abs(extract(epoch FROM clock_timestamp() - o.granted_at)) < 15 THEN o.granted
                 ELSE 0 END
 $$;

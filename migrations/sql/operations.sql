@@ -49,6 +49,14 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM ticked)
 $$;
 
+-- The epoch of the next run: greater than all before it, and none that any run ever had, on whatever server. A replica
+-- that is promoted may never have heard of the last run, which lives on and finds its operation there: counted by one,
+-- the next run would have that run's epoch, and not fence it.
+CREATE FUNCTION roir.next_epoch(epoch bigint) RETURNS bigint
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT ((epoch >> 32) + 1 << 32) + floor(random() * 4294967296)::bigint
+$$;
+
 -- running -> paused. At once here; within one batch in the workers, which commit the batch that they are in.
 CREATE FUNCTION roir.pause(index text, reason text DEFAULT 'on request', actor text DEFAULT session_user)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -154,6 +162,7 @@ BEGIN
                max_duration_s = o.max_duration_s, priority = o.priority, warn_after_s = o.warn_after_s,
                abort_after_s = o.abort_after_s, windows = o.windows, throttle = coalesce(limits, x.throttle),
                granted = CASE WHEN limits = '{}' THEN NULL ELSE x.granted END,
+               granted_at = CASE WHEN limits = '{}' THEN NULL ELSE x.granted_at END,
                notice = NULL
          WHERE x.id = o.id AND x.status IN ('running', 'paused');
     END IF;
@@ -234,7 +243,7 @@ BEGIN
     END IF;
     PERFORM roir.tick(o.id, o.epoch);
     UPDATE roir.operation
-       SET status = 'aborting', epoch = epoch + 1, owner = actor, heartbeat_at = NULL, ticked_at = NULL
+       SET status = 'aborting', epoch = roir.next_epoch(epoch), owner = actor, heartbeat_at = NULL, ticked_at = NULL
      WHERE id = o.id AND status IN ('running', 'paused', 'failed');
     INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
     VALUES (o.index_id, o.id, actor, 'abort', reason);

@@ -179,6 +179,27 @@ def test_bad_input_fails_at_once_and_changes_nothing(context: dict[str, Any], sh
     assert status.status(shop.database) == []
 
 
+def test_a_build_whose_end_the_server_has_lost_is_not_taken_for_done(
+    context: dict[str, Any], shop: Any, driver_code: Any
+) -> None:
+    operation = prepare(context)
+    driver_code(TAKE_UP + "end_run(database, run)")
+    with pytest.raises(AirflowRescheduleException):
+        build(context, operation)
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["no operation", "another index's"])
+def test_an_operation_that_the_server_has_lost_is_not_taken_for_another(
+    context: dict[str, Any], shop: Any, other: bool
+) -> None:
+    """After a failover that lost it: ids are given again."""
+    lost = prepare(context)
+    if other:
+        shop.run("UPDATE roir.index SET name = 'item_by_price'")
+    with pytest.raises(AirflowFailException, match=r"has lost its last commits.* Clear this run"):
+        build(context, lost if other else lost + 1)
+
+
 def test_nothing_is_prepared_while_the_dag_is_paused(context: dict[str, Any], shop: Any) -> None:
     context["ti"].paused = True
     with pytest.raises(AirflowRescheduleException):

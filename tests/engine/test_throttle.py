@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import build, operations
+from airflow_roir.engine import build, finalize, fold, operations, seal
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.governor import turn
 from airflow_roir.engine.governor.governing import Governor
 from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.signals import SIGNALS, throttle_text
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.operations import read_operation
+from airflow_roir.engine.run import Run
+from airflow_roir.engine.verify import compare
+from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
-from tests.engine import steps
+from tests.engine import steps, verifying
 from tests.engine.steps import sql
 
 GIVEN = {
@@ -100,12 +105,16 @@ class Clock:
         return self.now
 
 
+@pytest.mark.parametrize("limit", ["query=6", None])
 @pytest.mark.parametrize("over", [True, False])
-def test_a_query_of_the_users_own_holds_the_work_and_lets_it_go(governed: Database, dsn: str, over: bool) -> None:
+def test_a_query_of_the_users_own_holds_the_work_and_lets_it_go(
+    governed: Database, dsn: str, over: bool, limit: str | None
+) -> None:
     run_sql(dsn, "CREATE TABLE busy (n numeric)", f"INSERT INTO busy VALUES ({7 if over else 5})")
-    _, run = steps.begin(governed, batch_rows=7, throttle="query=6")
+    _, run = steps.begin(governed, batch_rows=7, throttle=limit)
     clock = Clock()
-    governor = Governor(governed, run, Surroundings(query="SELECT n FROM public.busy"), clock=clock)
+    asked = "SELECT n FROM public.busy" if limit else "SELECT n > 6 FROM public.busy"
+    governor = Governor(governed, run, Surroundings(query=asked), clock=clock)
     waits: list[float] = []
     with governed.connect() as connection, governed.connect() as other:
         governor.look(connection)
@@ -243,3 +252,98 @@ def test_nobody_sees_the_query_or_a_dsn_in_a_table(governed: Database, dsn: str)
     assert "replica r2" in str(held)
     with governed.transaction() as connection:
         assert read_operation(connection, run.operation_id).granted == 0
+
+
+def test_the_next_run_takes_the_grant_over_and_no_reason_is_left_behind(governed: Database, dsn: str) -> None:
+    """A build ends with what its server stands; its comparison needn't find that out once more."""
+    _, run = steps.begin(governed, parallelism=4, throttle="commit_latency=60s")
+    clock = Clock()
+    first, second = (Governor(governed, run, Surroundings(), clock=clock) for _ in range(2))
+    with governed.connect() as connection:
+        grants = []
+        while not grants or grants[-1] < 2:
+            grant = first.look(connection)
+            assert grant is not None
+            grants.append(grant.workers)
+            clock.now += 1
+        assert read(governed).throttled is not None
+        first.close()
+        assert read(governed).throttled is None
+        again = second.look(connection)
+    second.close()
+    assert (grants[0], again and again.workers) == (0.25, 2)
+
+
+PHASES: dict[str, Callable[[Database, Run], object]] = {
+    "build": lambda database, run: list(build.work(database, run, 0, turn.time.sleep)),
+    "seal": lambda database, run: list(seal.work(database, run, 0)),
+    "fold": fold.work,
+    "verify": lambda database, run: compare.verify_build(database, run),
+    "verify alone": lambda database, run: verifying.go_through(database, run, 2),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_whoever_waits_holds_nothing(governed: Database, dsn: str, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spirit #1093: a verification waited for a replica's lag with the snapshot open that caused it."""
+    if phase == "verify alone":
+        steps.make_index(governed, ranges=3, segments=2)
+        run_sql(dsn, "UPDATE t SET v = v + 1 WHERE id < 5")
+        run = verifying.begin(governed)
+    else:
+        _, run = steps.begin(governed, ranges=3, segments=2, batch_rows=30, parallelism=1)
+    if phase in ("seal", "fold", "verify"):
+        steps.build_all(governed, run)
+    if phase in ("fold", "verify"):
+        run_sql(dsn, "UPDATE t SET k = 'x' WHERE id % 3 = 0")
+        steps.seal_all(governed, run)
+        fold.switch(governed, run)
+    if phase == "verify":
+        fold.finish(governed, run, fold.work(governed, run))
+    watch = steps.session(dsn)
+    watch.autocommit = True
+    hold = "UPDATE roir.operation SET throttle = '{\"query\": 1}', granted = %s, granted_at = clock_timestamp()"
+    sql(watch, hold, 0)
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        held = sql(
+            watch,
+            "SELECT application_name, state FROM pg_stat_activity WHERE datname = current_database() "
+            "AND pid <> pg_backend_pid() AND (xact_start IS NOT NULL OR backend_xmin IS NOT NULL)",
+        )
+        assert held == []
+        # One piece of work, then the next hold, to the end.
+        sql(watch, hold, 0 if len(waits) % 3 else 1 / 16)
+
+    monkeypatch.setattr(turn.time, "sleep", wait)
+    if phase == "verify alone":
+        monkeypatch.setattr(VerifyWorker, "unit", with_a_hold(VerifyWorker.unit, lambda: sql(watch, hold, 0)))
+    PHASES[phase](governed, run)
+    assert len(waits) > 2
+    sql(watch, "UPDATE roir.operation SET throttle = '{}', granted = NULL, granted_at = NULL")
+    if phase != "verify alone":
+        monkeypatch.undo()
+        finish(governed, run, phase)
+    steps.assert_exact(governed)
+
+
+def with_a_hold(work: Callable[..., Any], hold: Callable[[], object]) -> Callable[..., Any]:
+    """The work, after which a hold comes."""
+
+    def held(*arguments: Any) -> Any:
+        result = work(*arguments)
+        hold()
+        return result
+
+    return held
+
+
+def finish(database: Database, run: Run, phase: str) -> None:
+    """The rest of a build."""
+    if phase == "build":
+        steps.build_all(database, run)
+    if phase in ("build", "seal"):
+        steps.seal_all(database, run)
+    finalize.finalize_run(database, run)

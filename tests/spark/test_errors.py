@@ -19,6 +19,7 @@ from airflow_roir.spark import task
 from servers.killable import Server
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.interposed import before
 from tests.spark.driving import (
     Running,
     at_work,
@@ -184,6 +185,22 @@ def test_a_worker_writes_down_what_trying_again_would_not_help(
     (row,) = task.work(named, run, "build", 0, wait=lambda _: pytest.fail("waited"))
     assert row.error == f"worker 0: {message}"
     assert operation_status(database, run.operation_id).pause_reason == f"worker 0: {message}"
+
+
+def test_a_worker_without_memory_writes_that_down(database: Database) -> None:
+    """An error that is dropped would let the operation go on without what the worker had to do."""
+    _, run = steps.begin(database)
+
+    def exhaust() -> None:
+        raise MemoryError
+
+    with before(database, "INSERT INTO roir_data.g1", exhaust):
+        (row,) = task.work(database, run, "build", 0, wait=lambda _: pytest.fail("waited"))
+    assert "out of memory" in (row.error or "")
+    paused = operation_status(database, run.operation_id)
+    assert (paused.status, paused.pause_reason) == ("paused", row.error)
+    steps.finish_all(database, start_run(database, "ix", "test"))
+    steps.assert_exact(database)
 
 
 @pytest.mark.slow

@@ -44,3 +44,29 @@ def test_it_never_falls_below_what_a_commit_is_worth() -> None:
 def test_the_few_rows_at_the_end_of_a_range_say_nothing() -> None:
     assert after((100_000, 1.0), (3, 0.5)) == 100_000
     assert after((0, 0.5)) == FIRST_ROWS
+
+
+def paced(seconds_per_row: float, batches: int = 10) -> int:
+    """The rows of the last of some batches under a pace."""
+    size, rows = BatchSize(1.0), 0
+    for _ in range(batches):
+        rows = size.rows(MOST, 0.1)
+        size.took(rows, rows * seconds_per_row)
+    return rows
+
+
+def test_paced_batches_grow_to_their_part_of_the_target_time() -> None:
+    """They stood at 4,000 rows, ten milliseconds of work, and a build took ten times as long as it was allowed to."""
+    assert paced(1e-6) == 100_000
+    assert paced(1e-5) == 10_000
+
+
+def test_paced_batches_of_few_rows_are_learned_from() -> None:
+    """Of wide rows the tenth of a batch may be fewer rows than are believed elsewhere."""
+    assert paced(1e-3) == 100
+    size = BatchSize(1.0)
+    size.took(FEWEST_ROWS, 3.0)
+    size.took(size.rows(MOST, 0.1), 1e-3)
+    for _ in range(REMEMBERED):
+        size.took(size.rows(MOST, 0.1), 1e-3)
+    assert size.rows(MOST, 0.1) > 1_000

@@ -300,6 +300,8 @@ NOT_FOR_USERS = {
     "duplicate_report.first_lines",
     "duplicate_report.page",
     "live_options.refuse_option",
+    "measured.measure",
+    "metrics.metrics",
     "operations.find_operation",
     "operations.find_resumable",
     "operations.has_paused",

@@ -41,6 +41,16 @@ class Queue:
         return max(0.0, (1 - self.idle_s / (LIMIT * load) - self.users(now)) / self.worker)
 
 
+class SmallServer(Queue):
+    """One worker is half of it. What it can't do in time queues up, and is slow after the worker has gone."""
+
+    queued_s = 0.0
+
+    def latency(self, now: float, workers: float) -> float:
+        self.queued_s = max(0.0, self.queued_s + self.users(now) + self.worker * workers - 0.98)
+        return super().latency(now, workers) + self.queued_s
+
+
 def simulate(server: Queue, parallelism: int, seconds: int) -> list[tuple[float, float, Grant]]:
     """Now, latency and grant at each second. The reading is of the last five seconds, as the probe's."""
     control, grant = Control(), Grant(0.0)
@@ -68,6 +78,16 @@ def test_the_limit_holds_and_the_build_takes_what_is_left(users: float, worker: 
     used = sum(grant.workers for *_, grant in run) / len(run)
     enough = min(16.0, server.room(0, 0.4))
     assert used > 0.7 * enough, f"{used:.2f} workers of {enough:.2f}"
+
+
+@pytest.mark.parametrize("users", STEADY)
+def test_on_a_small_server_what_queued_up_is_not_held_against_fewer_workers(users: float) -> None:
+    """Two workers were too much, and one was blamed for their queue: so two were tried again and again."""
+    run = simulate(SmallServer(lambda _: users, 0.5), 4, 3600)[60:]
+    over = sum(took > LIMIT for _, took, _ in run) / len(run)
+    changes = sum(a[2].workers != b[2].workers for a, b in pairwise(run))
+    assert over < 0.05, f"{over:.1%} of the time above the limit"
+    assert changes <= 100, f"{changes} changes in an hour"
 
 
 @pytest.mark.parametrize("users", STEADY)

@@ -95,10 +95,13 @@ def truncate_trigger_name(source_oid: int) -> str:
     return f"roir_truncate_{source_oid}"
 
 
-def targets(connection: Connection, source_oid: int, names_of_now: bool = True) -> list[Target]:
+def targets(
+    connection: Connection, source_oid: int, names_of_now: bool = True, with_bounds: bool = True
+) -> list[Target]:
     """The generations that a source's writes maintain, by the control tables. Read it under the drain lock.
 
     names_of_now: False for types and operators as they were called when the capture was made.
+    with_bounds: False leaves out those of segments, which are values of keys.
     """
     generation, index = tables.generation, tables.index
     rows = connection.execute(
@@ -110,7 +113,7 @@ def targets(connection: Connection, source_oid: int, names_of_now: bool = True) 
         )
         .order_by(generation.c.id)
     )
-    bounds = _bounds(connection, source_oid)
+    bounds = _bounds(connection, source_oid) if with_bounds else {}
     found = []
     for row in rows.all():
         entry = Entry.from_json(row.entry)
@@ -219,8 +222,9 @@ def _needed(generations: list[Target]) -> list[tuple[str, tuple[str, ...]]]:
 
 def lacks_rights(connection: Connection, source: Source) -> bool:
     """True if the capture can't write: the owner that it runs as is another one now, or not a superuser any more."""
-    # By number and mode alone: to look for the present names of every entry's types would take most of a look's time.
-    generations = targets(connection, source.oid, names_of_now=False)
+    # By number and mode alone: to look for the present names of every entry's types would take most of a look's time,
+    # and who only watches may not read bounds.
+    generations = targets(connection, source.oid, names_of_now=False, with_bounds=False)
     needed = _needed(generations)
     pairs = [(name, right) for name, rights in needed for right in rights]
     values = {

@@ -18,14 +18,18 @@ MORE, LESS, HALF = 0.4, 0.7, 1.0
 STEP_S = 5.0
 # A sixteenth of the time is little enough for any server, and a build still ends.
 FEWEST = 1 / 16
+# What it begins with: on a small server one whole worker is more than users stand.
+FIRST = 1 / 4
 # A budget that stopped the work lets it begin again below this part of the limit, so that it doesn't flap.
 AGAIN = 0.8
+# One less only if it has been too much for this many steps: a single high reading is noise.
+LESS_STEPS = 2
 # Between MORE and LESS there may be room for one more: tried after this many steps without a change.
 STEADY_STEPS = 4
 # What was too much is tried again after this time, doubled each time that it is too much again.
-RETRY_S, LONGEST_RETRY_S = 20.0, 320.0
-# What has held for this long is no longer in doubt.
-PROVEN_S = 30.0
+RETRY_S, LONGEST_RETRY_S = 20.0, 640.0
+# What was too much once, and has held for this long, is no longer in doubt.
+PROVEN_S = 120.0
 UNREADABLE = "unreadable"
 STARTING = "starting"
 
@@ -42,15 +46,19 @@ class Grant:
 
 
 class Control:
-    """Decides for one run. It begins with one worker where something steers, and doubles until that is too much."""
+    """Decides for one run. Where something steers it begins with little, and doubles until that is too much."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: float = FIRST) -> None:
+        """first: how many workers it begins with, if something steers."""
+        self._first = first
         self._workers: float | None = None
         self._stopped: set[tuple[str, str]] = set()
         self._step_at = 0.0
         self._steady = 0
+        self._high = 0
         self._is_starting = True
         self._cut_by: Reading | None = None
+        self._is_settling = False
         # What was too much the last time, when to try it again, and how long after that.
         self._too_much = math.inf
         self._retry_at = 0.0
@@ -76,7 +84,7 @@ class Control:
             return Grant(float(parallelism))
         worst = max(steering, key=lambda reading: reading.load)
         if self._workers is None:
-            self._workers = 1.0
+            self._workers = self._first
             self._rest(now)
         elif now >= self._step_at:
             self._step(worst, parallelism, now)
@@ -89,9 +97,9 @@ class Control:
             return Grant(float(parallelism))
         if self._cut_by is None:
             return Grant(self._workers, STARTING, f"beginning with few workers: {worst}")
-        # What steers now, if it does; else what it came down for.
-        shown = worst if worst.load >= MORE else self._cut_by
-        return Grant(self._workers, shown.signal.name, str(shown))
+        if worst.load >= MORE:
+            return Grant(self._workers, worst.signal.name, str(worst))
+        return Grant(self._workers, self._cut_by.signal.name, f"workers come back step by step after: {self._cut_by}")
 
     def _stopping(self, readings: Sequence[Reading]) -> Reading | None:
         """The worst budget that forbids to work: it is over its limit, or was, and isn't far enough below yet."""
@@ -108,32 +116,46 @@ class Control:
         assert self._workers is not None
         self._step_at = now + STEP_S
         load = worst.load
-        if load >= LESS:
+        self._high = self._high + 1 if load >= LESS else 0
+        if load >= HALF or self._high >= LESS_STEPS:
             self._cut(worst, self._workers / 2 if load >= HALF else _less(self._workers), now)
             return
-        if self._workers >= self._too_much and now - self._raised_at >= PROVEN_S:
-            self._too_much, self._retry_s = math.inf, RETRY_S
-        self._steady += 1
-        if load >= MORE and self._steady < STEADY_STEPS:
+        if self._high:
             return
-        self._raise(parallelism, now)
+        self._is_settling = False
+        if self._workers >= self._too_much:
+            if load < MORE:
+                # What was too much no longer is: others have left.
+                self._too_much, self._retry_s = math.inf, RETRY_S
+            elif now - self._raised_at < PROVEN_S:
+                return
+            else:
+                # This many are not too much any more. One more may still be.
+                self._too_much, self._raised_at = _more(self._workers), now
+        self._steady += 1
+        if load < MORE or self._steady >= STEADY_STEPS:
+            self._raise(parallelism, now, load)
 
-    def _raise(self, parallelism: int, now: float) -> None:
+    def _raise(self, parallelism: int, now: float, load: float) -> None:
         assert self._workers is not None
         more = self._workers * 2 if self._is_starting else _more(self._workers)
         more = min(more, float(parallelism))
-        if more <= self._workers or (more >= self._too_much and now < self._retry_at):
+        too_early = more >= self._too_much and now < self._retry_at and load >= MORE / 2
+        if more <= self._workers or too_early:
             return
         self._workers, self._raised_at, self._steady = more, now, 0
 
     def _cut(self, by: Reading, to: float, now: float) -> None:
         assert self._workers is not None
-        # Once more what was too much before, or less than that: it is tried less often.
-        again = self._workers <= self._too_much < math.inf
-        self._retry_s = min(self._retry_s * 2, LONGEST_RETRY_S) if again else RETRY_S
-        self._too_much, self._retry_at = self._workers, now + self._retry_s
+        if not (self._is_settling and by.load >= HALF):
+            # Once more what was too much before, or less than that: it is tried less often.
+            again = self._workers <= self._too_much < math.inf
+            self._retry_s = min(self._retry_s * 2, LONGEST_RETRY_S) if again else RETRY_S
+            self._too_much = self._workers
+        # Users whose statements have queued up are slow for a while: that is what was before the first cut, not this.
+        self._is_settling, self._retry_at = True, now + self._retry_s
         self._workers = max(FEWEST, to)
-        self._cut_by, self._is_starting, self._steady = by, False, 0
+        self._cut_by, self._is_starting, self._steady, self._high = by, False, 0, 0
 
 
 def _more(workers: float) -> float:

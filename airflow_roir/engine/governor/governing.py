@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import allowed, operations
 from airflow_roir.engine.database import Database, execute, to_json
-from airflow_roir.engine.governor.control import UNREADABLE, Control, Grant
+from airflow_roir.engine.governor.control import FIRST, UNREADABLE, Control, Grant
 from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.signals import Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
@@ -26,6 +26,8 @@ LOOK_EVERY_S = 1.0
 # Two looks that are farther apart: the machine slept, and no time was lost to a signal.
 LONGEST_LOOK_S = 10.0
 SAMPLE_EVERY_S = 2.0
+# A grant of a run that ended so long ago is still good.
+TAKE_OVER_S = 120
 # What holds the work for this long is told; the same again only after a while, however often it comes and goes.
 TELL_AFTER_S = 5.0
 TELL_AGAIN_S = 300.0
@@ -46,6 +48,14 @@ INSERT INTO roir.throttle_time (operation_id, cause, seconds) VALUES (%(operatio
 ON CONFLICT (operation_id, cause) DO UPDATE
    SET seconds = throttle_time.seconds + excluded.seconds, last_at = clock_timestamp()
 """
+LAST_GRANT = """
+SELECT granted FROM roir.operation
+ WHERE id = %(operation)s AND granted > 0 AND clock_timestamp() - granted_at < make_interval(secs => %(within)s)
+"""
+# The grant stays, for the run that comes next.
+LEAVE = """
+UPDATE roir.operation SET throttled = NULL, throttled_since = NULL WHERE id = %(operation)s AND epoch = %(epoch)s
+"""
 KEEP = "SELECT roir.keep_signals(%(operation)s, %(granted)s, %(readings)s::jsonb)"
 
 
@@ -65,7 +75,7 @@ class Governor:
         self._say = say
         self._clock = clock
         self._reader = SignalReader(database, surroundings, clock)
-        self._control = Control()
+        self._control: Control | None = None
         self._looked_at: float | None = None
         self._sampled_at = float("-inf")
         self._unreadable_since: float | None = None
@@ -87,6 +97,8 @@ class Governor:
             if row.granted_at is not None:
                 self._free(connection)
             return None
+        if self._control is None:
+            self._control = Control(self._first(connection, row))
         readings = self._reader.read(connection, row.throttle)
         grant = self._control.decide(readings, row.parallelism, now)
         with connection.begin():
@@ -98,8 +110,14 @@ class Governor:
         self._give_up(connection, row, grant, now)
         return grant
 
+    def _first(self, connection: Connection, row: Row[Any]) -> float:
+        """What the run before this one ended with, if that was a moment ago; else the usual beginning."""
+        values = {"operation": row.id, "within": TAKE_OVER_S}
+        with connection.begin():
+            return execute(connection, LAST_GRANT, values).scalar() or FIRST
+
     def _free(self, connection: Connection) -> None:
-        self._control, self._looked_at, self._unreadable_since = Control(), None, None
+        self._control, self._looked_at, self._unreadable_since = None, None, None
         with connection.begin():
             execute(connection, FREE, {"operation": self._run.operation_id, "epoch": self._run.epoch})
 
@@ -142,8 +160,10 @@ class Governor:
                 operations.pause_operation(connection, row, BY_GOVERNOR, reason, self._run.epoch)
 
     def close(self) -> None:
-        """Let all sessions go."""
+        """Let all sessions go, and no reason stand that doesn't hold any more."""
         self._reader.close()
+        with suppress(DBAPIError), self._database.transaction() as connection:
+            execute(connection, LEAVE, {"operation": self._run.operation_id, "epoch": self._run.epoch})
 
 
 class _News:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from airflow_roir.engine import operations
 from airflow_roir.engine.claims import why_stop
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.run import Run, check_epoch
@@ -42,14 +43,14 @@ class Turn:
         connection: Connection,
         run: Run,
         worker: int = 0,
-        wait: Callable[[float], object] = time.sleep,
+        wait: Callable[[float], object] | None = None,
         letting_go: Callable[[], object] = lambda: None,
         among: int = 0,
     ) -> None:
         self._connection = connection
         self._run = run
         self._worker = worker
-        self._wait = wait
+        self._wait = wait or time.sleep
         self._letting_go = letting_go
         self._among = among
 
@@ -83,6 +84,8 @@ class Turn:
 
     def _look(self) -> Row[Any]:
         with self._connection.begin():
-            row = execute(self._connection, STANDING, {"operation": self._run.operation_id}).one()
+            row = execute(self._connection, STANDING, {"operation": self._run.operation_id}).first()
+        if row is None:
+            raise operations.no_operation(self._run.operation_id)
         check_epoch(row, self._run)
         return row

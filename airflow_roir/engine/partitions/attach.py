@@ -13,6 +13,7 @@ from airflow_roir.definition import argument
 from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts
 from airflow_roir.engine.old_snapshots import holders
@@ -38,6 +39,7 @@ VIEWS = (
 )
 
 
+@in_one_history
 def attach_partition(
     database: Database,
     table: str,
@@ -57,7 +59,7 @@ def attach_partition(
     LockNotAcquired (the table still refuses writes; call again to continue).
     """
     with database.transaction() as connection:
-        check_schema(connection)
+        check_schema(connection, writes=True)
         parent_oid, parent = find_table(connection, table)
         oid, name = find_table(connection, partition)
         root = "SELECT coalesce(pg_partition_root(%(oid)s), %(oid)s)::oid::bigint"

@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import QualifiedName, parse_name
 from airflow_roir.engine.catalog import default_schemas
 from airflow_roir.engine.database import Database, execute, has_vanished, said, sqlstate
+from airflow_roir.engine.history import one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts
 from airflow_roir.engine.partitions import remove_entries
@@ -48,8 +49,21 @@ def detach_partition(
     partition. Raises NotFound, InvalidInput, LockNotAcquired (nothing was changed, or only the entries are left to
     remove).
     """
+    with one_history(database):
+        return _detach(database, partition, reason, actor, drop, report, patience_s)
+
+
+def _detach(
+    database: Database,
+    partition: str,
+    reason: str,
+    actor: str,
+    drop: bool,
+    report: Callable[[str], None],
+    patience_s: float,
+) -> int:
     with database.transaction() as connection:
-        check_schema(connection)
+        check_schema(connection, writes=True)
         oid, name = find_table(connection, partition)
         locked = list(execute(connection, LOCKED, {"partition": oid}).scalars())
 

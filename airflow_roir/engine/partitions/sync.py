@@ -12,6 +12,7 @@ from airflow_roir.definition import argument
 from airflow_roir.engine import catalog, operations, view
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts, telling_of_names
 from airflow_roir.engine.partitions import changes, copy_rows, remove_entries, unique_rows
@@ -76,6 +77,7 @@ class _Sync:
         )
 
 
+@in_one_history
 def sync_partitions(
     database: Database,
     table: str,
@@ -89,7 +91,7 @@ def sync_partitions(
     repeat. Raises NotFound, LockNotAcquired; DuplicatesFound if rows that came share keys of a unique index.
     """
     with database.transaction() as connection:
-        check_schema(connection)
+        check_schema(connection, writes=True)
         oid, name = find_table(connection, table)
         source = catalog.read_source(connection, name)
         generations = execute(connection, GENERATIONS, {"source": oid}).all()

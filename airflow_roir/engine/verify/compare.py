@@ -23,7 +23,7 @@ from airflow_roir.engine.verify import comparison, report, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, load
 from airflow_roir.engine.verify.report import VerifyReport
 from airflow_roir.engine.verify.worker import LIMITS, UNITS, VerifyWorker
-from airflow_roir.errors import InvariantViolated, OperationPaused, SourceChanged
+from airflow_roir.errors import HistoryChanged, InvariantViolated, OperationPaused, SourceChanged
 from airflow_roir.operation import Phase, Status, Verb
 
 
@@ -168,6 +168,8 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
                 return int(last.id)
             source = catalog.source_of_index(connection, row.index_id)
             options = VerifyOptions(parallelism=row.parallelism)
+            if row.phase != Phase.PUBLISH:
+                raise InvariantViolated(f"index {run.index} is in {row.phase}; it is compared once it is folded")
             verification_id, _ = units.plan(
                 connection, row.index_id, row.id, row.generation_id, source, options, "after", with_delta=True
             )
@@ -207,6 +209,9 @@ def by_threads(database: Database, run: Run, verification_id: int) -> None:
             try:
                 for done in as_completed([pool.submit(share, worker) for worker in range(number)]):
                     done.result()
+            except HistoryChanged:
+                # All of them meet it.
+                raise
             except BaseException as error:
                 # Written down first, so that the others leave: to leave the block is to wait for them.
                 settle(database, run, error, fatal=isinstance(error, SourceChanged))

@@ -76,4 +76,6 @@ class UnitSums:
             reads = [name] if claim.of_source else None
             row = self.reading.execute(claim, sql, values, comparison.SUMMED, "SELECT * FROM {compared}", reads)
             self.reading.check_names(claim, name)
-            return {**row._mapping, "snapshot": shared or f"unit {claim.id}"}
+            # Not by its name, which a server that was restarted gives again.
+            seen = execute(self.connection, "SELECT md5(pg_current_snapshot()::text)").scalar_one()
+            return {**row._mapping, "snapshot": seen}

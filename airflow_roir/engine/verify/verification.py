@@ -48,7 +48,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
     if not options.is_partial:
         _await_writers(database, index)
     with database.transaction() as connection:
-        check_schema(connection)
+        check_schema(connection, writes=True)
         found = operations.find_index(connection, parse_name(index, "index"))
         name = str(operations.index_name(found))
         last = operations.newest_operation(connection, found.id)

@@ -24,7 +24,7 @@ from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, VerifyJob
 from airflow_roir.engine.verify.reading import UnitReading
 from airflow_roir.engine.verify.rows import UnitRows
 from airflow_roir.engine.verify.sums import NO_SUMS, UnitSums
-from airflow_roir.operation import Status
+from airflow_roir.operation import Phase, Status
 
 # What is due: a unit that is to be compared, or one that is compared and still claimed, with something to mend.
 DUE = "(done AND claim_epoch IS NOT NULL OR NOT done AND NOT %(spent)s AND ordinal < %(until)s)"
@@ -83,7 +83,7 @@ class VerifyWorker:
         values = {"verification": self.verify_job.verification_id}
         with self.connection.begin():
             row = read_control(self.connection, run)
-            if stop := why_stop(row, self.worker):
+            if stop := why_stop(row, self.worker, Phase.SUM, Phase.CHECK, Phase.PUBLISH):
                 return stop
             limits = execute(self.connection, LIMITS, values).one()
             found = UNITS.claim(self.connection, run, self.worker, {**values, **limits._mapping})

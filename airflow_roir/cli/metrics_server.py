@@ -1,0 +1,92 @@
+"""Serves the metrics to scrapes, by the library's own server. However many ask at once, one session looks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from prometheus_client import start_http_server
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from airflow_roir.cli.app import say
+from airflow_roir.engine.metrics import metrics
+from airflow_roir.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from airflow_roir.engine.database import Database
+
+
+class OneLook(Collector):
+    """Whoever asks while somebody looks gets what that look finds.
+
+    look: the metrics, and why the database wasn't read. say: takes that, once for each new reason. waiting: how many
+    wait for the look that is under way.
+    """
+
+    def __init__(self, look: Callable[[], tuple[list[Metric], str | None]], say: Callable[[str], object] = say) -> None:
+        self._look = look
+        self._say = say
+        self._lock = threading.Lock()
+        self._running: Future[list[Metric]] | None = None
+        self.waiting = 0
+        self._problem: str | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, as of now."""
+        with self._lock:
+            running = self._running
+            if running is None:
+                mine = self._running = Future()
+                self.waiting = 0
+            else:
+                self.waiting += 1
+        yield from self._found(mine) if running is None else running.result()
+
+    def _found(self, mine: Future[list[Metric]]) -> list[Metric]:
+        try:
+            found, problem = self._look()
+        except BaseException as error:
+            with self._lock:
+                self._running = None
+            mine.set_exception(error)
+            raise
+        # Before they have it: who asks from now on wants what is then.
+        with self._lock:
+            self._running = None
+        mine.set_result(found)
+        if problem != self._problem:
+            self._say(problem if problem is not None else "the database is read again")
+        self._problem = problem
+        return found
+
+    def describe(self) -> list[Metric]:
+        """Nothing: the library would look, only to know the names."""
+        return []
+
+
+@contextmanager
+def serving(database: Database, address: str) -> Iterator[str]:
+    """Serve at host:port while the block runs; gives where. Port 0: any. Raises InvalidInput."""
+    host, port = _split(address)
+    try:
+        server, thread = start_http_server(port, host, OneLook(lambda: metrics(database)))
+    except (OSError, OverflowError) as error:
+        raise InvalidInput(f"can't serve at {address}: {error}") from error
+    try:
+        yield f"{f'[{host}]' if ':' in host else host}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdigit():
+        raise InvalidInput(f"{address!r} is no host:port; give 127.0.0.1:9187 or the like, or 0.0.0.0:9187 for all")
+    return host, int(port)

@@ -1,0 +1,120 @@
+"""The metrics of `roir metrics`: their names, what they mean, their labels. docs/operations.md has the same table.
+
+Each label has few values at a time: indexes that aren't dropped, of each the newest build and the newest verification,
+and words of this package. Names of replicas are the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+DATABASE = ("database",)
+INDEX = (*DATABASE, "index")
+OPERATION = (*INDEX, "kind", "operation")
+SIGNAL = (*OPERATION, "signal")
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric. counter: its name ends in _total, and it never falls for the same labels."""
+
+    help: str
+    labels: tuple[str, ...]
+
+    @property
+    def of(self) -> str:
+        """What it is of: database, index, operation."""
+        return "operation" if "operation" in self.labels else "index" if "index" in self.labels else "database"
+
+
+FAMILIES: dict[str, Family] = {
+    "roir_up": Family("1: the database was read. 0: it wasn't, and there is nothing else but the reason.", DATABASE),
+    "roir_problem": Family(
+        "1: why the database, or a part of it, wasn't read. Metrics of that part are missing then.",
+        (*INDEX, "part", "reason"),
+    ),
+    "roir_look_seconds": Family("How long this look took.", DATABASE),
+    "roir_running_operations": Family("Operations that a live run drives.", DATABASE),
+    "roir_running_operations_limit": Family("How many may run at the same time. Missing without a limit.", DATABASE),
+    "roir_lock_waits": Family("How many of us wait for a lock that somebody else holds.", DATABASE),
+    "roir_index_published": Family("1: readers see the index. 0: its first build hasn't ended.", INDEX),
+    "roir_index_unique": Family("1: no two rows may have the same key.", INDEX),
+    "roir_index_generation_age_seconds": Family("Since when readers see this generation.", INDEX),
+    "roir_index_generations": Family("Generations that take room: published, being built, kept for a revert.", INDEX),
+    "roir_index_ghosts": Family("Leftovers of the build in what readers see, until the next clean-up.", INDEX),
+    "roir_index_verification_age_seconds": Family(
+        "Since the last verification of what readers see. Missing if there was none.", INDEX
+    ),
+    "roir_index_discrepancies": Family("What that verification found, less what is repaired.", INDEX),
+    "roir_capture_faults": Family(
+        "Warnings of roir status for the index: changes that its capture may miss, or that make writes fail. Writes "
+        "that failed aren't counted: the server's log has them.",
+        INDEX,
+    ),
+    "roir_operation_state": Family("1 for the state that it has, 0 for the others.", (*OPERATION, "state")),
+    "roir_operation_phase": Family("1 for the phase that it is in, 0 for the others.", (*OPERATION, "phase")),
+    "roir_operation_driven": Family("1: a run drives it, and has given a sign of life lately.", OPERATION),
+    "roir_operation_percent": Family("How much of the operation is done, 0 to 100.", OPERATION),
+    "roir_operation_rows_total": Family("Source rows that are copied, or compared, and committed.", OPERATION),
+    "roir_operation_rows_estimate": Family("Source rows, as the plan estimated them.", OPERATION),
+    "roir_operation_rows_per_second": Family("Rows per second of the last ten seconds, while it copies.", OPERATION),
+    "roir_operation_batches_total": Family("Batches that are committed.", OPERATION),
+    "roir_operation_worked_seconds_total": Family("Seconds of work, without pauses and Spark's start.", OPERATION),
+    "roir_operation_left_seconds": Family("The likely time left.", OPERATION),
+    "roir_operation_parallelism": Family("How many workers the user asked for.", OPERATION),
+    "roir_operation_granted_workers": Family(
+        "How many workers the governor lets work now; 0: it holds all. Missing without a throttle.", OPERATION
+    ),
+    "roir_operation_throttled": Family("1: the governor holds workers back now.", OPERATION),
+    "roir_operation_throttled_seconds_total": Family(
+        "Seconds lost to the throttle by its cause, a signal mostly, of all workers' work.", (*OPERATION, "cause")
+    ),
+    "roir_operation_workers": Family("Workers of the live run that hold a range, a segment or a unit.", OPERATION),
+    "roir_operation_delta_rows": Family("Rows in the delta, about, by PostgreSQL's statistics.", OPERATION),
+    "roir_operation_delta_bytes": Family("The size of the delta, without its B-tree.", OPERATION),
+    "roir_operation_paused_seconds": Family("How long it has been paused now; 0 if it isn't.", OPERATION),
+    "roir_operation_pause_warning_seconds": Family("After so long a pause there is a warning.", OPERATION),
+    "roir_operation_queued_seconds": Family("How long it has waited for others to end; 0: no wait.", OPERATION),
+    "roir_operation_started_timestamp_seconds": Family("When it began.", OPERATION),
+    "roir_operation_heartbeat_age_seconds": Family("Since the last sign of life of its run.", OPERATION),
+    "roir_operation_duplicate_keys": Family("Keys of a unique index that rows share now.", OPERATION),
+    "roir_operation_duplicate_rows": Family("Rows that share them.", OPERATION),
+    "roir_signal_value": Family(
+        "What the governor read of a signal, in its unit. of: the worst replica or slot. Missing if it can't be read.",
+        (*SIGNAL, "of"),
+    ),
+    "roir_signal_limit": Family("The limit that the user gave the signal, in its unit.", SIGNAL),
+    "roir_signal_load_ratio": Family("How much of its limit a signal uses: above 1 it is over.", (*SIGNAL, "of")),
+    "roir_signal_unreadable": Family("1: the governor can't read the signal, and holds the work.", SIGNAL),
+}
+
+
+class Samples:
+    """What a look has found. A value of None is no sample."""
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+        # The text may not have the same labels twice.
+        self._samples: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in FAMILIES}
+
+    def add(self, name: str, value: float | bool | None, *labels: object) -> None:
+        """One sample. labels: their values, in the family's order, without the database."""
+        if value is not None:
+            key = (self._database, *map(str, labels))
+            self._samples[name][key] = float(value)
+
+    def families(self) -> Iterator[Metric]:
+        """For the text: those that have a sample."""
+        for name, family in FAMILIES.items():
+            found = self._samples[name]
+            if not found:
+                continue
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            metric = kind(name, family.help, labels=family.labels)
+            for labels, value in found.items():
+                metric.add_metric(labels, value)
+            yield metric

@@ -1,0 +1,327 @@
+"""All that monitoring asks of a database, in one cheap look: every index, of each the newest build and verification.
+
+One short transaction that changes nothing. It never waits behind a lock: a part that somebody holds, or that the role
+may not read, is missing, and `roir_problem` says which.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import psycopg2
+import psycopg2.extensions
+from prometheus_client.metrics_core import Metric
+from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import QualifiedName
+from airflow_roir.engine import health
+from airflow_roir.engine.database import Database, execute, said, sqlstate
+from airflow_roir.engine.governor.signals import SIGNALS, Reading, Signal
+from airflow_roir.engine.indexes import GONE
+from airflow_roir.engine.lock_waits import FRESH_S
+from airflow_roir.engine.metric_families import Samples
+from airflow_roir.engine.operations import HEARTBEAT_FRESH_S
+from airflow_roir.engine.relation_size import LOCK_TIMEOUT, relation_sizes
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import InvalidInput, RoirError, SchemaMissing, SchemaVersionMismatch
+from airflow_roir.operation import Phase, Status
+
+# Of a statement, and of all of them: a scrape has ten seconds, mostly.
+LOOK_MS = 5_000
+LOOK_S = 5.0
+LOCK_MS = 20
+CANCELLED = "57014"
+# Signals of which there is one for each replica, slot or disk. What else a reading is of has a new name each time.
+OF_FEW = ("replica_lag", "replica_delay", "slot_wal", "slot_room", "free_space")
+REFUSED = ("42501", "28000", "28P01")
+
+INDEXES = """
+SELECT i.id, i.schema_name, i.name AS bare_name, i.is_unique, g.published_at IS NOT NULL AS published, g.ghosts,
+       extract(epoch FROM clock_timestamp() - g.published_at)::float8 AS age,
+       (SELECT count(*) FROM roir.generation x WHERE x.index_id = i.id AND x.status <> 'dropped') AS generations,
+       (SELECT max(o.id) FROM roir.operation o WHERE o.index_id = i.id) AS newest
+  FROM roir.index i LEFT JOIN roir.generation g ON g.index_id = i.id AND g.status = 'active'
+ WHERE i.dropped_at IS NULL ORDER BY i.id
+"""
+# The newest that has ended, of what readers see.
+VERIFIED = """
+SELECT DISTINCT ON (v.index_id) v.index_id, extract(epoch FROM clock_timestamp() - v.finished_at)::float8 AS age,
+       v.missing + v.extra + v.different + v.corrupt + v.damaged + v.duplicate - v.mended AS wrong
+  FROM roir.verification v JOIN roir.generation g ON g.id = v.generation_id AND g.status = 'active'
+ WHERE v.finished_at IS NOT NULL ORDER BY v.index_id, v.finished_at DESC, v.id DESC
+"""
+OPERATIONS = """
+SELECT r.*, i.schema_name, i.name AS bare_name, o.generation_id,
+       extract(epoch FROM clock_timestamp() - o.heartbeat_at)::float8 AS heartbeat_age,
+       extract(epoch FROM clock_timestamp() - o.paused_at)::float8 AS paused,
+       extract(epoch FROM o.started_at)::float8 AS started,
+       CASE WHEN abs(extract(epoch FROM clock_timestamp() - o.queued_seen_at)) < %(fresh)s
+            THEN extract(epoch FROM clock_timestamp() - o.queued_at) ELSE 0 END::float8 AS queued,
+       roir.granted(o) AS granted, o.throttled, o.throttle, o.warn_after_s,
+       b.batches, h.workers
+  FROM roir.resumable_operations r
+  JOIN roir.operation o ON o.id = r.operation_id
+  JOIN roir.index i ON i.id = o.index_id
+ CROSS JOIN LATERAL (
+       SELECT coalesce(sum(x.batches), 0) AS batches FROM roir.scan_range x WHERE x.operation_id = o.id) b
+ CROSS JOIN LATERAL (
+       SELECT count(DISTINCT y.worker) AS workers
+         FROM (SELECT claim_worker AS worker, claim_epoch AS epoch FROM roir.scan_range WHERE operation_id = o.id
+               UNION ALL
+               SELECT claim_worker, claim_epoch FROM roir.segment
+                WHERE generation_id = o.generation_id AND o.kind <> 'verify'
+               UNION ALL
+               SELECT u.claim_worker, u.claim_epoch FROM roir.verification v
+                 JOIN roir.verification_unit u ON u.verification_id = v.id WHERE v.operation_id = o.id) y
+        WHERE y.epoch = o.epoch) h
+ WHERE r.operation_id = ANY (ARRAY(
+       SELECT max(n.id) FROM roir.operation n JOIN roir.index x ON x.id = n.index_id
+        WHERE x.dropped_at IS NULL GROUP BY x.id, n.kind = 'verify'))
+ ORDER BY r.operation_id
+"""
+DELTAS = """
+SELECT c.relname AS name, c.oid::bigint, pg_stat_get_live_tuples(c.oid) AS rows
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = 'roir_data' AND c.relname = ANY (%(names)s) AND c.relkind = 'r'
+"""
+THROTTLE_TIMES = """
+SELECT t.operation_id, t.cause, t.seconds FROM roir.throttle_time t WHERE t.operation_id = ANY (%(operations)s)
+"""
+# Only while they are fresh: what was read an hour ago says nothing.
+SIGNALS_READ = """
+SELECT DISTINCT ON (s.operation_id) s.operation_id, s.readings FROM roir.signal_sample s
+ WHERE s.operation_id = ANY (%(operations)s) AND s.at > clock_timestamp() - make_interval(secs => %(fresh)s)
+ ORDER BY s.operation_id, s.at DESC
+"""
+RUNNING = """
+SELECT (SELECT count(*) FROM roir.operation o WHERE o.status = 'running'
+           AND abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < %(fresh)s) AS running,
+       (SELECT s.max_running_operations FROM roir.setting s) AS most
+"""
+LOCK_WAITS = """
+SELECT count(*) FROM roir.lock_wait w WHERE w.seen_at > clock_timestamp() - make_interval(secs => %(fresh)s)
+"""
+
+
+def metrics(database: Database, clock: Callable[[], float] = time.monotonic) -> tuple[list[Metric], str | None]:
+    """The metrics of a database, and why it wasn't read, None if it was. Raises nothing that the database does.
+
+    clock: seconds that never go back.
+    """
+    began = clock()
+    name = _name_in(database.dsn)
+    try:
+        with database.transaction() as connection:
+            execute(connection, f"SET LOCAL statement_timeout = {LOOK_MS}; SET LOCAL lock_timeout = {LOCK_MS}")
+            execute(connection, "SET TRANSACTION READ ONLY")
+            name = str(execute(connection, "SELECT current_database()").scalar_one())
+            check_schema(connection)
+            samples = Samples(name)
+            _Look(connection, samples, lambda: clock() - began).all()
+    except (RoirError, DBAPIError) as error:
+        samples = Samples(name)
+        samples.add("roir_up", 0)
+        samples.add("roir_problem", 1, "", "database", _reason(error))
+        return list(samples.families()), said(error) if isinstance(error, DBAPIError) else str(error)
+    samples.add("roir_up", 1)
+    samples.add("roir_look_seconds", clock() - began)
+    return list(samples.families()), None
+
+
+def _name_in(dsn: str) -> str:
+    """The database's name, as far as DSN and environment tell it, as libpq reads them."""
+    try:
+        given = psycopg2.extensions.parse_dsn(dsn)
+        found = given.get("dbname") or os.environ.get("PGDATABASE")
+        return str(found or given.get("user") or os.environ.get("PGUSER") or getpass.getuser())
+    except (psycopg2.ProgrammingError, KeyError, OSError):
+        return ""
+
+
+def _reason(error: Exception) -> str:
+    """One word of a few, for a label."""
+    if isinstance(error, SchemaMissing):
+        return "no schema"
+    if isinstance(error, SchemaVersionMismatch):
+        return "schema version"
+    if isinstance(error, InvalidInput):
+        return "refused"
+    if not isinstance(error, DBAPIError):
+        return "error"
+    state = sqlstate(error)
+    if state in REFUSED:
+        return "refused"
+    return {LOCK_TIMEOUT: "locked", CANCELLED: "too slow", "": "unreachable"}.get(
+        state, "unreachable" if state[:2] in ("08", "53", "57") else "error"
+    )
+
+
+class _Look:
+    """One look. elapsed: seconds since it began."""
+
+    def __init__(self, connection: Connection, samples: Samples, elapsed: Callable[[], float]) -> None:
+        self._connection = connection
+        self._samples = samples
+        self._elapsed = elapsed
+
+    def all(self) -> None:
+        """Look at everything."""
+        indexes = execute(self._connection, INDEXES).all()
+        for row in indexes:
+            self._index(row)
+        self._part("operations", self._operations)
+        self._part("queue", self._queue)
+        self._part("verifications", lambda: self._verifications(indexes))
+        self._part("lock waits", self._lock_waits)
+        self._part("capture", lambda: self._captures(indexes))
+
+    def _part(self, part: str, look: Callable[[], None], index: str = "") -> None:
+        """Look at a part. Where that fails the rest is seen all the same, and `roir_problem` says what isn't."""
+        if self._elapsed() > LOOK_S:
+            self._samples.add("roir_problem", 1, index, part, "too slow")
+            return
+        savepoint = self._connection.begin_nested()
+        try:
+            look()
+        except (DBAPIError, RoirError) as error:
+            if isinstance(error, DBAPIError) and error.connection_invalidated:
+                raise
+            savepoint.rollback()
+            self._samples.add("roir_problem", 1, index, part, _reason(error))
+        else:
+            savepoint.commit()
+
+    def _index(self, row: Row[Any]) -> None:
+        index = _index_name(row)
+        self._samples.add("roir_index_published", row.published, index)
+        self._samples.add("roir_index_unique", row.is_unique, index)
+        self._samples.add("roir_index_generations", row.generations, index)
+        if row.published:
+            self._samples.add("roir_index_generation_age_seconds", max(0.0, row.age), index)
+            self._samples.add("roir_index_ghosts", row.ghosts, index)
+
+    def _verifications(self, indexes: Sequence[Row[Any]]) -> None:
+        names = {row.id: _index_name(row) for row in indexes}
+        for row in execute(self._connection, VERIFIED):
+            if row.index_id in names:
+                self._samples.add("roir_index_verification_age_seconds", max(0.0, row.age), names[row.index_id])
+                self._samples.add("roir_index_discrepancies", max(0, row.wrong), names[row.index_id])
+
+    def _lock_waits(self) -> None:
+        waits = execute(self._connection, LOCK_WAITS, {"fresh": FRESH_S}).scalar_one()
+        self._samples.add("roir_lock_waits", waits)
+
+    def _captures(self, indexes: Sequence[Row[Any]]) -> None:
+        """What `roir status` warns of. An index whose table somebody holds is left out."""
+        gone: dict[int, int] = defaultdict(int)
+        for lost in execute(self._connection, GONE, {"indexes": [row.id for row in indexes]}):
+            gone[lost.index_id] += 1
+        for row in indexes:
+            if row.newest is not None:
+                index = _index_name(row)
+                self._part("capture", partial(self._capture, row, index, gone[row.id]), index)
+
+    def _capture(self, row: Row[Any], index: str, gone: int) -> None:
+        warnings = health.warnings(self._connection, row.newest)
+        self._samples.add("roir_capture_faults", len(warnings) + gone, index)
+
+    def _operations(self) -> None:
+        rows = execute(self._connection, OPERATIONS, {"fresh": HEARTBEAT_FRESH_S}).all()
+        deltas: dict[int, tuple[int, int]] = {}
+        self._part("deltas", lambda: deltas.update(self._deltas(rows)))
+        for row in rows:
+            self._operation(row, deltas.get(row.generation_id))
+        self._part("throttle", lambda: self._throttle({row.operation_id: row for row in rows}))
+
+    def _queue(self) -> None:
+        row = execute(self._connection, RUNNING, {"fresh": HEARTBEAT_FRESH_S}).one()
+        self._samples.add("roir_running_operations", row.running)
+        self._samples.add("roir_running_operations_limit", row.most)
+
+    def _throttle(self, rows: Mapping[int, Row[Any]]) -> None:
+        """What held them back, and the signals of those that run."""
+        add, ids = self._samples.add, list(rows)
+        for lost in execute(self._connection, THROTTLE_TIMES, {"operations": ids}):
+            labels = _labels(rows[lost.operation_id])
+            add("roir_operation_throttled_seconds_total", lost.seconds, *labels, lost.cause)
+        for row in rows.values():
+            for name in SIGNALS.keys() & row.throttle.keys():
+                add("roir_signal_limit", row.throttle[name], *_labels(row), name)
+        for read in execute(self._connection, SIGNALS_READ, {"operations": ids, "fresh": HEARTBEAT_FRESH_S}):
+            row = rows[read.operation_id]
+            for name in SIGNALS.keys() & read.readings.keys():
+                if row.state == Status.RUNNING:
+                    self._signal(SIGNALS[name], read.readings[name], _labels(row))
+
+    def _signal(self, signal: Signal, read: Mapping[str, Any], labels: tuple[Any, ...]) -> None:
+        of = read.get("of") if signal.name in OF_FEW else None
+        reading = Reading(signal, read["limit"], read.get("value"))
+        self._samples.add("roir_signal_unreadable", reading.value is None, *labels, signal.name)
+        if reading.value is not None:
+            self._samples.add("roir_signal_value", reading.value, *labels, signal.name, of or "")
+            self._samples.add("roir_signal_load_ratio", reading.load, *labels, signal.name, of or "")
+
+    def _deltas(self, rows: Sequence[Row[Any]]) -> dict[int, tuple[int, int]]:
+        """Rows and bytes of the deltas of operations that still have one."""
+        names = {
+            f"g{row.generation_id}_delta": row.generation_id
+            for row in rows
+            if row.kind != "verify" and row.phase != Phase.DONE and row.state != Status.ABORTED
+        }
+        found = execute(self._connection, DELTAS, {"names": list(names)}).all()
+        sizes = relation_sizes(self._connection, [one.oid for one in found])
+        return {names[one.name]: (one.rows, sizes[one.oid].own) for one in found if one.oid in sizes}
+
+    def _operation(self, row: Row[Any], delta: tuple[int, int] | None) -> None:
+        labels = _labels(row)
+
+        def add(what: str, value: float | bool | None) -> None:
+            self._samples.add(f"roir_operation_{what}", value, *labels)
+
+        for state in Status:
+            self._samples.add("roir_operation_state", row.state == state, *labels, state.value)
+        for phase in Phase:
+            self._samples.add("roir_operation_phase", row.phase == phase, *labels, phase.value)
+        runs = row.state == Status.RUNNING
+        lives = row.heartbeat_age is not None and abs(row.heartbeat_age) < HEARTBEAT_FRESH_S
+        add("driven", runs and lives)
+        add("percent", row.percent_complete)
+        add("rows_total", row.rows)
+        add("rows_estimate", row.rows_estimate)
+        add("rows_per_second", row.rows_per_second_now)
+        if row.kind != "verify":
+            add("batches_total", row.batches)
+        add("worked_seconds_total", row.total_execution_time)
+        add("left_seconds", row.seconds_left)
+        add("parallelism", row.parallelism)
+        add("workers", row.workers if lives else 0)
+        add("granted_workers", row.granted if runs else None)
+        add("throttled", runs and row.throttled is not None)
+        if delta is not None:
+            add("delta_rows", delta[0])
+            add("delta_bytes", delta[1])
+        add("paused_seconds", max(0.0, row.paused or 0.0) if row.state == Status.PAUSED else 0)
+        add("pause_warning_seconds", row.warn_after_s)
+        add("queued_seconds", max(0.0, row.queued or 0.0))
+        add("started_timestamp_seconds", row.started)
+        add("heartbeat_age_seconds", None if row.heartbeat_age is None else max(0.0, row.heartbeat_age))
+        if row.is_unique:
+            add("duplicate_keys", row.duplicate_keys)
+            add("duplicate_rows", row.duplicate_rows)
+
+
+def _labels(row: Row[Any]) -> tuple[str, str, int]:
+    """Of an operation."""
+    return (_index_name(row), row.kind, row.operation_id)
+
+
+def _index_name(row: Row[Any]) -> str:
+    """As every other command names it."""
+    return str(QualifiedName(row.schema_name, row.bare_name))

@@ -1,0 +1,162 @@
+"""A replica takes over that never heard of the last commits: what was remembered of them does no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from airflow_roir.engine import abort, build, clean_up, finalize, fold, operations, seal
+from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import attach
+from airflow_roir.engine.run import start_run
+from airflow_roir.errors import Fenced
+from servers.killable import Server
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.pair import Pair, between, pair
+from tests.engine.steps import sql
+from tests.engine.test_replication import BOUNDS, PARTITIONED
+from tests.engine.test_replication import dsn as dsn
+from tests.engine.test_replication import primary as primary
+
+pytestmark = pytest.mark.sample(0, 6)
+
+
+@pytest.fixture
+def both(primary: Server, dsn: str) -> Iterator[Pair]:
+    with pair(primary, dsn) as found:
+        yield found
+
+
+def read(both: Pair, query: str) -> list[tuple[object, ...]]:
+    session = steps.session(both.there)
+    try:
+        return sql(session, query)
+    finally:
+        session.close()
+
+
+def go_on(database: Database) -> None:
+    """As the next run does; the index is right."""
+    run = start_run(database, "ix", "next", take_over=True)
+    phase = operations.find_operation(database, "ix").phase
+    if phase == "build":
+        steps.build_all(database, run)
+    if phase in ("build", "seal"):
+        steps.seal_all(database, run)
+    finalize.finalize_run(database, run)
+    steps.assert_exact(database)
+
+
+def test_a_run_that_the_new_server_never_heard_of_is_fenced(both: Pair) -> None:
+    """Its workers find their operation there, and the next run must not be given their epoch."""
+    database = Database(both.dsn)
+    steps.begin(database, ranges=3, batch_rows=7)
+    both.lose()
+    lost = start_run(database, "ix", "lost", take_over=True)
+    both.fail_over()
+    now = start_run(database, "ix", "now", take_over=True)
+    assert lost.epoch != now.epoch
+    with pytest.raises(Fenced, match="now drives operation 1 now; lost stops"):
+        list(build.work(database, lost, 0))
+    steps.build_all(database, now)
+    steps.seal_all(database, now)
+    finalize.finalize_run(database, now)
+    steps.assert_exact(database)
+
+
+def test_a_run_whose_start_was_lost_says_so(both: Pair) -> None:
+    database = Database(both.dsn)
+    steps.begin(database)
+    both.lose()
+    lost = start_run(database, "ix", "lost", take_over=True)
+    both.fail_over()
+    with pytest.raises(Fenced, match="the server has lost that lost took up operation 1"):
+        list(build.work(database, lost, 0))
+    go_on(database)
+
+
+def test_workers_of_a_phase_that_has_not_come_yet_do_nothing(both: Pair) -> None:
+    """The driver knows that all is copied, and the new server doesn't."""
+    database = Database(both.dsn)
+    _, run = steps.begin(database, ranges=3, segments=2, batch_rows=7)
+    worker = steps.worker(database, run)
+    claim = worker.claim()
+    assert not isinstance(claim, Stop)
+    worker.batch(claim)
+    worker.connection.close()
+    both.lose()
+    steps.build_all(database, run)
+    both.fail_over()
+    assert list(seal.work(database, run, 0)) == []
+    assert read(both, "SELECT DISTINCT status FROM roir.segment") == [("loading",)]
+    go_on(database)
+
+
+def test_an_abort_that_is_lost_takes_nothing_from_a_running_operation(both: Pair) -> None:
+    database = Database(both.dsn)
+    steps.begin(database)
+    both.lose()
+    with between(database, "SELECT roir.abort(", both.fail_over):
+        assert abort.abort(database, "ix", "test").status == "aborted"
+    assert read(both, "SELECT relname FROM pg_class WHERE relnamespace = 'roir_data'::regnamespace") == []
+
+
+def test_an_abort_that_was_lost_is_not_finished_by_somebody_elses_number(both: Pair) -> None:
+    """Whoever remembers that it was aborting finds it running."""
+    database = Database(both.dsn)
+    prepared, _ = steps.begin(database)
+    both.lose()
+    operations.request_abort(database, "ix", "test")
+    both.fail_over()
+    abort.finish_abort(database, prepared.operation_id, "clean-up")
+    go_on(database)
+
+
+def test_a_clean_up_takes_no_delta_of_a_generation_whose_publish_was_lost(both: Pair) -> None:
+    database = Database(both.dsn)
+    _, run = steps.begin(database)
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    fold.switch(database, run)
+    fold.finish(database, run, fold.work(database, run))
+    both.lose()
+    steps.publish_all(database, run)
+    with between(database, "SELECT g.id, g.index_id, g.entry", both.fail_over):
+        clean_up.clean_up(database)
+    run_sql(both.there, "UPDATE t SET k = 'then' WHERE id % 4 = 0", "DELETE FROM t WHERE id % 9 = 0")
+    go_on(database)
+    clean_up.clean_up(database)
+    steps.assert_exact(database)
+
+
+def test_copies_of_an_attach_that_were_lost_are_made_again(both: Pair) -> None:
+    database = Database(both.dsn)
+    run_sql(both.here, *PARTITIONED)
+    steps.make_index(database)
+    with (
+        between(database, "SELECT roir.validate_attach", both.lose),
+        between(database, "SELECT pg_current_xact_id", both.fail_over),
+    ):
+        attach.attach_partition(database, "t", "t1", BOUNDS, "test")
+    assert read(both, "SELECT count(*) FROM t") == [(50,)]
+    assert read(both, "SELECT count(*) FROM ix") == [(50,)]
+    steps.assert_exact(database)
+
+
+@pytest.mark.parametrize("lost", ["UPDATE roir.generation SET capture_mode", "SELECT count(*) FROM roir_data.g"])
+def test_a_finalize_goes_on_from_what_the_new_server_has(both: Pair, lost: str) -> None:
+    """By itself. The first: the switch is lost. The second: the fold."""
+    database = Database(both.dsn)
+    _, run = steps.begin(database, segments=2)
+    steps.build_all(database, run)
+    run_sql(both.here, "UPDATE t SET k = 'touched' WHERE id % 3 = 0", "DELETE FROM t WHERE id % 7 = 0")
+    steps.seal_all(database, run)
+    if lost.startswith("UPDATE"):
+        both.lose()
+    with between(database, lost, both.fail_over):
+        finalize.finalize_run(database, run)
+    assert operations.find_operation(database, "ix").status == "completed"
+    steps.assert_exact(database)

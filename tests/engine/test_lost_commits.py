@@ -1,0 +1,103 @@
+"""What a server that lost its last commits is protected by, without a second server: `test_failover.py` has that."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_roir.engine import abort, operations, seal
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.history import MOST, in_one_history, one_history
+from airflow_roir.engine.run import start_run
+from airflow_roir.errors import Fenced, HistoryChanged
+from tests.engine import steps
+from tests.engine.steps import sql
+
+pytestmark = pytest.mark.sample(8)
+
+
+@pytest.fixture
+def database(dsn: str) -> Database:
+    steps.make_table(dsn)
+    return Database(dsn)
+
+
+def test_no_two_runs_have_one_epoch_even_if_the_first_was_forgotten(database: Database) -> None:
+    _, run = steps.begin(database)
+    lost = start_run(database, "ix", "lost", take_over=True)
+    with database.transaction() as connection:
+        execute(connection, "UPDATE roir.operation SET epoch = %(epoch)s", {"epoch": run.epoch})
+    now = start_run(database, "ix", "now", take_over=True)
+    assert lost.epoch != now.epoch > run.epoch
+    with pytest.raises(Fenced):
+        steps.build_all(database, lost)
+    steps.finish_all(database, now)
+
+
+def test_no_segment_is_sealed_before_all_is_copied(database: Database) -> None:
+    _, run = steps.begin(database)
+    assert list(seal.work(database, run, 0)) == []
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_nothing_is_taken_from_an_operation_that_is_not_being_aborted(database: Database) -> None:
+    prepared, run = steps.begin(database)
+    abort.finish_abort(database, prepared.operation_id, "clean-up")
+    assert operations.find_operation(database, "ix").status == "running"
+    steps.finish_all(database, run)
+    steps.assert_exact(database)
+
+
+def test_in_another_history_a_function_begins_anew_and_gives_up_in_the_end(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timeline for each session."""
+    begun = 0
+
+    @in_one_history
+    def two_sessions(database: Database, changes: int) -> int:
+        nonlocal begun
+        begun += 1
+        for session in range(2):
+            number = begun if session and begun <= changes else 0
+            monkeypatch.setattr("airflow_roir.engine.history.HISTORY", f"SELECT 'timeline {number}'")
+            with database.transaction():
+                pass
+        return begun
+
+    assert two_sessions(database, 2) == 3
+    with database.transaction():
+        pass
+    begun = 0
+    with pytest.raises(HistoryChanged, match="Run it again"):
+        two_sessions(database, MOST)
+
+
+def test_the_history_of_a_server_can_be_read_by_anybody(database: Database, dsn: str) -> None:
+    """Else nothing of this would hold for a role without more rights."""
+    user = steps.session(dsn)
+    role = f"nobody_{abs(hash(dsn))}"
+    sql(user, f"CREATE ROLE {role} LOGIN")
+    user.commit()
+    try:
+        other = Database(dsn.replace("postgres@", f"{role}@"))
+        with one_history(other), other.transaction():
+            assert other.look is not None
+            assert other.look.__self__.history is not None  # type: ignore[attr-defined]
+    finally:
+        sql(user, f"DROP ROLE {role}")
+        user.commit()
+
+
+def test_what_was_told_is_not_gone_after_a_crash(dsn: str) -> None:
+    """A database that gives up its last commits does so for its users alone."""
+    user = steps.session(dsn)
+    name = user.info.dbname
+    sql(user, f"ALTER DATABASE {name} SET synchronous_commit = off")
+    user.commit()
+    with Database(dsn).transaction() as connection:
+        assert execute(connection, "SHOW synchronous_commit").scalar_one() == "local"
+    sql(user, f"ALTER DATABASE {name} SET synchronous_commit = remote_apply")
+    user.commit()
+    with Database(dsn).transaction() as connection:
+        assert execute(connection, "SHOW synchronous_commit").scalar_one() == "remote_apply"

@@ -1,0 +1,55 @@
+"""The command, where the server loses in a failover what Spark's driver has committed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+
+from airflow_roir.cli import execute
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import operations, prepare
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import end_run, start_run
+from tests.engine import steps
+
+pytestmark = pytest.mark.sample(2)
+
+
+class Spark:
+    """Stands in for Spark: its driver ends well each time; what it did is lost at first."""
+
+    relay = None
+
+    def __init__(self, database: Database, lost: int) -> None:
+        self.database, self.lost, self.driven = database, lost, 0
+
+    def drive(self, operation_id: int, index: str, owner: str, take_over: bool) -> Any:
+        run = start_run(self.database, index, owner, take_over)
+        self.driven += 1
+        if self.driven > self.lost:
+            steps.build_all(self.database, run)
+            steps.seal_all(self.database, run)
+            end_run(self.database, run)
+        return SimpleNamespace(is_starting=False, wait_for_order=lambda: 0)
+
+    def release(self) -> None:
+        """Nothing to end."""
+
+
+@pytest.mark.parametrize("lost", [1, execute.MOST])
+def test_what_was_lost_is_done_again_and_never_taken_for_done(dsn: str, lost: int) -> None:
+    steps.make_table(dsn)
+    database = Database(dsn)
+    prepare.prepare(database, IndexDefinition.parse("ix", "t", "k", None), BuildOptions(), "test")
+    spark: Any = Spark(database, lost)
+    if lost < execute.MOST:
+        execute.carry_on(database, "ix", spark, False, True)
+        assert operations.find_operation(database, "ix").status == "completed"
+        steps.assert_exact(database)
+    else:
+        with pytest.raises(typer.Exit) as ended:
+            execute.carry_on(database, "ix", spark, False, True)
+        assert ended.value.exit_code == 1
