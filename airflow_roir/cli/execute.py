@@ -53,9 +53,7 @@ def carry_on(database: Database, index: str, spark: CommandSpark, take_over: boo
                     after = operation_status(database, row.id)
                     if after.status == Status.RUNNING and after.phase in (Phase.BUILD, Phase.SEAL):
                         # It was sealed.
-                        say(
-                            "the server has lost its last commits, by a failover or a restore; continuing with what it has"
-                        )
+                        say(LOST)
                 continue
             spark.release()
             if now.status == Status.PAUSED:
