@@ -17,7 +17,7 @@ from airflow_roir.cli.look import look
 from airflow_roir.cli.spark import CommandSpark, tell
 from airflow_roir.cli.status import print_overview
 from airflow_roir.definition import VerifyOptions, argument
-from airflow_roir.engine import admission, finalize, operations
+from airflow_roir.engine import admission, finalize, long_pause, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.operations import OperationRow
@@ -172,6 +172,8 @@ def _turns(
                 said = wait.why
                 now = "" if wait.is_queued else f"; roir change {argument(index)} --windows off lets it work now"
                 say(f"index {argument(index)}: {wait.why}{now}. Waiting; Ctrl-C leaves it paused")
+            if not wait.is_queued:
+                long_pause.settle(database, owner, operation_id, tell=lambda pause: say(pause.text))
             time.sleep(WAIT_S if wait.seconds is None else max(min(wait.seconds, WAIT_S), 0.1))
     except KeyboardInterrupt:
         _pause_quietly(database, index)
