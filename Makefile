@@ -150,6 +150,10 @@ bench-partitions: $(STAMP)  ## Lookups over 1 to 1,000 partitions; ARGS="--rows 
 bench-locks: $(STAMP)  ## What the build's locks cost writers; ARGS="--rows 50000 --idle 5 --rebuilds 1" for less
 	$(BIN)/python -m benchmarks.locks $(ARGS)
 
+.PHONY: bench-scan
+bench-scan: $(STAMP)  ## Several indexes by one scan, side by side, one after the other; ARGS="--rows 300000 --rounds 1"
+	$(BIN)/python -m benchmarks.one_scan $(ARGS)
+
 .PHONY: bench-verify
 bench-verify: $(STAMP)  ## What a verification costs beside a build; ARGS="--rows 500000 --rounds 1" for less
 	$(BIN)/python -m benchmarks.verify $(ARGS)

@@ -219,6 +219,29 @@ class IndexDefinition:
         )
 
 
+_NAME = r'(?:"(?:[^"]|"")*"|[^"()\s])+'
+_COLUMNS = r'(?:"(?:[^"]|"")*"|[^"()])+'
+_BESIDE = re.compile(
+    rf"\s*(?P<unique>unique\s+)?(?P<name>{_NAME})\s*\((?P<keys>{_COLUMNS})\)"
+    rf"(?:\s*include\s*\((?P<include>{_COLUMNS})\))?(?P<nulls>\s+nulls\s+not\s+distinct)?\s*",
+    re.IGNORECASE,
+)
+
+
+def parse_beside(text: str, table: str | None) -> IndexDefinition:
+    """Read `[UNIQUE] name (keys) [INCLUDE (columns)] [NULLS NOT DISTINCT]`, of an index of that table.
+
+    Raises InvalidInput.
+    """
+    if not table:
+        raise InvalidInput(f"{text!r}: an index beside another one needs the table of both: give --table, too")
+    found = _BESIDE.fullmatch(text)
+    if found is None:
+        raise InvalidInput(f"{text!r} is no index; write it as 'public.by_day (day, id) INCLUDE (amount)'")
+    unique, nulls = found["unique"] is not None, found["nulls"] is not None
+    return IndexDefinition.parse(found["name"], table, found["keys"], found["include"], unique, nulls)
+
+
 class Scan(str, Enum):
     """What a generation is built from: the source in the order of its primary key, the source as it lies in its
     blocks, or, in a rebuild, the blocks of the generation that readers see.
@@ -240,8 +263,10 @@ WORK_OPTIONS = ("throttle", "windows", "max_duration_s", "priority", "warn_after
 LIVE_OPTIONS = (*LIVE_NUMBERS, *WORK_OPTIONS)
 COVERING = ("auto", "all", "none")
 VERIFY = ("after", "before", "both", "none")
+VERIFY_BEFORE = ("before", "both")
 ON_DUPLICATE = ("pause", "stop")
-SCAN = ("auto", *(scan.value for scan in Scan))
+AUTO, SOURCE = "auto", "source"
+SCAN = (AUTO, SOURCE, *(scan.value for scan in Scan))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +306,8 @@ class BuildOptions(WorkOptions):
     max_rows_per_second: a rate limit for the copy over all workers; None is none.
     scan: what the entries are copied from: the source in the order of its primary `key`; the source `block` by block;
         the `index` that is rebuilt. `auto` takes blocks if the key's order isn't that of the rows, and the index if it
-        is narrower than the source and nothing casts doubt on it (docs/architecture.md#scan).
+        is narrower than the source and nothing casts doubt on it (docs/architecture.md#scan). `source` is the same, but
+        never the index: so one scan does for several indexes.
     covering: which included columns the segments' unique indexes carry too, so that index-only scans work.
         `auto` takes those whose size is bounded by their type: a B-tree tuple holds about 2,700 bytes, and a
         user's INSERT must not fail because an included value is long. `all` and `none` say it outright.

@@ -3,6 +3,7 @@
 from airflow_roir.groups import rebuild_index_group
 
 load() >> rebuild_index_group(index="public.flights_by_plane")
+rebuild_indexes_group(indexes=["public.flights_by_plane", "public.flights_by_day"])    # one scan of their table
 rebuild_index_group.override(group_id="nightly").partial(spark="spark_cluster").expand(index=names())
 """
 
@@ -12,9 +13,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import task_group
+from airflow.sdk import TaskGroup, task, task_group
 
-from airflow_roir.definition import WORK_OPTIONS
+from airflow_roir.definition import SOURCE, WORK_OPTIONS
 from airflow_roir.errors import InvalidInput
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.operators.build import BuildIndexOperator
@@ -54,10 +55,13 @@ def rebuild_index_group(
     builds_at_once: int | None = None,
     options: dict[str, Any] | None = None,
     on_long_pause_callback: LongPauseCallback = None,
+    throttle_query: str | None = None,
+    replica_conn_ids: Sequence[str] = (),
 ) -> None:
     """Prepares, builds and publishes an index, as the DAG `rebuild_index` does.
 
-    All but `verify_before`, `builds_at_once` and the names in `options` may be templates or the output of another task.
+    All but `verify_before`, `builds_at_once`, `throttle_query`, `replica_conn_ids` and the names in `options` may be
+    templates or the output of another task.
 
     index, table, keys, include: as of `PrepareIndexBuildOperator`; without a table an existing index is rebuilt.
     unique, nulls_not_distinct, on_duplicate, census: as of `PrepareIndexBuildOperator`, too.
@@ -67,14 +71,20 @@ def rebuild_index_group(
     verify_before: compare the index that is rebuilt, too, to know what the rebuild repairs.
     builds_at_once: how many indexes of a mapped group, in one DAG run, are built at the same time; None is no limit.
         All of them are prepared at once all the same, and from then on writers to their tables write to the new ones.
-    options: other arguments of `PrepareIndexBuildOperator`, parallelism for example. When and how hard the operation
-        may work (windows, throttle, …) holds for the comparison before, too.
+    options: other arguments of `PrepareIndexBuildOperator`, parallelism or throttle for example. When and how hard the
+        operation may work (windows, throttle, …) holds for the comparison before, too.
     on_long_pause_callback: see `DrivingOperator`; called by the build and by finalize.
+    throttle_query, replica_conn_ids: as of `BuildIndexOperator`.
 
     The tasks are retried for about half an hour; `rebuild_index_group.override(default_args=…)` changes that.
     """
-    if not (isinstance(verify_before, bool) and isinstance(options, dict | None)):
-        raise InvalidInput("give verify_before, builds_at_once and options by partial(): they shape the group itself")
+    shapes = isinstance(verify_before, bool) and isinstance(options, dict | None)
+    if not (shapes and isinstance(throttle_query, str | None) and isinstance(replica_conn_ids, list | tuple)):
+        raise InvalidInput(
+            "give verify_before, builds_at_once, options, throttle_query and replica_conn_ids by partial(): they shape "
+            "the group itself"
+        )
+    known: dict[str, Any] = {"throttle_query": throttle_query, "replica_conn_ids": replica_conn_ids}
     what: dict[str, Any] = {"index": index, "postgres_conn_id": postgres_conn_id, "map_index_template": NAMED}
     given = options or {}
     prepare = PrepareIndexBuildOperator(
@@ -101,9 +111,10 @@ def rebuild_index_group(
         max_active_tis_per_dagrun=builds_at_once,
         on_long_pause_callback=on_long_pause_callback,
         **what,
+        **known,
     )
     finalize = FinalizeIndexBuildOperator(
-        task_id="finalize", operation_id=operation, on_long_pause_callback=on_long_pause_callback, **what
+        task_id="finalize", operation_id=operation, on_long_pause_callback=on_long_pause_callback, **what, **known
     )
     if verify_before:
         compare = VerifyIndexOperator(
@@ -113,6 +124,44 @@ def rebuild_index_group(
             fail_on_difference=False,
             **{name: given[name] for name in WORK_OPTIONS if name in given},
             **what,
+            **known,
         )
         compare >> prepare
     prepare >> build >> finalize
+
+
+@task_group(default_args=RETRIES)  # type: ignore[untyped-decorator]
+def rebuild_indexes_group(
+    indexes: Sequence[str],
+    postgres_conn_id: str = RoirHook.default_conn_name,
+    spark: str | None = None,
+    verify: str = "after",
+    options: dict[str, Any] | None = None,
+) -> None:
+    """Rebuilds several indexes of one table by one scan of it: all are prepared before the first is built.
+
+    indexes: their names, which shape the group. Each is a group of its own, and one that fails leaves the others alone;
+    the group fails if one of them does. The rest as of `rebuild_index_group`, for all of them.
+    """
+    names = list(indexes) if isinstance(indexes, list | tuple) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InvalidInput("indexes shape the group itself: give a list of names, or map rebuild_index_group over them")
+    if len(set(names)) < len(names):
+        raise InvalidInput("indexes names an index twice")
+
+    # What couldn't be prepared keeps none of the others from being built.
+    @task(trigger_rule="all_done")  # type: ignore[untyped-decorator]
+    def all_are_prepared() -> None:
+        pass
+
+    prepared = all_are_prepared()
+    for number, index in enumerate(names, start=1):
+        what: dict[str, Any] = {"index": index, "postgres_conn_id": postgres_conn_id}
+        with TaskGroup(f"index_{number}", tooltip=index):
+            given = {"scan": SOURCE, **(options or {})}
+            prepare = PrepareIndexBuildOperator(task_id="prepare", verify=verify, **what, **given)
+            operation: Any = prepare.output
+            build = BuildIndexOperator(task_id="build", operation_id=operation, spark=spark, **what)
+            finalize = FinalizeIndexBuildOperator(task_id="finalize", operation_id=operation, **what)
+        prepare >> [prepared, build]
+        prepared >> build >> finalize

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 # The two greatest units that a duration has, each with its next one.
 _SPANS = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
 _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -76,6 +78,12 @@ def expected(low: float, high: float) -> str:
     if low < 1:
         return f"up to {upper}"
     return f"{lower} to {upper}" if lower != upper else f"about {upper}"
+
+
+def lost(seconds: Mapping[str, float]) -> str:
+    """Of time that was lost, by cause: `lost 3 min 12 s to replica_lag, 40 s to commit_latency`; '' for none."""
+    most = sorted(((value, cause) for cause, value in seconds.items() if value > 0), reverse=True)
+    return "lost " + ", ".join(f"{duration(value)} to {cause}" for value, cause in most) if most else ""
 
 
 def _coarse(seconds: float) -> float:

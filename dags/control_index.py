@@ -96,8 +96,8 @@ with DAG(
             None,
             type=["null", "string"],
             title="Throttle",
-            description="For resume and change: limits of signals of the server, laid over those that there are: "
-            "replica_lag=100MB commit_latency=off; off alone: none. Empty: as before.",
+            description="For resume and change: limits of signals, replica_lag=50MB. Others stay; replica_lag=off "
+            "takes one away, off all. Empty: as before.",
         ),
         "max_duration_s": Param(
             None,

@@ -1,8 +1,8 @@
 """Builds or rebuilds one global index of a PostgreSQL table, online. Copy this file into your DAGs folder.
 
 Trigger the DAG and fill in the form. Pause the DAG to pause its builds after their open batches; unpause it to resume
-them. Change `parallelism`, `batch_rows` and `max_rows_per_second` at any time: by the DAG `control_index`, or in the
-build task's Task State Store. The newest change wins.
+them. Change `parallelism`, `batch_rows`, `max_rows_per_second` and `throttle` at any time: by the DAG `control_index`,
+or in the build task's Task State Store. The newest change wins.
 """
 
 from __future__ import annotations
@@ -111,6 +111,14 @@ PARAMS = {
         description="For the copy, over all workers. Empty: no limit. You can change it while the build runs.",
         section=HOW,
     ),
+    "throttle": Param(
+        None,
+        type=["null", "string"],
+        title="Throttle",
+        description="Limits of signals, above which the build works less, or waits: replica_lag=100MB "
+        "commit_latency=20ms. Empty: none. You can change them while the build runs.",
+        section=HOW,
+    ),
     "scan": Param(
         "auto",
         type="string",
@@ -180,14 +188,6 @@ PARAMS = {
         title="Windows",
         description="When it may work, as CRON for DURATION in ZONE, several by semicolons: 0 22 * * 1-5 for 8h in "
         "Europe/Berlin. Outside it pauses, inside it continues. Empty: always.",
-        section=WHEN,
-    ),
-    "throttle": Param(
-        None,
-        type=["null", "string"],
-        title="Throttle",
-        description="Limits of signals of the server that hold the work back: replica_lag=100MB commit_latency=20ms. "
-        "Empty: none.",
         section=WHEN,
     ),
     "max_duration_s": Param(

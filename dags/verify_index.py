@@ -78,6 +78,14 @@ PARAMS = {
         "verify task, Task State Store. The newest change wins.",
         section=HOW,
     ),
+    "throttle": Param(
+        None,
+        type=["null", "string"],
+        title="Throttle",
+        description="Limits of signals, above which it works less, or waits: active_sessions=8 commit_latency=20ms. "
+        "Empty: none. You can change them while it runs.",
+        section=HOW,
+    ),
     "max_duration": Param(
         None,
         type=["null", "integer"],
@@ -92,14 +100,6 @@ PARAMS = {
         title="Windows",
         description="When it may work, as CRON for DURATION in ZONE, several by semicolons: 0 22 * * 1-5 for 8h in "
         "Europe/Berlin. Outside it pauses, inside it continues. Empty: always.",
-        section=WHEN,
-    ),
-    "throttle": Param(
-        None,
-        type=["null", "string"],
-        title="Throttle",
-        description="Limits of signals of the server that hold the work back: replica_lag=100MB commit_latency=20ms. "
-        "Empty: none.",
         section=WHEN,
     ),
     "priority": Param(

@@ -34,6 +34,16 @@ app = typer.Typer(
 )
 
 Index = Annotated[str, typer.Argument(help="The index: name or schema.name, quoted as in SQL.")]
+Indexes = Annotated[
+    list[str], typer.Argument(metavar="INDEX...", help="The index, or several that exist: name or schema.name.")
+]
+Beside = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        help="One more new index of the table, as 'name (keys) INCLUDE (columns)'; may be repeated.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Parallelism = Annotated[int | None, typer.Option(help=f"Workers at the same time, 1 to {MAX_PARALLELISM}.")]
 BatchRows = Annotated[

@@ -13,6 +13,7 @@ from airflow_roir.cli.app import (
     AsJson,
     BatchMs,
     BatchRows,
+    Beside,
     Census,
     Conf,
     Covering,
@@ -20,6 +21,7 @@ from airflow_roir.cli.app import (
     IgnoreRowSecurity,
     Include,
     Index,
+    Indexes,
     Keys,
     Master,
     MaxDuration,
@@ -47,7 +49,7 @@ from airflow_roir.cli.app import (
     show,
     work_options,
 )
-from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import SOURCE, VERIFY_BEFORE, BuildOptions, IndexDefinition, VerifyOptions, parse_beside
 from airflow_roir.windows import parse_windows
 
 
@@ -156,7 +158,7 @@ def plan(
 @app.command()
 def build(
     context: typer.Context,
-    index: Index,
+    indexes: Indexes,
     table: TableName = None,
     keys: Keys = None,
     include: Include = None,
@@ -182,14 +184,26 @@ def build(
     priority: Priority = None,
     warn_after: WarnAfter = None,
     abort_after: AbortAfter = None,
+    beside: Beside = None,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create an index, or rebuild one that exists: then leave out --table and --keys."""
+    """Create an index, or rebuild one that exists: then leave out --table and --keys.
+
+    Several indexes of one table, rebuilt or by --with, are built by one scan of it.
+    """
     from airflow_roir.cli.spark import CommandSpark
 
     work = work_options(throttle, windows, max_duration, priority, warn_after, abort_after)
+    index = indexes[0]
+    definitions = [
+        IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct),
+        *(parse_beside(one, table) for one in beside or ()),
+        *map(IndexDefinition.parse, indexes[1:]),
+    ]
+    if len(definitions) > 1 and scan == BuildOptions.scan:
+        scan = SOURCE
     options = _options(
         parallelism=parallelism,
         batch_rows=batch_rows,
@@ -207,7 +221,12 @@ def build(
         census=census,
         **work,
     )
-    definition = IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct)
+    if len(definitions) > 1:
+        from airflow_roir.cli.together import build_together
+
+        build_together(database_of(context), definitions, options, master, conf, as_json)
+        return
+    definition = definitions[0]
     with CommandSpark(dsn_of(context), master, conf) as spark:
         if _opens_now(options.windows):
             # Beside all that follows, imports included.
@@ -217,7 +236,7 @@ def build(
         from airflow_roir.engine.verify import verification
 
         database = database_of(context)
-        if verify in ("before", "both") and prepare.is_rebuild(database, definition):
+        if verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
             compare = VerifyOptions(parallelism=options.parallelism, **work)
             begun = verification.begin(database, index, compare, operations.default_actor(), "before")
             say(f"the index before its rebuild: {carry_on_verification(database, begun.index, spark)}")

@@ -13,7 +13,7 @@ from airflow_roir.cli.cells import fitted, printable, wrapped
 from airflow_roir.cli.look import PAUSING, Look
 from airflow_roir.definition import argument
 from airflow_roir.operation import BY_DUPLICATES, QUEUED, Status
-from airflow_roir.quantity import counted, duration, left, percent, rate, shared, size
+from airflow_roir.quantity import counted, duration, left, lost, percent, rate, shared, size
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -27,7 +27,7 @@ INDEX_TEXTS = 4
 OPERATION_COLUMNS = ("index", "operation", "state", "phase", "done", "rate", "time left", "worked")
 OPERATION_TEXTS = 4
 # What holds a run up and isn't seen in its rate.
-WORTH_SAYING = ("lock", "rate limit", "starting", "another run", "server")
+WORTH_SAYING = ("lock", "rate limit", "starting", "another run", "server", "throttled")
 
 
 def overview_lines(seen: Look, cells: int | None = None) -> Iterator[str]:
@@ -146,6 +146,8 @@ def _phase(one: OperationStatus, found: Progress | None) -> str:
 def operation_notes(seen: Look, one: OperationStatus) -> Iterator[str]:
     """Who drives an operation, what holds it up, what is to be done: lines."""
     yield driven(seen, one)
+    if one.shares_scan_of:
+        yield printable(f"shares the scan of {', '.join(one.shares_scan_of)}")
     if one.duplicate_keys and one.status in (Status.RUNNING, Status.PAUSED):
         yield f"duplicates: {shared(one.duplicate_keys, one.duplicate_rows)}; roir duplicates {argument(one.index)}"
     found = seen.progress.get(one.operation_id)
@@ -159,6 +161,10 @@ def operation_notes(seen: Look, one: OperationStatus) -> Iterator[str]:
         yield printable(one.notice)
     if one.long_pause:
         yield f"warning: {printable(one.long_pause)}"
+    if one.throttle and one.status in (Status.RUNNING, Status.PAUSED):
+        yield f"limits: {printable(one.throttle)}"
+    if one.throttle_seconds:
+        yield printable(lost(one.throttle_seconds))
     for wait in seen.waits_of(one.index):
         yield printable(str(wait))
 

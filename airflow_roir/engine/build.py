@@ -18,15 +18,17 @@ from airflow_roir.definition import BuildOptions, Scan, quote
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations, owner
 from airflow_roir.engine.batch_size import BatchSize
+from airflow_roir.engine.carrying import Carrier
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
 from airflow_roir.engine.database import Database, execute, has_vanished, is_transient, to_json
 from airflow_roir.engine.governor.turn import Turn, share_of
 from airflow_roir.engine.job import Job, SourceCheck, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
+from airflow_roir.engine.one_scan import COPIED_BY_OTHERS, TOGETHER
 from airflow_roir.engine.run import Run, check_epoch, read_control
 from airflow_roir.engine.scan import Stretch, columns_of, reader_of
-from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, SourceChanged
+from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, RoirError, SourceChanged
 from airflow_roir.operation import Phase, Verb
 from airflow_roir.scan_range import ScanRange
 
@@ -41,23 +43,26 @@ RANGES = Pieces(
     "operation_id = %(operation)s",
     "NOT done",
     "lower, upper, watermark, filenode",
+    elsewhere=COPIED_BY_OTHERS,
+    also=", moved_at = clock_timestamp()",
 )
 # The watermark must stand where the batch began.
 BATCH_STOOD = "NOT p.done AND p.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb"
 BATCH_DONE = """watermark = %(watermark)s::jsonb, done = %(done)s, rows = rows + %(rows)s, batches = batches + 1,
-       seconds = seconds + %(seconds)s"""
+       seconds = seconds + %(seconds)s, moved_at = clock_timestamp()"""
 BATCH_FOUND = "roir.stamp(%(source)s) AS stamp, p.relation::oid::regclass::text AS name"
 
 # What a batch begins with: the operation as workers look at it, and how the claim stands: held; out, where the leaf was
 # taken out of the source meanwhile; or lost to another worker. And the name of what the range is a piece of as it is
 # now, fully qualified under the pinned search_path.
-STANDING = """
+STANDING = f"""
 SELECT o.epoch, o.owner, o.status, o.phase, o.parallelism, o.batch_rows, o.max_rows_per_second, o.granted,
-       o.throttle <> '{}' OR o.granted_at IS NOT NULL AS is_governed,
+       o.throttle <> '{{}}' OR o.granted_at IS NOT NULL AS is_governed,
        CASE WHEN r.claim_token <> %(token)s OR o.epoch <> %(epoch)s THEN 'lost'
             WHEN r.done THEN 'out'
             WHEN r.claim_epoch = %(epoch)s THEN 'held'
-            ELSE 'lost' END AS standing, r.relation, r.relation::oid::regclass::text AS name
+            ELSE 'lost' END AS standing, r.relation, r.relation::oid::regclass::text AS name,
+       EXISTS (SELECT FROM roir.operation x WHERE {TOGETHER}) AS accompanied
   FROM roir.scan_range r JOIN roir.operation o ON o.id = r.operation_id
  WHERE r.id = %(range)s
 """
@@ -121,6 +126,7 @@ class BuildWorker:
         self.is_limited = False
         self._source = SourceCheck(connection, job)
         self.reader = reader_of(connection, job)
+        self.carrier = Carrier(connection, job)
         self._columns = columns_of(job)
         self._size = BatchSize(job.options.get("batch_ms", BuildOptions.batch_ms) / 1000)
 
@@ -172,7 +178,21 @@ class BuildWorker:
             raise
 
     def _batch(self, claim: Claim) -> Batch | Stop:
+        try:
+            outcome = self._try_batch(claim, carry=True)
+            self.carrier.committed()
+            return outcome
+        except Fenced:
+            raise
+        except (DBAPIError, RoirError) as error:
+            # Whatever went wrong with an operation that it copied for, too, is none of its own.
+            if (isinstance(error, DBAPIError) and error.connection_invalidated) or not self.carrier.blame():
+                raise
+            return self._try_batch(claim, carry=False)
+
+    def _try_batch(self, claim: Claim, carry: bool) -> Batch | Stop:
         begun = time.monotonic()
+        self.carrier.none()
         run = self.job.run
         with self.connection.begin():
             row = self.standing(claim)
@@ -183,6 +203,11 @@ class BuildWorker:
             self.is_limited = row.max_rows_per_second is not None or row.is_governed
             # Against ALTER, to the end of the transaction. Where its owner isn't trusted no read leaves a lock behind.
             lock_table(self.connection, row.name, row.relation, "ACCESS SHARE", only=True)
+            if carry and row.accompanied:
+                if self.carrier.is_read_by_older(claim.id):
+                    RANGES.release(self.connection, run, claim)
+                    return Batch(0, 0.0, None)
+                self.carrier.take(claim.id)
             stretch = self.reader.next(row.name, claim.scan, self._limit(row, claim.row_bytes), claim.rows_per_block)
             rows = self.copy(row.name, stretch)
             seconds = time.monotonic() - begun
@@ -205,6 +230,7 @@ class BuildWorker:
                 )
             # Most of what is written there matters to nobody.
             self._source.look(committed.stamp)
+            self.carrier.advance(BATCH_DONE, BATCH_STOOD, values, committed.stamp)
         took = time.monotonic() - begun
         self.reader.copied(claim.scan, stretch, rows)
         self._size.took(rows, took)
@@ -218,7 +244,8 @@ class BuildWorker:
         if row_bytes:
             limit = min(limit, max(1, int(limits_of(self.connection).batch_bytes / row_bytes)))
         if row.max_rows_per_second:
-            limit = min(limit, max(1, int(row.max_rows_per_second / row.parallelism * RATE_WINDOW_S)))
+            share = row.max_rows_per_second / row.parallelism / self.carrier.share
+            limit = min(limit, max(1, int(share * RATE_WINDOW_S)))
         return limit
 
     def standing(self, claim: Claim) -> Row[Any]:
@@ -238,6 +265,8 @@ class BuildWorker:
         base = physical.base(job.generation_id)
         if stretch.settings:
             execute(self.connection, stretch.settings)
+        if self.carrier.companions:
+            return self.carrier.insert(relation, stretch)
         rows = f"SELECT {', '.join(self._columns)} FROM ONLY {relation} WHERE {stretch.where}"
         values: dict[str, Any] = stretch.values
         # An index that is rebuilt from itself is a table of ours.
@@ -279,7 +308,8 @@ def work(
                 rows, batches, seconds = rows + outcome.rows, batches + 1, seconds + outcome.seconds
                 held = outcome.claim
                 if builder.is_limited:
-                    turn.rest(outcome.seconds, outcome.rows)
+                    # Whoever was copied for copies for this operation as well.
+                    turn.rest(outcome.seconds, outcome.rows * builder.carrier.share)
             yield RangeMetrics(worker, claim.ordinal, rows, batches, seconds, done=True)
 
 

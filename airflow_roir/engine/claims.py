@@ -22,9 +22,9 @@ from airflow_roir.operation import Phase, Status
 
 # A worker first claims the piece that an earlier try of this worker began, then a free one.
 CLAIM = """
-UPDATE {table} SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_token = claim_token + 1
+UPDATE {table} SET claim_epoch = %(epoch)s, claim_worker = %(worker)s, claim_token = claim_token + 1{also}
  WHERE id = (SELECT id FROM {table}
-              WHERE {of} AND {due}
+              WHERE {of} AND {due} AND NOT ({elsewhere})
                 -- free, or left by a run that this one fenced, or by an earlier try of this very worker
                 AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s
                      OR claim_epoch = %(epoch)s AND claim_worker = %(worker)s)
@@ -54,7 +54,7 @@ UPDATE {table} SET claim_epoch = CASE WHEN NOT ({undone}) THEN 0 END, claim_work
  WHERE {of} AND claim_epoch = %(epoch)s AND claim_worker <> ALL (%(busy)s)
 """
 LEFT = """
-SELECT count(*) FILTER (WHERE {due} AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s)) AS free,
+SELECT count(*) FILTER (WHERE {due} AND NOT ({elsewhere}) AND (claim_epoch IS NULL OR claim_epoch < %(epoch)s)) AS free,
        count(*) FILTER (WHERE {due} OR claim_epoch = %(epoch)s) AS undone
   FROM {table} WHERE {of} AND ({undone} OR claim_epoch IS NOT NULL)
 """
@@ -115,6 +115,7 @@ class Pieces:
 
     noun: as users are told. of: SQL, the rows that belong to the operation, by `%(operation)s` or the values given.
     undone: SQL, what isn't done yet; due: what may be claimed, by default the same. columns: what a claim reads.
+    elsewhere: SQL, what others do for this operation now, which isn't claimed meanwhile. also: SQL, what a claim sets.
     """
 
     noun: str
@@ -123,6 +124,8 @@ class Pieces:
     undone: str
     columns: str
     due: str = ""
+    elsewhere: str = "false"
+    also: str = ""
 
     def claim(
         self, connection: Connection, run: Run, worker: int, values: Mapping[str, Any] | None = None
@@ -182,7 +185,16 @@ class Pieces:
 
     def _sql(self, template: str, **more: str) -> str:
         due = self.due or self.undone
-        return template.format(table=self.table, of=self.of, undone=self.undone, due=due, columns=self.columns, **more)
+        return template.format(
+            table=self.table,
+            of=self.of,
+            undone=self.undone,
+            due=due,
+            columns=self.columns,
+            elsewhere=self.elsewhere,
+            also=self.also,
+            **more,
+        )
 
     def _hold(self, run: Run, hold: Hold) -> dict[str, Any]:
         return {"piece": hold.id, "token": hold.token, "epoch": run.epoch, "operation": run.operation_id}

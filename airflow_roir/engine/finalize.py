@@ -11,6 +11,8 @@ from typing import Any
 from airflow_roir.engine import census, duplicate_report, fold, publish
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor.governing import governing
+from airflow_roir.engine.governor.report import lost_line
+from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
 from airflow_roir.engine.status import OperationStatus, operation_status
@@ -25,18 +27,22 @@ def finalize(
     owner: str,
     report: Callable[[str], None] = lambda line: None,
     take_over: bool = False,
+    surroundings: Surroundings | None = None,
 ) -> OperationStatus:
     """Fold and publish the sealed generation of an index, in a run of its own.
 
-    Returns the operation's status: `completed`, `paused` where somebody paused it, or of a census `aborted`. Raises
-    OperationRunning, DuplicatesFound (paused), IllegalTransition (still in build or seal), LockNotAcquired (paused with
-    the blockers' names, resumable), InvariantViolated (paused: a step of a fenced run may have come between; a resume
-    folds what it left), and SourceChanged (failed).
+    surroundings: of the throttle, by default what the environment says. Returns the operation's status: `completed`,
+    `paused` where somebody paused it, or of a census `aborted`. Raises OperationRunning, DuplicatesFound (paused),
+    IllegalTransition (still in build or seal), LockNotAcquired (paused with the blockers' names, resumable),
+    InvariantViolated (paused: a step of a fenced run may have come between; a resume folds what it left), and
+    SourceChanged (failed).
     """
     run = start_run(database, index, owner, take_over=take_over)
-    with driving(database, run), heartbeat(database, run), governing(database, run, report):
+    with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):
         database.retry(lambda: start_clock(database, run))
         finalize_run(database, run, report)
+        if line := database.retry(lambda: lost_line(database, run.operation_id)):
+            report(line)
     return database.retry(lambda: operation_status(database, run.operation_id))
 
 

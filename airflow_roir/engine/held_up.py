@@ -30,6 +30,7 @@ BY = (
     "no run",
     "pause",
     "server",
+    "throttled",
 )
 # A rate limit this many times the rate of late isn't what it is slow by.
 OUT_OF_REACH = 10
@@ -158,7 +159,11 @@ def held_up(connection: Connection, row: Row[Any], work: AtWork) -> HeldUp:
         return HeldUp("starting", "no run drives it yet: a waiting task begins within half a minute, else roir resume")
     if not is_fresh(row):
         return HeldUp("no run", "no run has driven it for a while: the next try of its task does, or roir resume")
-    return _by_lock(connection, row, work) or _by_work(row, work)
+    return _by_lock(connection, row, work) or _by_throttle(row) or _by_work(row, work)
+
+
+def _by_throttle(row: Row[Any]) -> HeldUp | None:
+    return None if row.throttled is None else HeldUp("throttled", cut(row.throttled))
 
 
 def _by_lock(connection: Connection, row: Row[Any], work: AtWork) -> HeldUp | None:

@@ -6,7 +6,7 @@ docs/architecture.md#phases. Everything that needs no lock is done before the dr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, insert, update
@@ -17,6 +17,7 @@ from airflow_roir.engine import (
     catalog,
     checks,
     live_options,
+    one_scan,
     operations,
     rehearse,
     scan_choice,
@@ -169,6 +170,8 @@ def _prepare(
     check_columns(connection, source, rehearsal.definition)
     installation.install(connection, source)
     execute(connection, "SELECT roir.keep_shape(%(generation)s)", {"generation": generation_id})
+    # Now that nothing is missing of any generation that is being built.
+    shared, pieces = _cut(connection, rehearsal, index_id, options)
     warnings = slow(options, plan.rows, plan.ranges)
     operation_id = int(
         connection.execute(
@@ -184,6 +187,7 @@ def _prepare(
                 max_rows_per_second=options.max_rows_per_second,
                 **live_options.work_columns(connection, options),
                 options=options.fixed(),
+                scan_of=shared.of if shared else None,
                 rows_estimate=plan.rows,
                 notice=" ".join(warnings) or None,
                 fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
@@ -195,10 +199,7 @@ def _prepare(
         ).scalar_one()
     )
     changes.register(connection, source, generation_id)
-    ranges = [
-        {"operation_id": operation_id, "ordinal": n, **asdict(piece)}
-        for n, piece in enumerate(_pieces(connection, rehearsal, index_id))
-    ]
+    ranges = [{"operation_id": operation_id, "ordinal": n, **asdict(piece)} for n, piece in pieces]
     # A partitioned table may have no partition yet.
     if ranges:
         connection.execute(insert(tables.scan_range), ranges)
@@ -206,6 +207,8 @@ def _prepare(
     if rehearsal.definition.unique:
         what += f", {'census' if options.census else uniqueness(rehearsal.definition)},"
     said = f"{what} over {source.sql}, scan by {rehearsal.choice.scan.value}: {rehearsal.choice.why}"
+    if shared is not None:
+        said += f"; {one_scan.told([shared.name])}"
     operations.record_event(connection, index_id, operation_id, actor, "prepare", said)
     return PreparedOperation(operation_id, generation_id, str(name), rehearsal.kind, adopted=False)
 
@@ -222,15 +225,33 @@ def _check_other_builds(connection: Connection, source: Source) -> None:
         )
 
 
-def _pieces(connection: Connection, rehearsal: Rehearsal, index_id: int) -> list[Piece]:
+def _cut(
+    connection: Connection, rehearsal: Rehearsal, index_id: int, options: BuildOptions
+) -> tuple[one_scan.Cut | None, Sequence[tuple[int, Piece]]]:
+    """The ranges with their numbers: those of a build that is under way, so that one scan does for both, or its own."""
+    source, leaves = rehearsal.source, _leaves(connection, rehearsal.source)
+    own = list(enumerate(_pieces(connection, rehearsal, index_id, leaves)))
+    if options.ranges is None:
+        least = min(options.parallelism, len(own))
+        shared = one_scan.cut_under_way(connection, source, rehearsal.choice.scan, leaves, least)
+        if shared is not None:
+            return shared, shared.pieces
+    return None, own
+
+
+def _leaves(connection: Connection, source: Source) -> list[int]:
+    """Those that there are under the drain lock."""
+    if not source.partitioned:
+        return list(source.leaves)
+    return [row.relation for row in execute(connection, catalog.PARTITIONS, {"oid": source.oid}) if row.leaf]
+
+
+def _pieces(connection: Connection, rehearsal: Rehearsal, index_id: int, leaves: list[int]) -> list[Piece]:
     """The plan's pieces, for the leaves that there are under the drain lock: one that came since is a piece itself.
 
     Blocks are cut again: what was written until now must be within them, what is written from now on is captured.
     """
     source, plan, choice = rehearsal.source, rehearsal.plan, rehearsal.choice
-    leaves = list(source.leaves)
-    if source.partitioned:
-        leaves = [row.relation for row in execute(connection, catalog.PARTITIONS, {"oid": source.oid}) if row.leaf]
     if choice.scan.by_blocks:
         return scan_choice.pieces(connection, source, choice, leaves, index_id, plan.ranges)
     if not source.partitioned:

@@ -20,6 +20,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations
 from airflow_roir.engine.bars import Bars, bars
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.governor.report import Throttle, read_throttle
 from airflow_roir.engine.held_up import AtWork, HeldUp, Workers, at_work, cut, held_up, is_fresh
 from airflow_roir.engine.plain import number, plain_fields
 from airflow_roir.engine.remedies import remedy
@@ -138,8 +139,8 @@ class Progress:
 
     status: as `roir status` has it, and `pausing` while a run or its workers haven't left yet. percent, rows and
     seconds_worked never fall. seconds_left_low, seconds_left_high: between these in most builds, no promise.
-    has_duplicates: also healed ones. samples: unix seconds, rows, percent. phases: `verify` is the comparison before a
-    publish.
+    has_duplicates: also healed ones. throttle: None if it has no limits and has lost no time. samples: unix seconds,
+    rows, percent. phases: `verify` is the comparison before a publish.
     """
 
     now: datetime
@@ -163,6 +164,7 @@ class Progress:
     workers: Workers
     delta: Delta | None
     held_up: HeldUp
+    throttle: Throttle | None
     samples: tuple[tuple[float, int, float], ...]
     pauses: tuple[Pause, ...]
     errors: tuple[Error, ...]
@@ -242,6 +244,7 @@ def _look(connection: Connection, row: Row[Any]) -> Progress:
         workers=work.workers,
         delta=_delta(connection, row),
         held_up=held_up(connection, row, work),
+        throttle=read_throttle(connection, row),
         samples=_samples(connection, row),
         pauses=pauses,
         errors=errors,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import BuildOptions, Scan, quote
-from airflow_roir.engine import health, operations, owner
+from airflow_roir.definition import AUTO, BuildOptions, Scan, quote
+from airflow_roir.engine import health, one_scan, operations, owner
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.files import File, cut, files_of, segments_of
 from airflow_roir.engine.limits import limits_of
@@ -79,12 +79,16 @@ def choose(connection: Connection, source: Source, options: BuildOptions, plan: 
         return Choice(Scan.BLOCK, "as wanted", source.leaves)
     if plan.source_bytes < limits_of(connection).small_source_bytes:
         return Choice(Scan.KEY, "the table is small")
+    under_way = one_scan.scan_under_way(connection, source)
     # A copy of faults would else be noticed by nobody.
-    if options.verify in ("after", "both"):
+    if options.scan == AUTO and options.verify in ("after", "both"):
         segments, doubt = _trusted(connection, source, index_id)
         share = sum(file.blocks for file in files_of(connection, segments)) / max(1, sum(f.blocks for f in files))
         if not doubt and share <= NARROWER:
             return Choice(Scan.INDEX, f"the index has {share:.0%} of the table's blocks", segments)
+    if under_way is not None and (heap or under_way[0] is Scan.KEY):
+        scan, index = under_way
+        return Choice(scan, f"as {index} is being built", source.leaves if scan.by_blocks else ())
     order = correlation(connection, source)
     if heap and order < MOST_CORRELATION:
         return Choice(Scan.BLOCK, f"rows lie in another order than their keys (correlation {order:.2f})", source.leaves)

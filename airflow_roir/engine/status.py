@@ -9,8 +9,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import health, long_pause, operations
+from airflow_roir.engine import health, long_pause, one_scan, operations
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.held_up import cut
 from airflow_roir.engine.indexes import IndexFacts, read_indexes
 from airflow_roir.engine.lock_waits import LockWait, lock_waits
 from airflow_roir.engine.plain import number, plain_fields
@@ -27,8 +28,11 @@ class OperationStatus:
     last seconds, and null unless it runs. seconds_left_low, seconds_left_high: between these in most builds. driven: a
     run drives it, and has given a sign of life lately; else none has for silent_seconds. notice: whom it waits for,
     or the last option that was refused. ended_by, end_reason: who aborted it and why. unique: of its index; then
-    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. long_pause: what is to
-    be warned of a pause that lasts. warnings: of the published index (`health`), by `status` only.
+    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. throttle: the limits
+    of signals, as users write them. throttled: why it may not work as it could, null if it may; granted: how many
+    workers may work now, null if all. throttle_seconds: what was lost to each cause, in seconds of all workers' work.
+    shares_scan_of: the indexes that the same scan builds now. long_pause: what is to be warned of a pause that lasts.
+    warnings: of the published index (`health`), by `status` only.
     """
 
     index: str
@@ -69,6 +73,12 @@ class OperationStatus:
     census: bool
     duplicate_keys: int
     duplicate_rows: int
+    throttle: str | None
+    throttled: str | None
+    throttled_since: datetime | None
+    granted: float | None
+    throttle_seconds: dict[str, float]
+    shares_scan_of: tuple[str, ...] = ()
     partitions_gone: tuple[str, ...] = ()
     long_pause: str | None = None
     warnings: tuple[str, ...] = ()
@@ -189,6 +199,7 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
     gone = {row.id: tuple(row.names) for row in execute(connection, GONE, {"ids": ids})}
     # All of them are read at once, where there is more than one to tell of.
     pauses = long_pause.long_pauses(connection, ids[0] if len(ids) == 1 else None)
+    shared = one_scan.others(connection, ids)
     return [
         OperationStatus(
             # As everywhere else: the view quotes key words, too.
@@ -230,6 +241,12 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             census=row.census,
             duplicate_keys=row.duplicate_keys,
             duplicate_rows=row.duplicate_rows,
+            throttle=row.throttle,
+            throttled=None if row.throttled is None else cut(row.throttled),
+            throttled_since=row.throttled_since,
+            granted=number(row.granted),
+            throttle_seconds=dict(row.throttle_seconds),
+            shares_scan_of=shared.get(row.operation_id, ()),
             partitions_gone=gone.get(row.operation_id, ()),
             long_pause=next((one.text for one in pauses if one.operation_id == row.operation_id), None),
         )

@@ -288,6 +288,7 @@ Index(
     unique=True,
     postgresql_where=text("status IN ('running', 'paused', 'failed', 'aborting')"),
 )
+Index("operation_one_scan", operation.c.scan_of, postgresql_where=text("scan_of IS NOT NULL"))
 
 scan_range = Table(
     "scan_range",
@@ -312,6 +313,8 @@ scan_range = Table(
     Column("claim_worker", Integer),
     # Grows with every claim: the fencing token of the worker that holds the range (I4).
     Column("claim_token", BigInteger, nullable=False, server_default="0"),
+    # The last claim or batch: who holds a range and does nothing holds no other operation up.
+    _moment("moved_at"),
     UniqueConstraint("operation_id", "ordinal"),
     CheckConstraint("rows >= 0 AND batches >= 0", name="counts"),
 )

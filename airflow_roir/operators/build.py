@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from airflow_roir.definition import LIVE_NUMBERS
 from airflow_roir.operation import Phase
 from airflow_roir.task.duplicates import push_duplicates
+from airflow_roir.task.live_options import LIVE_WORK
 from airflow_roir.task.roir_operator import failing_clearly
 from airflow_roir.task.spark_task import SparkDrivingOperator
 
@@ -18,8 +19,9 @@ class BuildIndexOperator(SparkDrivingOperator):
     """Copies every range and seals every segment on Spark (docs/architecture.md#phases); returns the
     operation's id.
 
-    spark: see `SparkDrivingOperator`. The operation's row holds the parallelism and the rows per batch, as prepare
-    wrote them. Both can be changed in the task's Task State Store; a change takes effect at the next batch.
+    spark: see `SparkDrivingOperator`. The operation's row holds the parallelism, the rows per batch, the limits of
+    its throttle and so on, as prepare wrote them. They can be changed in the task's Task State Store; a change takes
+    effect at the next batch.
 
     If the DAG is paused, the build stops after its open batches, and the task is rescheduled, which costs no retry.
     Every retry continues from the watermarks. The task waits in the same way for an operation that was paused
@@ -28,7 +30,7 @@ class BuildIndexOperator(SparkDrivingOperator):
     """
 
     done_phases = frozenset({Phase.FOLD, Phase.PUBLISH, Phase.DONE})
-    live_options = LIVE_NUMBERS
+    live_options = (*LIVE_NUMBERS, *LIVE_WORK)
 
     def execute(self, context: Context) -> int:
         """Drive the operation until it is sealed, or leave."""

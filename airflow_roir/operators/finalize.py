@@ -56,10 +56,13 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                 owner = owner_of(ti)
                 # A fresh heartbeat under our own name is that of a try which was killed moments ago.
                 ours = row.owner == owner
+                known = self.surroundings()
                 # A handle of its own: what the task asks meanwhile may be of another history.
                 own = database.named(database.application_name)
                 work = Background(
-                    lambda: finalize.finalize(own, self.index, owner, report=self.log.info, take_over=ours)
+                    lambda: finalize.finalize(
+                        own, self.index, owner, report=self.log.info, take_over=ours, surroundings=known
+                    )
                 )
                 with sending(database, row.id, ti) as send, Watcher(ti) as watcher:
                     self.drive(work.wait, database, ti, watcher, send)

@@ -39,9 +39,10 @@ class VerifyIndexOperator(SparkDrivingOperator):
         or '' takes the default there.
     mode: `only`; `before` if a rebuild follows: the task is skipped if the index isn't published yet or has an
         unfinished build; `none` always skips it.
-    parallelism: how many workers to start with; the task's Task State Store changes it later.
+    parallelism, throttle: how many workers to start with, and the limits of signals; the task's Task State Store
+        changes them later.
     spark: see `SparkDrivingOperator`. All of these are templated.
-    throttle, windows, max_duration_s, priority, warn_after_s, abort_after_s: see `WorkOptions`; seconds may be given as
+    windows, max_duration_s, priority, warn_after_s, abort_after_s: see `WorkOptions`; seconds may be given as
         `2h`, too.
     fail_on_difference: fail, without a retry, if something is still wrong; the XCom has the counts either way.
 

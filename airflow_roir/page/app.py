@@ -40,6 +40,7 @@ STATIC = {
     "run.js": "text/javascript; charset=utf-8",
     "indexes.js": "text/javascript; charset=utf-8",
     "duplicates.js": "text/javascript; charset=utf-8",
+    "throttle.js": "text/javascript; charset=utf-8",
     "draw.js": "text/javascript; charset=utf-8",
 }
 HEADERS = {
@@ -125,6 +126,12 @@ class Workers(Body):
     """A number of workers."""
 
     parallelism: int = Field(ge=1, le=MAX_PARALLELISM)
+
+
+class Limits(Body):
+    """All limits of the throttle, as text; empty is none."""
+
+    throttle: str = Field(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")
 
 
 def may(user: BaseUser, method: Literal["POST", "PUT"], dag_id: str) -> bool:
@@ -346,6 +353,10 @@ def _changes(app: FastAPI) -> None:
     @app.post("/api/run/workers", dependencies=may_edit)
     async def workers(user: User, dag_id: Text250, run_id: Text250, body: Workers) -> dict[str, str]:
         return await change(user, dag_id, run_id, body, lambda one: one.set_workers(body.parallelism))
+
+    @app.post("/api/run/throttle", dependencies=may_edit)
+    async def throttle(user: User, dag_id: Text250, run_id: Text250, body: Limits) -> dict[str, str]:
+        return await change(user, dag_id, run_id, body, lambda one: one.set_limits(body.throttle))
 
     async def change(
         user: BaseUser, dag_id: str, run_id: str, body: Body, act: Callable[[Change], str]

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import MAX_PARALLELISM, parse_name
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute, said, sqlstate
+from airflow_roir.engine.governor.signals import throttle_text
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import IllegalTransition, InvalidInput, NotFound, OperationRunning, RoirError
 from airflow_roir.page.settings import CLEAN_UP_DAG, DEFAULT_CONNECTION
@@ -80,6 +81,13 @@ class Change:
         # The task carries it to its Task State Store.
         operations.change_options(self.database, index, actor=self.actor, parallelism=number)
         return f"{counted(number, 'worker')} from now on"
+
+    def set_limits(self, throttle: str) -> str:
+        """Set the limits of signals, live: these and no others. Raises as `_call`, InvalidInput."""
+        with self.database.transaction() as connection:
+            index = self._found(connection).index
+        row = operations.change_options(self.database, index, actor=self.actor, throttle=f"off {throttle}")
+        return f"Limits from now on: {throttle_text(row.throttle) or 'none'}"
 
     def _found(self, connection: Connection) -> Found:
         check_schema(connection)

@@ -25,6 +25,7 @@ from airflow_roir.spark.options import SparkOptions
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
+    from airflow_roir.engine.governor.surroundings import Surroundings
     from airflow_roir.spark.session import Start
 
 # What takes long to import comes while Java starts.
@@ -126,13 +127,15 @@ class Job:
         owner: str,
         spark: Start,
         check: Callable[[], None] = lambda: None,
+        surroundings: Surroundings | None = None,
     ) -> None:
-        """check: see `supervise.drive`."""
+        """check, surroundings: see `supervise.drive`."""
         self._database = database
         self._options = options
         self._owner = owner
         self._spark = spark
         self._check = check
+        self._surroundings = surroundings
 
     def run(self, voice: TextIO, log: Path | None) -> int:
         """Its exit code. voice: where the lines go; log: the file of Spark's own, only told."""
@@ -152,6 +155,7 @@ class Job:
                 lift_pause=not self._options.keep_pause,
                 log=log,
                 check=self._check,
+                surroundings=self._surroundings,
             )
         except RoirError as error:
             return say(str(error), error.exit_code, voice)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
 
+from airflow_roir.engine.governor.surroundings import QUERY, REPLICAS, Surroundings
 from airflow_roir.errors import SparkFailed
 from airflow_roir.spark.options import SparkOptions
 
@@ -79,10 +80,18 @@ def _where(options: SparkOptions) -> list[str]:
     return [*master, *(part for name, value in sorted(options.conf.items()) for part in ("--conf", f"{name}={value}"))]
 
 
-def driver_environment(dsn: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The caller's environment without Airflow's own settings, and with the DSN."""
+def driver_environment(
+    dsn: str, environment: Mapping[str, str] | None = None, surroundings: Surroundings | None = None
+) -> dict[str, str]:
+    """The caller's environment without Airflow's own settings, and with the DSN.
+
+    surroundings: of the throttle, by default those of that environment.
+    """
     inherited = os.environ if environment is None else environment
     kept = {name: value for name, value in inherited.items() if not name.startswith(_AIRFLOW_PREFIXES)}
+    if surroundings is not None:
+        kept = {name: value for name, value in kept.items() if name not in (REPLICAS, QUERY)}
+        kept |= surroundings.as_environment()
     return kept | {"ROIR_DSN": dsn, "PYTHONUNBUFFERED": "1"}
 
 

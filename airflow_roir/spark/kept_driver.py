@@ -13,6 +13,7 @@ from contextlib import suppress
 from queue import Empty, Queue
 from typing import IO, Any
 
+from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.errors import SparkFailed
 from airflow_roir.spark.classic import is_local
 from airflow_roir.spark.driver_process import ORDER_LOOK_S, SPARK_IS_UP, TERMINATE_S, code_of
@@ -27,11 +28,15 @@ SILENCE_S = 60.0
 LOST = "roir spark-server has ended, or hangs, which ran this operation's Spark"
 
 
-def kept_driver(options: SparkOptions, dsn: str, forward: Callable[[str], None]) -> KeptDriver | None:
+def kept_driver(
+    options: SparkOptions, dsn: str, forward: Callable[[str], None], surroundings: Surroundings | None = None
+) -> KeptDriver | None:
     """One that takes orders, if `roir spark-server` runs here with this code and the Spark that is asked for.
 
     forward: called with each line, from a thread; also with the reason why a server that runs can't be used.
+    surroundings: of the throttle, by default what the environment says. Raises InvalidInput if that can't be read.
     """
+    known = Surroundings.of_environment() if surroundings is None else surroundings
     path = socket_path()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -52,18 +57,27 @@ def kept_driver(options: SparkOptions, dsn: str, forward: Callable[[str], None])
         connection.close()
         return None
     whole = whole_dsn(dsn)
-    why = _why_not(options, offer) or ("this database's DSN needs libpq's services" if whole is None else None)
+    replicas = {name: whole_dsn(one) for name, one in known.replicas.items()}
+    by_service = whole is None or None in replicas.values()
+    why = _why_not(options, offer) or ("a database's DSN needs libpq's services" if by_service else None)
     if why is not None or whole is None:
         forward(f"roir: not by roir spark-server, process {offer['pid']}: {why}")
         connection.close()
         return None
     connection.settimeout(SILENCE_S)
-    return KeptDriver(connection, lines, whole, forward)
+    known = Surroundings({name: one for name, one in replicas.items() if one is not None}, known.query)
+    return KeptDriver(connection, lines, whole, forward, known)
 
 
-def ordered(options: SparkOptions, dsn: str, order: Sequence[str], forward: Callable[[str], None]) -> KeptDriver | None:
+def ordered(
+    options: SparkOptions,
+    dsn: str,
+    order: Sequence[str],
+    forward: Callable[[str], None],
+    surroundings: Surroundings | None = None,
+) -> KeptDriver | None:
     """As `kept_driver`, with one order, its last; see `driver_process.driver_order`."""
-    driver = kept_driver(options, dsn, forward)
+    driver = kept_driver(options, dsn, forward, surroundings)
     if driver is not None:
         try:
             driver.order(order)
@@ -86,10 +100,18 @@ def _why_not(options: SparkOptions, offer: dict[str, Any]) -> str | None:
 class KeptDriver:
     """A connection to a server, with the methods and attributes of a `Driver` that takes orders."""
 
-    def __init__(self, connection: socket.socket, lines: IO[str], dsn: str, forward: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        lines: IO[str],
+        dsn: str,
+        forward: Callable[[str], None],
+        surroundings: Surroundings,
+    ) -> None:
         self._connection = connection
         self._lines = lines
         self._dsn = dsn
+        self._surroundings = surroundings
         self._forward = forward
         self._codes: Queue[int] = Queue()
         self._order: list[str] | None = None
@@ -105,7 +127,8 @@ class KeptDriver:
         """See `Driver.order`."""
         self._order = list(order)
         try:
-            self._connection.sendall(json.dumps({"dsn": self._dsn, "order": self._order}).encode() + b"\n")
+            given = {"dsn": self._dsn, "surroundings": self._surroundings.as_environment(), "order": self._order}
+            self._connection.sendall(json.dumps(given).encode() + b"\n")
         except OSError:
             self._order = None
             raise SparkFailed("roir spark-server ended before it had the order; try again") from None

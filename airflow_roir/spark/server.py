@@ -1,8 +1,8 @@
 """A Spark that is kept between operations: takes orders at a socket in a folder of the user's, and tells of each.
 
-Who connects hears in one line what Spark this is (`Offer`). Then each line is an order in JSON, a DSN and arguments as
-a driver has them, and each is answered as by a driver: line by line, at last with its exit code. Who leaves before
-that has interrupted the operation.
+Who connects hears in one line what Spark this is (`Offer`). Then each line is an order in JSON, a DSN, what the
+throttle needs of an environment and arguments as a driver has them, and each is answered as by a driver: line by line,
+at last with its exit code. Who leaves before that has interrupted the operation.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.governor.surroundings import QUERY, REPLICAS, Surroundings
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.errors import InvalidInput, SparkFailed
 from airflow_roir.spark import supervise  # noqa: F401  # imported before the first order
@@ -67,7 +68,7 @@ def serve(options: SparkOptions, log: Path) -> int:
     """
     if is_connect(options.master):
         raise InvalidInput(f"{options.master} is a server already: give it to the commands, by --master")
-    for name in (*VARIABLES, *SERVICES):
+    for name in (*VARIABLES, *SERVICES, REPLICAS, QUERY):
         # Each order says all of its own database.
         os.environ.pop(name, None)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -172,7 +173,8 @@ class SparkServer:
                     while line := orders.readline():
                         # A caller waits for the end of one before the next.
                         given = json.loads(line)
-                        order = _Order(self._spark, connection, given["dsn"], given["order"], self._stopping)
+                        known = Surroundings.of_environment(given["surroundings"])
+                        order = _Order(self._spark, connection, given["dsn"], known, given["order"], self._stopping)
                         with self._lock:
                             self._orders.add(order)
                         order.start(self._log, self._forget)
@@ -186,14 +188,21 @@ class SparkServer:
 
 
 class _Order:
-    """One operation, driven for a caller. Its DSN is in memory alone."""
+    """One operation, driven for a caller. Its DSN and its surroundings are in memory alone, and only its own."""
 
     def __init__(
-        self, spark: Session, connection: socket.socket, dsn: str, arguments: list[str], stopping: threading.Event
+        self,
+        spark: Session,
+        connection: socket.socket,
+        dsn: str,
+        surroundings: Surroundings,
+        arguments: list[str],
+        stopping: threading.Event,
     ) -> None:
         self._share = _Share(spark)
         self._connection = connection
         self._dsn = dsn
+        self._surroundings = surroundings
         self._arguments = arguments
         self._stopping = stopping
         self._abandoned = threading.Event()
@@ -234,7 +243,7 @@ class _Order:
     def _run(self, log: Path | None) -> None:
         options = order_parser().parse_args(self._arguments)
         database = Database(self._dsn, f"roir {options.index} driver")
-        job = Job(database, options, options.owner, _Up(self._share), self._check)
+        job = Job(database, options, options.owner, _Up(self._share), self._check, self._surroundings)
         voice: TextIO
         with suppress(OSError), self._connection.makefile("w", buffering=1, errors="backslashreplace") as voice:
             with meanwhile(self._beat, BEAT_EVERY_S, "roir-beat"):

@@ -11,12 +11,14 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import build, seal
+from airflow_roir.engine import build, one_scan, seal
 from airflow_roir.engine.claims import WorkLeft, granted_workers
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.governor.governing import governing
-from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, show_spark_ui, start_run
+from airflow_roir.engine.governor.report import lost_line
+from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, show_spark_ui, start_clock, start_run
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
@@ -54,16 +56,17 @@ def drive(
     lift_pause: bool = True,
     log: Path | None = None,
     check: Callable[[], None] = lambda: None,
+    surroundings: Surroundings | None = None,
 ) -> OperationStatus:
     """Build and seal the index's live operation on Spark, or verify it, in a run of its own, from its present phase.
 
     log: the file that Spark's own log goes to; only told. check: called about once a second while workers work, raises
-    what shall end the run. Returns the operation's status:
-    phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises, SparkFailed, and
-    WorkerFailed for what workers reported; the operation then holds the reason.
+    what shall end the run. surroundings: of the throttle, by default what the environment says. Returns the operation's
+    status: phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises, SparkFailed,
+    and WorkerFailed for what workers reported; the operation then holds the reason.
     """
     run = start_run(database, index, owner, take_over, lift_pause)
-    with driving(database, run), heartbeat(database, run), governing(database, run, report):
+    with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):
         mark("begun")
         if _control(database, run).phase in ENGINE:
             report(f"operation {run.operation_id}: starting Spark")
@@ -76,6 +79,8 @@ def drive(
                 while (phase := Phase(_control(database, run).phase)) in ENGINE:
                     _PhaseOnSpark(session, database, run, phase, report, check).run()
             mark("done")
+        if line := database.retry(lambda: lost_line(database, run.operation_id)):
+            report(line)
     return operation_status(database, run.operation_id)
 
 
@@ -117,6 +122,7 @@ class _PhaseOnSpark:
         self._submitted_at = 0.0
         # Of the workers without a slot: those that were told of, and those of the last look.
         self._waiting = self._short = 0
+        self._told_of: set[str] = set()
 
     def run(self) -> None:
         """Return when the phase is done. Raises OperationPaused, OperationFailed, SparkFailed, WorkerFailed, Fenced."""
@@ -177,6 +183,7 @@ class _PhaseOnSpark:
                 break
             self._news.workers(row.parallelism)
             left = self._work_left()
+            self._tell_of_one_scan(left)
             # Under a hold none comes: those that are there wait.
             wanted = 0 if row.granted == 0 else granted_workers(row)
             missing = sorted(set(range(wanted)) - workers.busy)
@@ -195,6 +202,23 @@ class _PhaseOnSpark:
             self._watch_slots()
             workers.wait(WATCH_EVERY_S)
         self._leave(None)
+
+    def _tell_of_one_scan(self, left: WorkLeft) -> None:
+        """Others build their indexes by the same scan: then there may be nothing to claim for workers of this one."""
+        if self._phase != Phase.BUILD:
+            return
+
+        def read() -> tuple[str, ...]:
+            with self._database.transaction() as connection:
+                return one_scan.others(connection, [self._run.operation_id]).get(self._run.operation_id, ())
+
+        names = self._database.retry(read)
+        if set(names) - self._told_of:
+            self._told_of |= set(names)
+            self._news.say(one_scan.told(names))
+        if names and left.undone and not left.free and not self._workers.busy:
+            # It is worked for.
+            self._database.retry(lambda: start_clock(self._database, self._run))
 
     def _leave(self, cause: BaseException | None) -> None:
         """Hear out those who are still at work; raises the first error among them unless there is a `cause` already."""

@@ -10,7 +10,7 @@ from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub l
 
 from airflow_roir.definition import check_live_options
 from airflow_roir.errors import InvalidInput
-from airflow_roir.task.form_values import whole_number
+from airflow_roir.task.form_values import optional_text, whole_number
 
 if TYPE_CHECKING:
     from airflow.sdk.execution_time.context import TaskStateStoreAccessor
@@ -20,13 +20,18 @@ log = logging.getLogger(__name__)
 # The key under which the store holds the options that row and store last had in common: whatever differs from them was
 # changed since. Also for who reads the store.
 IN_EFFECT = "in_effect"
+# What any operation has to change there; a build has `LIVE_NUMBERS` besides.
+LIVE_WORK = ("throttle", "windows", "max_duration_s", "priority")
+# Of these the values are text, and none is shown as this word: an empty field changes nothing.
+TEXTS = ("throttle", "windows")
+OFF = "off"
 
 
 class Apply(Protocol):
     """Puts changed options into effect."""
 
-    def __call__(self, **options: int) -> object:
-        """Raises InvalidInput for a value that can't be used."""
+    def __call__(self, **options: int | str) -> Mapping[str, int | str]:
+        """Returns what holds now, as it is shown. Raises InvalidInput for a value that can't be used."""
 
 
 class LiveOptions:
@@ -40,17 +45,18 @@ class LiveOptions:
     """
 
     def __init__(self, in_effect: Any = None, refused: Callable[[str], object] = lambda _refusal: None) -> None:
-        self.in_effect: dict[str, int] = dict(in_effect) if isinstance(in_effect, Mapping) else {}
+        self.in_effect: dict[str, int | str] = dict(in_effect) if isinstance(in_effect, Mapping) else {}
         self._tell_refused = refused
 
-    def settle(self, stored: Mapping[str, Any], row: Mapping[str, int], apply: Apply) -> dict[str, Any]:
+    def settle(self, stored: Mapping[str, Any], row: Mapping[str, int | str], apply: Apply) -> dict[str, Any]:
         """Compare both sides; returns what has to be written to the store, by key.
 
         stored: the store's values; a missing or empty one changes nothing. row: the operation's, of the options that
-            may change; no limit is 0. apply: called once per change of the store, with that option as keyword.
+            may change; no limit is 0, no text `off`. apply: called once per change of the store, with
+            that option as keyword.
         """
         writes: dict[str, Any] = {}
-        agreed: dict[str, int] = {}
+        agreed: dict[str, int | str] = {}
         for key, now in row.items():
             wish, value = self._wish(key, stored.get(key), now), now
             if wish not in (None, now, self.in_effect.get(key, now)):
@@ -66,27 +72,34 @@ class LiveOptions:
             writes[IN_EFFECT] = agreed
         return writes
 
-    def _wish(self, key: str, raw: Any, now: int) -> int | None:
+    def _wish(self, key: str, raw: Any, now: int | str) -> int | str | None:
         """The stored value; None if there is none, or none that can be used."""
+        value: int | str | None
         try:
-            value = whole_number(key, raw)
+            if key in TEXTS:
+                if not isinstance(raw, str | None):
+                    raise InvalidInput(f"{key} is {str(raw)[:80]}; it must be text")
+                value = optional_text(raw)
+            else:
+                value = whole_number(key, raw)
             check_live_options({key: value})
         except InvalidInput as refusal:
             self._refuse(key, refusal, now)
             return None
         return value
 
-    def _apply(self, key: str, wish: int | None, now: int, apply: Apply) -> int:
+    def _apply(self, key: str, wish: int | str | None, now: int | str, apply: Apply) -> int | str:
         assert wish is not None
         try:
-            apply(**{key: wish})
+            # Of a text as the server writes it.
+            value = apply(**{key: wish}).get(key, wish)
         except InvalidInput as refusal:
             self._refuse(key, refusal, now)
             return now
-        log.info("%s changes from %s to %s: changed in the Task State Store", key, now, wish)
-        return wish
+        log.info("%s changes from %s to %s: changed in the Task State Store", key, now, value)
+        return value
 
-    def _refuse(self, key: str, refusal: InvalidInput, now: int) -> None:
+    def _refuse(self, key: str, refusal: InvalidInput, now: int | str) -> None:
         said = f"Refused a value of the Task State Store: {refusal}. {key} stays at {now}"
         log.warning("%s", said)
         self._tell_refused(said)

@@ -11,8 +11,10 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import admission, long_pause, operations, status
 from airflow_roir.engine.database import is_transient
+from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import IllegalTransition, NotFound
+from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.links.index_build import IndexBuildLink, show_link
 from airflow_roir.one_line import one_line
 from airflow_roir.operation import BY_WINDOW, Phase, Status
@@ -43,6 +45,10 @@ class DrivingOperator(RoirOperator):
         a notifier for example, or a list of them.
     operation_id: the id that the prepare task returned (templated); the task refuses to drive another one. None
         drives the unfinished operation of the index.
+    throttle_query: the SQL of the throttle's signal `query`, which the operation's database runs as the role that
+        builds. Not templated: it is code, and comes from the DAG's author alone.
+    replica_conn_ids: Airflow connections to replicas that aren't the database's own; the names of the throttle's
+        `replicas` are their ids. Not templated, either.
     """
 
     template_fields: Sequence[str] = (*RoirOperator.template_fields, "operation_id")
@@ -54,12 +60,16 @@ class DrivingOperator(RoirOperator):
         *,
         operation_id: int | str | None = None,
         on_long_pause_callback: LongPauseCallback = None,
+        throttle_query: str | None = None,
+        replica_conn_ids: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.operation_id = operation_id
         self.on_long_pause_callback = on_long_pause_callback
         self._context: Any = {}
+        self.throttle_query = throttle_query
+        self.replica_conn_ids = tuple(replica_conn_ids)
         self._killed = False
 
     def pre_execute(self, context: Any) -> None:
@@ -67,6 +77,15 @@ class DrivingOperator(RoirOperator):
         super().pre_execute(context)
         self._context = context
         show_link(self, context["ti"])
+
+    def surroundings(self) -> Surroundings:
+        """What the throttle needs besides its limits: the worker's environment, and over that the DAG's.
+
+        Raises InvalidInput, AirflowNotFoundException.
+        """
+        found = Surroundings.of_environment()
+        replicas = {name: RoirHook(name).get_dsn() for name in self.replica_conn_ids}
+        return Surroundings({**found.replicas, **replicas}, self.throttle_query or found.query)
 
     def on_kill(self) -> None:
         """Only note it: this runs as a signal handler on the main thread, and `execute` goes on afterwards."""

@@ -38,10 +38,12 @@ class Progress:
 
 
 def progress_line(status: OperationStatus) -> str:
-    """One line for people: `build: 43.4 %, 120,000 rows, 1,785 rows/s, about 12 s left`."""
+    """One line for people: `build: 43.4 %, 120,000 rows, 1,785 rows/s, about 12 s left, throttled: …`."""
     parts = [percent(status.percent_complete), counted(status.rows, "row")]
     if status.rows_per_second is not None:
         parts.append(rate(status.rows_per_second))
     if (remaining := left(status.seconds_left, status.seconds_left_low, status.seconds_left_high)) is not None:
         parts.append(remaining)
+    if status.throttled is not None:
+        parts.append(status.throttled)
     return f"{status.phase}: {', '.join(parts)}"

@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import live_options, operations, status
 from airflow_roir.engine.database import is_transient
+from airflow_roir.engine.governor.signals import throttle_text
 from airflow_roir.engine.slow import slow_operation
 from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationQueued, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
@@ -21,7 +22,7 @@ from airflow_roir.spark.driver_process import Driver, driver_command, driver_env
 from airflow_roir.spark.kept_driver import KeptDriver, ordered
 from airflow_roir.spark.log_file import spark_log
 from airflow_roir.task.form_values import optional_text
-from airflow_roir.task.live_options import IN_EFFECT, Apply, LiveOptions, write
+from airflow_roir.task.live_options import IN_EFFECT, LIVE_WORK, OFF, TEXTS, Apply, LiveOptions, write
 from airflow_roir.task.log_folder import log_folder_of
 from airflow_roir.task.metrics import sending
 from airflow_roir.task.operation_task import DrivingOperator
@@ -68,14 +69,14 @@ class SparkDrivingOperator(DrivingOperator):
     template_fields: Sequence[str] = (*DrivingOperator.template_fields, "spark")
     operator_extra_links = (LiveOptionsLink(), IndexBuildLink())
     # What the Task State Store holds for the user to change, each a column of the operation's row.
-    live_options: tuple[str, ...] = ("parallelism",)
+    live_options: tuple[str, ...] = ("parallelism", *LIVE_WORK)
 
     def __init__(self, *, spark: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.spark = spark
         self._driver: Driver | KeptDriver | None = None
         self._options = LiveOptions()
-        self._change: Apply = lambda **_values: None
+        self._change: Apply = lambda **_values: {}
         self._left_early = False
         self._settled: Mapping[str, Any] | None = None
 
@@ -92,18 +93,24 @@ class SparkDrivingOperator(DrivingOperator):
             refused=lambda refusal: live_options.refuse_option(database, self.index, actor, refusal),
         )
 
-        def change(**values: int) -> None:
+        def change(**values: int | str) -> Mapping[str, int | str]:
+            if "throttle" in values:
+                # The store shows all limits, so that what isn't there any more was taken away.
+                values["throttle"] = f"off {values['throttle']}"
             changed = operations.change_options(database, self.index, actor=actor, **values)
             for line in slow_operation(database, changed):
                 self.log.warning("%s", line)
+            return self._options_of(changed)
 
         self._change = change
         if row.status in (Status.RUNNING, Status.PAUSED):
             stored = {key: store.get(key) for key in (*self.live_options, IN_EFFECT)}
             write(store, self._options.settle(stored, self._options_of(row), self._change))
 
-    def _options_of(self, row: OperationRow) -> dict[str, int]:
-        return {key: getattr(row, key) or 0 for key in self.live_options}
+    def _options_of(self, row: OperationRow) -> dict[str, int | str]:
+        shown: dict[str, int | str] = {key: getattr(row, key) or 0 for key in self.live_options if key not in TEXTS}
+        texts = {"throttle": throttle_text(row.throttle), "windows": row.windows}
+        return shown | {key: texts[key] or OFF for key in self.live_options if key in TEXTS}
 
     def drive_on_spark(self, context: Context, database: Database, row: OperationRow) -> None:
         """Drive the operation, as `take_turn` gave it, until the driver's phases are done, or leave.
@@ -113,6 +120,7 @@ class SparkDrivingOperator(DrivingOperator):
         ti, store = context["ti"], context["task_state_store"]
         target = spark_of(self.spark)
         with failing_clearly():
+            known = self.surroundings()
             owner = owner_of(ti)
             if row.status == Status.PAUSED:
                 # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
@@ -122,10 +130,10 @@ class SparkDrivingOperator(DrivingOperator):
             wish: dict[str, Any] = {"take_over": take_over, "keep_pause": True, "log": log}
         self.log.info("Operation %s, phase %s: starting Spark's driver", row.id, row.phase)
         dsn = RoirHook(self.postgres_conn_id).get_dsn()
-        self._driver = ordered(target, dsn, driver_order(self.index, owner, **wish), self._tell)
+        self._driver = ordered(target, dsn, driver_order(self.index, owner, **wish), self._tell, known)
         if self._driver is None:
             command = driver_command(self.index, owner, target, **wish)
-            self._driver = Driver(command, driver_environment(dsn), forward=self._tell)
+            self._driver = Driver(command, driver_environment(dsn, surroundings=known), forward=self._tell)
         try:
             progress = Progress(lambda: status.operation_status(database, row.id), self.log.info)
             with (

@@ -85,6 +85,20 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                 ELSE 0 END
 $$;
 
+-- Why an operation that works has to wait or works less, for people; NULL: nothing holds it. It tells of the run that
+-- drives it now: what a run that is gone has left here says nothing.
+CREATE FUNCTION roir.throttled(o roir.operation) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN o.status <> 'running' OR o.heartbeat_at IS NULL
+                     OR abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) >= 30 THEN NULL
+                WHEN o.throttle = '{}' THEN o.throttled
+                WHEN o.granted_at IS NULL THEN coalesce(o.throttled, 'throttled: no governor has read the signals yet')
+                WHEN abs(extract(epoch FROM clock_timestamp() - o.granted_at)) < 15 THEN o.throttled
+                ELSE format('throttled: no governor has read the signals for %s s',
+                            round(extract(epoch FROM clock_timestamp() - o.granted_at)))
+           END
+$$;
+
 -- Keeps what the governor read: the last minutes whole, of what is older the last one of each hundredth of the time.
 CREATE FUNCTION roir.keep_signals(operation bigint, granted double precision, readings jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

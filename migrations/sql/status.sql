@@ -39,7 +39,13 @@ SELECT o.id AS operation_id,
        i.is_unique,
        coalesce((o.options ->> 'census')::boolean, false) AS census,
        d.keys AS duplicate_keys,
-       d.rows AS duplicate_rows
+       d.rows AS duplicate_rows,
+       roir.throttle_text(o.throttle) AS throttle,
+       roir.throttled(o) AS throttled,
+       CASE WHEN roir.throttled(o) IS NOT NULL THEN o.throttled_since END AS throttled_since,
+       CASE WHEN o.status = 'running' THEN roir.granted(o) END AS granted,
+       coalesce((SELECT jsonb_object_agg(l.cause, round(l.seconds::numeric, 1)) FROM roir.throttle_time l
+                  WHERE l.operation_id = o.id AND round(l.seconds::numeric, 1) > 0), '{}') AS throttle_seconds
   FROM roir.operation o
   JOIN roir.index i ON i.id = o.index_id
   JOIN roir.operation_work w ON w.operation_id = o.id

@@ -142,6 +142,7 @@ CREATE TABLE roir.operation (
 );
 CREATE UNIQUE INDEX operation_one_live ON roir.operation (index_id)
     WHERE status IN ('running', 'paused', 'failed', 'aborting');
+CREATE INDEX operation_one_scan ON roir.operation (scan_of) WHERE scan_of IS NOT NULL;
 
 CREATE TABLE roir.scan_range (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -159,6 +160,7 @@ CREATE TABLE roir.scan_range (
     claim_token bigint NOT NULL DEFAULT '0',
     relation bigint NOT NULL,
     filenode bigint,
+    moved_at timestamptz,
     UNIQUE (operation_id, ordinal),
     CONSTRAINT scan_range_counts CHECK (rows >= 0 AND batches >= 0)
 );

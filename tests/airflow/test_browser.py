@@ -34,7 +34,7 @@ WIDTH, HEIGHT, MOST_BYTES = 1320, 1040, 150_000
 # The sections of the form, of which one is open at a time.
 FORM = {
     "What to build": ("index", "table", "keys"),
-    "How to build it": ("parallelism", "batch_rows", "ranges", "max_rows_per_second"),
+    "How to build it": ("parallelism", "batch_rows", "ranges", "max_rows_per_second", "throttle"),
     "Where": ("postgres_conn_id",),
 }
 
@@ -209,6 +209,62 @@ def test_a_build_from_the_form_to_the_publish(airflow: StandaloneAirflow, tab: T
     assert build.locator("[role=progressbar]").get_attribute("aria-valuenow") == "100"
     assert seen == sorted(seen, key=int)
     until("the run's end", lambda: airflow.run_state(DAG, run) == "success")
+
+
+def test_a_throttle_tells_why_and_its_limits_change_on_the_page(
+    airflow: StandaloneAirflow, tab: Tab, shop: Any, form: Any, tmp_path: Path
+) -> None:
+    """Busy, on hold, unreadable, free again; what the tab shows is drawn beside the test's own files."""
+    limits = "oldest_transaction=2s commit_latency=5s"
+    about = {"table": "public.item", "keys": "price", "max_rows_per_second": RATE, "throttle": limits}
+    run = tab.trigger(about | form)
+    tab.page.get_by_role("link", name="Index build").click()
+    build = tab.frame("Index build")
+    throttle = build.get_by_role("region", name="Throttle")
+    throttle.locator(".signal", has_text="Commit latency").wait_for()
+    build.locator(".cell[data-state=working]").first.wait_for()
+
+    def draw(name: str) -> None:
+        for theme in ("dark", "light"):
+            frame = tab.in_theme(theme, "Index build", ".signal")
+            for width in WIDTHS:
+                tab.page.set_viewport_size({"width": width, "height": HEIGHT})
+                assert frame.locator("html").evaluate("html => html.scrollWidth - html.clientWidth") <= 0, width
+            tab.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+            tab.page.wait_for_timeout(2_000)
+            tab.page.screenshot(path=tmp_path / f"{name}_{theme}.png")
+
+    draw("busy")
+    # Somebody's transaction stays open.
+    user = steps.old_session(shop.dsn)
+    build.locator(".held", has_text="a transaction has been open for").wait_for()
+    throttle.get_by_text("on hold since").wait_for()
+    draw("held")
+    user.rollback()
+    user.close()
+    throttle.get_by_text("on hold since").wait_for(state="hidden")
+
+    def change(text: str) -> None:
+        throttle.get_by_role("button", name="Change limits").click()
+        build.get_by_label("Limits", exact=True).fill(text)
+        build.get_by_role("button", name="Set limits").click()
+
+    # A replica of such a name isn't there.
+    hostile = "<img/src=x/onerror=alert(1)>" + "x" * 150
+    change(f"replica_lag=1MB replicas={hostile}")
+    throttle.get_by_text("can’t be read").first.wait_for()
+    build.locator(".held", has_text="<img/src").wait_for()
+    draw("unreadable")
+    change("nothing=1")
+    build.locator(".said", has_text="there is no signal nothing").wait_for()
+    until("the store", lambda: "replicas=<img" in str(airflow.get_stored(DAG, run, "build").get("throttle")))
+    change("")
+    throttle.get_by_text("none any more").wait_for()
+    until("the store", lambda: airflow.get_stored(DAG, run, "build").get("throttle") == "off")
+    operations.change_options(shop.database, INDEX, actor="test", max_rows_per_second=0)
+    build.locator(".chip", has_text="Completed").wait_for(timeout=4000 * PATIENCE_S)
+    assert throttle.locator(".lost").get_by_text("Oldest transaction").count() == 1
+    draw("ended")
 
 
 def test_an_abort_the_clean_up_a_verification_a_rebuild_and_its_revert(tab: Tab, shop: Any, form: Any) -> None:

@@ -20,7 +20,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow_roir.assets import published_alias
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput
-from airflow_roir.groups import rebuild_index_group
+from airflow_roir.groups import rebuild_index_group, rebuild_indexes_group
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.task import lineage as openlineage
 from airflow_roir.task.lineage import lineage
@@ -78,9 +78,35 @@ def test_a_mapped_group_gives_each_index_its_own_operation() -> None:
     assert restored.get_task("rebuild_index_group.build").get_closest_mapped_task_group() is not None
 
 
+def test_several_indexes_of_a_table_are_all_prepared_before_one_is_built() -> None:
+    with DAG("mine", schedule=None) as dag:
+        rebuild_indexes_group(indexes=["public.a", "public.b"], spark="local[2]", options={"parallelism": 3})
+    group = "rebuild_indexes_group"
+    gate = dag.get_task(f"{group}.all_are_prepared")
+    assert gate.trigger_rule == "all_done"
+    assert gate.upstream_task_ids == {f"{group}.index_{n}.prepare" for n in (1, 2)}
+    for number, index in ((1, "public.a"), (2, "public.b")):
+        prepare, build, finalize = (
+            dag.get_task(f"{group}.index_{number}.{name}") for name in ("prepare", "build", "finalize")
+        )
+        assert (prepare.index, prepare.scan, prepare.parallelism) == (index, "source", 3)
+        # One that wasn't prepared isn't built, and keeps no other one from being built.
+        assert build.upstream_task_ids == {gate.task_id, prepare.task_id}
+        assert (build.index, build.spark, build.trigger_rule) == (index, "local[2]", "all_success")
+        assert finalize.upstream_task_ids >= {build.task_id}
+        assert all(task.retries == 6 for task in (prepare, build, finalize))
+    DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
+
+
+@pytest.mark.parametrize("names", ["public.a", [], ["a", "a"], [1]])
+def test_what_is_no_list_of_indexes_is_refused(names: Any) -> None:
+    with DAG("mine", schedule=None), pytest.raises(InvalidInput, match="indexes"):
+        rebuild_indexes_group(indexes=names)
+
+
 RUN = """
 from airflow.sdk import DAG, task
-from airflow_roir.groups import rebuild_index_group
+from airflow_roir.groups import rebuild_index_group, rebuild_indexes_group
 
 with DAG("mine", schedule=None, is_paused_upon_creation=False) as dag:
     @task

@@ -16,7 +16,7 @@ from airflow_roir.task.live_options import IN_EFFECT, LiveOptions, write
 class Sides:
     """A store and an operation's row, kept the same by `LiveOptions`: a new one for each stretch of the task."""
 
-    def __init__(self, **row: int) -> None:
+    def __init__(self, **row: int | str) -> None:
         self.row = row
         self.values: dict[str, Any] = {}
         self.retention: dict[str, timedelta | None] = {}
@@ -34,8 +34,9 @@ class Sides:
         self.values[key] = value
         self.retention[key] = retention
 
-    def apply(self, **options: int) -> None:
+    def apply(self, **options: int | str) -> dict[str, int | str]:
         self.row |= options
+        return self.row
 
 
 def test_the_store_shows_the_row_for_good() -> None:

@@ -21,6 +21,7 @@ from airflow.sdk.exceptions import (
 from airflow_roir.assets import published_alias
 from airflow_roir.engine import operations, status
 from airflow_roir.engine.run import start_run
+from airflow_roir.errors import OperationRunning
 from airflow_roir.operators.abort import AbortIndexBuildOperator
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.clean_up import CleanUpIndexesOperator
@@ -324,6 +325,7 @@ def test_the_store_is_seeded_and_what_it_holds_is_started_with(
     build(context, operation)
     store = context["task_state_store"].values
     seeded = {"parallelism": 2, "batch_rows": 1000, "max_rows_per_second": 0}
+    seeded |= {"throttle": "off", "windows": "off", "max_duration_s": 0, "priority": 0}
     assert store == seeded | {"in_effect": seeded}
     store |= {"parallelism": "6", "batch_rows": "lots", "max_rows_per_second": 500}
     build(context, operation)
@@ -486,6 +488,84 @@ def test_a_database_without_the_control_schema_fails_clearly(context: dict[str, 
     # Every hour, and nothing is wrong yet.
     with pytest.raises(AirflowSkipException, match="nothing to clean up"):
         CleanUpIndexesOperator(task_id="clean_up", postgres_conn_id="warehouse").execute(context)  # type: ignore[arg-type]
+
+
+@pytest.mark.sample(1)
+def test_limits_are_edited_whole_in_the_store_and_the_servers_refusal_is_told(
+    context: dict[str, Any], shop: Any, driver_code: Any
+) -> None:
+    operation = prepare(context, throttle="replica_lag=100MB commit_latency=20ms")
+    driver_code("")
+    build(context, operation)
+    store = context["task_state_store"].values
+    assert store["throttle"] == "commit_latency=20ms replica_lag=100MB"
+    # What was deleted from the text has no limit any more, and the store shows it as the server writes it.
+    store |= {"throttle": " replica_lag=51200kB", "max_duration_s": "3600", "windows": "0 22 * * * for 8h in UTC"}
+    build(context, operation)
+    row = operations.find_operation(shop.database, INDEX)
+    assert (row.throttle, row.max_duration_s, row.windows) == (
+        {"replica_lag": 50 << 20},
+        3600,
+        "0 22 * * * for 8h in UTC",
+    )
+    assert store["throttle"] == store["in_effect"]["throttle"] == "replica_lag=50MB"
+    for bad in ("replica_lag=much", {"replica_lag": 1}, "nothing=1"):
+        store["throttle"] = bad
+        build(context, operation)
+        assert store["throttle"] == "replica_lag=50MB"
+        notice = operations.find_operation(shop.database, INDEX).notice or ""
+        assert notice.startswith("Refused a value of the Task State Store: throttle"), notice
+        assert "throttle stays at replica_lag=50MB" in notice
+    # An empty field changes nothing; what somebody else changes is shown.
+    store["throttle"] = ""
+    build(context, operation)
+    operations.change_options(shop.database, INDEX, actor="ann", throttle="query=4")
+    build(context, operation)
+    assert store["throttle"] == "query=4 replica_lag=50MB"
+    store |= {"throttle": "off", "windows": "off", "max_duration_s": 0}
+    build(context, operation)
+    row = operations.find_operation(shop.database, INDEX)
+    assert (row.throttle, row.max_duration_s, row.windows) == ({}, None, None)
+    assert store["throttle"] == "off"
+
+
+SAYS = "import os; print('has', os.environ.get('ROIR_REPLICAS'), os.environ.get('ROIR_THROTTLE_QUERY'))"
+
+
+@pytest.mark.sample(1)
+def test_a_query_and_replicas_reach_the_driver_by_its_environment_and_finalize_too(
+    context: dict[str, Any], shop: Any, driver_code: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_roir.engine import finalize
+
+    monkeypatch.setenv("AIRFLOW_CONN_R2", json.dumps({"conn_type": "postgres", "host": "r2", "password": "hunter22"}))
+    asked = driver_code(SAYS)
+    operation = prepare(context)
+    more: dict[str, Any] = {"replica_conn_ids": ["r2"], "throttle_query": "SELECT {{ params.x }}"}
+    build(context, operation, **more)
+    said = capsys.readouterr().out
+    # As it is: it is no template.
+    assert "SELECT {{ params.x }}" in said
+    assert '"r2": "host=r2 ' in said.replace("\\", "")
+    assert "hunter22" not in str(asked)
+    build(context, operation)
+    assert "has None None" in capsys.readouterr().out
+    operator = FinalizeIndexBuildOperator(task_id="finalize", operation_id=operation, **WHAT, **more)
+    assert not {*more} & {*operator.template_fields}
+    given: list[Any] = []
+
+    def finalized(*_: Any, surroundings: Any, **__: Any) -> None:
+        given.append(surroundings)
+        raise OperationRunning("elsewhere")
+
+    monkeypatch.setattr(finalize, "finalize", finalized)
+    shop.run("UPDATE roir.operation SET phase = 'fold'")
+    with pytest.raises(AirflowRescheduleException):
+        operator.execute(context)  # type: ignore[arg-type]
+    assert given[0].query == "SELECT {{ params.x }}"
+    assert "hunter22" in given[0].replicas["r2"]
+    with pytest.raises(AirflowFailException, match="airflow connections add r9"):
+        build(context, operation, replica_conn_ids=["r9"])
 
 
 def test_a_connection_that_cannot_serve_fails_at_once_and_says_what_to_do(

@@ -23,6 +23,7 @@ from tests.engine import steps
 
 DAG = "rebuild_index"
 INDEX = "public.item_by_price"
+MORE: dict[str, dict[str, Any]] = {"workers": {"parallelism": 3}, "throttle": {"throttle": "lock_waits=50"}}
 FROM_PAGE = {"X-Roir": "1", "Sec-Fetch-Site": "same-origin"}
 ROUTES = [route for route in create_app().routes if isinstance(route, APIRoute)]
 CASES = [(method, route.path) for route in ROUTES for method in sorted(route.methods)]
@@ -68,7 +69,7 @@ def test_every_route_but_the_files_asks_for_a_right_on_a_dag() -> None:
         if route.methods != {"GET"}:
             assert "from_our_page" in asked, route.path
     assert {*READS} == {"/run", "/indexes", "/static/{name}", "/api/run", "/api/run/duplicates", "/api/indexes"}
-    assert {*CHANGES} == {f"/api/run/{verb}" for verb in ("pause", "resume", "abort", "workers")}
+    assert {*CHANGES} == {f"/api/run/{verb}" for verb in ("pause", "resume", "abort", "workers", "throttle")}
 
 
 class Page:
@@ -155,6 +156,10 @@ def test_each_user_reads_and_changes_what_airflow_allows(
     assert (row().status, row().parallelism) == ("running", 2)
 
     assert page.change("user", "workers", run, named | {"parallelism": 5}).status_code == 200
+    said = page.change("user", "throttle", run, named | {"throttle": "lock_waits=50 commit_latency=2s"}).json()["said"]
+    assert said == "Limits from now on: commit_latency=2s lock_waits=50"
+    said = page.change("user", "throttle", run, named | {"throttle": "lock_waits=40"}).json()["said"]
+    assert said == "Limits from now on: lock_waits=40", "what isn't named any more has no limit"
     assert page.change("user", "pause", run, named | {"reason": "<b>month-end</b>"}).status_code == 200
     assert (row().status, row().parallelism, row().paused_by) == ("paused", 5, "airflow user user")
     assert row().pause_reason == "<b>month-end</b>"
@@ -217,7 +222,7 @@ def test_no_other_site_changes_anything(page: Page, shop: Any, build: tuple[str,
     run, named = build
     about = {"dag_id": DAG, "run_id": run}
     for path in CHANGES:
-        body = named | ({"parallelism": 3} if path.endswith("workers") else {})
+        body = named | MORE.get(path.rsplit("/", 1)[1], {})
         for headers in ({}, {"X-Roir": "1", "Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-origin"}):
             refused = page.ask("admin", "POST", path, headers=headers, params=about, json=body)
             assert refused.status_code == 403, (path, headers)
@@ -260,7 +265,7 @@ def test_bad_input_is_refused_with_a_reason(page: Page, shop: Any, build: tuple[
                 assert answer.status_code < 500, (path, name, bad, answer.text)
         assert 400 <= page.ask("admin", "GET", f"/static/x{quote(bad[:50], safe='')}").status_code < 500
         for path in CHANGES:
-            usual = named | ({"parallelism": 3} if path.endswith("workers") else {})
+            usual = named | MORE.get(path.rsplit("/", 1)[1], {})
             for name in ("connection", "operation", "parallelism", bad):
                 answer = page.ask("admin", "POST", path, headers=FROM_PAGE, params=good, json=usual | {name: bad})
                 assert 400 <= answer.status_code < 500, (path, name, bad, answer.text)
@@ -273,6 +278,9 @@ def test_bad_input_is_refused_with_a_reason(page: Page, shop: Any, build: tuple[
     for parallelism in (0, -1, 257, 10**30, 2.5, True, None, "4"):
         answer = page.change("admin", "workers", run, named | {"parallelism": parallelism})
         assert answer.status_code == 422, parallelism
+    for throttle in ("nothing=1", "replica_lag", "x" * 501, "lock_waits=1\x00", None, 4):
+        answer = page.change("admin", "throttle", run, named | {"throttle": throttle})
+        assert answer.status_code == 422, throttle
     for content in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"connection": "\\ud800", "operation": 1}'):
         headers = FROM_PAGE | {"Content-Type": "application/json"}
         answer = page.ask("admin", "POST", "/api/run/resume", headers=headers, params=good, content=content)

@@ -293,3 +293,89 @@ def test_a_pause_by_duplicates_opens_their_list(airflow: Airflow, tab: Any) -> N
         tab.screenshot(path=f"{folder}/duplicates.png", full_page=True)
     tab.locator("details", has=tab.locator(".of-duplicates")).locator("summary").click()
     assert not tab.locator(".of-duplicates").is_visible()
+
+
+def signal(name: str, unit: str, values: list[float | None], limit: float, **more: Any) -> dict[str, Any]:
+    points = [
+        {"at": 1_769_853_600 + 2 * n, "value": value, "limit": limit, "of": more.get("of") and f"{more['of']}{n}"}
+        for n, value in enumerate(values)
+    ]
+    found = {"name": name, "unit": unit, "per": "", "below": False, "stops": False, "has_limit": True, "problem": None}
+    return found | {name: value for name, value in more.items() if name != "of"} | {"points": points}
+
+
+THROTTLE: dict[str, Any] = {
+    "limits": "commit_latency=20ms replica_lag=100MB",
+    "throttled": "throttled: replica r2 is 340 MB behind, limit 100 MB",
+    "since": "2026-01-31T10:01:00+00:00",
+    "granted": 0.0,
+    "lost": [
+        {"cause": "replica_lag", "seconds": 192.0, "share": 0.4},
+        {"cause": "unreadable", "seconds": 40.0, "share": 0.08},
+    ],
+    "signals": [
+        signal("commit_latency", "seconds", [0.004 + n % 5 / 1000 for n in range(60)], 0.02),
+        signal("replica_lag", "bytes", [n * 6e6 for n in range(60)], 100 * 2.0**20, of="r", stops=True),
+        signal("lock_waits", "number", [*range(20), *[None] * 20, *range(20)], 30),
+        signal("slot_room", "bytes", [3e9 - n * 4e7 for n in range(60)], 1e9, below=True),
+    ],
+    "grants": [[1_769_853_600 + 2 * n, 2.0 if n < 20 else 0.25 if n < 40 else 0.0] for n in range(60)],
+}
+
+
+def test_nothing_of_a_throttle_is_shown_where_there_is_none(airflow: Airflow, tab: Any) -> None:
+    assert tab.locator(".throttle").is_hidden()
+    tab.get_by_role("button", name="Throttle", exact=True).click()
+    tab.get_by_label("Limits", exact=True).fill("commit_latency=20ms")
+    tab.get_by_role("button", name="Set limits").click()
+    assert airflow.arrived.wait(60)
+    sent = {"connection": "c", "operation": 7, "throttle": "commit_latency=20ms"}
+    assert airflow.sent == [("/roir/api/run/throttle", sent)]
+    airflow.more = {"may_change": False}
+    tab.get_by_role("button", name="Throttle", exact=True).wait_for(state="hidden")
+
+
+def test_the_throttle_tells_why_what_it_cost_and_how_each_signal_is(airflow: Airflow, tab: Any) -> None:
+    airflow.progress["throttle"] = THROTTLE
+    airflow.progress["held_up"] = {"by": "throttled", "text": THROTTLE["throttled"]}
+    panel = tab.get_by_role("region", name="Throttle")
+    panel.wait_for()
+    assert tab.locator(".held").inner_text() == "replica r2 is 340 MB behind, limit 100 MB"
+    tab.get_by_role("row", name="0 range 1 waits: throttled").wait_for()
+    panel.get_by_text("on hold since").wait_for()
+    assert panel.locator(".lost dd").all_inner_texts() == ["3 min 12 s · 40 % of the work", "40 s · 8.0 % of the work"]
+    assert panel.locator(".signal b").all_inner_texts() == [
+        "Workers granted",
+        "Commit latency",
+        "Replica’s lag",
+        "Waits for locks",
+        "Room of slots",
+    ]
+    lag = panel.locator(".signal", has_text="Replica’s lag")
+    assert (lag.get_attribute("data-state"), lag.locator(".now").inner_text()) == ("over", "338 MB")
+    assert lag.locator("small").inner_text() == "limit 100 MB · replica r59"
+    assert lag.locator(".over").get_attribute("d")
+    # A gap is no zero, and the line isn't drawn through it.
+    waits = panel.locator(".signal", has_text="Waits for locks")
+    assert waits.locator(".line").get_attribute("d").count("M") == 2
+    assert waits.locator(".gaps").get_attribute("d").count("M") == 20
+    assert "couldn't be read" in waits.locator("svg").get_attribute("aria-label")
+    room = panel.locator(".signal", has_text="Room of slots")
+    assert room.get_attribute("data-state") == "over", "a floor: over is below"
+    # As it was, to be changed.
+    panel.get_by_role("button", name="Change limits").click()
+    assert tab.get_by_label("Limits", exact=True).input_value() == THROTTLE["limits"]
+    tab.get_by_role("button", name="Cancel").click()
+    # What can't be read says why, whatever it is called.
+    hostile = "<img src=x onerror=alert(1)>" + "x" * 400
+    airflow.progress["throttle"] = THROTTLE | {
+        "limits": f"lock_waits=30 replicas={hostile}",
+        "signals": [signal("lock_waits", "number", [1, None], 30, problem=hostile), signal("new_one", "number", [], 1)],
+    }
+    panel.get_by_text("can’t be read").wait_for()
+    assert hostile in panel.locator(".signal small").all_inner_texts()
+    for width in (360, 800, 1400):
+        tab.set_viewport_size({"width": width, "height": 900})
+        assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    airflow.progress["throttle"] = None
+    panel.wait_for(state="hidden")

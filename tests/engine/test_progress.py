@@ -82,6 +82,7 @@ CONTRACT: dict[str, Any] = {
     },
     "delta": {"rows": int, "regular": int, "antimatter": int, "ghosts": int, "bytes": int, "sampled": bool},
     "held_up": {"by": str, "text": str},
+    "throttle": OR_NONE,
     "samples": [list],
     "pauses": [{"at": str, "by": str, "why": str, "until": (str, OR_NONE)}],
     "errors": [{"at": str, "text": str, "remedy": str}],

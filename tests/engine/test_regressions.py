@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import build, clean_up, fold, operations, publish
+from airflow_roir.engine import abort, build, clean_up, fold, operations, publish
 from airflow_roir.engine.build import Batch, Claim
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.run import Run, start_run
-from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired
+from airflow_roir.engine.run import Run, settle, start_run
+from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, SourceChanged
 from airflow_roir.operation import Status
 from tests.conftest import run_sql
 from tests.engine import steps
+from tests.engine.interposed import before
 from tests.engine.steps import sql
 
 pytestmark = pytest.mark.sample(1)
 
 ROWS = 100
+KEYS_OF_ONE_SCAN = {"a": "k", "b": "v", "c": "v, k"}
 
 
 @pytest.fixture(autouse=True)
@@ -316,3 +318,23 @@ def test_sp_blitzindex_3620_paused_work_is_never_aborted(database: Database, dsn
     assert operations.find_operation(database, "ix").status == Status.PAUSED
     steps.finish_all(database, start_run(database, "ix", "at last"))
     steps.assert_exact(database)
+
+
+def test_tidb_51746_one_of_several_of_one_scan_fails_and_the_others_are_whole(database: Database, dsn: str) -> None:
+    """One of the indexes that one job added was left half-built there."""
+    runs = {name: steps.begin(database, name, keys=keys, batch_rows=10)[1] for name, keys in KEYS_OF_ONE_SCAN.items()}
+    worker = steps.worker(database, runs["a"])
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    # In the midst of a batch that is for all three.
+    with before(database, "WITH rows AS", lambda: settle(database, runs["b"], SourceChanged("a fault"), fatal=True)):
+        assert isinstance(worker.batch(claim), Batch)
+    worker.connection.close()
+    assert operations.find_operation(database, "b").status == Status.FAILED
+    for name in ("a", "c"):
+        steps.finish_all(database, start_run(database, name, "the next", take_over=True))
+        steps.assert_exact(database, name)
+    abort.abort(database, "b", "test")
+    steps.make_index(database, "b", keys="v")
+    for name in KEYS_OF_ONE_SCAN:
+        steps.assert_exact(database, name)

@@ -44,16 +44,19 @@ def steps(state: State, bounds: Bounds, variant: Variant) -> Iterator[Step]:
 def _phases(state: State, bounds: Bounds, variant: Variant) -> Iterator[Step]:
     writers = any(user.writes and not user.ended for user in state.users)
     live = [n for n, g in enumerate(state.generations) if g.status in ("building", "aborting")]
-    if not live:
-        if state.left.operations and (not writers or variant == Variant.NO_DRAIN_AT_PREPARE):
-            new = Generation("building", "capture", state.now + 1)
-            left = state.left._replace(
-                operations=state.left.operations - 1, claims=bounds.claims, takeovers=bounds.takeovers
-            )
-            prepared = state._replace(generations=(*state.generations, new), left=left, now=state.now + 1)
-            yield f"prepare g{len(prepared.generations)}", prepared
-    else:
-        yield from _operation(state, bounds, variant, live[0], writers)
+    under_way = [n for n in live if not state.generations[n].done]
+    one_more = not live or (bounds.together > len(live) and under_way)
+    if one_more and state.left.operations and (not writers or variant == Variant.NO_DRAIN_AT_PREPARE):
+        new = Generation("building", "capture", state.now + 1)
+        left = state.left._replace(
+            operations=state.left.operations - 1,
+            claims=bounds.claims + (state.left.claims if live else 0),
+            takeovers=bounds.takeovers,
+        )
+        prepared = state._replace(generations=(*state.generations, new), left=left, now=state.now + 1)
+        yield f"prepare g{len(prepared.generations)}", prepared
+    for number in live:
+        yield from _operation(state, bounds, variant, number, writers)
     shown = {g.status: n for n, g in enumerate(state.generations) if g.status in ("active", "retired")}
     if len(shown) == 2 and not writers:
         generations = list(state.generations)
@@ -76,12 +79,14 @@ def _operation(state: State, bounds: Bounds, variant: Variant, number: int, writ
     if state.left.aborts:
         left = state.left._replace(aborts=state.left.aborts - 1)
         aborting = _with(state, number, generation._replace(status="aborting"))
-        yield f"abort of {name} is asked for", aborting._replace(left=left, epoch=state.epoch + 1)
+        # One of several has an epoch of its own; its status fences its workers here.
+        epoch = state.epoch + (bounds.together == 1)
+        yield f"abort of {name} is asked for", aborting._replace(left=left, epoch=epoch)
     if state.left.takeovers:
         left = state.left._replace(takeovers=state.left.takeovers - 1)
         yield "another run takes over", state._replace(epoch=state.epoch + 1, left=left)
     if not generation.done:
-        yield from _claim(state, number, generation)
+        yield from _claim(state, variant, number, generation)
     elif not generation.sealed:
         # The index build waits for whoever has written to the base.
         if mvcc.in_use(generation.base):
@@ -178,7 +183,9 @@ def _publish(state: State, bounds: Bounds, variant: Variant, number: int, genera
         mode="active",
         mode_at=at,
     )
-    generations = [g._replace(status="retired") if g.status == "active" else g for g in state.generations]
+    generations = list(state.generations)
+    if bounds.together == 1:
+        generations = [g._replace(status="retired") if g.status == "active" else g for g in state.generations]
     generations[number] = folded
     yield f"publish g{number + 1}", state._replace(generations=tuple(generations), now=at)
 
@@ -190,8 +197,8 @@ def _ended_by(generation: Generation, ident: object, me: int) -> bool:
 # -- build
 
 
-def _claim(state: State, number: int, generation: Generation) -> Iterator[Step]:
-    if not state.left.claims or None not in state.workers:
+def _claim(state: State, variant: Variant, number: int, generation: Generation) -> Iterator[Step]:
+    if not state.left.claims or None not in state.workers or _is_carried(state, variant, number):
         return
     slot = state.workers.index(None)
     token = generation.token + 1
@@ -219,21 +226,28 @@ def _batch(state: State, bounds: Bounds, variant: Variant, slot: int, worker: Wo
         chosen = worker._replace(step="chosen", last=keys[0] if keys else worker.watermark, done=not keys)
         after = _with_worker(state, slot, chosen)
         if first_commit:
-            if not _holds(state, generation, worker):
+            if not _holds(state, variant, generation, worker):
                 return
             marked = generation._replace(watermark=chosen.last, done=chosen.done)
             after = _with(after, number, marked)
         yield f"{name} finds the batch's last key, {'none' if chosen.done else chosen.last}", after
+        if variant == Variant.CARRY_INTO_OLD_SNAPSHOT:
+            if bounds.together > 1:
+                read = chosen._replace(step="read", rows=_entries(state, chosen))
+                yield f"{name} reads", _with_worker(state, slot, read)
+        elif companions := _companions(state, worker, variant):
+            names = ", ".join(f"g{n + 1}" for n in companions)
+            carrying = _with_worker(state, slot, chosen._replace(carried=companions))
+            if any(state.generations[n].status != "building" for n in companions):
+                carrying = carrying._replace(wrong=f"C1: a batch begins for {names}, which is being aborted")
+            yield f"{name} finds it, also for {names}", carrying
     elif worker.step == "chosen":
-        rows = {
-            pk: value
-            for pk, value in mvcc.committed(state.source)
-            if pk > worker.watermark and (worker.done or pk <= worker.last)
-        }
-        entries = tuple(sorted(((value[0], pk), value[1:]) for pk, value in rows.items()))
+        entries = _entries(state, worker)
         text = f"{name} copies {', '.join(f'{k}{pk}' for (k, pk), _ in entries) or 'nothing'}"
         if variant == Variant.TRUNCATE_BETWEEN_READ_AND_WRITE:
             yield f"{text} (read only)", _with_worker(state, slot, worker._replace(step="read", rows=entries))
+        elif worker.carried:
+            yield from _carry(state, bounds, variant, slot, worker, entries)
         elif (inserted := _insert(generation, bounds, entries, me)) is not None:
             if first_commit:
                 at = state.now + 1
@@ -243,26 +257,98 @@ def _batch(state: State, bounds: Bounds, variant: Variant, slot: int, worker: Wo
                 yield f"{text} and commits", after._replace(now=at)
             else:
                 yield text, _with_worker(_with(state, number, inserted), slot, worker._replace(step="copied"))
+    elif worker.step == "read" and bounds.together > 1:
+        taken = worker._replace(carried=_companions(state, worker, variant), rows=())
+        yield from _carry(state, bounds, variant, slot, taken, worker.rows)
     elif worker.step == "read":
         if (inserted := _insert(generation, bounds, worker.rows, me)) is not None:
             copied = worker._replace(step="copied", rows=())
             yield f"{name} writes what it has read", _with_worker(_with(state, number, inserted), slot, copied)
-    elif _holds(state, generation, worker) or variant == Variant.NO_COMPARE_AND_SET:
+    elif _holds(state, variant, generation, worker) or variant == Variant.NO_COMPARE_AND_SET:
         at = state.now + 1
         committed = generation._replace(
             watermark=worker.last, done=worker.done, base=mvcc.commit(generation.base, me, at)
         )
-        rest = worker._replace(step="rest", watermark=worker.last, last=0)
-        after = _with_worker(_with(state, number, committed), slot, None if worker.done else rest)
+        rest = worker._replace(step="rest", watermark=worker.last, last=0, carried=())
+        marked = _with(state, number, committed)
+        for other in worker.carried:
+            held = state.generations[other]
+            advanced = held._replace(watermark=worker.last, done=worker.done, base=mvcc.commit(held.base, me, at))
+            marked = _with(marked, other, advanced)
+        after = _with_worker(marked, slot, None if worker.done else rest)
         yield f"{name} commits watermark {'done' if worker.done else worker.last}", after._replace(now=at)
 
 
-def _holds(state: State, generation: Generation, worker: Worker) -> bool:
+def _entries(state: State, worker: Worker) -> tuple[tuple[unique.Ident, str], ...]:
+    """What the batch's statement reads."""
+    rows = {
+        pk: value
+        for pk, value in mvcc.committed(state.source)
+        if pk > worker.watermark and (worker.done or pk <= worker.last)
+    }
+    return tuple(sorted(((value[0], pk), value[1:]) for pk, value in rows.items()))
+
+
+def _is_carried(state: State, variant: Variant, number: int) -> bool:
+    """A batch of another operation's worker holds the lock on this one's range."""
+    return variant != Variant.CARRY_WITHOUT_COMPARE and any(
+        worker is not None and number in worker.carried for worker in state.workers
+    )
+
+
+def _companions(state: State, worker: Worker, variant: Variant) -> tuple[int, ...]:
+    """`carrying.LOCK`: whose range is at the same place, and is neither locked nor claimed by a worker of its own.
+
+    That it is passed over is a step, too: it may be paused, or its run silent.
+    """
+    found = []
+    for number, generation in enumerate(state.generations):
+        alive = ("building", "aborting") if variant == Variant.CARRY_ABORTED else ("building",)
+        if number == worker.generation or generation.status not in alive:
+            continue
+        if generation.done or generation.watermark != worker.watermark:
+            continue
+        claimed = any(w is not None and (w.generation, w.token) == (number, generation.token) for w in state.workers)
+        if variant == Variant.CARRY_WITHOUT_COMPARE or not (claimed or _is_carried(state, variant, number)):
+            found.append(number)
+    return tuple(found)
+
+
+def _carry(
+    state: State,
+    bounds: Bounds,
+    variant: Variant,
+    slot: int,
+    worker: Worker,
+    entries: tuple[tuple[unique.Ident, str], ...],
+) -> Iterator[Step]:
+    """One statement writes the rows into the base of each; if one is gone, the batch is done again without."""
+    me, name = worker_mark(slot), f"worker {slot + 1}"
+    written = state
+    for number in (worker.generation, *worker.carried):
+        generation = state.generations[number]
+        inserted = None if generation.status == "dropped" else _insert(generation, bounds, entries, me)
+        if inserted is None and number == worker.generation:
+            return  # as without
+        if inserted is None:
+            again = _with_worker(state, slot, worker._replace(step="rest", last=0, done=False, carried=()))
+            if variant == Variant.CARRY_OR_FAIL:
+                again = again._replace(wrong=f"C2: the end of g{number + 1} fails a batch of another operation")
+            yield f"{name} can't write into g{number + 1}, and begins the batch again", again
+            return
+        written = _with(written, number, inserted)
+    text = f"{name} copies {', '.join(f'{k}{pk}' for (k, pk), _ in entries) or 'nothing'}"
+    yield text, _with_worker(written, slot, worker._replace(step="copied"))
+
+
+def _holds(state: State, variant: Variant, generation: Generation, worker: Worker) -> bool:
     """The compare-and-set of `claims.COMMIT`."""
     return (
         (generation.token, generation.watermark, state.epoch) == (worker.token, worker.watermark, worker.epoch)
         and not generation.done
         and generation.status == "building"
+        # The commit waits for whoever has locked the range, and then finds it moved.
+        and not _is_carried(state, variant, worker.generation)
     )
 
 

@@ -55,6 +55,10 @@ DEFAULT = {
     "a deferrable key": Bounds(
         (("RC", 2), ("RR", 2)), primary_keys=(1,), values=NEW_VALUES, key="immediate", nested=True, **ACTIVE
     ),
+    "two of one scan": Bounds((READ_COMMITTED,), TWO_ROWS, values=("b0",), operations=2, together=2, workers=2),
+    "two of one scan, one is aborted": Bounds(
+        (READ_COMMITTED,), primary_keys=(1,), values=("b0",), operations=2, together=2, aborts=1
+    ),
     "unique: a create": Bounds((READ_COMMITTED, READ_COMMITTED), TWICE, values=KEYS, unique=True),
     "unique: a deleted row beside a pair": Bounds(
         (("RC", 2), READ_COMMITTED), primary_keys=(2, 3), values=("a0",), unique=True
@@ -134,6 +138,10 @@ LARGE = {
     ),
     "a deferred key in a rebuild": Bounds(
         BOTH, primary_keys=(1,), values=NEW_VALUES, key="deferred", nested=True, built=True
+    ),
+    "two of one scan, two writes": Bounds((("RC", 2),), TWO_ROWS, values=("b0",), operations=2, together=2, workers=2),
+    "two of one scan, an old snapshot, an abort": Bounds(
+        BOTH, primary_keys=(1,), operations=2, together=2, workers=2, aborts=1
     ),
     "unique: two writes each": Bounds((("RC", 2), ("RC", 2)), TWICE, values=KEYS, maps=SWAPS, unique=True),
     "unique: swapped keys, an old snapshot": Bounds(BOTH, TWO_ROWS, values=KEYS, maps=SWAPS, unique=True),

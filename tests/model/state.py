@@ -46,6 +46,11 @@ class Variant(Enum):
     LOOK_ONCE = "a careful visit doesn't look again after it has taken an entry out"
     CAPTURE_MODE_TAKES_OLD_SNAPSHOTS = "with a DEFERRABLE key capture mode takes snapshots older than prepare"
     TRUNCATE_BETWEEN_READ_AND_WRITE = "a batch reads the source in one transaction and writes the base in another"
+    # Of several operations that one scan does for.
+    CARRY_WITHOUT_COMPARE = "a batch copies for another operation without a lock on its range or a compare-and-set"
+    CARRY_INTO_OLD_SNAPSHOT = "a batch reads first, and then takes the operations that it copies for"
+    CARRY_ABORTED = "a batch copies for an operation that is being aborted"
+    CARRY_OR_FAIL = "a batch isn't done again without an operation whose tables are gone"
     # Of a unique generation.
     STALE_COPY_REPORTED = "a base copy that the delta touches counts as a duplicate"
     SEAL_LEAVES_TOUCHED = "the seal leaves what the delta touches in the segment"
@@ -83,7 +88,8 @@ class Bounds:
     snapshot in one step and acts in another, and so does each of the capture function; else a user's statement runs
     until it ends or waits. unique: the generations are. maps: one statement changes the keys of several rows, by MAPS.
     switched: the operation has just switched to direct mode. held: primary keys whose entries lie in its delta and not
-    in its base. stale: entries that lie in its base, and whose antimatter lies in its delta.
+    in its base. stale: entries that lie in its base, and whose antimatter lies in its delta. together: so many
+    operations, each of an index of its own, may be built at the same time, with one cut.
     """
 
     users: tuple[tuple[str, int], ...]
@@ -110,6 +116,7 @@ class Bounds:
     switched: bool = False
     held: tuple[int, ...] = ()
     stale: tuple[tuple[str, int], ...] = ()
+    together: int = 1
 
 
 class User(NamedTuple):
@@ -131,7 +138,10 @@ class User(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """A build worker with a claim. step: at rest, the batch's end chosen, rows copied."""
+    """A build worker with a claim. step: at rest, the batch's end chosen, rows copied.
+
+    carried: the other generations that the batch is for.
+    """
 
     generation: int
     epoch: int
@@ -141,6 +151,7 @@ class Worker(NamedTuple):
     last: int = 0
     done: bool = False
     rows: tuple[tuple[Any, str], ...] = ()  # only where they are not in the base yet (a variant)
+    carried: tuple[int, ...] = ()
 
 
 class Fold(NamedTuple):

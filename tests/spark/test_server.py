@@ -18,6 +18,7 @@ from psycopg2.extensions import parse_dsn
 
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.run import start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvalidInput
@@ -116,6 +117,27 @@ def test_whoever_leaves_pauses_the_operation_and_no_other(
     finish_and_check(database)
 
 
+@pytest.mark.sample(1)
+def test_an_orders_query_is_its_own_and_none_of_the_next(database: Database, listen: Callable[..., Listening]) -> None:
+    listen()
+    operation = prepared(database)
+    secret = "SELECT 'hunter2' IS NOT NULL"
+    lines: list[str] = []
+    order = driver_order("ix", "one")
+    one = ordered(SparkOptions(), database.dsn, order, lines.append, Surroundings(query=secret))
+    assert one is not None, lines
+    wait_for(lambda: operation_status(database, operation.operation_id).granted == 0)
+    assert rows_committed(database) == 0
+    one.kill()
+    one.wait(GIVE_UP_S)
+    wait_for(lambda: operation_status(database, operation.operation_id).status == "paused")
+    assert "hunter2" not in str([order, lines])
+    # Nothing holds the next one.
+    again = Command(database, "other")
+    assert again.wait() == 0, again.lines
+    finish_and_check(database)
+
+
 def test_a_caller_that_dies_with_lines_unread_is_gone_too(
     database: Database, path: Path, listen: Callable[..., Listening]
 ) -> None:
@@ -124,7 +146,7 @@ def test_a_caller_that_dies_with_lines_unread_is_gone_too(
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(str(path))
         assert caller.recv(100_000)
-        order = {"dsn": database.dsn, "order": driver_order("ix", "who dies")}
+        order = {"dsn": database.dsn, "surroundings": {}, "order": driver_order("ix", "who dies")}
         caller.sendall(json.dumps(order).encode() + b"\n")
         wait_for(lambda: rows_committed(database))
     wait_for(lambda: operation_status(database, operation.operation_id).status == "paused")

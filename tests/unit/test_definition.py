@@ -18,6 +18,7 @@ from airflow_roir.definition import (
     IndexDefinition,
     QualifiedName,
     argument,
+    parse_beside,
     parse_columns,
     parse_name,
     quote,
@@ -154,3 +155,19 @@ def test_an_argument_is_what_a_shell_reads_and_does_nothing_to_a_terminal() -> N
     command = ["bash", "-c", f"printf '%s\\0' {line}"]
     read = subprocess.run(command, env={**os.environ, "LC_ALL": "C.UTF-8"}, capture_output=True, check=True).stdout
     assert read.decode().split("\0") == [*names, ""]
+
+
+def test_an_index_beside_another_one_is_written_as_in_create_index() -> None:
+    assert parse_beside("public.b (k, v)", "t") == IndexDefinition.parse("public.b", "t", "k,v")
+    assert parse_beside(
+        ' UNIQUE "a.(b".c ("x)",y) include ( "z,z" ) nulls  not distinct', "t"
+    ) == IndexDefinition.parse('"a.(b".c', "t", '"x)",y', '"z,z"', unique=True, nulls_not_distinct=True)
+    assert parse_beside("unique (k)", "t") == IndexDefinition.parse("unique", "t", "k")
+
+
+@pytest.mark.parametrize("text", ["b", "b ()", "b (k", "b (k) z", "(k)", "b (k) include ()"])
+def test_what_is_no_index_beside_another_one_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="no index"):
+        parse_beside(text, "t")
+    with pytest.raises(InvalidInput, match="--table"):
+        parse_beside("b (k)", None)

@@ -8,7 +8,7 @@ const NAME_OF = { sum: "compare sums", check: "compare rows" };
 // More cells than this are too narrow for a number.
 const NUMBERED = 48;
 
-function svg(name, of) {
+export function svg(name, of) {
   const node = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(of)) node.setAttribute(key, value);
   return node;

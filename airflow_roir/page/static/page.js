@@ -290,10 +290,10 @@ export function say(text) {
 let questions = 0;
 
 /** A question within the page: the frame has no dialogs. Returns the node; `yes(value)` gets the text of its field. */
-export function question({ title, text, field, yes, verb, danger = false, close }) {
+export function question({ title, text, field, value = "", yes, verb, danger = false, close }) {
   // Several may be open at a time.
   const id = `question-${(questions += 1)}`;
-  const input = field ? el("input", { type: "text", maxlength: 500, id: `${id}-field`, autocomplete: "off" }) : null;
+  const input = field ? el("input", { type: "text", maxlength: 500, id: `${id}-field`, autocomplete: "off", value }) : null;
   const sure = el("button", { type: "submit", class: danger ? "danger" : "main", text: verb });
   const form = el(
     "form",

@@ -2,6 +2,7 @@
 
 import { Duplicates } from "./duplicates.js";
 import { Chart, Delta, Phases, Pieces, keep } from "./draw.js";
+import { Throttle } from "./throttle.js";
 import { DASH, Poll, banner, clock, count, duration, el, followTheme, link, many, mark, part, put, question, roughly, say, send, short } from "./page.js";
 
 followTheme();
@@ -93,6 +94,7 @@ class Build {
     this.pieces = new Pieces();
     this.chart = new Chart();
     this.delta = new Delta();
+    this.throttle = new Throttle(() => this.askLimits());
     this.duplicates = new Duplicates((more) => address("/duplicates", { connection: this.content.chosen.connection, operation: String(this.content.chosen.operation), ...more }));
     this.tiles = Object.fromEntries(["Rows", "Rows/s now", "Time worked", "Workers"].map((name) => [name, new Tile(name)]));
     this.tabs = el("nav", { class: "tabs", "aria-label": "Operations of this run", hidden: true });
@@ -116,6 +118,7 @@ class Build {
     this.more = el("button", { type: "button", "aria-label": "One worker more", text: "+", onclick: () => this.step(1) });
     this.number = el("output", { "aria-label": "Workers wanted" });
     this.stepper = el("div", { class: "stepper", role: "group", "aria-label": "Number of workers" }, this.fewer, this.number, this.more);
+    this.limitButton = el("button", { type: "button", text: "Throttle", onclick: () => this.askLimits() });
     this.workers = el("tbody");
     this.noWorkers = el("p", { class: "faint", text: "No worker is active." });
     this.pauses = el("ol", { class: "list" });
@@ -134,7 +137,7 @@ class Build {
         "header",
         { class: "head" },
         el("div", { class: "title" }, this.eyebrow, el("div", { class: "row" }, this.name, this.chip), this.source),
-        (this.controls = el("div", { class: "controls" }, this.pauseButton, this.resumeButton, this.abortButton, this.cleanUpButton)),
+        (this.controls = el("div", { class: "controls" }, this.pauseButton, this.resumeButton, this.limitButton, this.abortButton, this.cleanUpButton)),
       ),
       this.said,
       this.asks,
@@ -149,6 +152,7 @@ class Build {
       this.notes,
       this.duplicates.node,
       el("section", { class: "tiles", "aria-label": "Figures" }, ...Object.values(this.tiles).map((tile) => tile.node)),
+      this.throttle.node,
       el(
         "div",
         { class: "columns" },
@@ -204,6 +208,7 @@ class Build {
     this.pieces.show(p.bars);
     this.chart.show(p.samples, p.rows_per_second);
     this.delta.show(p.delta);
+    this.throttle.show(p, this.mayThrottle(content));
     this.delta.node.hidden = p.kind === "verify" || !p.delta;
     this.workerPanel.hidden = OVER.includes(p.status);
     this.showWorkers(p);
@@ -259,7 +264,8 @@ class Build {
     const text = held && held.by !== "nothing" && !OVER.includes(p.status) ? held.text || held.by : "";
     this.held.hidden = !text;
     mark(this.held, "data-by", held?.by ?? null);
-    put(this.held, text);
+    mark(this.held, "data-paced", held?.by === "throttled" && !text.startsWith("throttled: ") ? "true" : null);
+    put(this.held, text.replace(/^throttled: /, ""));
     keep(this.notes, notes, () => el("p"), (note, [kind, words]) => {
       note.className = `note ${kind}`;
       put(note, words);
@@ -276,7 +282,7 @@ class Build {
 
   showWorkers(p) {
     const list = p.workers?.list ?? [];
-    const does = { lock: "waits for a lock", idle: p.held_up?.by === "rate limit" ? "waits for the rate limit" : "idle" };
+    const does = { lock: "waits for a lock", idle: { "rate limit": "waits for the rate limit", throttled: "waits: throttled" }[p.held_up?.by] ?? "idle" };
     this.table.hidden = list.length === 0;
     this.noWorkers.hidden = list.length > 0;
     keep(
@@ -303,7 +309,10 @@ class Build {
     this.resumeButton.disabled = this.busy || (bySwitch && run.switch_off);
     this.abortButton.hidden = !can || ["completed", "aborting", "aborted"].includes(p.status);
     this.pauseButton.disabled = this.abortButton.disabled = this.cleanUpButton.disabled = this.busy;
-    const live = can && ["running", "pausing", "paused"].includes(p.status);
+    const live = this.mayThrottle(this.content);
+    // Where there is a throttle, its panel has the button.
+    this.limitButton.hidden = !live || Boolean(p.throttle);
+    this.limitButton.disabled = this.throttle.edit.disabled = this.busy;
     this.fewer.hidden = this.more.hidden = !live;
     const wanted = this.wanted ?? p.workers?.wanted ?? null;
     put(this.number, wanted === null ? DASH : many(wanted, "worker"));
@@ -384,6 +393,22 @@ class Build {
       field: "Why, for others to read (optional)",
       verb: "Pause",
       yes: (reason) => this.change("pause", { reason }),
+    });
+  }
+
+  mayThrottle({ progress: p, may_change: may, chosen: one }) {
+    return may && one.drives && ["running", "pausing", "paused"].includes(p.status);
+  }
+
+  askLimits() {
+    const now = this.content.progress.throttle?.limits ?? "";
+    this.ask({
+      title: "Limits of signals",
+      text: "Above a limit the work slows down, or waits: replica_lag=100MB commit_latency=20ms. What isn't named any more has no limit; empty: none at all.",
+      field: "Limits",
+      value: now,
+      verb: "Set limits",
+      yes: (throttle) => this.change("throttle", { throttle }),
     });
   }
 

@@ -1,0 +1,146 @@
+"""Several indexes at once: each is prepared first, then a command of its own builds it, and one scan does for all.
+
+A process for each: whatever ends, pauses or aborts one of them leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from airflow_roir.cli.app import print_json, say, show
+from airflow_roir.definition import VERIFY_BEFORE, BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.engine import operations, prepare
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.verify import verification
+from airflow_roir.errors import RoirError
+
+# The worst first.
+EXIT_CODES = (1, 2, 4, 3, 0)
+
+
+def build_together(
+    database: Database,
+    definitions: Sequence[IndexDefinition],
+    options: BuildOptions,
+    master: str | None,
+    conf: Sequence[str] | None,
+    as_json: bool,
+) -> None:
+    """Prepare the indexes one after the other, then build them side by side. Exits with the worst of their codes."""
+    codes: list[int] = []
+    prepared: list[str] = []
+    for definition in definitions:
+        name = str(definition.name)
+        try:
+            if options.verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
+                _compare(database, name, options, master, conf)
+            found = prepare.prepare(database, definition, options, report=_said_of(name))
+        except RoirError as error:
+            say(f"{name}: {error}")
+            codes.append(error.exit_code)
+            continue
+        if found.adopted:
+            say(f"{name}: continuing unfinished operation {found.operation_id}")
+        prepared.append(found.index)
+    given = [*(["--master", master] if master else []), *(part for one in conf or () for part in ("--conf", one))]
+    with _all(database, [[name, *given, *(["--json"] if as_json else [])] for name in prepared]) as children:
+        for child in children:
+            child.hear_out()
+    codes += [child.code for child in children]
+    if as_json:
+        print_json([fact for child in children for fact in child.facts()])
+    else:
+        for child in children:
+            show(child.said.rstrip())
+    raise typer.Exit(next((code for code in EXIT_CODES if code in codes), 1))
+
+
+def _said_of(index: str) -> Callable[[str], None]:
+    return lambda line: say(f"{index}: {line}")
+
+
+def _compare(
+    database: Database, index: str, options: BuildOptions, master: str | None, conf: Sequence[str] | None
+) -> None:
+    from airflow_roir.cli.execute import carry_on_verification
+    from airflow_roir.cli.spark import CommandSpark
+
+    with CommandSpark(database.dsn, master, conf) as spark:
+        compare = VerifyOptions(parallelism=options.parallelism)
+        begun = verification.begin(database, index, compare, operations.default_actor(), "before")
+        say(f"{index} before its rebuild: {carry_on_verification(database, begun.index, spark)}")
+
+
+class Child:
+    """`roir resume` of one index, which says what its operation does. said: to standard output; code: how it ended."""
+
+    def __init__(self, database: Database, arguments: Sequence[str]) -> None:
+        self.index = arguments[0]
+        self.said = ""
+        self.code = 1
+        # In a session of its own: a Ctrl-C of the terminal comes to it once, from here.
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "airflow_roir.cli", "resume", *arguments],
+            env={**os.environ, "ROIR_DSN": database.dsn},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._threads = [threading.Thread(target=one, daemon=True) for one in (self._relay, self._keep)]
+        for thread in self._threads:
+            thread.start()
+
+    def _relay(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            say(f"{self.index}: {line.rstrip().removeprefix('roir: ')}")
+
+    def _keep(self) -> None:
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.read()
+
+    def hear_out(self) -> None:
+        """Wait until it has ended. A Ctrl-C comes to all of them: each pauses; a second one stops them at once."""
+        self.code = self.process.wait()
+        for thread in self._threads:
+            thread.join()
+
+    def facts(self) -> list[Any]:
+        """What it has printed as JSON, if it came so far."""
+        try:
+            return [json.loads(self.said)]
+        except ValueError:
+            return []
+
+
+@contextmanager
+def _all(database: Database, arguments: Sequence[Sequence[str]]) -> Iterator[list[Child]]:
+    children: list[Child] = []
+
+    def pass_on(number: int, _frame: Any) -> None:
+        for child in children:
+            if child.process.poll() is None:
+                child.process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        children += [Child(database, one) for one in arguments]
+        yield children
+    finally:
+        for child in children:
+            if child.process.poll() is None:
+                child.process.terminate()
+        for number, handler in before.items():
+            signal.signal(number, handler)
