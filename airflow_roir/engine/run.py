@@ -11,10 +11,8 @@ from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import operations, tables
-from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine import admission, operations, tables
-from airflow_roir.engine.database import Database, first_line, is_transient
+from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.patience import Patience, Saying
 from airflow_roir.engine.schema import check_schema

@@ -19,7 +19,6 @@ from airflow_roir.engine.governor.signals import Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.trouble import OURS
-from airflow_roir.errors import Fenced, RoirError
 from airflow_roir.errors import Fenced, IllegalTransition, RoirError
 from airflow_roir.operation import BY_GOVERNOR, Status
 from airflow_roir.quantity import duration
