@@ -21,6 +21,10 @@ class InvalidInput(RoirError):
     exit_code = 2
 
 
+class RightMissing(InvalidInput):
+    """The role may not do what the command needs; the message says what to grant. Nothing was changed."""
+
+
 class NotFound(RoirError):
     """An index, an operation, a table or a column that was named doesn't exist. Nothing was changed."""
 

@@ -281,6 +281,7 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Ca
         yield tell
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     # What is written to standard error meanwhile appears above it.
@@ -300,6 +301,9 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Ca
             speed = f", {rate(now.rows_per_second)}" if now.rows_per_second else ""
             said = f"{now.phase}: {counted(now.rows, 'row')}{speed}"
             remaining = left(now.seconds_left, now.seconds_left_low, now.seconds_left_high) or ""
+            if now.throttled is not None:
+                # A replica may be called anything, also as rich's markup.
+                remaining = escape(printable(now.throttled))
             bar.update(task, completed=now.percent_complete, description=said, left=remaining)
 
     with bar, meanwhile(look, LOOK_EVERY_S, "roir-progress"):

@@ -26,6 +26,7 @@ from airflow_roir.engine.long_pause import LongPause
 from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
+from airflow_roir.engine.trouble import Trouble, reason_of, trouble_of
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvalidInput, InvariantViolated, LockNotAcquired, PartitionsChanged, RoirError
 from airflow_roir.generation_state import GenerationStatus
@@ -148,6 +149,10 @@ def _attempt(result: CleanUpReport, row: Any, work: Callable[[], object]) -> Non
             if left and has_vanished(error):
                 # Another clean-up, a drop or an abort was faster: look again.
                 continue
+            if trouble_of(error) in (Trouble.EXHAUSTED, Trouble.CANCELLED) and sqlstate(error):
+                # Nothing is wrong with the index.
+                result.waiting.append(reason_of(error) if row is None else f"index {_name(row)}: {reason_of(error)}")
+                return
             # Without a server there is nothing to go on with.
             if error.connection_invalidated or sqlstate(error)[:2] in ("", "08", "57"):
                 raise
@@ -160,10 +165,14 @@ def _patience(database: Database) -> tuple[int, float]:
     return database.limits.attempt_ms, database.limits.clean_up_s
 
 
+def _name(row: Any) -> Any:
+    return operations.index_name(row) if hasattr(row, "schema_name") else row.view
+
+
 def _problem(row: Any, said: str) -> str:
     if row is None:
         return said
-    name = operations.index_name(row) if hasattr(row, "schema_name") else row.view
+    name = _name(row)
     if said.startswith(f"index {name}:"):
         return said
     return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +12,11 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import admission, operations, tables
-from airflow_roir.engine.database import Database, first_line, is_transient
+from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
+from airflow_roir.engine.patience import Patience, Saying
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import (
     DuplicatesFound,
     Fenced,
@@ -48,16 +50,27 @@ def start_run(
     owner: str,
     take_over: bool = False,
     lift_pause: bool = True,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Run:
     """Take over an operation that is paused, or whose run has died, and fence everything older at once.
 
     owner: names this run to others. take_over: also from a run that is alive. lift_pause: False if whoever wanted
-    this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept.
+    this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept. report:
+    says what is waited for.
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
     drive), SchemaVersionMismatch (begun by other code), OperationPaused (and `lift_pause` is False; nothing was
     changed; or it is outside of its window, or has worked for as long as it may: that has paused it now),
     OperationQueued (as many others run as may).
     """
+
+    # What isn't there is said at once, what ran out is waited for.
+    return database.retry(
+        lambda: _start_run(database, index, owner, take_over, lift_pause),
+        Patience(database.limits, told=Saying(report), outage_s=0),
+    )
+
+
+def _start_run(database: Database, index: str, owner: str, take_over: bool, lift_pause: bool) -> Run:
     with database.transaction() as connection:
         begun = _start(connection, index, owner, take_over, lift_pause)
     # What keeps it from starting is written down first.
@@ -153,12 +166,29 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
     for long may be taken over, which its epoch makes harmless.
     """
 
-    def beat() -> None:
-        with suppress(DBAPIError, RoirError), database.transaction() as connection:
-            operations.tick(connection, run.operation_id, run.epoch)
+    session: list[Connection] = []
 
-    with meanwhile(beat, database.limits.heartbeat_every_s, "roir-heartbeat"):
-        yield
+    def beat() -> None:
+        # One session for all beats: where no connection is left, one that is opened for each couldn't beat, and a run
+        # that works would be taken for dead.
+        try:
+            if not session:
+                session.append(database.engine.connect())
+            with session[0].begin():
+                operations.tick(session[0], run.operation_id, run.epoch)
+        except (DBAPIError, RoirError):
+            end()
+
+    def end() -> None:
+        while session:
+            with suppress(DBAPIError):
+                session.pop().close()
+
+    try:
+        with meanwhile(beat, database.limits.heartbeat_every_s, "roir-heartbeat"):
+            yield
+    finally:
+        end()
 
 
 def show_spark_ui(database: Database, run: Run, url: str | None) -> None:
@@ -208,11 +238,7 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
 
     If the operation is paused already, the reason becomes an event, so that a pause hides no error.
     """
-    # What the server said; the statement and its values are nobody's business in a status.
-    said = first_line(error) if isinstance(error, DBAPIError) else str(error)
-    reason = said.strip().split("\n", 1)[0] or type(error).__name__
-    if isinstance(error, KeyboardInterrupt):
-        reason = "interrupted"
+    reason = "interrupted" if isinstance(error, KeyboardInterrupt) else reason_of(error)
     try:
         with database.transaction() as connection:
             row = operations.read_operation(connection, run.operation_id)

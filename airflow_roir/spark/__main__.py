@@ -141,7 +141,7 @@ class Job:
         """Its exit code. voice: where the lines go; log: the file of Spark's own, only told."""
         from sqlalchemy.exc import DBAPIError
 
-        from airflow_roir.engine.database import first_line, is_transient
+        from airflow_roir.engine.trouble import Trouble, reason_of, trouble_of
         from airflow_roir.spark.supervise import drive
 
         try:
@@ -161,7 +161,7 @@ class Job:
             return say(str(error), error.exit_code, voice)
         except DBAPIError as error:
             gone = "; nothing can be written there now. What is committed stays: resume once the server is back"
-            return say(f"{first_line(error)}{gone if is_transient(error) else ''}", 1, voice)
+            return say(f"{reason_of(error)}{gone if trouble_of(error) is Trouble.LOST else ''}", 1, voice)
         except KeyboardInterrupt:
             return say("interrupted; the operation is paused", OperationPaused.exit_code, voice)
         except Exception as error:
