@@ -53,6 +53,12 @@ class OperationPaused(RoirError):
     exit_code = 3
 
 
+class OperationQueued(RoirError):
+    """As many operations run as may at the same time. Nothing was changed; it starts when its turn comes."""
+
+    exit_code = 5
+
+
 class IllegalTransition(RoirError):
     """An operation was asked to do what its status and phase don't allow (docs/architecture.md#lifecycle)."""
 

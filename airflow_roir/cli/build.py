@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import datetime, timezone
 from typing import Any
 
 import typer
 
 from airflow_roir.cli.app import (
+    AbortAfter,
     AsJson,
     BatchMs,
     BatchRows,
@@ -22,25 +24,32 @@ from airflow_roir.cli.app import (
     Indexes,
     Keys,
     Master,
+    MaxDuration,
     MaxRows,
     NullsNotDistinct,
     OnDuplicate,
     Parallelism,
+    Priority,
     Ranges,
     RevertWindow,
     Scan,
     Segments,
     TableName,
     TakeOver,
+    Throttle,
     Unique,
     Verify,
+    WarnAfter,
+    Windows,
     app,
     database_of,
     dsn_of,
     say,
     show,
+    work_options,
 )
 from airflow_roir.definition import SOURCE, VERIFY_BEFORE, BuildOptions, IndexDefinition, VerifyOptions, parse_beside
+from airflow_roir.windows import parse_windows
 
 
 @app.command()
@@ -87,6 +96,12 @@ def build(
     ignore_row_security: IgnoreRowSecurity = False,
     ignore_publications: IgnorePublications = False,
     verify: Verify = BuildOptions.verify,
+    throttle: Throttle = None,
+    windows: Windows = None,
+    max_duration: MaxDuration = None,
+    priority: Priority = None,
+    warn_after: WarnAfter = None,
+    abort_after: AbortAfter = None,
     beside: Beside = None,
     master: Master = None,
     conf: Conf = None,
@@ -98,6 +113,7 @@ def build(
     """
     from airflow_roir.cli.spark import CommandSpark
 
+    work = work_options(throttle, windows, max_duration, priority, warn_after, abort_after)
     index = indexes[0]
     definitions = [
         IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct),
@@ -121,6 +137,7 @@ def build(
         verify=verify,
         on_duplicate=on_duplicate,
         census=census,
+        **work,
     )
     if len(definitions) > 1:
         from airflow_roir.cli.together import build_together
@@ -129,15 +146,16 @@ def build(
         return
     definition = definitions[0]
     with CommandSpark(dsn_of(context), master, conf) as spark:
-        # Beside all that follows, imports included.
-        spark.start()
+        if _opens_now(options.windows):
+            # Beside all that follows, imports included.
+            spark.start()
         from airflow_roir.cli.execute import carry_on, carry_on_verification
         from airflow_roir.engine import operations, prepare
         from airflow_roir.engine.verify import verification
 
         database = database_of(context)
         if verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
-            compare = VerifyOptions(parallelism=options.parallelism)
+            compare = VerifyOptions(parallelism=options.parallelism, **work)
             begun = verification.begin(database, index, compare, operations.default_actor(), "before")
             say(f"the index before its rebuild: {carry_on_verification(database, begun.index, spark)}")
         prepared = prepare.prepare(database, definition, options, report=say)
@@ -153,6 +171,12 @@ def resume(
     parallelism: Parallelism = None,
     batch_rows: BatchRows = None,
     max_rows_per_second: MaxRows = None,
+    throttle: Throttle = None,
+    windows: Windows = None,
+    max_duration: MaxDuration = None,
+    priority: Priority = None,
+    warn_after: WarnAfter = None,
+    abort_after: AbortAfter = None,
     master: Master = None,
     conf: Conf = None,
     take_over: TakeOver = False,
@@ -174,6 +198,7 @@ def resume(
         return
     row = operations.find_resumable(database, index)
     given = {"parallelism": parallelism, "batch_rows": batch_rows, "max_rows_per_second": max_rows_per_second}
+    given |= work_options(throttle, windows, max_duration, priority, warn_after, abort_after)
     if any(value is not None for value in given.values()):
         operations.change_options(database, index, actor=operations.default_actor(), **given)
     say(f"operation {row.id} continues in phase {row.phase}")
@@ -183,3 +208,8 @@ def resume(
 
 def _options(**given: Any) -> BuildOptions:
     return BuildOptions.asked(**given)
+
+
+def _opens_now(windows: str | None) -> bool:
+    """Whether to start Spark already. By the machine's clock, which decides nothing else."""
+    return parse_windows(windows).is_open(datetime.now(timezone.utc))
