@@ -12,6 +12,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
+from airflow_roir.engine.shortage import persist
 from airflow_roir.errors import IllegalTransition, LockNotAcquired, SourceChanged
 from airflow_roir.quantity import shared
 
@@ -50,9 +51,9 @@ def conclude(database: Database, run: Run, report: Callable[[str], None] = lambd
             )
 
     duplicates.gather_statistics(database)
-    database.retry(look)
+    persist(database, run, look, report)
     locate()
-    database.retry(end)
+    persist(database, run, end, report)
     try:
         abort.finish_abort(database, run.operation_id, run.owner, report, patience_s=60.0)
     except LockNotAcquired as error:

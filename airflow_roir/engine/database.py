@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -17,17 +15,17 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from airflow_roir.engine.limits import DEFAULT, Limits, execution_options
+from airflow_roir.engine.patience import Patience
 from airflow_roir.engine.session import SESSION_SETTINGS as SESSION_SETTINGS
 from airflow_roir.engine.session import keep_to_encoding, pin
 from airflow_roir.engine.session import to_json as to_json
+from airflow_roir.engine.trouble import first_line as first_line
+from airflow_roir.engine.trouble import is_transient as is_transient
+from airflow_roir.engine.trouble import said as said
+from airflow_roir.engine.trouble import sqlstate as sqlstate
 from airflow_roir.errors import InvalidInput
 
 T = TypeVar("T")
-
-LONGEST_WAIT_S = 5.0
-# An attempt that lasted longer than any connection hangs has worked: the next outage is another one.
-WENT_WELL_S = 300.0
-READ_ONLY = "25006"
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
@@ -125,9 +123,9 @@ class Database:
         with self.engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
-    def retry(self, work: Callable[[], T]) -> T:
-        """As `retry`, for as long as the limits say that an outage is waited for."""
-        return retry(work, self.limits.outage_s)
+    def retry(self, work: Callable[[], T], patience: Patience | None = None) -> T:
+        """As `retry`, by default for as long as the limits say that an outage or a shortage is waited for."""
+        return retry(work, patience or Patience(self.limits))
 
 
 def _check(dsn: str) -> None:
@@ -178,63 +176,21 @@ def bound(connection: Connection, sql: str, values: Mapping[str, Any] | None = N
     return text.decode(codec)
 
 
-def sqlstate(error: DBAPIError) -> str:
-    """The SQLSTATE of a database error, '' if the connection failed before there was one."""
-    return getattr(error.orig, "pgcode", None) or ""
+def retry(work: Callable[[], T], patience: Patience) -> T:
+    """Run `work`, one whole transaction, again after an error that may pass, with jittered exponential back-off.
 
-
-def said(error: DBAPIError) -> str:
-    """What the server said, in one line: its message and, where it has one, its hint, which is the remedy."""
-    diagnostics = getattr(error.orig, "diag", None)
-    message = first_line(error)
-    hint = getattr(diagnostics, "message_hint", None)
-    return f"{message}. {hint}" if hint else message
-
-
-def first_line(error: DBAPIError) -> str:
-    """What the server said, without its hint; that it is a standby, where that is what it means."""
-    message = str(error.orig).strip().split("\n", 1)[0]
-    return f"the server is a standby: {message}" if sqlstate(error) == READ_ONLY else message
-
-
-def is_transient(error: DBAPIError) -> bool:
-    """True if the same transaction may succeed when it is simply tried again.
-
-    Lost connections, a server that starts, stops or is a standby, serialization failures, deadlocks and lock time-outs.
+    Raises its last error when the patience is over. Safe only for work that is idempotent or compare-and-set, since a
+    commit's answer can be lost.
     """
-    state = sqlstate(error)
-    if error.connection_invalidated or state[:2] in ("08", "40"):
-        return True
-    # READ_ONLY: an address that leads to a standby for as long as a failover takes.
-    if state in ("55P03", "57P01", "57P02", "57P03", "53300", READ_ONLY):
-        return True
-    # Without an SQLSTATE the server didn't answer at all.
-    return state == "" and isinstance(error.orig, psycopg2.OperationalError | psycopg2.InterfaceError)
-
-
-def retry(work: Callable[[], T], patience_s: float = DEFAULT.outage_s, first_wait_s: float = 0.2) -> T:
-    """Run `work`, one whole transaction, again after a transient error, with jittered exponential back-off.
-
-    patience_s: how long to try again after the first failure; then its last error is raised. Safe only for work that
-    is idempotent or compare-and-set, since a commit's answer can be lost.
-    """
-    deadline: float | None = None
-    wait_s = first_wait_s
     while True:
-        begun = time.monotonic()
         try:
-            return work()
+            done = work()
         except DBAPIError as error:
-            if not is_transient(error):
+            if not patience.waits(error):
                 raise
-            if time.monotonic() - begun > WENT_WELL_S:
-                deadline, wait_s = None, first_wait_s
-            # From the failure on: the work itself may have gone well for hours.
-            deadline = deadline or time.monotonic() + patience_s
-            if time.monotonic() + wait_s > deadline:
-                raise
-        time.sleep(wait_s * random.uniform(0.5, 1.0))
-        wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+            continue
+        patience.renew()
+        return done
 
 
 # Undefined table, object, function, column, schema.

@@ -15,6 +15,7 @@ from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
+from airflow_roir.engine.shortage import persist
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import DuplicatesFound, IllegalTransition, VerificationFailed
@@ -37,9 +38,9 @@ def finalize(
     InvariantViolated (paused: a step of a fenced run may have come between; a resume folds what it left), and
     SourceChanged (failed).
     """
-    run = start_run(database, index, owner, take_over=take_over)
+    run = start_run(database, index, owner, take_over=take_over, report=report)
     with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):
-        database.retry(lambda: start_clock(database, run))
+        persist(database, run, lambda: start_clock(database, run), report)
         finalize_run(database, run, report)
         if line := database.retry(lambda: lost_line(database, run.operation_id)):
             report(line)
@@ -56,7 +57,7 @@ def finalize_run(database: Database, run: Run, report: Callable[[str], None] = l
 
 @in_one_history
 def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> None:
-    row = database.retry(lambda: _read(database, run))
+    row = persist(database, run, lambda: _read(database, run), report)
     phase = row.phase
     if phase in (Phase.BUILD, Phase.SEAL):
         raise IllegalTransition(
@@ -67,16 +68,16 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
         census.conclude(database, run, report)
         return
     try:
-        database.retry(lambda: fold.switch(database, run, report))
+        persist(database, run, lambda: fold.switch(database, run, report), report)
     except DuplicatesFound:
         for line in duplicate_report.first_lines(database, run.operation_id):
             report(line)
         raise
     if phase == Phase.FOLD:
-        folded = database.retry(lambda: fold.work(database, run))
-        database.retry(lambda: fold.finish(database, run, folded))
+        folded = fold.work(database, run, report)
+        persist(database, run, lambda: fold.finish(database, run, folded), report)
     if row.options.get("verify", "after") in ("after", "both"):
-        database.retry(lambda: fold.follow_partitions(database, run, report))
+        persist(database, run, lambda: fold.follow_partitions(database, run, report), report)
         found = compare.verify_build(database, run)
         report(f"compared with the table: {found}")
         if not found.is_exact:
@@ -84,7 +85,7 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
                 f"index {run.index}: the new generation differs from its table ({found}); not published. See the "
                 f"table roir.discrepancy, verification {found.verification_id}. Resume to compare again, or abort"
             )
-    database.retry(lambda: publish.publish(database, run, report))
+    persist(database, run, lambda: publish.publish(database, run, report), report)
 
 
 def _read(database: Database, run: Run) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from sqlalchemy import Connection, update
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import catalog, duplicates, hidden, operations, tables
 from airflow_roir.engine import generation as physical
@@ -29,6 +30,7 @@ from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.running import read_running
+from airflow_roir.engine.shortage import patience_of, persist
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import IllegalTransition, InvariantViolated, LockNotAcquired
 from airflow_roir.generation_state import GenerationStatus
@@ -333,17 +335,22 @@ def left_in_delta(connection: Connection, generation_id: int) -> int:
     )
 
 
-def work(database: Database, run: Run) -> Folded:
+def work(database: Database, run: Run, report: Callable[[str], None] = lambda line: None) -> Folded:
     """Fold the whole delta with the operation's parallelism, pass by pass, until only held rows remain.
 
     Raises OperationPaused at a step's boundary, Fenced, SourceChanged.
     """
-    with database.transaction() as connection:
-        job = load_job(connection, run)
-        if mode(connection, job.generation_id) != DIRECT:
-            raise InvariantViolated(f"index {run.index}: the capture is not in direct mode; not folded")
-    total = Folded()
-    while True:
+
+    def read() -> Job:
+        with database.transaction() as connection:
+            job = load_job(connection, run)
+            if mode(connection, job.generation_id) != DIRECT:
+                raise InvariantViolated(f"index {run.index}: the capture is not in direct mode; not folded")
+            return job
+
+    job = persist(database, run, read, report)
+
+    def begin_pass() -> tuple[int, int]:
         with database.transaction() as connection:
             workers = granted_workers(read_running(connection, run))
             _wait_little(connection)
@@ -352,35 +359,53 @@ def work(database: Database, run: Run) -> Folded:
                 "SELECT pg_relation_size(%(delta)s) / current_setting('block_size')::int",
                 {"delta": physical.delta(job.generation_id)},
             ).scalar_one()
-        starts = iter(range(0, int(blocks) + 1, BLOCKS_PER_STEP))
+            return workers, int(blocks)
+
+    def left() -> int:
+        with database.transaction() as connection:
+            _wait_little(connection)
+            return left_in_delta(connection, job.generation_id)
+
+    total = Folded()
+    while True:
+        workers, blocks = persist(database, run, begin_pass, report)
+        starts = iter(range(0, blocks + 1, BLOCKS_PER_STEP))
         next_start = threading.Lock()
 
         def fold_share(
             starts: Iterator[int] = starts, lock: threading.Lock = next_start, workers: int = workers
         ) -> Folded:
             folded = Folded()
-            with database.connect() as connection:
-                worker = FoldWorker(connection, job.generation_id, job.entry)
-                turn = Turn(connection, run, among=workers)
-                turn.come()
-                while True:
-                    with lock:
-                        first = next(starts, None)
-                    if first is None:
-                        return folded
-                    with connection.begin():
-                        read_running(connection, run)
-                    begun = time.monotonic()
-                    folded += worker.step(first, first + BLOCKS_PER_STEP)
-                    turn.rest(time.monotonic() - begun)
+            patience = patience_of(database, run, report=report)
+            first: int | None = None
+            while True:
+                try:
+                    with database.connect() as connection:
+                        worker = FoldWorker(connection, job.generation_id, job.entry)
+                        turn = Turn(connection, run, among=workers)
+                        turn.come()
+                        while True:
+                            if first is None:
+                                with lock:
+                                    first = next(starts, None)
+                            if first is None:
+                                return folded
+                            with connection.begin():
+                                read_running(connection, run)
+                            begun = time.monotonic()
+                            folded += worker.step(first, first + BLOCKS_PER_STEP)
+                            first = None
+                            patience.renew()
+                            turn.rest(time.monotonic() - begun)
+                except DBAPIError as error:
+                    # Its step is taken again, whether it was committed or not: what it folded is gone from the delta.
+                    if not patience.waits(error):
+                        raise
 
         with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="roir-fold") as pool:
             passed = sum((share.result() for share in [pool.submit(fold_share) for _ in range(workers)]), Folded())
         total += passed
-        with database.transaction() as connection:
-            _wait_little(connection)
-            left = left_in_delta(connection, job.generation_id)
-        if left == 0 or passed.rows == 0:
+        if persist(database, run, left, report) == 0 or passed.rows == 0:
             return total
 
 

@@ -15,10 +15,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database, execute, sqlstate
+from airflow_roir.engine.trouble import CANCELED
 
 # How long somebody waits before we notice. A look takes a millisecond.
 LOOK_EVERY_S = 0.1
-QUERY_CANCELED = "57014"
+LOOK_AGAIN_S = 2.0
 
 # Not our own kind: the seal of a worker that was fenced, or its vacuum, has nothing to win here.
 WAITERS = """
@@ -51,7 +52,7 @@ def giving_way(database: Database, connection: Connection, relations: Sequence[s
         yield
     except DBAPIError as error:
         watch.end()
-        if watch.cancelled and sqlstate(error) == QUERY_CANCELED:
+        if watch.cancelled and sqlstate(error) == CANCELED:
             raise GaveWay from error
         raise
     finally:
@@ -66,7 +67,7 @@ def with_no_effect(connection: Connection) -> None:
     try:
         execute(connection, "SELECT 1")
     except DBAPIError as error:
-        if sqlstate(error) != QUERY_CANCELED:
+        if sqlstate(error) != CANCELED:
             raise
     finally:
         connection.rollback()
@@ -100,8 +101,9 @@ class _Watch:
                 with self._database.connect() as connection:
                     self._look_until_the_end(connection)
             except DBAPIError:
-                # The work meets whatever is wrong with the server by itself.
-                continue
+                # The work meets whatever is wrong with the server by itself. Nobody asks a server ten times a second
+                # for a session that it hasn't.
+                self._over.wait(LOOK_AGAIN_S)
 
     def _look_until_the_end(self, connection: Connection) -> None:
         while not self._over.wait(LOOK_EVERY_S):

@@ -24,6 +24,11 @@ class Limits:
     clean_up_s: float = 5.0
     # A server that restarts or fails over is back within this; a longer outage pauses the operation.
     outage_s: float = 60.0
+    # What ran out (disk, memory, connections) comes back when somebody makes room: long enough for who is on call to do
+    # that; a longer shortage pauses the operation.
+    exhausted_s: float = 600.0
+    # So often in a row a statement that somebody else has cancelled is sent again: who insists has a reason.
+    cancels: int = 5
     # For so long a signal that can't be read holds the work; then the operation is paused.
     unreadable_s: float = 300.0
     # Often enough that a run isn't taken for dead (30 s) after a few lost beats.
@@ -31,6 +36,8 @@ class Limits:
     # How often a segment is begun again for those who wait for it. Then it is finished first: somebody who truncates
     # leaves all day long would else keep it from its end.
     seal_retreats: int = 8
+    # A paused build's delta of this size is warned of however short the pause is: 1 GB.
+    paused_delta_bytes: int = 1 << 30
     # How long a repair leaves a writer alone who holds what it is to repair.
     repair_rest_s: float = 0.1
 

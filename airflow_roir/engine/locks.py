@@ -173,7 +173,8 @@ LONGEST_REST_S = 2.0
 # So often an attempt is made again at once, since an object went that was there when it was looked for.
 MOST_VANISHED = 5
 # QueryCanceled: the LOCK statement's own limit, see `Drain`.
-GIVEN_UP = (pg_errors.LockNotAvailable, pg_errors.QueryCanceled, pg_errors.DeadlockDetected)
+GIVEN_UP_BY_LOCK = (pg_errors.LockNotAvailable, pg_errors.DeadlockDetected)
+GIVEN_UP = (*GIVEN_UP_BY_LOCK, pg_errors.QueryCanceled)
 
 
 class Attempts:
@@ -201,6 +202,8 @@ class Attempts:
         self.timeout_ms = self.limit_ms = int(timeout_ms)
         self.patience_s = patience_s
         self.modes = modes
+        # While a statement's own time is limited, as that of a drain's LOCK is.
+        self.has_limit = False
 
     def run(self, body: Callable[[Connection], T], report: Callable[[str], None], exclusive: Sequence[str] = ()) -> T:
         """Run `body(connection)` in one transaction.
@@ -237,7 +240,9 @@ class Attempts:
                     # Dropped by somebody else, between our look and our statement: the next look sees that.
                     vanished += 1
                     continue
-                if not isinstance(error.orig, GIVEN_UP):
+                # A cancel that isn't of our own limit is somebody else's.
+                given_up = GIVEN_UP if self.has_limit else GIVEN_UP_BY_LOCK
+                if not isinstance(error.orig, given_up):
                     raise
             with self.database.transaction() as connection:
                 blockers = find_blockers(connection, self.relations, exclusive, self.modes)
@@ -309,7 +314,7 @@ class Drain:
         """As `Attempts.run`; the body calls `lock()`, its second argument, when all that needs no lock is done."""
 
         def attempt(connection: Connection) -> T:
-            self._locked = False
+            self._locked = self.attempts.has_limit = False
             done = body(connection, lambda: self.lock(connection))
             if self._locked:
                 # A lock keeps a table's name; its schema's can be another one since.
@@ -322,6 +327,7 @@ class Drain:
         """Writers queue behind us from the first relation's lock on: one limit for all that is waited for since."""
         begun, limit = time.monotonic(), self.attempts.limit_ms
         # lock_timeout begins anew with each lock, and a partitioned source has one per leaf.
+        self.attempts.has_limit = True
         execute(connection, f"SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}")
         if self.relations:
             lock_table(connection, self.sql, self.relations[0], "SHARE ROW EXCLUSIVE")
@@ -331,3 +337,4 @@ class Drain:
         left = max(1, int(limit - (time.monotonic() - begun) * 1000))
         # What else the body locks (the view) has what is left.
         execute(connection, f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {left}")
+        self.attempts.has_limit = False

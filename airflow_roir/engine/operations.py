@@ -6,10 +6,11 @@ import getpass
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from airflow_roir.definition import LIVE_OPTIONS, QualifiedName, argument, check_live_options, parse_name, quote
 from airflow_roir.engine import tables
@@ -304,8 +305,12 @@ def pause_operation(
         paused_by=actor,
         pause_reason=reason,
         ticked_at=None,
+        queued_at=None,
+        queued_seen_at=None,
     )
-    record_event(connection, row.index_id, row.id, actor, "pause", reason)
+    # An event may need a page that a full disk has no room for; the pause itself does not.
+    with suppress(OperationalError), connection.begin_nested():
+        record_event(connection, row.index_id, row.id, actor, "pause", reason)
 
 
 def fail(connection: Connection, row: OperationRow, actor: str, error: str, epoch: int) -> None:

@@ -32,6 +32,7 @@ from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.partitions import changes
+from airflow_roir.engine.patience import Patience, Saying
 from airflow_roir.engine.plan import Bound, Piece
 from airflow_roir.engine.rehearse import Rehearsal, check_columns
 from airflow_roir.engine.schema import check_schema
@@ -73,11 +74,17 @@ def prepare(
     and must be aborted first), SourceChanged (one of another index on the source must be).
     """
     who = actor or operations.default_actor()
-    # Not tried again, as all that follows is: a DSN that leads nowhere is to be said at once.
-    with database.transaction() as connection:
-        check_schema(connection, writes=True)
-        checks.check_rights(connection)
-    return database.retry(lambda: _begin(database, definition, options, who, report))
+
+    # A DSN that leads nowhere is to be said at once; all that follows is tried again.
+    def check() -> None:
+        with database.transaction() as connection:
+            check_schema(connection, writes=True)
+            checks.check_rights(connection)
+
+    told = Saying(report)
+    database.retry(check, Patience(database.limits, told=told, outage_s=0))
+    patience = Patience(database.limits, told=told)
+    return database.retry(lambda: _begin(database, definition, options, who, report), patience)
 
 
 @in_one_history

@@ -34,7 +34,7 @@ def publish(database: Database, run: Run, report: Callable[[str], None] = lambda
     # The view is replaced under a lock that its readers hold up.
     exclusive = [_view(database, job)]
     while not fold.drain(database, job, lambda connection, lock: _publish(connection, lock, job), report, exclusive):
-        fold.work(database, run)
+        fold.work(database, run, report)
 
 
 def _view(database: Database, job: Job) -> str:

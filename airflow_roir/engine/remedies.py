@@ -14,7 +14,15 @@ REMEDIES = (
         "roir resume {index}",
     ),
     (r"no lock on|waiting for a lock", "End the transaction that is named. Then: roir resume {index}"),
-    (r"could not extend|No space left|disk full", "Make room; roir clean-up frees some. Then: roir resume {index}"),
+    (
+        r"the server has no room|could not extend|No space left|disk full",
+        "Make room; roir clean-up frees some. Then: roir resume {index}",
+    ),
+    (
+        r"the server has (no|a limit)",
+        "Raise the limit that is named, or free what others take of it. Then: roir resume {index}",
+    ),
+    (r"somebody cancels", "See who, or which job, cancels roir's statements. Then: roir resume {index}"),
     (r"is called .+ now", "Rename the label back. Then: roir resume {index}"),
     (r"partition", "roir sync-partitions TABLE brings the index up to date. Then: roir resume {index}"),
     (

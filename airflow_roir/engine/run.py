@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +11,19 @@ from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import operations, tables
-from airflow_roir.engine.database import Database, first_line, is_transient
+from airflow_roir.engine import admission, operations, tables
+from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
+from airflow_roir.engine.patience import Patience, Saying
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import (
     DuplicatesFound,
     Fenced,
     IllegalTransition,
     OperationFailed,
     OperationPaused,
+    OperationQueued,
     RoirError,
     SchemaVersionMismatch,
     SourceChanged,
@@ -47,61 +50,82 @@ def start_run(
     owner: str,
     take_over: bool = False,
     lift_pause: bool = True,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Run:
     """Take over an operation that is paused, or whose run has died, and fence everything older at once.
 
     owner: names this run to others. take_over: also from a run that is alive. lift_pause: False if whoever wanted
-    this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept.
+    this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept. report:
+    says what is waited for.
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
-    drive), SchemaVersionMismatch (begun by other code),
-    OperationPaused (and `lift_pause` is False; nothing was changed).
+    drive), SchemaVersionMismatch (begun by other code), OperationPaused (and `lift_pause` is False; nothing was
+    changed; or it is outside of its window, or has worked for as long as it may: that has paused it now),
+    OperationQueued (as many others run as may).
     """
+
+    # What isn't there is said at once, what ran out is waited for.
+    return database.retry(
+        lambda: _start_run(database, index, owner, take_over, lift_pause),
+        Patience(database.limits, told=Saying(report), outage_s=0),
+    )
+
+
+def _start_run(database: Database, index: str, owner: str, take_over: bool, lift_pause: bool) -> Run:
     with database.transaction() as connection:
-        check_schema(connection, writes=True)
-        name = parse_name(index, "index")
-        found = operations.live_or_last(connection, name)
-        row = connection.execute(
-            select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()
-        ).one()
-        if row.status == Status.FAILED:
-            raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then start again")
-        if row.status == Status.ABORTING:
-            raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; roir clean-up finishes that")
-        if row.status not in (Status.RUNNING, Status.PAUSED):
-            raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
-        # A pause that the run before this one took upon itself, because something failed, is nobody's wish.
-        if row.status == Status.PAUSED and not lift_pause and row.paused_by != row.owner:
-            raise OperationPaused(f"index {index}: paused by {row.paused_by}: {row.pause_reason}")
-        if row.format_version not in (FORMAT_VERSION, BLOCK_FORMAT_VERSION):
-            raise SchemaVersionMismatch(
-                f"operation {row.id} began with checkpoint format {row.format_version}, but this code writes "
-                f"{FORMAT_VERSION}. Finish it with the version that began it, or abort it"
-            )
-        if operations.heart_beats(row, connection) and not take_over:
-            raise operations.running_elsewhere(row, index)
-        operations.move(
-            connection,
-            row,
-            Verb.START,
-            epoch=row.epoch,
-            owner=owner,
-            heartbeat_at=func.clock_timestamp(),
-            ticked_at=None,
-            pause_reason=None,
-            paused_by=None,
+        begun = _start(connection, index, owner, take_over, lift_pause)
+    # What keeps it from starting is written down first.
+    if isinstance(begun, admission.Wait):
+        raise (OperationQueued if begun.is_queued else OperationPaused)(f"index {index}: {begun.why}")
+    return begun
+
+
+def _start(connection: Connection, index: str, owner: str, take_over: bool, lift_pause: bool) -> Run | admission.Wait:
+    check_schema(connection, writes=True)
+    name = parse_name(index, "index")
+    found = operations.live_or_last(connection, name)
+    row = connection.execute(select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()).one()
+    if row.status == Status.FAILED:
+        raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then start again")
+    if row.status == Status.ABORTING:
+        raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; roir clean-up finishes that")
+    if row.status not in (Status.RUNNING, Status.PAUSED):
+        raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
+    # A pause that the run before this one took upon itself, because something failed, is nobody's wish.
+    if row.status == Status.PAUSED and not lift_pause and row.paused_by != row.owner:
+        raise OperationPaused(f"index {index}: paused by {row.paused_by}: {row.pause_reason}")
+    if row.format_version not in (FORMAT_VERSION, BLOCK_FORMAT_VERSION):
+        raise SchemaVersionMismatch(
+            f"operation {row.id} began with checkpoint format {row.format_version}, but this code writes "
+            f"{FORMAT_VERSION}. Finish it with the version that began it, or abort it"
         )
-        epoch = int(
-            connection.execute(
-                update(tables.operation)
-                .where(tables.operation.c.id == row.id)
-                .values(epoch=func.roir.next_epoch(tables.operation.c.epoch))
-                .returning(tables.operation.c.epoch)
-            ).scalar_one()
-        )
-        action = "resume" if row.status == Status.PAUSED else "start"
-        operations.record_event(connection, row.index_id, row.id, owner, action, f"in phase {row.phase}")
-        full_name = connection.execute(select(tables.index).where(tables.index.c.id == row.index_id)).one()
-        return Run(row.id, epoch, str(operations.index_name(full_name)), owner)
+    if operations.heart_beats(row, connection) and not take_over:
+        raise operations.running_elsewhere(row, index)
+    if (wait := admission.admit(connection, row)) is not None:
+        return wait
+    operations.move(
+        connection,
+        row,
+        Verb.START,
+        epoch=row.epoch,
+        owner=owner,
+        heartbeat_at=func.clock_timestamp(),
+        ticked_at=None,
+        pause_reason=None,
+        paused_by=None,
+        **admission.started(row),
+    )
+    epoch = int(
+        connection.execute(
+            update(tables.operation)
+            .where(tables.operation.c.id == row.id)
+            .values(epoch=func.roir.next_epoch(tables.operation.c.epoch))
+            .returning(tables.operation.c.epoch)
+        ).scalar_one()
+    )
+    action = "resume" if row.status == Status.PAUSED else "start"
+    operations.record_event(connection, row.index_id, row.id, owner, action, f"in phase {row.phase}")
+    full_name = connection.execute(select(tables.index).where(tables.index.c.id == row.index_id)).one()
+    return Run(row.id, epoch, str(operations.index_name(full_name)), owner)
 
 
 def end_run(database: Database, run: Run) -> None:
@@ -142,12 +166,29 @@ def heartbeat(database: Database, run: Run) -> Iterator[None]:
     for long may be taken over, which its epoch makes harmless.
     """
 
-    def beat() -> None:
-        with suppress(DBAPIError, RoirError), database.transaction() as connection:
-            operations.tick(connection, run.operation_id, run.epoch)
+    session: list[Connection] = []
 
-    with meanwhile(beat, database.limits.heartbeat_every_s, "roir-heartbeat"):
-        yield
+    def beat() -> None:
+        # One session for all beats: where no connection is left, one that is opened for each couldn't beat, and a run
+        # that works would be taken for dead.
+        try:
+            if not session:
+                session.append(database.engine.connect())
+            with session[0].begin():
+                operations.tick(session[0], run.operation_id, run.epoch)
+        except (DBAPIError, RoirError):
+            end()
+
+    def end() -> None:
+        while session:
+            with suppress(DBAPIError):
+                session.pop().close()
+
+    try:
+        with meanwhile(beat, database.limits.heartbeat_every_s, "roir-heartbeat"):
+            yield
+    finally:
+        end()
 
 
 def show_spark_ui(database: Database, run: Run, url: str | None) -> None:
@@ -197,11 +238,7 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
 
     If the operation is paused already, the reason becomes an event, so that a pause hides no error.
     """
-    # What the server said; the statement and its values are nobody's business in a status.
-    said = first_line(error) if isinstance(error, DBAPIError) else str(error)
-    reason = said.strip().split("\n", 1)[0] or type(error).__name__
-    if isinstance(error, KeyboardInterrupt):
-        reason = "interrupted"
+    reason = "interrupted" if isinstance(error, KeyboardInterrupt) else reason_of(error)
     try:
         with database.transaction() as connection:
             row = operations.read_operation(connection, run.operation_id)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
@@ -18,7 +18,9 @@ from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
+from airflow_roir.engine.patience import BackOff
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, show_spark_ui, start_clock, start_run
+from airflow_roir.engine.shortage import persist
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
@@ -28,10 +30,11 @@ from airflow_roir.quantity import counted, duration
 from airflow_roir.spark.driver_process import SPARK_IS_UP
 from airflow_roir.spark.marks import mark
 from airflow_roir.spark.news import UNITS, News
-from airflow_roir.spark.patience import Patience
 from airflow_roir.spark.session import Session, Start, is_python_error, why
 from airflow_roir.spark.task import worker_failed, workers_at_work
 from airflow_roir.spark.worker_pool import Ended, Workers
+
+T = TypeVar("T")
 
 # How soon a raised parallelism is followed while running.
 WATCH_EVERY_S = 1.0
@@ -65,10 +68,10 @@ def drive(
     status: phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises, SparkFailed,
     and WorkerFailed for what workers reported; the operation then holds the reason.
     """
-    run = start_run(database, index, owner, take_over, lift_pause)
+    run = start_run(database, index, owner, take_over, lift_pause, report)
     with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):
         mark("begun")
-        if _control(database, run).phase in ENGINE:
+        if _control(database, run, report).phase in ENGINE:
             report(f"operation {run.operation_id}: starting Spark")
             if log is not None:
                 report(f"Spark's own log: {log}")
@@ -76,7 +79,7 @@ def drive(
             report(SPARK_IS_UP)
             with _pages_shown(database, run, session.pages, report):
                 # A stage of a verification may have to be followed by another one in the same phase.
-                while (phase := Phase(_control(database, run).phase)) in ENGINE:
+                while (phase := Phase(_control(database, run, report).phase)) in ENGINE:
                     _PhaseOnSpark(session, database, run, phase, report, check).run()
             mark("done")
         if line := database.retry(lambda: lost_line(database, run.operation_id)):
@@ -88,7 +91,7 @@ def drive(
 def _pages_shown(database: Database, run: Run, url: str | None, report: Callable[[str], None]) -> Iterator[None]:
     if url is not None:
         report(f"Spark's pages: {url}")
-    database.retry(lambda: show_spark_ui(database, run, url))
+    persist(database, run, lambda: show_spark_ui(database, run, url), report)
     try:
         yield
     finally:
@@ -118,7 +121,7 @@ class _PhaseOnSpark:
         self._workers = Workers(spark, database, run, phase)
         self._lost = 0
         self._lost_at = 0.0
-        self._patience = Patience(database.limits.outage_s, self._workers.wait)
+        self._patience = BackOff(database.limits.outage_s, self._workers.wait)
         self._submitted_at = 0.0
         # Of the workers without a slot: those that were told of, and those of the last look.
         self._waiting = self._short = 0
@@ -126,7 +129,7 @@ class _PhaseOnSpark:
 
     def run(self) -> None:
         """Return when the phase is done. Raises OperationPaused, OperationFailed, SparkFailed, WorkerFailed, Fenced."""
-        row = _control(self._database, self._run)
+        row = _control(self._database, self._run, self._news.say)
         if row.phase != self._phase:
             return
         self._news.begin(row.parallelism)
@@ -143,12 +146,12 @@ class _PhaseOnSpark:
         if row.status == Status.FAILED:
             raise OperationFailed(f"index {self._run.index}: {row.error}")
         try:
-            self._database.retry(lambda: ENGINE[self._phase].finish(self._database, self._run))
+            self._persist(lambda: ENGINE[self._phase].finish(self._database, self._run))
         except DuplicatesFound:
             self._news.duplicates(again=True)
             raise
         # Of all its stretches, as the status tells it: a clock of this one would count Spark's start, too.
-        worked = _control(self._database, self._run).phase_seconds.get(self._phase.value, 0)
+        worked = _control(self._database, self._run, self._news.say).phase_seconds.get(self._phase.value, 0)
         self._news.say(f"done, worked {duration(worked)}")
 
     def _work(self) -> Any:
@@ -162,7 +165,7 @@ class _PhaseOnSpark:
                 settle(self._database, self._run, error, fatal=False)
                 self._leave(error)
                 raise
-            row = _control(self._database, self._run)
+            row = _control(self._database, self._run, self._news.say)
             # Paused, and resumed while its workers still left: this run works on.
             if row.status != Status.RUNNING or row.phase != self._phase or not self._work_left().undone:
                 return row
@@ -171,7 +174,7 @@ class _PhaseOnSpark:
         workers = self._workers
         while True:
             self._check()
-            row = _control(self._database, self._run)
+            row = _control(self._database, self._run, self._news.say)
             if failures := self._hear(workers.collect()):
                 raise failures[0]
             if row.status == Status.PAUSED and workers.busy:
@@ -196,7 +199,7 @@ class _PhaseOnSpark:
                     f"{self._run.index}: {self._phase.value}, worker {number} of {row.parallelism}, "
                     f"{left.free} {UNITS[self._phase]}s unclaimed",
                 )
-            if not left.undone and not self._database.retry(self._at_work):
+            if not left.undone and not self._persist(self._at_work):
                 # Whom Spark has no slot for, or has lost, need not come any more.
                 break
             self._watch_slots()
@@ -273,7 +276,7 @@ class _PhaseOnSpark:
         if self._news.all_began and not self._waiting:
             self._short = 0
             return
-        at_work = self._database.retry(self._at_work) & self._workers.busy
+        at_work = self._persist(self._at_work) & self._workers.busy
         self._news.at_work(len(at_work))
         waiting = 0 if self._news.all_began else self._short_of_slots(len(at_work))
         # One look alone may find a worker between its slot and its session.
@@ -292,6 +295,9 @@ class _PhaseOnSpark:
         waiting = busy - at_work if known is None else min(known, busy - at_work)
         return 0 if (known is None or waiting >= busy) and since < FIRST_SLOT_S else waiting
 
+    def _persist(self, work: Callable[[], T]) -> T:
+        return persist(self._database, self._run, work, self._news.say)
+
     def _at_work(self) -> set[int]:
         with self._database.transaction() as connection:
             return workers_at_work(connection, self._run)
@@ -302,12 +308,12 @@ class _PhaseOnSpark:
                 left: WorkLeft = ENGINE[self._phase].work_left(connection, self._run, self._workers.busy)
                 return left
 
-        return self._database.retry(read)
+        return self._persist(read)
 
 
-def _control(database: Database, run: Run) -> Any:
+def _control(database: Database, run: Run, report: Callable[[str], None]) -> Any:
     def read() -> Any:
         with database.transaction() as connection:
             return read_control(connection, run)
 
-    return database.retry(read)
+    return persist(database, run, read, report)

@@ -13,20 +13,21 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import build, seal
-from airflow_roir.engine.database import Database, execute, first_line, is_transient
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.history import one_history
 from airflow_roir.engine.run import Run, settle
+from airflow_roir.engine.shortage import patience_of
+from airflow_roir.engine.trouble import reason_of
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import (
     DuplicatesFound,
     Fenced,
-    HistoryChanged,
+    OperationFailed,
     OperationPaused,
     RoirError,
     SourceChanged,
     WorkerFailed,
 )
-from airflow_roir.spark.patience import Patience
 from airflow_roir.spark.worker_metrics import WorkerMetrics
 
 # PostgreSQL cuts longer names off, so what tells sessions apart comes first.
@@ -67,10 +68,11 @@ def work(
 ) -> Iterator[WorkerMetrics]:
     """Work on a phase until nothing is left to claim; yields the metrics of each range, segment or unit.
 
-    Lost connections and restarting servers are waited for. Whatever else goes wrong is written to the operation,
-    so that its other workers stop at their next batch, and returned, too: no error is ever dropped.
+    Lost connections, restarting servers and what the server ran out of are waited for. Whatever else goes wrong is
+    written to the operation, so that its other workers stop at their next batch, and returned, too: no error is ever
+    dropped.
     """
-    patience = Patience(database.limits.outage_s, wait)
+    patience = patience_of(database, run, wait)
     while True:
         try:
             with one_history(database):
@@ -89,9 +91,15 @@ def work(
             settle(database, run, error, fatal=False)
             return
         except (RoirError, DBAPIError) as error:
-            passes = isinstance(error, HistoryChanged) or (isinstance(error, DBAPIError) and is_transient(error))
-            if passes and patience.wait():
-                continue
+            try:
+                if patience.waits(error):
+                    continue
+            except (OperationPaused, OperationFailed):
+                # The run's end was seen while it waited.
+                return
+            except Fenced as fenced:
+                yield WorkerMetrics(number, phase, error=f"fenced: {fenced}")
+                return
             failure = worker_failed(number, error)
             settle(database, run, failure, fatal=isinstance(error, SourceChanged))
             yield WorkerMetrics(number, phase, error=str(failure))
@@ -106,8 +114,8 @@ def work(
 
 def worker_failed(number: int, error: BaseException | str) -> WorkerFailed:
     """The same words in the operation, its events and the driver's log. A statement's values are in none of them."""
-    said = (first_line(error) if isinstance(error, DBAPIError) else str(error)).strip()
-    return WorkerFailed(f"worker {number}: {said.splitlines()[0] if said else type(error).__name__}")
+    said = reason_of(error) if isinstance(error, BaseException) else error.strip().split("\n", 1)[0]
+    return WorkerFailed(f"worker {number}: {said}")
 
 
 def _steps(

@@ -18,7 +18,7 @@ from sqlalchemy import event
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import build, finalize, prepare, seal
-from airflow_roir.engine.database import Database, retry
+from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import driving, heartbeat, start_run
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import Status
@@ -108,7 +108,7 @@ def _resume(database: Database) -> str:
             for metrics in task.work(database, run, phase, 0):
                 if metrics.error:
                     raise RuntimeError(metrics.error)
-            retry(lambda finish=finish: finish(database, run))
+            database.retry(lambda finish=finish: finish(database, run))
         finalize.finalize_run(database, run)
     return finalize.operation_status(database, run.operation_id).status
 

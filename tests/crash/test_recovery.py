@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from airflow_roir.engine import build, operations
+from airflow_roir.engine import build, operations, patience
 from airflow_roir.engine import database as databases
 from airflow_roir.engine.build import Claim
 from airflow_roir.engine.database import Database, retry
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.limits import DEFAULT
+from airflow_roir.engine.patience import Patience
 from airflow_roir.engine.run import driving
 from airflow_roir.engine.seal import SealWorker, SegmentClaim
 from airflow_roir.errors import Fenced
@@ -37,8 +38,8 @@ def table(dsn: str) -> None:
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that goes on only while somebody sleeps; how long each sleep was."""
     naps: list[float] = []
-    monkeypatch.setattr(databases.time, "sleep", naps.append)
-    monkeypatch.setattr(databases.time, "monotonic", lambda: sum(naps))
+    monkeypatch.setattr(patience.time, "sleep", naps.append)
+    monkeypatch.setattr(patience.time, "monotonic", lambda: sum(naps))
     return naps
 
 
@@ -46,14 +47,14 @@ def test_an_outage_of_nearly_a_minute_is_waited_for_with_back_off(slept: list[fl
     gone = Database("host=127.0.0.1 port=1 dbname=none")
 
     def work() -> str:
-        if sum(slept) < DEFAULT.outage_s - 2 * databases.LONGEST_WAIT_S:
+        if sum(slept) < DEFAULT.outage_s - 2 * patience.LONGEST_WAIT_S:
             with gone.transaction():
                 raise AssertionError("nobody listens there")
         return "done"
 
-    assert retry(work) == "done"
+    assert retry(work, Patience(DEFAULT)) == "done"
     assert slept[0] < 0.5
-    assert max(slept) <= databases.LONGEST_WAIT_S
+    assert max(slept) <= patience.LONGEST_WAIT_S
     assert slept[:3] == sorted(slept[:3])
 
 
@@ -65,8 +66,8 @@ def test_a_longer_outage_ends_with_the_last_error(slept: list[float]) -> None:
             raise AssertionError("nobody listens there")
 
     with pytest.raises(OperationalError):
-        retry(work)
-    assert 0 < DEFAULT.outage_s - sum(slept) <= 2 * databases.LONGEST_WAIT_S
+        retry(work, Patience(DEFAULT))
+    assert 0 < DEFAULT.outage_s - sum(slept) <= 2 * patience.LONGEST_WAIT_S
 
 
 def test_what_will_fail_again_is_not_tried_again(database: Database, slept: list[float]) -> None:
@@ -78,7 +79,7 @@ def test_what_will_fail_again_is_not_tried_again(database: Database, slept: list
             databases.execute(connection, "SELECT 1 / 0")
 
     with pytest.raises(DBAPIError):
-        retry(work)
+        retry(work, Patience(DEFAULT))
     assert (len(tries), slept) == (1, [])
 
 

@@ -7,19 +7,23 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 import psycopg2.errors
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import clean_up, finalize
+from airflow_roir.engine import abort, clean_up, finalize, patience
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import status
+from airflow_roir.errors import WorkerFailed
 from servers.killable import Server
 from tests.conftest import run_sql, with_template
 from tests.engine import steps
+from tests.engine.interposed import before
+from tests.engine.running_out import Life
 from tests.engine.stages import Stage
 
 
@@ -164,3 +168,71 @@ def test_a_server_that_stops_for_want_of_wal_loses_nothing(small: Server, disk: 
         (15, 0)
     ]
     user.close()
+
+
+# Where the disk gets full, by the statement that comes next; the first two need pages of their own.
+PLACES = {
+    "build": "INSERT INTO roir_data.",
+    "seal": "SELECT set_config('max_parallel_maintenance_workers'",
+    "fold": "WITH gone",
+    "prepare": "INSERT INTO roir.generation",
+    "verify": "UPDATE roir.verification_unit",
+    "publish": "CREATE OR REPLACE VIEW",
+}
+
+
+@pytest.mark.parametrize("place", [pytest.param(one, marks=pytest.mark.slow) for one in PLACES])
+def test_a_full_disk_is_waited_for_with_nothing_open(
+    disk: Disk, dsn: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on by itself when there is room again. Until then its row says why it waits."""
+    run_sql(dsn, "INSERT INTO t SELECT i, repeat('k', 100) || i, i FROM generate_series(1000, 20000) i", "ANALYZE t")
+    database = Database(dsn, "roir tests")
+    life = Life(database, dsn, "plain", ranges=2, segments=2, batch_rows=5000)
+    looks: list[tuple[Any, ...]] = []
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        look = "SELECT throttled, throttled_since IS NOT NULL, status FROM roir.operation"
+        ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'roir tests' AND xact_start IS NOT NULL"
+        user = steps.session(dsn)
+        looks.extend((*row, *steps.sql(user, ours)[0]) for row in steps.sql(user, look))
+        user.close()
+        if len(naps) == 3:
+            disk.make_room()
+
+    monkeypatch.setattr(patience.time, "sleep", nap)
+    with before(database, PLACES[place], disk.fill):
+        life.live()
+    assert not life.failed
+    if place in ("build", "seal"):
+        assert len(looks) >= 3
+    for throttled, since, how, open_transactions in looks:
+        assert throttled.startswith("throttled: the server has no room: could not ")
+        assert (since, how, open_transactions) == (True, "running", 0)
+    user = steps.session(dsn)
+    lost = dict(steps.sql(user, "SELECT cause, count(*) FROM roir.throttle_time GROUP BY cause"))
+    events = steps.sql(user, "SELECT count(*) FROM roir.event WHERE action = 'exhausted'")[0][0]
+    assert (lost == {"exhausted": 1}, events > 0) == (bool(looks), bool(looks))
+    assert steps.sql(user, "SELECT throttled, throttled_since FROM roir.operation") == [(None, None)]
+
+
+@pytest.mark.slow
+def test_a_disk_that_stays_full_pauses_the_build_and_an_abort_gives_the_room_back(
+    disk: Disk, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_sql(dsn, "INSERT INTO t SELECT i, repeat('k', 100) || i, i FROM generate_series(1000, 40000) i", "ANALYZE t")
+    database = Database(dsn, "roir tests")
+    life = Life(database, dsn, "plain", ranges=2, segments=2, batch_rows=5000)
+    naps: list[float] = []
+    monkeypatch.setattr(patience.time, "sleep", naps.append)
+    with before(database, "INSERT INTO roir_data.", disk.fill, at=3), pytest.raises(WorkerFailed, match="no room"):
+        life.live()
+    assert sum(naps) > 0.8 * database.limits.exhausted_s - patience.EXHAUSTED_LONGEST_S
+    [now] = status(database)
+    assert (now.status, "the server has no room: could not extend file" in str(now.pause_reason)) == ("paused", True)
+    taken = disk.filler.stat().st_size
+    assert abort.abort(database, "ix", "test").status == "aborted"
+    disk.fill()
+    assert disk.filler.stat().st_size > taken

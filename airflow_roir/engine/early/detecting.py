@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import operations
-from airflow_roir.engine.database import Database, is_transient
+from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
+from airflow_roir.engine.patience import LONGEST_WAIT_S
 from airflow_roir.engine.run import Run, read_control
+from airflow_roir.engine.trouble import Trouble, reason_of, trouble_of
 from airflow_roir.errors import DuplicatesFound, Fenced, RoirError
 from airflow_roir.operation import Phase
 from airflow_roir.quantity import counted
@@ -48,9 +50,11 @@ def _watch(
             # A newer run has one of its own; or the operation is paused, with the reason.
             return
         except DBAPIError as error:
-            if not is_transient(error):
-                _give_up(database, run, str(error.orig))
+            if (trouble := trouble_of(error)) is None:
+                _give_up(database, run, reason_of(error))
                 return
+            if trouble is not Trouble.LOST:
+                halt.wait(LONGEST_WAIT_S)
         except RoirError as error:
             # What ends the workers, too, and is told by them.
             _give_up(database, run, str(error))

@@ -11,14 +11,15 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import operations
+from airflow_roir.engine import allowed, operations
 from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.governor.control import FIRST, UNREADABLE, Control, Grant
 from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.signals import Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.run import Run, read_control
-from airflow_roir.errors import Fenced, RoirError
+from airflow_roir.engine.trouble import OURS
+from airflow_roir.errors import Fenced, IllegalTransition, RoirError
 from airflow_roir.operation import BY_GOVERNOR, Status
 from airflow_roir.quantity import duration
 
@@ -32,15 +33,20 @@ TAKE_OVER_S = 120
 TELL_AFTER_S = 5.0
 TELL_AGAIN_S = 300.0
 
-GRANT = """
+# A worker's own reason, that the server has no room, is left alone.
+GRANT = f"""
 UPDATE roir.operation o
-   SET granted = %(granted)s, granted_at = clock_timestamp(), throttled = %(why)s,
-       throttled_since = CASE WHEN %(why)s::text IS NULL THEN NULL
+   SET granted = %(granted)s, granted_at = clock_timestamp(),
+       throttled = CASE WHEN {OURS} THEN o.throttled ELSE %(why)s END,
+       throttled_since = CASE WHEN {OURS} THEN o.throttled_since
+                              WHEN %(why)s::text IS NULL THEN NULL
                               WHEN o.throttled IS NULL THEN clock_timestamp() ELSE o.throttled_since END
  WHERE o.id = %(operation)s AND o.epoch = %(epoch)s AND o.status = 'running'
 """
-FREE = """
-UPDATE roir.operation SET granted = NULL, granted_at = NULL, throttled = NULL, throttled_since = NULL
+FREE = f"""
+UPDATE roir.operation
+   SET granted = NULL, granted_at = NULL, throttled = CASE WHEN {OURS} THEN throttled END,
+       throttled_since = CASE WHEN {OURS} THEN throttled_since END
  WHERE id = %(operation)s AND epoch = %(epoch)s
 """
 LOSE = """
@@ -86,6 +92,10 @@ class Governor:
         now = self._clock()
         with connection.begin():
             row = read_control(connection, self._run)
+            # Somebody may pause it in this very moment.
+            with suppress(IllegalTransition):
+                if allowed.look(connection, self._run, row) is not None:
+                    row = read_control(connection, self._run)
         if row.status != Status.RUNNING:
             self._looked_at, self._unreadable_since = None, None
             return None

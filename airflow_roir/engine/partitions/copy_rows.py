@@ -19,6 +19,7 @@ from airflow_roir.engine.database import Database, execute, retry, to_json
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import check_name, lock_table, telling_of_names
 from airflow_roir.engine.partitions import unique_rows
+from airflow_roir.engine.patience import Patience
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import AttachDisturbed
@@ -49,8 +50,9 @@ def bring_in(
     unique index that is enforced are other rows' (`record_collisions` lists them).
     """
     rows = 0
+    patience = Patience(database.limits, outage_s=patience_s)
     while True:
-        brought = retry(lambda: batch(database, source, generation_id, entry, relation, joining_id), patience_s)
+        brought = retry(lambda: batch(database, source, generation_id, entry, relation, joining_id), patience)
         if brought is None:
             return rows
         rows += brought

@@ -21,6 +21,7 @@ from airflow_roir.engine.database import Database, execute, has_vanished, retry
 from airflow_roir.engine.files import File, files_of
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts, check_name
+from airflow_roir.engine.patience import Patience
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired, NotFound
@@ -104,7 +105,9 @@ def _remove_from(database: Database, row: Row[Any], store: Row[Any], patience_s:
         # NULL where it is dropped just now.
         for first in range(0, file.blocks or 0, database.limits.removal_blocks):
             try:
-                taken = retry(partial(step, database, row, store, first, file), patience_s)
+                taken = retry(
+                    partial(step, database, row, store, first, file), Patience(database.limits, outage_s=patience_s)
+                )
             except DBAPIError as error:
                 if has_vanished(error) and not _exists(database, store.name):
                     # Dropped with its generation, by a clean-up for example.

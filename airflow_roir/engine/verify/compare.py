@@ -10,14 +10,17 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from sqlalchemy import Connection, Row, update
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog, marks, operations, tables
 from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.running import read_running
+from airflow_roir.engine.shortage import patience_of, persist
 from airflow_roir.engine.verify import comparison, report, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, load
 from airflow_roir.engine.verify.report import VerifyReport
@@ -64,6 +67,10 @@ def finish(database: Database, run: Run) -> None:
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.kind == "verify" and row.phase not in (Phase.SUM, Phase.CHECK):
+            return
+        last = verification.last(connection, run.operation_id)
+        if last is not None and last.finished_at is not None:
+            # The answer to the commit that closed it was lost.
             return
         found = verification.unfinished(connection, run.operation_id)
         left = work_left(connection, run, ())
@@ -143,7 +150,7 @@ def verify(
     owner = actor or operations.default_actor()
     begun = verification.begin(database, index, options, owner, mode)
     run = start_run(database, index, owner)
-    with driving(database, run), heartbeat(database, run):
+    with driving(database, run), heartbeat(database, run), governing(database, run):
         by_threads(database, run, begun.verification_id)
     # `driving` ends quietly where it is paused.
     with database.transaction() as connection:
@@ -174,7 +181,7 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
             )
             return verification_id
 
-    verification_id = database.retry(begin)
+    verification_id = persist(database, run, begin)
     by_threads(database, run, verification_id)
     return report.report(database, verification_id)
 
@@ -196,14 +203,23 @@ def by_threads(database: Database, run: Run, verification_id: int) -> None:
             return work_left(connection, run, ())
 
     def share(worker: int) -> None:
-        database.retry(lambda: list(work(database, run, worker)))
+        patience = patience_of(database, run)
+        while True:
+            try:
+                for _ in work(database, run, worker):
+                    patience.renew()
+                patience.renew()
+                return
+            except DBAPIError as error:
+                if not patience.waits(error):
+                    raise
 
     # Paused: what is left stays. A parallelism that was lowered leaves units, too.
-    while database.retry(is_open):
-        if not database.retry(left).undone:
-            database.retry(lambda: finish(database, run))
+    while persist(database, run, is_open):
+        if not persist(database, run, left).undone:
+            persist(database, run, lambda: finish(database, run))
             continue
-        number = database.retry(workers)
+        number = persist(database, run, workers)
         with ThreadPoolExecutor(max_workers=number, thread_name_prefix="roir-verify") as pool:
             try:
                 for done in as_completed([pool.submit(share, worker) for worker in range(number)]):

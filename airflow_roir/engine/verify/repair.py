@@ -20,11 +20,12 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import catalog, owner
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine.database import execute, is_transient
+from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import is_null
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import check_name
+from airflow_roir.engine.trouble import Trouble, trouble_of
 from airflow_roir.engine.verify import comparison, damage
 
 # A range with more than that is rebuilt: so many at once, each transaction some ten milliseconds.
@@ -339,6 +340,6 @@ def tried(work: Callable[[list[int]], list[int]], ids: list[int]) -> list[int]:
     try:
         return work(ids)
     except DBAPIError as error:
-        if not is_transient(error) or error.connection_invalidated:
+        if trouble_of(error) is not Trouble.LOST or error.connection_invalidated:
             raise
         return []

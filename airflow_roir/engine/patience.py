@@ -1,0 +1,178 @@
+"""How long who works waits between attempts: back-off that grows, and an end to it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Protocol
+
+from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.trouble import Trouble, reason_of, trouble_of
+
+FIRST_WAIT_S = 0.2
+LONGEST_WAIT_S = 5.0
+# What ran out comes back when somebody makes room. Each attempt takes the last of it from the users, a sort above all:
+# so it is made less and less often.
+EXHAUSTED_FIRST_S = 1.0
+EXHAUSTED_LONGEST_S = 60.0
+CANCELLED_FIRST_S = 1.0
+# An attempt that lasted longer than any connection hangs has worked: the next outage is another one.
+WENT_WELL_S = 300.0
+# An attempt that fails within this was none: it counts as a part of the wait.
+SHORT_S = 15.0
+
+
+class BackOff:
+    """Waits that double up to `longest_s`, `patience_s` in all. wait: how to sleep, in seconds.
+
+    went_well_s: an attempt that lasted longer begins it anew.
+    """
+
+    def __init__(
+        self,
+        patience_s: float,
+        wait: Callable[[float], object] = time.sleep,
+        first_s: float = FIRST_WAIT_S,
+        longest_s: float = LONGEST_WAIT_S,
+        went_well_s: float = WENT_WELL_S,
+    ) -> None:
+        self._patience_s = patience_s
+        self._wait = wait
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._went_well_s = went_well_s
+        self.renew()
+
+    def renew(self) -> None:
+        """Something has worked: the next outage has all of the patience again."""
+        self._left = self._patience_s
+        self._next = self._first_s
+        self._since: float | None = None
+
+    def wait(self) -> bool:
+        """Wait before another attempt; False, at once, where the patience is over."""
+        tried = 0.0 if self._since is None else time.monotonic() - self._since
+        if tried > self._went_well_s:
+            self.renew()
+        elif tried < SHORT_S:
+            self._left -= tried
+        if self._left < self._next:
+            return False
+        # Whoever met the same trouble at the same moment comes back at another one.
+        pause = self._next * random.uniform(0.5, 1.0)
+        self._wait(pause)
+        self._left -= pause
+        self._next = min(self._next * 2, self._longest_s)
+        self._since = time.monotonic()
+        return True
+
+
+class Told(Protocol):
+    """Who is told of a wait."""
+
+    def begin(self, trouble: Trouble, reason: str) -> None:
+        """Something is to be waited for. Called before each wait."""
+
+    def look(self) -> None:
+        """Called every few seconds of a wait; raises what shall end it."""
+
+    def end(self, trouble: Trouble, seconds: float) -> None:
+        """The wait is over, one way or the other, after so many seconds of waits and attempts in vain."""
+
+
+class Saying:
+    """Tells one who reads along, where no operation can hold the reason.
+
+    report: called with each new reason, and when the wait is over.
+    """
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._reason = ""
+
+    def begin(self, trouble: Trouble, reason: str) -> None:
+        """Say why, once."""
+        if reason != self._reason:
+            self._report(f"waiting: {reason}")
+        self._reason = reason
+
+    def look(self) -> None:
+        """Nobody else can end it."""
+
+    def end(self, trouble: Trouble, seconds: float) -> None:
+        """Say for how long."""
+        self._report(f"waited {seconds:.0f} s: {self._reason}")
+        self._reason = ""
+
+
+class Patience:
+    """The waits of who works on, for each kind of trouble; nothing is held meanwhile.
+
+    Who uses it continues from its last commit, and calls `renew` when something has worked.
+    outage_s: instead of the limits', where a caller has a patience of its own.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        wait: Callable[[float], object] | None = None,
+        told: Told | None = None,
+        outage_s: float | None = None,
+    ) -> None:
+        self._sleep: Callable[[float], object] = wait or time.sleep
+        self._told = told
+        self._cancels = self._most_cancels = limits.cancels
+        longest = EXHAUSTED_LONGEST_S
+        self._back_off = {
+            Trouble.LOST: BackOff(limits.outage_s if outage_s is None else outage_s, self._sleep),
+            Trouble.EXHAUSTED: BackOff(limits.exhausted_s, self._wait, EXHAUSTED_FIRST_S, longest, inf),
+            Trouble.CANCELLED: BackOff(limits.exhausted_s, self._wait, CANCELLED_FIRST_S, longest, inf),
+        }
+        self._trouble: Trouble | None = None
+        self._since = 0.0
+
+    def waits(self, error: BaseException) -> bool:
+        """Wait before another attempt; False, at once, for what won't pass, or where the patience is over.
+
+        Raises what `look` of who is told raises.
+        """
+        trouble = trouble_of(error)
+        if trouble is None:
+            self._end()
+            return False
+        if trouble is Trouble.CANCELLED:
+            self._cancels -= 1
+        if self._trouble is not trouble:
+            self._end()
+            self._trouble, self._since = trouble, time.monotonic()
+        if self._told is not None and trouble is not Trouble.LOST:
+            self._told.begin(trouble, reason_of(error))
+        waited = False
+        try:
+            waited = self._cancels >= 0 and self._back_off[trouble].wait()
+        finally:
+            if not waited:
+                self._end()
+        return waited
+
+    def renew(self) -> None:
+        """Something has worked."""
+        self._end()
+        self._cancels = self._most_cancels
+        for one in self._back_off.values():
+            one.renew()
+
+    def _end(self) -> None:
+        if self._trouble not in (None, Trouble.LOST) and self._told is not None:
+            assert self._trouble is not None
+            self._told.end(self._trouble, time.monotonic() - self._since)
+        self._trouble = None
+
+    def _wait(self, seconds: float) -> None:
+        while seconds > 0:
+            self._sleep(min(seconds, LONGEST_WAIT_S))
+            seconds -= LONGEST_WAIT_S
+            if self._told is not None:
+                self._told.look()
