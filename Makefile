@@ -184,6 +184,10 @@ bench-filters: $(STAMP)  ## What hashes of keys could be kept as; ARGS="--keys 1
 bench-estimate: $(STAMP)  ## How good the time left is, in recorded builds; ARGS="--rows 1000000 --builds quiet" for less
 	$(BIN)/python -m benchmarks.estimate $(ARGS)
 
+.PHONY: bench-plan
+bench-plan: $(STAMP)  ## How good `roir plan` is: room, WAL and seconds beside what builds take; ARGS="--rows 100000" for less
+	$(BIN)/python -m benchmarks.plan $(ARGS)
+
 .PHONY: bench-page
 bench-page: $(STAMP)  ## What a look at a build costs the server; ARGS="--ranges 1000" for less
 	$(BIN)/python -m benchmarks.look $(ARGS)

@@ -21,6 +21,10 @@ class InvalidInput(RoirError):
     exit_code = 2
 
 
+class RightMissing(InvalidInput):
+    """The role may not do what the command needs; the message says what to grant. Nothing was changed."""
+
+
 class NotFound(RoirError):
     """An index, an operation, a table or a column that was named doesn't exist. Nothing was changed."""
 
@@ -47,6 +51,12 @@ class OperationPaused(RoirError):
     """The operation was paused while this run drove it. Everything committed stays."""
 
     exit_code = 3
+
+
+class OperationQueued(RoirError):
+    """As many operations run as may at the same time. Nothing was changed; it starts when its turn comes."""
+
+    exit_code = 5
 
 
 class IllegalTransition(RoirError):

@@ -15,13 +15,14 @@ from typing import Any
 
 from airflow.sdk import TaskGroup, task, task_group
 
-from airflow_roir.definition import SOURCE
+from airflow_roir.definition import SOURCE, WORK_OPTIONS
 from airflow_roir.errors import InvalidInput
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
+from airflow_roir.task.long_pause import LongPauseCallback
 
 # Every try continues after the last one's batches, and a pause uses none up. Together about half an hour of waiting,
 # enough for a database that restarts or fails over.
@@ -53,6 +54,7 @@ def rebuild_index_group(
     verify_before: bool = False,
     builds_at_once: int | None = None,
     options: dict[str, Any] | None = None,
+    on_long_pause_callback: LongPauseCallback = None,
     throttle_query: str | None = None,
     replica_conn_ids: Sequence[str] = (),
 ) -> None:
@@ -69,7 +71,9 @@ def rebuild_index_group(
     verify_before: compare the index that is rebuilt, too, to know what the rebuild repairs.
     builds_at_once: how many indexes of a mapped group, in one DAG run, are built at the same time; None is no limit.
         All of them are prepared at once all the same, and from then on writers to their tables write to the new ones.
-    options: other arguments of `PrepareIndexBuildOperator`, parallelism or throttle for example.
+    options: other arguments of `PrepareIndexBuildOperator`, parallelism or throttle for example. When and how hard the
+        operation may work (windows, throttle, …) holds for the comparison before, too.
+    on_long_pause_callback: see `DrivingOperator`; called by the build and by finalize.
     throttle_query, replica_conn_ids: as of `BuildIndexOperator`.
 
     The tasks are retried for about half an hour; `rebuild_index_group.override(default_args=…)` changes that.
@@ -101,12 +105,26 @@ def rebuild_index_group(
     # Not a template: of a mapped group it is the id of the same index.
     operation: Any = prepare.output
     build = BuildIndexOperator(
-        task_id="build", operation_id=operation, spark=spark, max_active_tis_per_dagrun=builds_at_once, **what, **known
+        task_id="build",
+        operation_id=operation,
+        spark=spark,
+        max_active_tis_per_dagrun=builds_at_once,
+        on_long_pause_callback=on_long_pause_callback,
+        **what,
+        **known,
     )
-    finalize = FinalizeIndexBuildOperator(task_id="finalize", operation_id=operation, **what, **known)
+    finalize = FinalizeIndexBuildOperator(
+        task_id="finalize", operation_id=operation, on_long_pause_callback=on_long_pause_callback, **what, **known
+    )
     if verify_before:
         compare = VerifyIndexOperator(
-            task_id="verify_before", mode="before", spark=spark, fail_on_difference=False, **what, **known
+            task_id="verify_before",
+            mode="before",
+            spark=spark,
+            fail_on_difference=False,
+            **{name: given[name] for name in WORK_OPTIONS if name in given},
+            **what,
+            **known,
         )
         compare >> prepare
     prepare >> build >> finalize

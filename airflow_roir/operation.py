@@ -11,6 +11,12 @@ FORMAT_VERSION = 2
 BLOCK_FORMAT_VERSION = 3
 # Who pauses where rows share a key of a unique index: no retry lifts that, only a resume.
 BY_DUPLICATES = "duplicates"
+# Who pauses outside of an operation's windows: it goes on by itself inside.
+BY_WINDOW = "window"
+# Who pauses an operation that has worked for as long as it may: a resume lifts that.
+BY_MAX_DURATION = "max_duration"
+# How the notice of an operation begins that waits for others to end.
+QUEUED = "queued: "
 # Who pauses if a signal can't be read for too long.
 BY_GOVERNOR = "governor"
 

@@ -1,14 +1,17 @@
 """Windows: when an operation may work, as `CRON for DURATION in ZONE`, several separated by semicolons.
 
 `0 22 * * 1-5 for 8h in Europe/Berlin; 0 0 * * 6,7 for 24h in Europe/Berlin` is open on weekday nights and all weekend.
-Without a zone it is UTC. A window's length is real time: one over the night when clocks change is as long as any.
+Without a zone it is UTC. A window opens at each minute that the zone's clock shows and the expression names: twice
+where the clock shows it twice; a minute that the clock leaves out counts as the one after the change. Its length is
+real time: one over the night when clocks change is as long as any.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from functools import lru_cache
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -17,35 +20,90 @@ from airflow_roir.errors import InvalidInput
 HINT = "write CRON for DURATION in ZONE, for example: 0 22 * * 1-5 for 8h in Europe/Berlin"
 LONGEST = timedelta(days=366)
 
+# How far a window that never seems to close is followed.
+HORIZON = timedelta(days=8)
+
 _WINDOW = re.compile(r"(?P<cron>.+?)\s+for\s+(?P<length>\S.*?)(?:\s+in\s+(?P<zone>\S+))?")
 _PART = re.compile(r"(\d+)\s*(d|h|min|m)")
 _UNITS = {"d": 86_400, "h": 3_600, "min": 60, "m": 60}
+# Croniter knows more: what is random, or depends on a hash, is no window.
+_FIELD = re.compile(r"[0-9*,/\-]+|(?:[a-z]{3}[,\-]?)+", re.IGNORECASE)
+_MINUTE = timedelta(minutes=1)
+_DAY = timedelta(days=1)
+# From one 29 February to the next, over a year such as 2100.
+_MOST_DAYS = 8 * 366
 
 
 @dataclass(frozen=True)
 class Window:
-    """It opens whenever the cron expression says, by the zone's clock, for `length`."""
+    """It opens whenever the cron expression says, by the zone's clock, for `length`.
+
+    The sets are what the expression names; a weekday is 0 to 6 from Sunday on. either: a day of the month or a weekday.
+    """
 
     cron: str
     length: timedelta
     zone: ZoneInfo
+    minutes: tuple[int, ...]
+    hours: tuple[int, ...]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]
+    either: bool
 
-    def last_opening(self, now: datetime) -> datetime:
-        """The latest opening at or before now."""
-        # Strictly before what it is given.
-        return self._turn(now + timedelta(seconds=1), "prev")
+    def last_opening(self, now: datetime) -> datetime | None:
+        """The latest opening at or before now; None if there is none in eight years."""
+        # A clock that is put back over midnight is in a day once more.
+        return self._first(now, -1)
 
-    def next_opening(self, now: datetime) -> datetime:
-        """The first opening after now."""
-        return self._turn(now, "next")
+    def next_opening(self, now: datetime) -> datetime | None:
+        """The first opening after now; None if there is none in eight years."""
+        return self._first(now, 1)
 
-    def _turn(self, moment: datetime, way: str) -> datetime:
-        # Spark's workers read the definition of windows too, and have no croniter.
-        from croniter import croniter
+    def _first(self, now: datetime, way: int) -> datetime | None:
+        day = now.astimezone(self.zone).date() - way * _DAY
+        found: list[datetime] = []
+        for _ in range(_MOST_DAYS):
+            is_last = bool(found)
+            if self._names(day):
+                openings = _openings(self, day)
+                at = bisect_right(openings, now)
+                found += openings[at : at + 1] if way > 0 else openings[max(at - 1, 0) : at]
+            if is_last:
+                break
+            day += way * _DAY
+        return (min if way > 0 else max)(found, default=None)
 
-        turn = croniter(self.cron, moment.astimezone(self.zone), ret_type=datetime)
-        found: datetime = turn.get_prev() if way == "prev" else turn.get_next()
-        return found.astimezone(timezone.utc)
+    def _names(self, day: date) -> bool:
+        by_month, by_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+        return day.month in self.months and (by_month or by_week if self.either else by_month and by_week)
+
+
+@lru_cache(maxsize=1024)
+def _openings(window: Window, day: date) -> tuple[datetime, ...]:
+    """When it opens on a day that it names."""
+    found: set[datetime] = set()
+    for hour in window.hours:
+        for minute in window.minutes:
+            found |= _moments(datetime.combine(day, time(hour, minute)), window.zone)
+    return tuple(sorted(found))
+
+
+def _moments(shown: datetime, zone: ZoneInfo) -> set[datetime]:
+    """When the zone's clock shows that: once, twice, or never, which is the end of what it leaves out."""
+    early, late = (shown.replace(tzinfo=zone, fold=fold).astimezone(timezone.utc) for fold in (0, 1))
+    found = {moment for moment in (early, late) if moment.astimezone(zone).replace(tzinfo=None) == shown}
+    if found:
+        return found
+    # By the offset after the change it is before that, and the other way round.
+    before, after = late, early
+    while after - before > _MINUTE:
+        between = before + (after - before) // _MINUTE // 2 * _MINUTE
+        if between.astimezone(zone).replace(tzinfo=None) < shown:
+            before = between
+        else:
+            after = between
+    return {after}
 
 
 @dataclass(frozen=True)
@@ -58,11 +116,11 @@ class Windows:
     def closes_at(self, now: datetime) -> datetime | None:
         """When what is open now closes, over windows that touch each other; None if none is open, or all are always.
 
-        now: with its time zone.
+        now: with its time zone. What is open for more than a week is not looked through to its end.
         """
         end = self._end(now)
-        # Windows that follow each other without a gap are one. Ones that never end are looked through for a while.
-        while end is not None and end - now < LONGEST and (later := self._end(end)) is not None and later > end:
+        # Windows that follow each other without a gap are one.
+        while end is not None and end - now < HORIZON and (later := self._end(end)) is not None and later > end:
             end = later
         return end
 
@@ -72,10 +130,17 @@ class Windows:
 
     def opens_at(self, now: datetime) -> datetime:
         """The next opening, or now if one is open."""
-        return now if self.is_open(now) else min(window.next_opening(now) for window in self.windows)
+        openings = [found for window in self.windows if (found := window.next_opening(now)) is not None]
+        return now if self.is_open(now) else min(openings)
+
+    def shown(self, moment: datetime) -> str:
+        """A moment by the clock of the first window, for people: `2026-11-24 22:00 Europe/Berlin`."""
+        zone = self.windows[0].zone if self.windows else timezone.utc
+        return f"{moment.astimezone(zone):%Y-%m-%d %H:%M} {getattr(zone, 'key', 'UTC')}"
 
     def _end(self, now: datetime) -> datetime | None:
-        ends = [window.last_opening(now) + window.length for window in self.windows]
+        openings = [(window.last_opening(now), window.length) for window in self.windows]
+        ends = [opening + length for opening, length in openings if opening is not None]
         return max((end for end in ends if end > now), default=None)
 
 
@@ -98,15 +163,37 @@ def _window(text: str) -> Window:
         where = ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise InvalidInput(f"windows: there is no time zone {zone!r}; {HINT}") from None
-    from croniter.croniter import CroniterError
-
-    window = Window(cron, _length(found["length"]), where)
-    try:
-        window.next_opening(datetime.now(timezone.utc))
-        window.last_opening(datetime.now(timezone.utc))
-    except (CroniterError, ValueError) as error:
-        raise InvalidInput(f"windows: {cron!r} is no cron expression ({error}); {HINT}") from None
+    window = Window(cron, _length(found["length"]), where, *_fields(cron))
+    if window.next_opening(datetime.now(timezone.utc)) is None:
+        raise InvalidInput(f"windows: {cron!r} never comes; {HINT}")
     return window
+
+
+def _fields(
+    cron: str,
+) -> tuple[tuple[int, ...], tuple[int, ...], frozenset[int], frozenset[int], frozenset[int], bool]:
+    """What an expression names: minutes, hours, days, months, weekdays, and whether days are of either kind."""
+    # Spark's workers read the definition of windows too, and have no croniter.
+    from croniter.croniter import CroniterError, croniter
+
+    try:
+        if unknown := [field for field in cron.split() if not _FIELD.fullmatch(field)]:
+            raise ValueError(f"{unknown[0]!r} is no list of numbers or names")
+        given = croniter.expand(cron)[0]
+    except (CroniterError, ValueError, KeyError) as error:
+        raise InvalidInput(f"windows: {cron!r} is no cron expression ({error}); {HINT}") from None
+    every = (range(60), range(24), range(1, 32), range(1, 13), range(7))
+    named = [everything if field[:1] == ["*"] else field for field, everything in zip(given, every, strict=True)]
+    minutes, hours, days, months, weekdays = (sorted({int(value) for value in field}) for field in named)
+    either = given[2][:1] != ["*"] and given[4][:1] != ["*"]
+    return (
+        tuple(minutes),
+        tuple(hours),
+        frozenset(days),
+        frozenset(months),
+        frozenset(day % 7 for day in weekdays),
+        either,
+    )
 
 
 def _length(text: str) -> timedelta:

@@ -29,7 +29,7 @@ from typing import Any
 
 import psycopg2
 
-from airflow_roir.engine import drop, schema
+from airflow_roir.engine import abort, drop, schema
 from airflow_roir.engine.database import Database
 from benchmarks.governor_watch import Sample, Watch, lags
 from benchmarks.paced_load import PacedLoad, Seconds, over
@@ -100,6 +100,8 @@ class Bench:
         chosen, asked = self.chosen, throttle
         command = [ROIR, "build", INDEX, "--table", "event", "--keys", "customer", "--include", "amount"]
         command += ["--parallelism", str(chosen.parallelism), "--verify", "none", "--revert-window", "0"]
+        if chosen.segments:
+            command += ["--segments", str(chosen.segments)]
         before = len(watch.samples)
         with tempfile.TemporaryFile("w+") as said:
             begun = time.time()
@@ -126,7 +128,8 @@ class Bench:
             end = time.time()
             said.seek(0)
             lines = said.read().splitlines()
-        if process.returncode:
+        in_time = time.time() < begun + chosen.patience
+        if process.returncode and in_time:
             raise SystemExit("\n".join([*lines[-30:], f"roir build has ended with {process.returncode}"]))
         mine = watch.samples[before:]
         first = next(sample["at"] for sample in mine if sample.get("rows"))
@@ -134,10 +137,14 @@ class Bench:
         self.stretches.append(Stretch(side, first, end))
         self.builds.append(
             {"side": side, "throttle": asked, "command_s": round(end - begun, 1), "build_s": round(end - first, 1)}
+            | {"is_finished": process.returncode == 0}
             | self.told(watch.last_operation)
         )
         print(self.builds[-1], flush=True)
-        drop.drop_index(self.database, INDEX, "bench")
+        if process.returncode:
+            abort.abort(self.database, INDEX, "bench")
+        else:
+            drop.drop_index(self.database, INDEX, "bench")
 
     def told(self, operation: int) -> dict[str, Any]:
         """What the operation itself knows of its time."""
@@ -211,7 +218,7 @@ def summary(bench: Bench, samples: list[Sample], seconds: Seconds) -> list[dict[
         }
         if stretch.side != CALM:
             build = next(builds)
-            row |= {"lost, s": build["lost"]}
+            row |= {"lost, s": build["lost"], "finished": build["is_finished"]}
         rows.append(row)
     return rows
 
@@ -251,12 +258,13 @@ def timeline(samples: list[Sample], seconds: Seconds, begun: float) -> list[dict
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=6_000_000, help="of the table that is indexed")
+    parser.add_argument("--rows", type=int, default=4_000_000, help="of the table that is indexed")
     parser.add_argument("--scale", type=int, default=10, help="of pgbench: 100,000 accounts each")
     parser.add_argument("--clients", type=int, default=8, help="of pgbench")
     parser.add_argument("--share", type=float, default=0.6, help="of its capacity, at which pgbench runs")
-    parser.add_argument("--link", type=float, default=12.0, help="MB/s from the primary to the standby")
+    parser.add_argument("--link", type=float, default=5.0, help="MB/s from the primary to the standby")
     parser.add_argument("--parallelism", type=int, default=2)
+    parser.add_argument("--segments", type=int, help="of the index; the plan chooses by default")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--calm", type=int, default=20, help="seconds of each stretch without a build")
     parser.add_argument("--sides", nargs="+", choices=("free", "governed"), default=["free", "governed"])
@@ -265,7 +273,7 @@ def main() -> None:
         "--slower", type=float, default=3.0, help="what p99 may be under the governor, to that of the calm"
     )
     parser.add_argument("--throttle", help="what to ask for instead")
-    parser.add_argument("--patience", type=int, default=600, help="the longest that a build may take, in seconds")
+    parser.add_argument("--patience", type=int, default=300, help="the longest that a build may take, in seconds")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--pg", type=int, default=18, help="the servers' major version")
     chosen = parser.parse_args()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from airflow.sdk import DAG, Param, task
 
 from airflow_roir.definition import (
-    LIVE_NUMBERS,
+    LIVE_OPTIONS,
     MAX_BATCH_ROWS,
     MAX_PARALLELISM,
     MIN_BATCH_ROWS,
@@ -23,7 +23,7 @@ from airflow_roir.operators.resume import ResumeIndexBuildOperator
 from airflow_roir.operators.revert import RevertIndexOperator
 
 # An empty field is rendered as None, which keeps the operation's own value.
-OPTIONS = {name: f"{{{{ params.{name} }}}}" for name in (*LIVE_NUMBERS, "throttle")}
+OPTIONS = {name: f"{{{{ params.{name} }}}}" for name in LIVE_OPTIONS}
 
 with DAG(
     dag_id="control_index",
@@ -84,12 +84,50 @@ with DAG(
             description=f"For resume and change: over all workers, at least {MIN_ROWS_PER_SECOND}. 0: no limit. "
             "Empty: as before.",
         ),
+        "windows": Param(
+            None,
+            type=["null", "string"],
+            title="Windows",
+            description="For resume and change: when it may work, as CRON for DURATION in ZONE, several by semicolons: "
+            "0 22 * * 1-5 for 8h in Europe/Berlin. Outside it pauses, inside it continues. "
+            "off: always. Empty: as before.",
+        ),
         "throttle": Param(
             None,
             type=["null", "string"],
             title="Throttle",
             description="For resume and change: limits of signals, replica_lag=50MB. Others stay; replica_lag=off "
             "takes one away, off all. Empty: as before.",
+        ),
+        "max_duration_s": Param(
+            None,
+            type=["null", "string", "integer"],
+            title="Longest duration",
+            description="For resume and change: pause after so long since it began or was resumed: 6h, 90min, or "
+            "seconds. 0: no limit. Empty: as before.",
+        ),
+        "priority": Param(
+            None,
+            type=["null", "integer"],
+            minimum=-100,
+            maximum=100,
+            title="Priority",
+            description="For resume and change: where only some operations may run at the same time, the greatest goes "
+            "first. Empty: as before.",
+        ),
+        "warn_after_s": Param(
+            None,
+            type=["null", "string", "integer"],
+            title="Warn of a pause after",
+            description="For resume and change: a paused build captures all the while. 12h, 2d, or "
+            "seconds; 0: never. Empty: as before.",
+        ),
+        "abort_after_s": Param(
+            None,
+            type=["null", "string", "integer"],
+            title="Abort a paused one after",
+            description="For resume and change: 3d, or seconds. What was built is removed then. 0: never. "
+            "Empty: as before.",
         ),
         "postgres_conn_id": Param(
             "postgres_default",

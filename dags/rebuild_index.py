@@ -17,6 +17,7 @@ from airflow_roir.definition import (
     MAX_RANGES,
     MIN_BATCH_ROWS,
     MIN_ROWS_PER_SECOND,
+    WORK_OPTIONS,
 )
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
@@ -25,6 +26,7 @@ from airflow_roir.operators.verify import VerifyIndexOperator
 
 WHAT = "What to build"
 HOW = "How to build it"
+WHEN = "When, and how hard"
 WHERE = "Where"
 
 PARAMS = {
@@ -180,6 +182,45 @@ PARAMS = {
         "is wrong in the index that a rebuild replaces.",
         section=HOW,
     ),
+    "windows": Param(
+        None,
+        type=["null", "string"],
+        title="Windows",
+        description="When it may work, as CRON for DURATION in ZONE, several by semicolons: 0 22 * * 1-5 for 8h in "
+        "Europe/Berlin. Outside it pauses, inside it continues. Empty: always.",
+        section=WHEN,
+    ),
+    "max_duration_s": Param(
+        None,
+        type=["null", "string", "integer"],
+        title="Longest duration",
+        description="Pause after so long since it began or was resumed: 6h, 90min, or seconds. Empty: no limit.",
+        section=WHEN,
+    ),
+    "priority": Param(
+        None,
+        type=["null", "integer"],
+        minimum=-100,
+        maximum=100,
+        title="Priority",
+        description="Where only some operations may run at the same time (roir queue), the greatest goes first. "
+        "Empty: 0.",
+        section=WHEN,
+    ),
+    "warn_after_s": Param(
+        None,
+        type=["null", "string", "integer"],
+        title="Warn of a pause after",
+        description="A paused build captures all the while. 12h, 2d, or seconds; 0: never. Empty: a day.",
+        section=WHEN,
+    ),
+    "abort_after_s": Param(
+        None,
+        type=["null", "string", "integer"],
+        title="Abort a paused one after",
+        description="3d, or seconds. What was built is removed then. Empty: never.",
+        section=WHEN,
+    ),
     "spark": Param(
         "local",
         type="string",
@@ -200,6 +241,9 @@ PARAMS = {
         section=WHERE,
     ),
 }
+
+# An empty field is rendered as None, which takes the default.
+WORK = {name: f"{{{{ params.{name} }}}}" for name in WORK_OPTIONS}
 
 with DAG(
     dag_id="rebuild_index",
@@ -229,10 +273,10 @@ with DAG(
         task_id="verify_before",
         mode="{{ 'before' if params.verify in ('before', 'both') else 'none' }}",
         parallelism="{{ params.parallelism }}",
-        throttle="{{ params.throttle or '' }}",
         spark="{{ params.spark }}",
         # What is wrong is what the rebuild is for.
         fail_on_difference=False,
+        **WORK,
     )
     prepare = PrepareIndexBuildOperator(
         task_id="prepare",
@@ -249,11 +293,11 @@ with DAG(
         batch_rows="{{ params.batch_rows }}",
         ranges="{{ params.ranges or '' }}",
         max_rows_per_second="{{ params.max_rows_per_second or '' }}",
-        throttle="{{ params.throttle or '' }}",
         ignore_row_security="{{ params.ignore_row_security }}",
         ignore_publications="{{ params.ignore_publications }}",
         scan="{{ params.scan }}",
         verify="{{ params.verify }}",
+        **WORK,
     )
     build = BuildIndexOperator(
         task_id="build",

@@ -18,11 +18,12 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from airflow_roir.definition import MAX_PARALLELISM, MAX_SLICES
+from airflow_roir.definition import MAX_PARALLELISM, MAX_SLICES, WORK_OPTIONS
 from airflow_roir.operators.verify import VerifyIndexOperator
 
 WHAT = "What to verify"
 HOW = "How to verify it"
+WHEN = "When, and how hard"
 WHERE = "Where"
 
 PARAMS = {
@@ -93,6 +94,38 @@ PARAMS = {
         description="Stop after this many seconds of work; the rest is not compared. Empty: no limit.",
         section=HOW,
     ),
+    "windows": Param(
+        None,
+        type=["null", "string"],
+        title="Windows",
+        description="When it may work, as CRON for DURATION in ZONE, several by semicolons: 0 22 * * 1-5 for 8h in "
+        "Europe/Berlin. Outside it pauses, inside it continues. Empty: always.",
+        section=WHEN,
+    ),
+    "priority": Param(
+        None,
+        type=["null", "integer"],
+        minimum=-100,
+        maximum=100,
+        title="Priority",
+        description="Where only some operations may run at the same time (roir queue), the greatest goes first. "
+        "Empty: 0.",
+        section=WHEN,
+    ),
+    "warn_after_s": Param(
+        None,
+        type=["null", "string", "integer"],
+        title="Warn of a pause after",
+        description="A paused build captures all the while. 12h, 2d, or seconds; 0: never. Empty: a day.",
+        section=WHEN,
+    ),
+    "abort_after_s": Param(
+        None,
+        type=["null", "string", "integer"],
+        title="Abort a paused one after",
+        description="3d, or seconds. What was built is removed then. Empty: never.",
+        section=WHEN,
+    ),
     "spark": Param(
         "local",
         type="string",
@@ -113,6 +146,9 @@ PARAMS = {
         section=WHERE,
     ),
 }
+
+# An empty field is rendered as None, which takes the default. A longest duration ends a verification.
+WORK = {name: f"{{{{ params.{name} }}}}" for name in WORK_OPTIONS if name != "max_duration_s"}
 
 with DAG(
     dag_id="verify_index",
@@ -145,6 +181,6 @@ with DAG(
         repair="{{ params.repair }}",
         amcheck="{{ params.amcheck }}",
         parallelism="{{ params.parallelism }}",
-        throttle="{{ params.throttle or '' }}",
         spark="{{ params.spark }}",
+        **WORK,
     )

@@ -320,3 +320,22 @@ def test_a_pause_while_spark_starts_ends_the_command_at_once(database: Database,
     assert ": tea; resume with" in said
     [(status, heart)] = steps.sql(watch, "SELECT status, heartbeat_at FROM roir.operation")
     assert (status, heart) == ("paused", None)
+
+
+def test_plan_says_what_is_missing_what_it_takes_and_prints_its_ddl(dsn: str) -> None:
+    planned = as_json(dsn, "plan", *BUILD[1:])
+    assert planned["trial"]["rows"] == 5000
+    assert planned["base_bytes"] > planned["index_bytes"] > 0
+    assert {lock["mode"] for lock in planned["locks"]} == {"ACCESS SHARE", "SHARE ROW EXCLUSIVE", "ACCESS EXCLUSIVE"}
+    shown = here(dsn, "plan", *BUILD[1:], "--measure", "1").stdout
+    for line in ("space  ", "delta  ", "wal  ", "seal  ", "locks  "):
+        assert f"\n{line}" in shown
+    assert "nothing was written, by a count of 1 s" in shown
+    script = here(dsn, "plan", *BUILD[1:], "--sql").stdout
+    assert "CREATE TRIGGER roir_capture_" in script
+    assert "-- publish" in script
+    wrong = ("plan", "ix", "--table", '"Weird S"."T ""1"""', "--keys", "a,b")
+    refused = as_json(dsn, *wrong, code=2)
+    assert (refused["missing_rights"], len(refused["refused"])) == ([], 2)
+    assert here(dsn, *wrong, code=2).stderr.count("roir: refused: ") == 2
+    assert "measure is -1" in here(dsn, "plan", *BUILD[1:], "--measure", "-1", code=2).stderr

@@ -26,6 +26,8 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.test_cli import ROIR, here
 
+pytestmark = pytest.mark.sample(4)
+
 
 def values(text: str) -> dict[str, float]:
     return {one.name: one.value for family in text_string_to_metric_families(text) for one in family.samples}

@@ -20,6 +20,7 @@ from airflow_roir.cli import (  # noqa: F401
     metrics,
     operations,
     partitions,
+    plan,
     role,
     spark_archive,
     spark_server,

@@ -11,14 +11,15 @@ import typer
 from airflow_roir import __version__
 from airflow_roir.definition import MAX_PARALLELISM, MIN_BATCH_ROWS
 from airflow_roir.errors import InvalidInput
+from airflow_roir.span import seconds
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
 
 EXIT_CODES = """
 Exit codes: 0 done; 1 failed, verify found a difference, or duplicates or a census found some; 2 bad input, nothing was
-changed, or it was undone; 3 the operation is paused; 4 another run drives the operation; 130 Ctrl-C ended --watch, and
-nothing else.
+changed, or it was undone; 3 the operation is paused; 4 another run drives the operation; 5 it
+waits in the queue, of spark-submit alone; 130 Ctrl-C ended --watch, and nothing else.
 """
 
 app = typer.Typer(
@@ -106,6 +107,46 @@ Verify = Annotated[
 RevertWindow = Annotated[
     int, typer.Option("--revert-window", help="Seconds for which a replaced generation is kept and maintained.")
 ]
+Throttle = Annotated[
+    str | None,
+    typer.Option(help="Limits of signals of the server: replica_lag=100MB commit_latency=20ms; off: none."),
+]
+Windows = Annotated[
+    str | None,
+    typer.Option(help="When it may work: 0 22 * * 1-5 for 8h in Europe/Berlin; several by semicolons; off: always."),
+]
+MaxDuration = Annotated[
+    str | None,
+    typer.Option("--max-duration", help="Pause after so long since it began or was resumed: 2h, 90min; 0: no limit."),
+]
+Priority = Annotated[
+    int | None, typer.Option(help="Of those in the queue the greatest goes first, -100 to 100; by default 0.")
+]
+WarnAfter = Annotated[
+    str | None, typer.Option("--warn-after", help="Warn of a pause that lasts for so long; by default 1d, 0: never.")
+]
+AbortAfter = Annotated[
+    str | None, typer.Option("--abort-after", help="Abort once a pause lasts for so long: 3d; by default 0: never.")
+]
+
+
+def work_options(
+    throttle: str | None,
+    windows: str | None,
+    max_duration: str | None,
+    priority: int | None,
+    warn_after: str | None,
+    abort_after: str | None,
+) -> dict[str, Any]:
+    """The options that say when and how hard an operation works, as the engine has them. Raises InvalidInput."""
+    return {
+        "throttle": throttle,
+        "windows": windows,
+        "max_duration_s": seconds("--max-duration", max_duration),
+        "priority": priority,
+        "warn_after_s": seconds("--warn-after", warn_after),
+        "abort_after_s": seconds("--abort-after", abort_after),
+    }
 
 
 def _show_version(wanted: bool) -> None:

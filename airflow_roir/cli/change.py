@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import typer
 
-from airflow_roir.cli.app import BatchRows, Index, MaxRows, Parallelism, app, database_of, say, show
+from airflow_roir.cli.app import (
+    AbortAfter,
+    BatchRows,
+    Index,
+    MaxDuration,
+    MaxRows,
+    Parallelism,
+    Priority,
+    Throttle,
+    WarnAfter,
+    Windows,
+    app,
+    database_of,
+    say,
+    show,
+    work_options,
+)
 
 
 @app.command()
@@ -14,6 +30,12 @@ def change(
     parallelism: Parallelism = None,
     batch_rows: BatchRows = None,
     max_rows_per_second: MaxRows = None,
+    throttle: Throttle = None,
+    windows: Windows = None,
+    max_duration: MaxDuration = None,
+    priority: Priority = None,
+    warn_after: WarnAfter = None,
+    abort_after: AbortAfter = None,
 ) -> None:
     """Change an unfinished operation, running or paused. Workers follow at their next batch."""
     from airflow_roir.engine import live_options, operations
@@ -28,6 +50,7 @@ def change(
         parallelism=parallelism,
         batch_rows=batch_rows,
         max_rows_per_second=max_rows_per_second,
+        **work_options(throttle, windows, max_duration, priority, warn_after, abort_after),
     )
     show(live_options.told(before, after))
     for line in slow_operation(database, after):

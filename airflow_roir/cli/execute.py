@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -15,21 +16,25 @@ from airflow_roir.cli.cells import printable
 from airflow_roir.cli.look import look
 from airflow_roir.cli.spark import CommandSpark, tell
 from airflow_roir.cli.status import print_overview
-from airflow_roir.definition import argument
-from airflow_roir.engine import finalize, operations
+from airflow_roir.definition import VerifyOptions, argument
+from airflow_roir.engine import admission, finalize, long_pause, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.operations import OperationRow
 from airflow_roir.engine.status import OperationStatus, operation_status
+from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
-from airflow_roir.errors import DuplicatesFound, OperationPaused, RoirError
-from airflow_roir.operation import BY_DUPLICATES, Phase, Status
+from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
+from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, Phase, Status
 from airflow_roir.quantity import counted, left, rate
 from airflow_roir.spark.driver_process import Driver
 from airflow_roir.spark.kept_driver import KeptDriver
 
 # How soon a pause is seen while Spark starts, and how often the progress bar moves.
 LOOK_EVERY_S = 0.5
+# How often a command that waits for its window or its place asks.
+WAIT_S = 5.0
+LOST = "the server has lost its last commits, by a failover or a restore; continuing with what it has"
 # Failovers that lose something, during one command.
 MOST = 5
 
@@ -41,25 +46,28 @@ def carry_on(database: Database, index: str, spark: CommandSpark, take_over: boo
         print_report(carry_on_verification(database, index, spark, take_over, as_json), as_json)
         return
     owner = _owner()
-    with _progress(database, row.id, quiet=as_json) as relay:
-        for _ in range(MOST):
-            if row.phase not in (Phase.BUILD, Phase.SEAL):
-                break
-            _on_spark(database, index, row, owner, spark, take_over, relay)
-            now = operation_status(database, row.id)
-            if now.status != Status.RUNNING or now.phase not in (Phase.BUILD, Phase.SEAL):
-                break
-            # It was sealed. A heartbeat that is there still is our own.
-            say("the server has lost its last commits, by a failover or a restore; continuing with what it has")
-            row, take_over = operations.find_operation(database, index), True
-        spark.release()
-        now = operation_status(database, row.id)
-        paused = now.status == Status.PAUSED and row.phase in (Phase.BUILD, Phase.SEAL)
-        if now.phase in (Phase.FOLD, Phase.PUBLISH) and not paused:
+    for now, taking_over in _turns(database, row.id, index, spark, owner, take_over):
+        with _progress(database, row.id, quiet=as_json) as relay:
+            if now.phase in (Phase.BUILD, Phase.SEAL):
+                if not _on_spark(database, index, now, owner, spark, taking_over, relay):
+                    after = operation_status(database, row.id)
+                    if after.status == Status.RUNNING and after.phase in (Phase.BUILD, Phase.SEAL):
+                        # It was sealed.
+                        say(LOST)
+                continue
+            spark.release()
+            if now.status == Status.PAUSED:
+                # Now: a pause that comes in between must not be lifted with this one.
+                operations.resume(database, index, operations.default_actor())
             try:
-                finalize.finalize(database, index, owner, say, take_over=take_over)
+                finalize.finalize(database, index, owner, say, take_over=taking_over)
             except DuplicatesFound as error:
                 say(str(error))
+            except (OperationPaused, OperationQueued):
+                # Its window has closed in this moment: the next turn waits for it.
+                continue
+        if not _waits_for_window(database, row.id):
+            break
     ended = operation_status(database, row.id)
     if ended.census and ended.status in (Status.ABORTING, Status.ABORTED):
         print_census(database, row.id, as_json)
@@ -89,12 +97,27 @@ def carry_on_verification(
 ) -> VerifyReport:
     """Run a verification to its end, on Spark; exits with 3 if somebody paused it."""
     row = operations.find_operation(database, index)
-    with _progress(database, row.id, quiet) as relay:
-        _on_spark(database, index, row, _owner(), spark, take_over, relay)
+    owner = _owner()
+    for now, taking_over in _turns(database, row.id, index, spark, owner, take_over):
+        with _progress(database, row.id, quiet) as relay:
+            code = _on_spark(database, index, now, owner, spark, taking_over, relay)
+        if code != OperationQueued.exit_code and not _waits_for_window(database, row.id):
+            break
     ended = operation_status(database, row.id)
     _exit_if_paused(ended, index)
     _exit_if_unfinished(ended, index)
     return report_of(database, row.id)
+
+
+def verify_by_threads(database: Database, index: str, options: VerifyOptions) -> VerifyReport:
+    """Verify by threads of this process, once its window is open and it has its place. Raises OperationPaused."""
+    actor = operations.default_actor()
+    begun = verification.begin(database, index, options, actor)
+    for _ in _turns(database, begun.operation_id, begun.index, None, actor, False):
+        with suppress(OperationPaused, OperationQueued):
+            return compare.verify(database, begun.index, options, actor)
+    row = operations.find_operation(database, begun.index)
+    raise OperationPaused(f"index {begun.index}: paused by {row.paused_by}: {row.pause_reason}")
 
 
 def print_report(report: VerifyReport, as_json: bool) -> None:
@@ -111,6 +134,56 @@ def print_report(report: VerifyReport, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
+def _turns(
+    database: Database, operation_id: int, index: str, spark: CommandSpark | None, owner: str, take_over: bool
+) -> Iterator[tuple[OperationRow, bool]]:
+    """The operation each time that it may work, until it has ended or somebody else has paused it.
+
+    Outside of its window, and while it is queued, this process waits, without Spark. Ctrl-C leaves it paused. Yields
+    whether to take over, too: after the first turn a heartbeat that is there still may be our own.
+    """
+    said, turns, begun = "", 0, False
+    try:
+        while turns <= MOST:
+            with database.transaction() as connection:
+                row = operations.read_operation(connection, operation_id)
+                beats = operations.heart_beats(row, connection)
+            # Whoever begins lifts any pause; afterwards only that of the window.
+            stays = row.status == Status.PAUSED and row.paused_by != BY_WINDOW
+            if begun and (stays or row.status not in (Status.RUNNING, Status.PAUSED)):
+                return
+            taking_over = take_over or (turns > 0 and row.owner == owner)
+            if beats and not taking_over:
+                raise operations.running_elsewhere(row, index)
+            begun = True
+            wait = admission.ask(database, operation_id)
+            if wait is None:
+                with database.transaction() as connection:
+                    row = operations.read_operation(connection, operation_id)
+                # A window may close as often as it likes.
+                turns = turns + 1 if row.status == Status.RUNNING else 1
+                yield row, taking_over
+                continue
+            if not wait.passes:
+                return
+            if spark is not None:
+                spark.rest()
+            if wait.why != said:
+                said = wait.why
+                now = "" if wait.is_queued else f"; roir change {argument(index)} --windows off lets it work now"
+                say(f"index {argument(index)}: {wait.why}{now}. Waiting; Ctrl-C leaves it paused")
+            if not wait.is_queued:
+                long_pause.settle(database, owner, operation_id, tell=lambda pause: say(pause.text))
+            time.sleep(WAIT_S if wait.seconds is None else max(min(wait.seconds, WAIT_S), 0.1))
+    except KeyboardInterrupt:
+        _pause_quietly(database, index)
+
+
+def _waits_for_window(database: Database, operation_id: int) -> bool:
+    now = operation_status(database, operation_id)
+    return now.status == Status.PAUSED and now.paused_by == BY_WINDOW
+
+
 def _owner() -> str:
     return f"{operations.default_actor()} pid {os.getpid()}"
 
@@ -123,7 +196,7 @@ def _on_spark(
     spark: CommandSpark,
     take_over: bool,
     relay: Callable[[str], None],
-) -> None:
+) -> int:
     if row.status == Status.PAUSED:
         # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
         operations.resume(database, index, operations.default_actor())
@@ -134,8 +207,10 @@ def _on_spark(
         lambda: _pause_quietly(database, index),
         lambda: _has_paused(database, row.id, owner),
     )
-    if code not in (0, OperationPaused.exit_code):
+    # Who has to queue again asks again.
+    if code not in (0, OperationPaused.exit_code, OperationQueued.exit_code):
         raise typer.Exit(code)
+    return code
 
 
 def _exit_if_paused(ended: OperationStatus, index: str) -> None:
@@ -206,6 +281,7 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Ca
         yield tell
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     # What is written to standard error meanwhile appears above it.
@@ -225,6 +301,9 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Ca
             speed = f", {rate(now.rows_per_second)}" if now.rows_per_second else ""
             said = f"{now.phase}: {counted(now.rows, 'row')}{speed}"
             remaining = left(now.seconds_left, now.seconds_left_low, now.seconds_left_high) or ""
+            if now.throttled is not None:
+                # A replica may be called anything, also as rich's markup.
+                remaining = escape(printable(now.throttled))
             bar.update(task, completed=now.percent_complete, description=said, left=remaining)
 
     with bar, meanwhile(look, LOOK_EVERY_S, "roir-progress"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from airflow_roir.cli.app import AsJson, Index, Reason, app, database_of, print_json, say, show
@@ -59,6 +61,37 @@ def drop(context: typer.Context, index: Index) -> None:
 
     drops.drop_index(database_of(context), index, operations.default_actor(), say)
     show(f"index {index} dropped")
+
+
+@app.command()
+def queue(
+    context: typer.Context,
+    most: Annotated[
+        int | None,
+        typer.Option("--max", help="How many operations may run at the same time from now on; 0: no limit."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which operations run, and which wait for them, in the order in which they start."""
+    from airflow_roir.engine import admission
+    from airflow_roir.quantity import duration
+
+    database = database_of(context)
+    found = admission.queue(database) if most is None else admission.set_most(database, most)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    show(f"at most {found.most} at the same time" if found.most is not None else "no limit: none waits")
+    for one in (*found.running, *found.waiting):
+        since = "" if one.seconds is None else f" for {duration(one.seconds)}"
+        does = f"runs{since}" if one.place is None else f"waits{since}, place {one.place}"
+        who = f", driven by {printable(one.owner)}" if one.owner and one.place is None else ""
+        show(
+            f"{printable(one.index)}: {one.kind} {one.operation_id}, phase {one.phase}, priority {one.priority}, "
+            f"{does}{who}"
+        )
+    if not (found.running or found.waiting):
+        show("nothing runs")
 
 
 @app.command(name="clean-up")

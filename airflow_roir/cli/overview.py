@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from airflow_roir.cli.cells import fitted, printable, wrapped
 from airflow_roir.cli.look import PAUSING, Look
 from airflow_roir.definition import argument
-from airflow_roir.operation import BY_DUPLICATES, Status
+from airflow_roir.operation import BY_DUPLICATES, QUEUED, Status
 from airflow_roir.quantity import counted, duration, left, lost, percent, rate, shared, size
 
 if TYPE_CHECKING:
@@ -159,6 +159,8 @@ def operation_notes(seen: Look, one: OperationStatus) -> Iterator[str]:
         and (found is None or one.notice != found.held_up.text or found.held_up.by not in WORTH_SAYING)
     ):
         yield printable(one.notice)
+    if one.long_pause:
+        yield f"warning: {printable(one.long_pause)}"
     if one.throttle and one.status in (Status.RUNNING, Status.PAUSED):
         yield f"limits: {printable(one.throttle)}"
     if one.throttle_seconds:
@@ -175,6 +177,8 @@ def driven(seen: Look, one: OperationStatus) -> str:
     if state == Status.RUNNING:
         if one.driven:
             return f"running, driven by {printable(one.owner or 'unknown')}"
+        if one.notice is not None and one.notice.startswith(QUEUED):
+            return "waits for its turn: roir queue shows all that do"
         if one.silent_seconds is None:
             return f"running, no run drives it yet: a waiting task begins within half a minute, or: roir resume {name}"
         since = duration(one.silent_seconds)

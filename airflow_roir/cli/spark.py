@@ -78,6 +78,17 @@ class CommandSpark:
         if self._driver is not None:
             self._driver.release()
 
+    def rest(self) -> None:
+        """Let Spark end while its command waits; `drive` starts another one."""
+        if self._driver is not None:
+            self._driver.release()
+            self._driver.wait(TERMINATE_S)
+            self._driver.kill()
+            self._driver = None
+        if self._waiting_log is not None:
+            self._waiting_log.unlink(missing_ok=True)
+            self._waiting_log = None
+
     def __enter__(self) -> CommandSpark:
         return self
 

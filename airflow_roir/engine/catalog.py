@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from airflow_roir.definition import IndexDefinition, QualifiedName, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.source import Column, Source
-from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.errors import InvalidInput, NotFound, RightMissing, RoirError
 
 _RELATION_KINDS = {
     "v": "a view",
@@ -127,13 +127,24 @@ def default_schemas(connection: Connection) -> list[str]:
 
 def read_source(connection: Connection, name: QualifiedName) -> Source:
     """Read a source by name. Raises NotFound, or InvalidInput if such a relation can't be indexed."""
+    row = _find(connection, name)
+    return _checked(connection, row, row.owned)
+
+
+def found(connection: Connection, name: QualifiedName) -> tuple[int, QualifiedName]:
+    """A relation's oid and full name, whatever it is. Raises NotFound."""
+    row = _find(connection, name)
+    return row.oid, QualifiedName(row.nspname, row.relname)
+
+
+def _find(connection: Connection, name: QualifiedName) -> Row[Any]:
     schemas = [name.schema] if name.schema is not None else default_schemas(connection)
     row = execute(connection, FIND_RELATION, {"name": name.name, "schemas": schemas}).first()
     if row is None:
         listed = ", ".join(map(quote, schemas)) or "that search_path names (there is none)"
         where = f"schema {listed}" if name.schema else f"schemas {listed}"
         raise NotFound(f"table {name} doesn't exist in {where}; check the name, and quote it if it has capitals")
-    return _checked(connection, row, row.owned)
+    return row
 
 
 def read_source_by_oid(connection: Connection, oid: int, check: bool = True, only_look: bool = False) -> Source:
@@ -150,32 +161,44 @@ def read_source_by_oid(connection: Connection, oid: int, check: bool = True, onl
     return _checked(connection, row, row.by_builder if only_look else row.owned)
 
 
+def look(connection: Connection, name: QualifiedName) -> tuple[Source | None, list[RoirError]]:
+    """As `read_source`, with all that speaks against it at once. None if it is no table."""
+    row = _find(connection, name)
+    key = _primary_key(connection, row)
+    full = QualifiedName(row.nspname, row.relname)
+    problems = [*_relation_problems(full, row, row.owned), *_key_problems(full, key)]
+    return (_read(connection, row, key), problems) if row.kind in ("r", "p") else (None, problems[:1])
+
+
 def _checked(connection: Connection, row: Row[Any], owned: bool) -> Source:
     full = QualifiedName(row.nspname, row.relname)
-    _refuse_relation(full, row)
-    if not owned:
-        raise InvalidInput(
-            f"table {full} belongs to {row.owner}; only a member of that role can capture its writes. Connect as one"
-        )
+    for problem in _relation_problems(full, row, owned):
+        raise problem
     key = _primary_key(connection, row)
+    for problem in _key_problems(full, key):
+        raise problem
+    return _read(connection, row, key)
+
+
+def _key_problems(full: QualifiedName, key: Sequence[Row[Any]]) -> Iterator[RoirError]:
     if not key:
-        raise InvalidInput(
+        yield InvalidInput(
             f"table {full} has no primary key; an index needs one to identify rows. Add one: ALTER TABLE {full} "
             "ADD PRIMARY KEY (…)"
         )
+        return
     if key[0].amname != "btree":
-        raise InvalidInput(f"table {full} has a temporal primary key, which is no B-tree; roir doesn't support that")
-    if not all(k.by_signs for k in key):
-        raise InvalidInput(
+        yield InvalidInput(f"table {full} has a temporal primary key, which is no B-tree; roir doesn't support that")
+    elif not all(k.by_signs for k in key):
+        yield InvalidInput(
             f"table {full} has a primary key of a type that < and > don't order (hstore), so roir can't scan it"
         )
     if not key[0].indisvalid:
-        raise InvalidInput(
+        yield InvalidInput(
             f"table {full} has a primary key that is not valid: not every partition has it (ALTER TABLE ONLY … ADD "
             "PRIMARY KEY), so there may be duplicates. Add it to each partition, and attach their indexes: "
             "ALTER INDEX … ATTACH PARTITION"
         )
-    return _read(connection, row, key)
 
 
 def _primary_key(connection: Connection, row: Row[Any]) -> Sequence[Row[Any]]:
@@ -272,32 +295,37 @@ def source_if_there(connection: Connection, index_id: int, check: bool = False) 
         return None
 
 
-def _refuse_relation(name: QualifiedName, row: object) -> None:
+def _relation_problems(name: QualifiedName, row: object, owned: bool) -> Iterator[RoirError]:
     kind = getattr(row, "kind", "")
     if kind not in ("r", "p"):
         what = _RELATION_KINDS.get(kind, "no table")
-        raise InvalidInput(f"{name} is {what}; an index needs an ordinary or partitioned table")
+        yield InvalidInput(f"{name} is {what}; an index needs an ordinary or partitioned table")
     if name.schema in ("pg_catalog", "information_schema", "roir", "roir_data") or (name.schema or "").startswith(
         "pg_toast"
     ):
-        raise InvalidInput(f"{name} is a system table; it can't be indexed")
+        yield InvalidInput(f"{name} is a system table; it can't be indexed")
     if getattr(row, "persistence", "p") == "t":
-        raise InvalidInput(f"table {name} is temporary: no other session sees its rows. Make it an ordinary table")
+        yield InvalidInput(f"table {name} is temporary: no other session sees its rows. Make it an ordinary table")
     if getattr(row, "persistence", "p") == "u":
-        raise InvalidInput(
+        yield InvalidInput(
             f"table {name} is unlogged; a crash would empty it, and the index wouldn't notice. Use ALTER TABLE "
             f"{name} SET LOGGED"
         )
     if getattr(row, "unlogged", None):
-        raise InvalidInput(
+        yield InvalidInput(
             f"partition {getattr(row, 'unlogged', None)} of table {name} is unlogged; a crash would empty it, and "
             "the index wouldn't notice. Use ALTER TABLE … SET LOGGED"
         )
     if kind == "p" and getattr(row, "relispartition", False):
-        raise InvalidInput(f"table {name} is a partition and has partitions of its own; index the whole table instead")
+        yield InvalidInput(f"table {name} is a partition and has partitions of its own; index the whole table instead")
     if kind == "r" and getattr(row, "has_children", False):
-        raise InvalidInput(
+        yield InvalidInput(
             f"table {name} has inheritance children; its triggers don't see their rows, so it can't be indexed"
+        )
+    if not owned:
+        yield RightMissing(
+            f"table {name} belongs to {getattr(row, 'owner', '?')}; only a member of that role can capture its "
+            "writes. Connect as one"
         )
 
 

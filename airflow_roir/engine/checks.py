@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -10,7 +13,7 @@ from airflow_roir.engine import owner
 from airflow_roir.engine.catalog import identity_columns
 from airflow_roir.engine.database import execute, said, sqlstate
 from airflow_roir.engine.source import Source
-from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.errors import InvalidInput, NotFound, RightMissing
 
 OLDEST_SERVER = 150000
 NEWEST_TRIED = 18
@@ -48,7 +51,7 @@ def check_rights(connection: Connection) -> None:
         "FROM pg_namespace WHERE nspname IN ('roir', 'roir_data')",
     ).one()
     if row.may is False:
-        raise InvalidInput(
+        raise RightMissing(
             f"role {quote(row.role)} has no rights on the control schema. Connect as the role that ran roir init, "
             f"or make this role its member: GRANT … TO {quote(row.role)}"
         )
@@ -151,39 +154,63 @@ def check_collations(connection: Connection, source: Source) -> None:
 
 def check_definition(connection: Connection, source: Source, definition: IndexDefinition) -> None:
     """Raise NotFound or InvalidInput if the definition doesn't fit the source. Changes nothing."""
+    for check in of_definition(connection, source, definition):
+        check()
+
+
+def of_definition(connection: Connection, source: Source, definition: IndexDefinition) -> Iterator[Callable[[], None]]:
+    """What `check_definition` checks, one by one: each may be called whatever the others say."""
+    for name in (*definition.key, *definition.include):
+        yield partial(_check_column, source, definition, name)
+    for name in definition.include:
+        yield partial(_check_included, source, definition, name)
+    yield partial(_check_width, source, definition)
+    for name in definition.key:
+        if name in source.columns:
+            yield partial(_check_order, connection, source, definition, name)
+
+
+def _check_column(source: Source, definition: IndexDefinition, name: str) -> None:
     index = definition.name
-    for column in (*definition.key, *definition.include):
-        if column not in source.columns:
-            near = ", ".join(map(quote, source.columns))
-            raise NotFound(f"index {index}: table {source.sql} has no column {quote(column)}; it has {near}")
-        if source.columns[column].virtual:
-            raise InvalidInput(
-                f"index {index}: column {quote(column)} is a virtual generated column, which triggers can't "
-                "see; make it STORED"
-            )
-    for column in definition.include:
-        if column in source.primary_key:
-            raise InvalidInput(
-                f"index {index}: column {quote(column)} belongs to the primary key, which every entry has; "
-                "don't include it"
-            )
+    if name not in source.columns:
+        near = ", ".join(map(quote, source.columns))
+        raise NotFound(f"index {index}: table {source.sql} has no column {quote(name)}; it has {near}")
+    if source.columns[name].virtual:
+        raise InvalidInput(
+            f"index {index}: column {quote(name)} is a virtual generated column, which triggers can't "
+            "see; make it STORED"
+        )
+
+
+def _check_included(source: Source, definition: IndexDefinition, name: str) -> None:
+    if name in source.primary_key:
+        raise InvalidInput(
+            f"index {definition.name}: column {quote(name)} belongs to the primary key, which every entry has; "
+            "don't include it"
+        )
+
+
+def _check_width(source: Source, definition: IndexDefinition) -> None:
     identity = identity_columns(source, definition)
     if len(identity) > MAX_KEY_COLUMNS:
         raise InvalidInput(
-            f"index {index}: key and primary key together have {len(identity)} columns; "
+            f"index {definition.name}: key and primary key together have {len(identity)} columns; "
             f"PostgreSQL allows {MAX_KEY_COLUMNS}"
         )
-    for column in definition.key:
-        try:
-            with connection.begin_nested():
-                query = f"SELECT 1 FROM {source.sql} ORDER BY {quote(column)} LIMIT 0"
-                owner.rows(connection, source, query, "one int")
-        except DBAPIError as error:
-            if sqlstate(error) == "42501":
-                raise InvalidInput(f"index {index}: the role may not read {source.sql}; grant it SELECT") from error
-            if sqlstate(error) != "42883":
-                raise
-            raise InvalidInput(
-                f"index {index}: key column {quote(column)} is of type {source.columns[column].type}, which has "
-                "no B-tree order. Choose another column, or include it instead"
-            ) from error
+
+
+def _check_order(connection: Connection, source: Source, definition: IndexDefinition, name: str) -> None:
+    index = definition.name
+    try:
+        with connection.begin_nested():
+            query = f"SELECT 1 FROM {source.sql} ORDER BY {quote(name)} LIMIT 0"
+            owner.rows(connection, source, query, "one int")
+    except DBAPIError as error:
+        if sqlstate(error) == "42501":
+            raise RightMissing(f"index {index}: the role may not read {source.sql}; grant it SELECT") from error
+        if sqlstate(error) != "42883":
+            raise
+        raise InvalidInput(
+            f"index {index}: key column {quote(name)} is of type {source.columns[name].type}, which has "
+            "no B-tree order. Choose another column, or include it instead"
+        ) from error

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import abort, catalog, drop, health, marks, operations, view
+from airflow_roir.engine import abort, catalog, drop, health, long_pause, marks, operations, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
@@ -22,6 +22,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import MOST_VANISHED, Attempts, Drain
+from airflow_roir.engine.long_pause import LongPause
 from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
@@ -85,10 +86,14 @@ DELETE FROM roir.duplicate d USING roir.operation o JOIN roir.index i ON i.id = 
 
 @in_one_history
 def clean_up(
-    database: Database, actor: str = "clean-up", report: Callable[[str], None] = lambda line: None
+    database: Database,
+    actor: str = "clean-up",
+    report: Callable[[str], None] = lambda line: None,
+    tell: Callable[[LongPause], object] = lambda pause: None,
 ) -> CleanUpReport:
     """Remove what finished operations leave. Safe at any time, by several processes at once.
 
+    tell: hears of pauses that last for long, and of those that were aborted for that, as their options say.
     What can't be locked soon is left for the next clean-up; the report names it.
     """
     result = CleanUpReport()
@@ -107,6 +112,7 @@ def clean_up(
     for row in maintained:
         _attempt(result, row, partial(_refresh_capture, database, row.index_id, result, report))
     _attempt(result, None, partial(_look_for_problems, database, result))
+    _attempt(result, None, partial(_settle_pauses, database, actor, result, tell, report))
     leaving: list[Any] = []
     _attempt(result, None, partial(_find_leaving, database, leaving))
     for row in leaving:
@@ -178,6 +184,18 @@ def _problem(row: Any, said: str) -> str:
 def _look_for_problems(database: Database, result: CleanUpReport) -> None:
     with database.transaction() as connection:
         result.warnings += health.warnings(connection)
+
+
+def _settle_pauses(
+    database: Database,
+    actor: str,
+    result: CleanUpReport,
+    tell: Callable[[LongPause], object],
+    report: Callable[[str], None],
+) -> None:
+    found = long_pause.settle(database, actor, None, tell, report)
+    result.warnings += [pause.text for pause in found]
+    result.operations_aborted += sum(pause.aborted for pause in found)
 
 
 def _find_leaving(database: Database, leaving: list[Any]) -> None:

@@ -147,7 +147,7 @@ def _sampled(connection: Connection, source: Source, size: str, limit: int) -> I
 
     files = files_of(connection, source.leaves)
     total = sum(file.blocks for file in files)
-    named = _names(connection, source.leaves)
+    named = names_of(connection, source.leaves)
     stretches: list[str] = []
     rest: list[str] = []
     seen: set[str] = set()
@@ -170,7 +170,8 @@ def _sampled(connection: Connection, source: Source, size: str, limit: int) -> I
         yield from read(rest[first : first + STRETCHES_PER_STATEMENT])
 
 
-def _names(connection: Connection, leaves: Sequence[int]) -> dict[int, str]:
+def names_of(connection: Connection, leaves: Sequence[int]) -> dict[int, str]:
+    """The names of relations by oid, as SQL."""
     listed = "SELECT oid::bigint, oid::regclass::text AS name FROM pg_class WHERE oid = ANY (%(leaves)s::oid[])"
     return {row.oid: row.name for row in execute(connection, listed, {"leaves": list(leaves)})}
 

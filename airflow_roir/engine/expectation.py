@@ -1,7 +1,7 @@
 """What a build is expected to take, before it begins: seconds of work, and seconds until Spark works and after it.
 
 Both are ranges: what else the server will do can't be known. They stand on what earlier builds of this database took,
-if there are any; else the work on how fast the plan read its sample, and the start on what is usual.
+if there are any; else the work on a trial, or on how fast the plan read its sample, and the start on what is usual.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import BuildOptions
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.plan import Plan
 from airflow_roir.engine.source import Source
 from airflow_roir.quantity import counted, expected
@@ -52,6 +53,8 @@ LEAF_S = 0.008
 SAMPLED_ROW_S = 5.5e-6
 FEWEST_SAMPLED = 5_000
 SLOWEST, FASTEST = 4.0, 0.7
+# A row of a trial is copied and indexed; a build also vacuums it, compares it and commits.
+BESIDE = 1.6
 # More workers help if they have cores; of the server's nobody tells us.
 SURE_WORKERS = 2
 
@@ -100,11 +103,17 @@ class Expectation:
 
 
 def expect(
-    connection: Connection, source: Source, plan: Plan, options: BuildOptions, index_id: int | None
+    connection: Connection,
+    source: Source,
+    plan: Plan,
+    options: BuildOptions,
+    index_id: int | None,
+    trial: Trial | None = None,
 ) -> Expectation:
     """What the build of a plan is expected to take. index_id: None if the index is new."""
     earlier = execute(connection, EARLIER, {"index": index_id, "most": MOST_EARLIER}).all()
     work = _as_before(earlier, plan.rows, options.parallelism) or _as_others(earlier, source, plan, options)
+    work = work or (by_trial(source, plan, options, trial) if trial is not None else None)
     work = work or by_sample(source, plan, options)
     if options.max_rows_per_second:
         limited = plan.rows / options.max_rows_per_second
@@ -141,6 +150,14 @@ def _as_others(earlier: Sequence[Row[Any]], source: Source, plan: Plan, options:
     row = statistics.median((one.worked - one.prepare) * one.parallelism / one.rows for one in telling)
     low, high = _of_rows(source, plan, options, row * plan.rows)
     return Span(0.5 * low, 2 * high, f"{counted(len(telling), 'build')} of other tables")
+
+
+def by_trial(source: Source, plan: Plan, options: BuildOptions, trial: Trial) -> Span | None:
+    """By what rows took that were copied and indexed for it; None if they were too few."""
+    if trial.timed < FEWEST_SAMPLED:
+        return None
+    low, high = _of_rows(source, plan, options, plan.rows * trial.row_s * BESIDE)
+    return Span(0.6 * low, 2 * high, f"a trial of {counted(trial.timed, 'row')}")
 
 
 def by_sample(source: Source, plan: Plan, options: BuildOptions) -> Span:

@@ -17,7 +17,7 @@ from airflow_roir.engine.lock_waits import FRESH_S
 from airflow_roir.engine.locks import WAITING
 from airflow_roir.engine.operations import HEARTBEAT_FRESH_S
 from airflow_roir.one_line import one_line
-from airflow_roir.operation import Phase, Status
+from airflow_roir.operation import QUEUED, Phase, Status
 
 BY = (
     "nothing",
@@ -153,6 +153,8 @@ def held_up(connection: Connection, row: Row[Any], work: AtWork) -> HeldUp:
         return HeldUp("pause", cut(f"paused by {row.paused_by}: {row.pause_reason}"))
     if row.state != Status.RUNNING:
         return HeldUp("nothing", "")
+    if row.notice is not None and row.notice.startswith(QUEUED) and not is_fresh(row):
+        return HeldUp("another run", cut(row.notice))
     if row.heartbeat_age is None:
         return HeldUp("starting", "no run drives it yet: a waiting task begins within half a minute, else roir resume")
     if not is_fresh(row):

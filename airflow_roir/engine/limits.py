@@ -36,6 +36,8 @@ class Limits:
     # How often a segment is begun again for those who wait for it. Then it is finished first: somebody who truncates
     # leaves all day long would else keep it from its end.
     seal_retreats: int = 8
+    # A paused build's delta of this size is warned of however short the pause is: 1 GB.
+    paused_delta_bytes: int = 1 << 30
     # How long a repair leaves a writer alone who holds what it is to repair.
     repair_rest_s: float = 0.1
 

@@ -305,6 +305,8 @@ def pause_operation(
         paused_by=actor,
         pause_reason=reason,
         ticked_at=None,
+        queued_at=None,
+        queued_seen_at=None,
     )
     # An event may need a page that a full disk has no room for; the pause itself does not.
     with suppress(OperationalError), connection.begin_nested():

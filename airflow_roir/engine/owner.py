@@ -20,7 +20,7 @@ from airflow_roir.engine import rights
 from airflow_roir.engine.database import bound, execute, sqlstate
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.tables import DATA_SCHEMA
-from airflow_roir.errors import InvalidInput, SourceChanged
+from airflow_roir.errors import RightMissing, SourceChanged
 
 # Whoever owns our schema is us, whoever else may create in it could put a function of his in our function's place. What
 # is sent plainly reads tables: should a view have taken the name, the server refuses it, where it knows that setting.
@@ -65,7 +65,7 @@ def rows(
     """Send a query that reads a source. columns: what it returns, as a column definition list, of built-in types.
 
     reads: names of the tables of his in the query, by default the source's. They are locked already. Locks that
-    the query takes are gone afterwards where the owner isn't trusted. Raises InvalidInput if our role can't become
+    the query takes are gone afterwards where the owner isn't trusted. Raises RightMissing if our role can't become
     the owner.
     """
     if is_trusted(connection, source, reads):
@@ -92,7 +92,7 @@ def relation(
 
 
 def is_trusted(connection: Connection, source: Source, reads: Sequence[str] | None = None) -> bool:
-    """True if the source's owner may do what we may, or is ourselves. Raises InvalidInput if there are several.
+    """True if the source's owner may do what we may, or is ourselves. Raises RightMissing if there are several.
 
     reads: names of the tables that are to be read, by default the source's. An owner changes under an ACCESS EXCLUSIVE
     lock only: what is locked before keeps the answer to the transaction's end.
@@ -128,7 +128,7 @@ def install(connection: Connection, source: Source) -> None:
     if standing.trusted or standing.made:
         return
     if standing.may_create:
-        raise InvalidInput(
+        raise RightMissing(
             f"table {source.name}: its owner {quote(source.owner)} has CREATE on schema {DATA_SCHEMA}, and could "
             f"replace roir's functions there: REVOKE CREATE ON SCHEMA {DATA_SCHEMA} FROM {quote(source.owner)}"
         )
@@ -188,7 +188,7 @@ END
 def hand_over(connection: Connection, source: Source, function: str) -> None:
     """Make the source's owner the owner of one of our functions. function: with its arguments' types.
 
-    Raises InvalidInput if our role may not.
+    Raises RightMissing if our role may not.
     """
     row = execute(connection, OWNED, {"function": function, "owner": source.owner}).one()
     if row.owned:
@@ -210,7 +210,7 @@ def hand_over(connection: Connection, source: Source, function: str) -> None:
     except DBAPIError as error:
         if sqlstate(error) != "42501":
             raise
-        raise InvalidInput(
+        raise RightMissing(
             f"table {source.name}: its capture must run as its owner, but role {quote(row.role)} can't become the "
             f"owner: GRANT {owner} TO {quote(row.role)}, from PostgreSQL 16 on with the option SET"
         ) from error
@@ -234,7 +234,7 @@ def _standing(connection: Connection, source: Source, reads: Sequence[str] | Non
     if row.owner is not None and row.owner != source.owner and row.owners == 1:
         raise SourceChanged(f"table {source.name} has got another owner meanwhile; start again")
     if not row.trusted and row.owners > 1:
-        raise InvalidInput(
+        raise RightMissing(
             f"table {source.name} belongs to {quote(source.owner)}, its partition {row.other}, but one role must "
             "read both. Use ALTER TABLE … OWNER TO on the partition"
         )

@@ -57,8 +57,8 @@ def check(connection: Connection, ignore: bool) -> None:
     """
     if not ignore and (lines := found(connection)):
         raise InvalidInput(
-            f"{lines[0]}. If its subscribers skip unknown tables (as Debezium does, by its list of tables), set "
-            "ignore_publications (roir build --ignore-publications)"
+            f"{'. '.join(lines)}. If its subscribers skip unknown tables (as Debezium does, by its list of tables), "
+            "set ignore_publications (roir build --ignore-publications)"
         )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
@@ -26,6 +27,8 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import EntrySize
 from airflow_roir.engine.expectation import Expectation, expect
+from airflow_roir.engine.forecast import trial as trials
+from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts, check_name, lock_table, telling_of_names
 from airflow_roir.engine.plan import Plan, make_plan
@@ -33,13 +36,16 @@ from airflow_roir.engine.scan_choice import Choice
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition
-from airflow_roir.errors import InvalidInput, NotFound, SourceChanged
+from airflow_roir.errors import InvalidInput, NotFound, RightMissing, SourceChanged
 from airflow_roir.generation_state import GenerationStatus
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Everything that prepare would do, found out without changing anything."""
+    """Everything that prepare would do, found out without changing anything.
+
+    trial: None if none was wanted, a text if none was possible. index_id: of the index that is rebuilt.
+    """
 
     index: QualifiedName
     source: Source
@@ -50,6 +56,8 @@ class Rehearsal:
     kind: str
     entry_size: EntrySize
     expectation: Expectation
+    trial: Trial | str | None
+    index_id: int | None
 
 
 def rehearse(
@@ -59,51 +67,33 @@ def rehearse(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 5.0,
     command: str | None = None,
+    with_trial: bool = False,
 ) -> Rehearsal:
     """Validate a definition against the database and plan its ranges and segments. Changes nothing.
 
     patience_s: how long to try where somebody holds the whole table (a TRUNCATE, an ALTER). command: whom `roir status`
-    shows to wait for that; None shows no wait, and nothing is written.
+    shows to wait for that; None shows no wait, and nothing is written. with_trial: copy some rows and take them
+    back, to know this server.
     Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
     """
     with database.transaction() as connection:
-        # Sizes are measured by a function that is made for that, and undone.
-        check_schema(connection, writes=True)
-        checks.check_rights(connection)
-        checks.check_server(connection)
-        _check_lock_timeout(connection, options)
-        existing = existing_index(connection, definition)
-        if existing is not None:
-            definition = stored_definition(connection, existing, definition)
-        elif definition.source is None:
-            raise NotFound(
-                f"there is no index {definition.name} to rebuild; to create it, give the table and key columns"
-            )
-        assert definition.source is not None
-        _check_options(definition, options, existing)
-        live_options.work_columns(connection, options)
-        source = catalog.read_source(connection, definition.source)
-        checks.check_row_security(connection, source, options.ignore_row_security)
-        checks.check_partition_key(connection, source)
-        publications.check(connection, options.ignore_publications)
-        subscriptions.check(connection, source)
-        checks.check_collations(connection, source)
-        checks.check_bounds(connection, source)
-        if existing is not None:
-            _check_shape(connection, existing, source)
+        existing, definition, source = look(connection, definition, options)
 
     def plan(connection: Connection) -> Rehearsal:
         checks.check_definition(connection, source, definition)
         if existing is None:
-            _check_name_is_free(connection, index)
+            check_name_is_free(connection, index)
         found = make_plan(connection, source, definition, options)
         choice = scan_choice.choose(connection, source, options, found, existing.id if existing else None)
         entry = Entry.of(source, definition, options.covering, found.partition)
         entry = entry_size.cover(connection, index, source, entry, options.covering)
         size = entry_size.measure(connection, index, source, entry)
-        expectation = expect(connection, source, found, options, existing.id if existing else None)
+        tried = trials.attempt(connection, source, entry) if with_trial else None
+        index_id = existing.id if existing else None
+        known = tried if isinstance(tried, Trial) else None
+        expectation = expect(connection, source, found, options, index_id, known)
         kind = "rebuild" if existing else "create"
-        return Rehearsal(index, source, definition, entry, found, choice, kind, size, expectation)
+        return Rehearsal(index, source, definition, entry, found, choice, kind, size, expectation, tried, index_id)
 
     index = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
     waiter = None if command is None else Waiter(command, str(index))
@@ -121,6 +111,49 @@ def rehearse(
 
     with telling_of_names():
         return readers.run(plan_as_owner, report)
+
+
+def look(
+    connection: Connection, definition: IndexDefinition, options: BuildOptions
+) -> tuple[Row[Any] | None, IndexDefinition, Source]:
+    """The index, if there is one, its definition and its source. Raises what a build is refused for first."""
+    # Sizes are measured by a function that is made for that, and undone.
+    check_schema(connection, writes=True)
+    checks.check_rights(connection)
+    checks.check_server(connection)
+    check_lock_timeout(connection, options)
+    existing, definition = whole_definition(connection, definition)
+    assert definition.source is not None
+    check_options(definition, options, existing)
+    live_options.work_columns(connection, options)
+    source = catalog.read_source(connection, definition.source)
+    for check in of_source(connection, source, options, existing):
+        check()
+    return existing, definition, source
+
+
+def whole_definition(connection: Connection, definition: IndexDefinition) -> tuple[Row[Any] | None, IndexDefinition]:
+    """With what an existing index was made of. Raises NotFound, InvalidInput."""
+    existing = existing_index(connection, definition)
+    if existing is not None:
+        definition = stored_definition(connection, existing, definition)
+    elif definition.source is None:
+        raise NotFound(f"there is no index {definition.name} to rebuild; to create it, give the table and key columns")
+    return existing, definition
+
+
+def of_source(
+    connection: Connection, source: Source, options: BuildOptions, existing: Row[Any] | None
+) -> Iterator[Callable[[], None]]:
+    """What of a source may refuse a build, one by one: each may be called whatever the others say."""
+    yield partial(checks.check_row_security, connection, source, options.ignore_row_security)
+    yield partial(checks.check_partition_key, connection, source)
+    yield partial(publications.check, connection, options.ignore_publications)
+    yield partial(subscriptions.check, connection, source)
+    yield partial(checks.check_collations, connection, source)
+    yield partial(checks.check_bounds, connection, source)
+    if existing is not None:
+        yield partial(_check_shape, connection, existing, source)
 
 
 def check_columns(connection: Connection, source: Source, definition: IndexDefinition) -> None:
@@ -149,7 +182,8 @@ def _check_shape(connection: Connection, existing: Row[Any], source: Source) -> 
             raise InvalidInput(problems[0])
 
 
-def _check_options(definition: IndexDefinition, options: BuildOptions, existing: Row[Any] | None) -> None:
+def check_options(definition: IndexDefinition, options: BuildOptions, existing: Row[Any] | None) -> None:
+    """Raise InvalidInput for options that don't fit together."""
     name = definition.name
     if options.census and existing is not None:
         raise InvalidInput(
@@ -164,7 +198,7 @@ def _check_options(definition: IndexDefinition, options: BuildOptions, existing:
         )
 
 
-def _check_name_is_free(connection: Connection, name: QualifiedName) -> None:
+def check_name_is_free(connection: Connection, name: QualifiedName) -> None:
     """The view of that name must be creatable: the schema is there, nothing has the name, and we may."""
     row = execute(
         connection,
@@ -182,13 +216,14 @@ def _check_name_is_free(connection: Connection, name: QualifiedName) -> None:
             f"index {name}: another relation or type has that name in {quote(name.schema)}; choose another"
         )
     if not row.may:
-        raise InvalidInput(
+        raise RightMissing(
             f"index {name}: role {row.role} has no right to create in schema {quote(name.schema)}; "
             f'run: GRANT CREATE ON SCHEMA {quote(name.schema)} TO "{row.role}"'
         )
 
 
-def _check_lock_timeout(connection: Connection, options: BuildOptions) -> None:
+def check_lock_timeout(connection: Connection, options: BuildOptions) -> None:
+    """Raise InvalidInput if writers would have to give way to us."""
     deadlock = int(execute(connection, "SELECT setting FROM pg_settings WHERE name = 'deadlock_timeout'").scalar_one())
     if options.lock_timeout_ms >= deadlock:
         raise InvalidInput(

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import operations, tables
+from airflow_roir.engine import admission, operations, tables
 from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.patience import Patience, Saying
@@ -23,6 +23,7 @@ from airflow_roir.errors import (
     IllegalTransition,
     OperationFailed,
     OperationPaused,
+    OperationQueued,
     RoirError,
     SchemaVersionMismatch,
     SourceChanged,
@@ -57,8 +58,9 @@ def start_run(
     this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept. report:
     says what is waited for.
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
-    drive), SchemaVersionMismatch (begun by other code),
-    OperationPaused (and `lift_pause` is False; nothing was changed).
+    drive), SchemaVersionMismatch (begun by other code), OperationPaused (and `lift_pause` is False; nothing was
+    changed; or it is outside of its window, or has worked for as long as it may: that has paused it now),
+    OperationQueued (as many others run as may).
     """
 
     # What isn't there is said at once, what ran out is waited for.
@@ -70,51 +72,60 @@ def start_run(
 
 def _start_run(database: Database, index: str, owner: str, take_over: bool, lift_pause: bool) -> Run:
     with database.transaction() as connection:
-        check_schema(connection, writes=True)
-        name = parse_name(index, "index")
-        found = operations.live_or_last(connection, name)
-        row = connection.execute(
-            select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()
-        ).one()
-        if row.status == Status.FAILED:
-            raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then start again")
-        if row.status == Status.ABORTING:
-            raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; roir clean-up finishes that")
-        if row.status not in (Status.RUNNING, Status.PAUSED):
-            raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
-        # A pause that the run before this one took upon itself, because something failed, is nobody's wish.
-        if row.status == Status.PAUSED and not lift_pause and row.paused_by != row.owner:
-            raise OperationPaused(f"index {index}: paused by {row.paused_by}: {row.pause_reason}")
-        if row.format_version not in (FORMAT_VERSION, BLOCK_FORMAT_VERSION):
-            raise SchemaVersionMismatch(
-                f"operation {row.id} began with checkpoint format {row.format_version}, but this code writes "
-                f"{FORMAT_VERSION}. Finish it with the version that began it, or abort it"
-            )
-        if operations.heart_beats(row, connection) and not take_over:
-            raise operations.running_elsewhere(row, index)
-        operations.move(
-            connection,
-            row,
-            Verb.START,
-            epoch=row.epoch,
-            owner=owner,
-            heartbeat_at=func.clock_timestamp(),
-            ticked_at=None,
-            pause_reason=None,
-            paused_by=None,
+        begun = _start(connection, index, owner, take_over, lift_pause)
+    # What keeps it from starting is written down first.
+    if isinstance(begun, admission.Wait):
+        raise (OperationQueued if begun.is_queued else OperationPaused)(f"index {index}: {begun.why}")
+    return begun
+
+
+def _start(connection: Connection, index: str, owner: str, take_over: bool, lift_pause: bool) -> Run | admission.Wait:
+    check_schema(connection, writes=True)
+    name = parse_name(index, "index")
+    found = operations.live_or_last(connection, name)
+    row = connection.execute(select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()).one()
+    if row.status == Status.FAILED:
+        raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then start again")
+    if row.status == Status.ABORTING:
+        raise IllegalTransition(f"index {index}: operation {row.id} is being aborted; roir clean-up finishes that")
+    if row.status not in (Status.RUNNING, Status.PAUSED):
+        raise IllegalTransition(f"index {index} has no operation to resume: its last one is {row.status}")
+    # A pause that the run before this one took upon itself, because something failed, is nobody's wish.
+    if row.status == Status.PAUSED and not lift_pause and row.paused_by != row.owner:
+        raise OperationPaused(f"index {index}: paused by {row.paused_by}: {row.pause_reason}")
+    if row.format_version not in (FORMAT_VERSION, BLOCK_FORMAT_VERSION):
+        raise SchemaVersionMismatch(
+            f"operation {row.id} began with checkpoint format {row.format_version}, but this code writes "
+            f"{FORMAT_VERSION}. Finish it with the version that began it, or abort it"
         )
-        epoch = int(
-            connection.execute(
-                update(tables.operation)
-                .where(tables.operation.c.id == row.id)
-                .values(epoch=func.roir.next_epoch(tables.operation.c.epoch))
-                .returning(tables.operation.c.epoch)
-            ).scalar_one()
-        )
-        action = "resume" if row.status == Status.PAUSED else "start"
-        operations.record_event(connection, row.index_id, row.id, owner, action, f"in phase {row.phase}")
-        full_name = connection.execute(select(tables.index).where(tables.index.c.id == row.index_id)).one()
-        return Run(row.id, epoch, str(operations.index_name(full_name)), owner)
+    if operations.heart_beats(row, connection) and not take_over:
+        raise operations.running_elsewhere(row, index)
+    if (wait := admission.admit(connection, row)) is not None:
+        return wait
+    operations.move(
+        connection,
+        row,
+        Verb.START,
+        epoch=row.epoch,
+        owner=owner,
+        heartbeat_at=func.clock_timestamp(),
+        ticked_at=None,
+        pause_reason=None,
+        paused_by=None,
+        **admission.started(row),
+    )
+    epoch = int(
+        connection.execute(
+            update(tables.operation)
+            .where(tables.operation.c.id == row.id)
+            .values(epoch=func.roir.next_epoch(tables.operation.c.epoch))
+            .returning(tables.operation.c.epoch)
+        ).scalar_one()
+    )
+    action = "resume" if row.status == Status.PAUSED else "start"
+    operations.record_event(connection, row.index_id, row.id, owner, action, f"in phase {row.phase}")
+    full_name = connection.execute(select(tables.index).where(tables.index.c.id == row.index_id)).one()
+    return Run(row.id, epoch, str(operations.index_name(full_name)), owner)
 
 
 def end_run(database: Database, run: Run) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 import airflow_roir
 from airflow_roir.definition import quote
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.errors import InvalidInput, ReadOnlyServer, SchemaMissing, SchemaVersionMismatch
+from airflow_roir.errors import InvalidInput, ReadOnlyServer, RightMissing, SchemaMissing, SchemaVersionMismatch
 
 # Alembic is imported by `init` alone: a Spark worker never is there, and need not have it.
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def current(connection: Connection) -> str | None:
     if found.may is None:
         return None
     if not found.may:
-        raise InvalidInput(
+        raise RightMissing(
             f"role {quote(found.role)} has no rights on the control schema. Connect as the role that ran roir init, "
             f"or make this role its member: GRANT … TO {quote(found.role)}"
         )

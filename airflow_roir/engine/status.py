@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import health, one_scan, operations
+from airflow_roir.engine import health, long_pause, one_scan, operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.held_up import cut
 from airflow_roir.engine.indexes import IndexFacts, read_indexes
@@ -31,9 +31,8 @@ class OperationStatus:
     duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. throttle: the limits
     of signals, as users write them. throttled: why it may not work as it could, null if it may; granted: how many
     workers may work now, null if all. throttle_seconds: what was lost to each cause, in seconds of all workers' work.
+    shares_scan_of: the indexes that the same scan builds now. long_pause: what is to be warned of a pause that lasts.
     warnings: of the published index (`health`), by `status` only.
-    duplicate_rows share duplicate_keys, as far as that is known, and census: only that is asked. shares_scan_of: the
-    indexes that the same scan builds now. warnings: of the published index (`health`), by `status` only.
     """
 
     index: str
@@ -81,6 +80,7 @@ class OperationStatus:
     throttle_seconds: dict[str, float]
     shares_scan_of: tuple[str, ...] = ()
     partitions_gone: tuple[str, ...] = ()
+    long_pause: str | None = None
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -197,6 +197,8 @@ def _newest(connection: Connection, index_id: int | None) -> list[OperationStatu
 
 def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
     gone = {row.id: tuple(row.names) for row in execute(connection, GONE, {"ids": ids})}
+    # All of them are read at once, where there is more than one to tell of.
+    pauses = long_pause.long_pauses(connection, ids[0] if len(ids) == 1 else None)
     shared = one_scan.others(connection, ids)
     return [
         OperationStatus(
@@ -246,6 +248,7 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             throttle_seconds=dict(row.throttle_seconds),
             shares_scan_of=shared.get(row.operation_id, ()),
             partitions_gone=gone.get(row.operation_id, ()),
+            long_pause=next((one.text for one in pauses if one.operation_id == row.operation_id), None),
         )
         for row in execute(connection, QUERY, {"ids": ids, "fresh": operations.HEARTBEAT_FRESH_S})
     ]

@@ -15,8 +15,8 @@ def existing_index(connection: Connection, definition: IndexDefinition) -> Row[A
     """The live index of the definition's name. A name without schema means the source's, or the only one."""
     name = definition.name
     if name.schema is None and definition.source is not None:
-        source = catalog.read_source(connection, definition.source)
-        name = QualifiedName(source.name.schema, name.name)
+        # Whether it can be indexed is asked later.
+        name = QualifiedName(catalog.found(connection, definition.source)[1].schema, name.name)
     try:
         return operations.find_index(connection, name)
     except NotFound:
@@ -41,8 +41,8 @@ def stored_definition(connection: Connection, existing: Row[Any], given: IndexDe
             "drop the index first, or build one of another name beside it"
         )
     if given.source is not None:
-        source = catalog.read_source(connection, given.source)
-        if source.oid != existing.source_oid or (given.key, given.include) != (stored.key, stored.include):
+        oid, _ = catalog.found(connection, given.source)
+        if oid != existing.source_oid or (given.key, given.include) != (stored.key, stored.include):
             keys, included = (", ".join(map(quote, c)) or "none" for c in (stored.key, stored.include))
             raise InvalidInput(
                 f"index {name} exists with another definition: on {source_name}, key {keys}, included {included}. "

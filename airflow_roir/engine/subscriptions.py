@@ -43,4 +43,4 @@ def found(connection: Connection, source: Source) -> list[str]:
 def check(connection: Connection, source: Source) -> None:
     """Raise InvalidInput if a build would stop the replication. `roir status` warns of a later one."""
     if lines := found(connection, source):
-        raise InvalidInput(lines[0])
+        raise InvalidInput(". ".join(lines))

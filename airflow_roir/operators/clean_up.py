@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_roir.engine import clean_up, schema
 from airflow_roir.hooks.roir import RoirHook
+from airflow_roir.task.long_pause import LongPauseCallback, call_long_pause
 from airflow_roir.task.open_database import open_database
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 
@@ -25,14 +26,23 @@ class CleanUpIndexesOperator(BaseOperator):
     schema there is nothing to clean up, and the task is skipped.
 
     postgres_conn_id: the Airflow connection of the database (templated).
+    on_long_pause_callback: called with the context for each operation that has been paused for long, once and then once
+        a day, and for one that is aborted for that; `context["long_pause"]` is an `engine.long_pause.LongPause`.
     """
 
     template_fields: Sequence[str] = ("postgres_conn_id",)
     ui_color = "#dcebfa"
 
-    def __init__(self, *, postgres_conn_id: str = RoirHook.default_conn_name, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        postgres_conn_id: str = RoirHook.default_conn_name,
+        on_long_pause_callback: LongPauseCallback = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.postgres_conn_id = postgres_conn_id
+        self.on_long_pause_callback = on_long_pause_callback
 
     def execute(self, context: Context) -> dict[str, int]:
         """Clean up once."""
@@ -44,7 +54,12 @@ class CleanUpIndexesOperator(BaseOperator):
                         f"nothing to clean up: the database of connection {self.postgres_conn_id} has no control "
                         "schema yet; `roir init` creates it"
                     )
-            report = clean_up.clean_up(database, owner_of(context["ti"]), report=self.log.info)
+            report = clean_up.clean_up(
+                database,
+                owner_of(context["ti"]),
+                report=self.log.info,
+                tell=lambda pause: call_long_pause(self.on_long_pause_callback, context, pause, self.log),
+            )
         for left in report.waiting:
             self.log.info("Left for the next clean-up: %s", left)
         for warning in report.warnings:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import WORK_OPTIONS, BuildOptions, IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.errors import OperationRunning
 from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
 from airflow_roir.task.form_values import optional_text, whole_number, yes_or_no
+from airflow_roir.task.options_operator import option_of
 from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ NUMBERS = (
     "revert_window_s",
 )
 TRUTHS = ("ignore_row_security", "ignore_publications", "census")
-WORDS = ("scan", "covering", "verify", "on_duplicate", "throttle")
+WORDS = ("scan", "covering", "verify", "on_duplicate")
 UNIQUENESS = ("unique", "nulls_not_distinct")
 
 
@@ -39,8 +40,10 @@ class PrepareIndexBuildOperator(RoirOperator):
         comma-separated or as a list. If all are empty, an existing index is rebuilt with its own definition.
     unique, nulls_not_distinct: see `IndexDefinition`. A rebuild keeps both.
     parallelism, batch_rows, batch_ms, ranges, segments, max_rows_per_second, revert_window_s, scan, covering, verify,
-        ignore_row_security, ignore_publications, on_duplicate, census, throttle: see `BuildOptions`; numbers and
-        booleans may be given as text; None or '' takes the default there.
+        ignore_row_security, ignore_publications, on_duplicate, census: see `BuildOptions`; numbers and booleans may be
+        given as text; None or '' takes the default there.
+    throttle, windows, max_duration_s, priority, warn_after_s, abort_after_s: see `WorkOptions`; seconds may be given as
+        `2h`, too.
 
     All of them are templated. If an input can't be used, the task fails without a retry and changes nothing. It waits,
     rescheduled, while another run drives the index's operation, or while a verification of the index is unfinished.
@@ -56,6 +59,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         *WORDS,
         *TRUTHS,
         *UNIQUENESS,
+        *WORK_OPTIONS,
     )
 
     def __init__(
@@ -81,6 +85,11 @@ class PrepareIndexBuildOperator(RoirOperator):
         on_duplicate: str | None = None,
         census: bool | str | None = None,
         throttle: str | None = None,
+        windows: str | None = None,
+        max_duration_s: int | str | None = None,
+        priority: int | str | None = None,
+        warn_after_s: int | str | None = None,
+        abort_after_s: int | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -104,6 +113,11 @@ class PrepareIndexBuildOperator(RoirOperator):
         self.on_duplicate = on_duplicate
         self.census = census
         self.throttle = throttle
+        self.windows = windows
+        self.max_duration_s = max_duration_s
+        self.priority = priority
+        self.warn_after_s = warn_after_s
+        self.abort_after_s = abort_after_s
 
     def execute(self, context: Context) -> int:
         """Prepare, unless the DAG was paused between scheduling and now."""
@@ -139,6 +153,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         given: dict[str, Any] = {name: whole_number(name, getattr(self, name)) for name in NUMBERS}
         given |= {name: optional_text(getattr(self, name)) for name in WORDS}
         given |= {name: yes_or_no(name, getattr(self, name)) for name in TRUTHS}
+        given |= {name: option_of(name, getattr(self, name)) for name in WORK_OPTIONS}
         return BuildOptions.asked(**given)
 
 

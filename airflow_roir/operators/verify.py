@@ -9,7 +9,7 @@ from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub l
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_roir.definition import VerifyOptions
+from airflow_roir.definition import WORK_OPTIONS, VerifyOptions
 from airflow_roir.engine import operations
 from airflow_roir.engine.verify import verification
 from airflow_roir.engine.verify.report import report_of
@@ -18,6 +18,7 @@ from airflow_roir.operation import Phase
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
 from airflow_roir.task.discrepancies import log_report
 from airflow_roir.task.form_values import number, optional_text, whole_number, yes_or_no
+from airflow_roir.task.options_operator import option_of
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.spark_task import SparkDrivingOperator, spark_of
 
@@ -41,6 +42,8 @@ class VerifyIndexOperator(SparkDrivingOperator):
     parallelism, throttle: how many workers to start with, and the limits of signals; the task's Task State Store
         changes them later.
     spark: see `SparkDrivingOperator`. All of these are templated.
+    windows, max_duration_s, priority, warn_after_s, abort_after_s: see `WorkOptions`; seconds may be given as
+        `2h`, too.
     fail_on_difference: fail, without a retry, if something is still wrong; the XCom has the counts either way.
 
     The task continues an unfinished verification of the index, with the options that it has. If the DAG is paused, the
@@ -54,13 +57,13 @@ class VerifyIndexOperator(SparkDrivingOperator):
     template_fields: Sequence[str] = (
         *SparkDrivingOperator.template_fields,
         "parallelism",
-        "throttle",
         "sample",
         "max_seconds",
         "slices",
         "repair",
         "amcheck",
         "mode",
+        *WORK_OPTIONS,
     )
     done_phases = frozenset({Phase.DONE})
 
@@ -68,7 +71,6 @@ class VerifyIndexOperator(SparkDrivingOperator):
         self,
         *,
         parallelism: int | str | None = None,
-        throttle: str | None = None,
         sample: float | str | None = None,
         max_seconds: int | str | None = None,
         slices: int | str | None = None,
@@ -76,11 +78,16 @@ class VerifyIndexOperator(SparkDrivingOperator):
         amcheck: bool | str | None = None,
         mode: str = "only",
         fail_on_difference: bool = True,
+        throttle: str | None = None,
+        windows: str | None = None,
+        max_duration_s: int | str | None = None,
+        priority: int | str | None = None,
+        warn_after_s: int | str | None = None,
+        abort_after_s: int | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.parallelism = parallelism
-        self.throttle = throttle
         self.sample = sample
         self.max_seconds = max_seconds
         self.slices = slices
@@ -88,6 +95,12 @@ class VerifyIndexOperator(SparkDrivingOperator):
         self.amcheck = amcheck
         self.mode = mode
         self.fail_on_difference = fail_on_difference
+        self.throttle = throttle
+        self.windows = windows
+        self.max_duration_s = max_duration_s
+        self.priority = priority
+        self.warn_after_s = warn_after_s
+        self.abort_after_s = abort_after_s
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Drive the verification to its end, or leave; then say what it found."""
@@ -106,8 +119,9 @@ class VerifyIndexOperator(SparkDrivingOperator):
         given: dict[str, Any] = {
             name: whole_number(name, getattr(self, name)) for name in ("parallelism", "max_seconds", "slices")
         }
-        given |= {"sample": number("sample", self.sample), "throttle": optional_text(self.throttle)}
+        given["sample"] = number("sample", self.sample)
         given |= {name: yes_or_no(name, getattr(self, name)) for name in ("repair", "amcheck")}
+        given |= {name: option_of(name, getattr(self, name)) for name in WORK_OPTIONS}
         return VerifyOptions(**{name: value for name, value in given.items() if value is not None})
 
     def _verify(self, context: Context) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from airflow_roir.errors import JavaMissing, OperationPaused, OperationRunning, RoirError, SparkFailed
+from airflow_roir.errors import JavaMissing, OperationPaused, OperationQueued, OperationRunning, RoirError, SparkFailed
 from airflow_roir.operation import Status
 from airflow_roir.spark.driver_process import ENDED
 from airflow_roir.spark.log_file import SparkLog, diverted
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 # What takes long to import comes while Java starts.
 # After an order that ended so, Spark is as good as before.
-GOES_ON = (0, OperationPaused.exit_code, OperationRunning.exit_code)
+GOES_ON = (0, OperationPaused.exit_code, OperationRunning.exit_code, OperationQueued.exit_code)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 3 paused, 4 another run drives the operation, 2 bad input, 1 any other error."""
+    """Exit codes: 0 done, 3 paused, 4 another run drives the operation, 5 it waits in the queue,
+    2 bad input, 1 any other error."""
     given = sys.argv[1:] if arguments is None else arguments
     options = order_parser().parse_args(given)
     dsn = os.environ.get("ROIR_DSN")

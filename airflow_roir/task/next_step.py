@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from airflow_roir.operation import Phase, Status
+from airflow_roir.operation import BY_WINDOW, Phase, Status
 
 
 class OperationState(Protocol):
@@ -55,6 +55,7 @@ def decide(
     dag_paused: bool,
     driver: str | None,
     aborted: str | None = None,
+    window_opens: bool = False,
 ) -> Turn:
     """Decide from committed state alone.
 
@@ -62,6 +63,7 @@ def decide(
     switch: the name under which this DAG's switch pauses; such a pause ends as soon as the DAG isn't paused.
     driver: the other run that drives the operation now; None if there is none.
     aborted: who has aborted the operation, and why, as far as that is known.
+    window_opens: whoever goes looks himself whether its window is open, and waits else.
 
     A run also pauses its operation if something fails: a later try resumes that one.
     """
@@ -76,7 +78,10 @@ def decide(
         )
     if operation.phase in done_phases:
         return Done()
-    if operation.status == Status.PAUSED and operation.paused_by not in (switch, operation.owner, None):
+    if operation.status == Status.PAUSED and operation.paused_by == BY_WINDOW:
+        if not window_opens:
+            return Wait(f"{operation.pause_reason}; this run continues by itself then")
+    elif operation.status == Status.PAUSED and operation.paused_by not in (switch, operation.owner, None):
         return Wait(
             f"paused by {operation.paused_by} ({operation.pause_reason}); this run continues once the operation is "
             "resumed"

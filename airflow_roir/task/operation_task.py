@@ -9,7 +9,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import operations, status
+from airflow_roir.engine import admission, long_pause, operations, status
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.schema import check_schema
@@ -17,10 +17,11 @@ from airflow_roir.errors import IllegalTransition, NotFound
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.links.index_build import IndexBuildLink, show_link
 from airflow_roir.one_line import one_line
-from airflow_roir.operation import Phase, Status
+from airflow_roir.operation import BY_WINDOW, Phase, Status
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
 from airflow_roir.task.duplicates import push_duplicates, waits_for_healing
 from airflow_roir.task.form_values import whole_number
+from airflow_roir.task.long_pause import LongPauseCallback, call_long_pause
 from airflow_roir.task.next_step import Done, Go, Stop, Wait, decide, was_aborted
 from airflow_roir.task.roir_operator import RoirOperator, owner_of
 from airflow_roir.task.ui_requests import Watcher
@@ -32,10 +33,16 @@ if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
     from airflow_roir.engine.operations import OperationRow
 
+# A task that waits for a window looks again so soon at the latest, for one that was changed.
+WINDOW_S = 300
+
 
 class DrivingOperator(RoirOperator):
     """Base of the operators that drive an operation through some of its phases.
 
+    on_long_pause_callback: called with the context when the operation has been paused for long, once and then once a
+        day, and when it is aborted for that; `context["long_pause"]` is an `engine.long_pause.LongPause`. One callable,
+        a notifier for example, or a list of them.
     operation_id: the id that the prepare task returned (templated); the task refuses to drive another one. None
         drives the unfinished operation of the index.
     throttle_query: the SQL of the throttle's signal `query`, which the operation's database runs as the role that
@@ -52,12 +59,15 @@ class DrivingOperator(RoirOperator):
         self,
         *,
         operation_id: int | str | None = None,
+        on_long_pause_callback: LongPauseCallback = None,
         throttle_query: str | None = None,
         replica_conn_ids: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.operation_id = operation_id
+        self.on_long_pause_callback = on_long_pause_callback
+        self._context: Any = {}
         self.throttle_query = throttle_query
         self.replica_conn_ids = tuple(replica_conn_ids)
         self._killed = False
@@ -65,6 +75,7 @@ class DrivingOperator(RoirOperator):
     def pre_execute(self, context: Any) -> None:
         """Show the link to the page now. Airflow would at the end, and it is for while the task runs."""
         super().pre_execute(context)
+        self._context = context
         show_link(self, context["ti"])
 
     def surroundings(self) -> Surroundings:
@@ -126,7 +137,7 @@ class DrivingOperator(RoirOperator):
             self.log.info("Operation %s, a census, has ended", row.id)
             return None
         aborted = self._aborted(database, row)
-        match decide(row, self.done_phases, actor_of_switch(ti.dag_id), dag_paused, driver, aborted):
+        match decide(row, self.done_phases, actor_of_switch(ti.dag_id), dag_paused, driver, aborted, window_opens=True):
             case Done():
                 self.log.info("Operation %s has finished this task already: it is in phase %s", row.id, row.phase)
                 turn = None
@@ -140,8 +151,17 @@ class DrivingOperator(RoirOperator):
                     push_duplicates(database, ti, row)
                 self.wait_for(database, why, LEAVE_S if by_switch else LOOK_AGAIN_S)
             case Go():
-                turn = row
+                self._await_admission(database, row)
+                turn = self.read(database)
         return turn
+
+    def _await_admission(self, database: Database, row: OperationRow) -> None:
+        """Wait, rescheduled, for the operation's window or for its place in the queue."""
+        wait = admission.ask(database, row.id)
+        if wait is None:
+            return
+        again = WINDOW_S if wait.by == BY_WINDOW else LOOK_AGAIN_S
+        self.wait_for(database, wait.why, int(min(again, again if wait.seconds is None else wait.seconds + 1)))
 
     def _aborted(self, database: Database, row: OperationRow) -> str | None:
         """Who aborted the operation, and why; None for one that wasn't aborted."""
@@ -153,9 +173,20 @@ class DrivingOperator(RoirOperator):
 
     def wait_for(self, database: Database, why: str, seconds: int) -> NoReturn:
         """End this stretch, saying why and how far the operation is."""
-        percent = status.status(database, self.index)[0].percent_complete
+        row = self.read(database)
+        if row.status == Status.PAUSED:
+            actor = owner_of(self._context["ti"]) if "ti" in self._context else "airflow"
+            long_pause.settle(database, actor, row.id, self._tell_long_pause, self.log.info)
+            row = self.read(database)
+            if row.status in (Status.ABORTING, Status.ABORTED):
+                raise AirflowFailException(was_aborted(row.id, self._aborted(database, row)))
+        percent = status.operation_status(database, row.id).percent_complete
         self.log.info("Operation on index %s at %.0f %%, %s", self.index, percent, why)
         raise leave(seconds)
+
+    def _tell_long_pause(self, pause: long_pause.LongPause) -> None:
+        self.log.warning("%s", pause.text)
+        call_long_pause(self.on_long_pause_callback, self._context, pause, self.log)
 
     def request_pause(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
         """Write the pause that the DAG's switch stands for; workers leave at their batch boundary."""

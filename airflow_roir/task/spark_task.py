@@ -12,7 +12,7 @@ from airflow_roir.engine import live_options, operations, status
 from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.governor.signals import throttle_text
 from airflow_roir.engine.slow import slow_operation
-from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationRunning
+from airflow_roir.errors import IllegalTransition, InvalidInput, OperationPaused, OperationQueued, OperationRunning
 from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.hooks.spark import resolve_spark
 from airflow_roir.links.index_build import IndexBuildLink
@@ -153,7 +153,8 @@ class SparkDrivingOperator(DrivingOperator):
             if code == InvalidInput.exit_code:
                 raise AirflowFailException(self._ending())
             if code != DONE:
-                asked_to = self._left_early or code in (OperationPaused.exit_code, OperationRunning.exit_code)
+                asked = (OperationPaused.exit_code, OperationRunning.exit_code, OperationQueued.exit_code)
+                asked_to = self._left_early or code in asked
                 self.leave_or_fail(database, ti, self._ending(), asked_to)
             now = self.read(database)
             if now.status == Status.RUNNING and now.phase not in self.done_phases:

@@ -65,7 +65,19 @@ DECLARE
     percent numeric;
 BEGIN
     SELECT r.percent_complete INTO percent FROM roir.resumable_operations r WHERE r.operation_id = o.id;
+    -- A pause that would end by itself is made the user's own, which only a resume lifts. Airflow's switch is no user.
+    IF o.status = 'paused' AND actor NOT LIKE 'airflow switch of DAG %' AND o.paused_by <> actor
+       AND (o.paused_by IN ('window', 'governor') OR o.paused_by LIKE 'airflow switch of DAG %') THEN
+        UPDATE roir.operation SET paused_by = actor, pause_reason = reason, queued_at = NULL, queued_seen_at = NULL
+         WHERE id = o.id AND status = 'paused';
+        INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
+        VALUES (o.index_id, o.id, actor, 'pause', format('%s; it was paused by %s: %s', reason, o.paused_by, o.pause_reason));
+        RETURN format('paused at %s %%; it was paused by %s before', percent, o.paused_by);
+    END IF;
     IF o.status = 'paused' THEN
+        -- Whoever waits for a place doesn't any more.
+        UPDATE roir.operation SET queued_at = NULL, queued_seen_at = NULL
+         WHERE id = o.id AND queued_at IS NOT NULL;
         RETURN format('already paused at %s %% by %s: %s', percent, o.paused_by, o.pause_reason);
     END IF;
     IF o.status <> 'running' THEN
@@ -77,7 +89,8 @@ BEGIN
     PERFORM roir.tick(o.id, o.epoch);
     UPDATE roir.operation
        SET status = 'paused', paused_at = clock_timestamp(), paused_by = actor, pause_reason = reason, ticked_at = NULL,
-           heartbeat_at = o.heartbeat_at
+           heartbeat_at = o.heartbeat_at, queued_at = NULL, queued_seen_at = NULL,
+           notice = CASE WHEN queued_at IS NULL THEN notice END
      WHERE id = o.id AND status = 'running';
     INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
     VALUES (o.index_id, o.id, actor, 'pause', format('at %s %%: %s', percent, reason));
@@ -205,7 +218,8 @@ BEGIN
     -- Without a heartbeat: whoever takes it up starts a run of its own.
     UPDATE roir.operation
        SET status = 'running', paused_by = NULL, pause_reason = NULL, heartbeat_at = NULL, ticked_at = NULL,
-           working_since = clock_timestamp()
+           -- A task's next try after a failure is of the same stretch: max_duration_s counts on.
+           working_since = CASE WHEN o.paused_by = o.owner AND actor = o.owner THEN working_since ELSE clock_timestamp() END
      WHERE id = o.id AND status = 'paused';
     INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
     VALUES (o.index_id, o.id, actor, 'resume',

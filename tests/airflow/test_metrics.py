@@ -22,6 +22,8 @@ from tests.airflow.conftest import Shop
 from tests.airflow.test_operators import Events, MemoryStore, Task
 from tests.engine import steps
 
+pytestmark = pytest.mark.sample(2)
+
 INDEX = "public.item_by_kind"
 WHAT = {"index": INDEX, "postgres_conn_id": "warehouse"}
 Configure = Callable[..., Callable[[], list[str]]]
@@ -111,7 +113,7 @@ def test_counters_grow_by_what_came_and_gauges_are_what_is(configure: Configure)
     second = lines()
     assert f"airflow.roir.rows,{tags}:500|c" in second
     assert f"airflow.roir.throttled_seconds,{tags},cause=replica_lag:2.5|c" in second
-    assert f"airflow.roir.throttled_seconds,{tags},cause=exhausted:1|c" in second
+    assert f"airflow.roir.throttled_seconds,{tags},cause=exhausted:1.0|c" in second
     assert not [one for one in second if "rows_per_second" in one]
 
 

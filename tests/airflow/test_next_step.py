@@ -84,6 +84,20 @@ def test_the_decision(operation: Operation, dag_paused: bool, driver: str | None
     assert decide(operation, BUILD_DONE, SWITCH, dag_paused, driver) == turn
 
 
+def test_a_window_that_may_be_open_is_looked_at_and_any_other_pause_is_kept() -> None:
+    closed = Operation(status="paused", paused_by="window", pause_reason="outside of its window; opens at 22:00 UTC")
+    assert decide(closed, BUILD_DONE, SWITCH, False, None, window_opens=True) == Go()
+    assert decide(closed, BUILD_DONE, SWITCH, True, None, window_opens=True) == Wait(
+        f"paused by {SWITCH}: unpause to resume", by_switch=True
+    )
+    assert decide(closed, BUILD_DONE, SWITCH, False, None) == Wait(
+        "outside of its window; opens at 22:00 UTC; this run continues by itself then"
+    )
+    over = replace(closed, paused_by="max_duration")
+    assert isinstance(decide(over, BUILD_DONE, SWITCH, False, None, window_opens=True), Wait)
+    assert isinstance(decide(PAUSED_BY_USER, BUILD_DONE, SWITCH, False, None, window_opens=True), Wait)
+
+
 def test_who_aborted_an_operation_is_told() -> None:
     assert decide(ABORTED, BUILD_DONE, SWITCH, False, None, "ann@desk: too slow") == Stop(
         "operation 7 was aborted by ann@desk: too slow; trigger a new run to start again"

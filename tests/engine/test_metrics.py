@@ -25,6 +25,8 @@ from tests.engine import steps, verifying
 from tests.engine.steps import sql
 from tests.engine.test_guide import grants
 
+pytestmark = pytest.mark.sample(4)
+
 Labels = frozenset[tuple[str, str]]
 
 

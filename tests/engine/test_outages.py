@@ -186,7 +186,8 @@ def test_an_operation_goes_on_after_every_fault_in_every_phase(
             by_itself, why = False, str(error)
     print(f"{phase}, {happens.__name__}: {'went on by itself' if by_itself else why}")
     # Commands that don't wait are run again; so is a run that waited for long enough, or whose pause says why.
-    assert by_itself or phase in ("attach", "clean-up") or happens is stays_away, why
+    # Where copied rows are lost when all was sealed, the finalize says so, and Spark is needed again.
+    assert by_itself or phase in ("attach", "clean-up") or happens is stays_away or "has lost its last commits" in why
     if happens is stays_away:
         assert why
         both.primary.start()

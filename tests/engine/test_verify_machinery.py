@@ -107,6 +107,29 @@ def test_whoever_held_the_snapshot_may_leave_at_any_moment(database: Database, d
     other.close()
 
 
+def test_a_snapshot_is_not_another_one_of_the_same_name(database: Database, dsn: str, base: str) -> None:
+    """A server that was restarted, or took over, gives names again: sums of both would be taken for those of one."""
+    run = begin(database, parallelism=2)
+    one, other = verifying.worker(database, run, 0), verifying.worker(database, run, 1)
+    held, next_one = claim(one), claim(other)
+    one.unit(held)
+    one.close()
+    [(folder,)] = sql(steps.session(dsn), "SHOW data_directory")
+    [(name,)] = sql(steps.session(dsn), "SELECT snapshot FROM roir.verification WHERE mode = 'only'")
+    run_sql(dsn, "UPDATE t SET v = v")
+    user = steps.session(dsn, "REPEATABLE READ")
+    [(new,)] = sql(user, "SELECT pg_export_snapshot()")
+    file = Path(folder, "pg_snapshots", name)
+    file.write_bytes(Path(folder, "pg_snapshots", new).read_bytes())
+    file.chmod(0o644)
+    other.unit(next_one)
+    file.unlink()
+    other.close()
+    user.rollback()
+    assert sql(user, "SELECT count(DISTINCT snapshot) FROM roir.verification_unit WHERE done") == [(2,)]
+    user.close()
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_abort_in_any_stage_leaves_nothing_and_the_index_as_it_was(
     database: Database, dsn: str, base: str, stage: str

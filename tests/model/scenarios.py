@@ -55,7 +55,9 @@ DEFAULT = {
     "a deferrable key": Bounds(
         (("RC", 2), ("RR", 2)), primary_keys=(1,), values=NEW_VALUES, key="immediate", nested=True, **ACTIVE
     ),
-    "two of one scan": Bounds((READ_COMMITTED,), TWO_ROWS, values=("b0",), operations=2, together=2, workers=2),
+    "two of one scan": Bounds(
+        (READ_COMMITTED,), primary_keys=(1,), values=("b0",), operations=2, together=2, workers=2
+    ),
     "two of one scan, one is aborted": Bounds(
         (READ_COMMITTED,), primary_keys=(1,), values=("b0",), operations=2, together=2, aborts=1
     ),

@@ -131,7 +131,7 @@ LEAST = {
     "a deferred key, every statement in two steps": (60_000, "active"),
     "a deferred key, two writes each, every statement in two steps": (20_000, "active"),
     "a deferred key in a rebuild": (3_000, "retired,active"),
-    "two of one scan": (30_000, "active,active"),
+    "two of one scan": (18_000, "active,active"),
     "two of one scan, one is aborted": (15_000, "dropped,active"),
     "two of one scan, two writes": (150_000, "active,active"),
     "two of one scan, an old snapshot, an abort": (20_000, "dropped,active"),

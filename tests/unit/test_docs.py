@@ -296,6 +296,7 @@ def test_everything_in_the_package_is_in_the_code_map() -> None:
 # they ask for one operation's row or report, or begin what `verify` does in one call.
 NOT_FOR_USERS = {
     "abort.finish_abort",
+    "admission.ask",
     "duplicate_report.first_lines",
     "duplicate_report.page",
     "live_options.refuse_option",

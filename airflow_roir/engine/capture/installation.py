@@ -6,6 +6,7 @@ modes and adds or removes generations, without the ACCESS EXCLUSIVE lock that dr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
@@ -180,7 +181,6 @@ def _hand_over(connection: Connection, source: Source, generations: list[Target]
 
     So the capture gives the owner of a table no more rights than he has, whatever role we are.
     """
-    owner = quote(source.owner)
     for target in generations:
         wanted = {
             "owner": source.owner,
@@ -192,20 +192,33 @@ def _hand_over(connection: Connection, source: Source, generations: list[Target]
             execute(connection, f"REVOKE ALL ON {former.relations} FROM {former.owner}")
     owners.hand_over(connection, source, f"{function_name(source.oid)}()")
     owners.install(connection, source)
+    for statement in grants(connection, source, generations):
+        execute(connection, statement)
+
+
+def grants(connection: Connection, source: Source, generations: Sequence[Target]) -> list[str]:
+    """What gives the source's owner the rights on our tables that his writes need, where he hasn't got them."""
+    owner, found = quote(source.owner), []
     for target in generations:
         wanted = {"owner": source.owner, "base": physical.base(target.generation_id)}
         segments = execute(connection, SEGMENTS_NOT_GRANTED, wanted).scalar()
         if segments is not None:
-            execute(connection, f"GRANT SELECT, UPDATE, DELETE ON {segments} TO {owner}")
+            found.append(f"GRANT SELECT, UPDATE, DELETE ON {segments} TO {owner}")
     if any(target.entry.enforced for target in generations):
-        execute(connection, f"GRANT EXECUTE ON FUNCTION roir.note_taken(bigint, oid, tid) TO {owner}")
+        found.append(grant_note(source))
     for name, needed in _needed(generations):
         asked = {"owner": source.owner, "name": name, "rights": list(needed)}
         if not execute(connection, GRANTED, asked).scalar_one():
-            execute(connection, f"GRANT {', '.join(needed)} ON {name} TO {owner}")
+            found.append(f"GRANT {', '.join(needed)} ON {name} TO {owner}")
+    return found
 
 
-def _needed(generations: list[Target]) -> list[tuple[str, tuple[str, ...]]]:
+def grant_note(source: Source) -> str:
+    """What lets the owner's writes tell that they took a key over."""
+    return f"GRANT EXECUTE ON FUNCTION roir.note_taken(bigint, oid, tid) TO {quote(source.owner)}"
+
+
+def _needed(generations: Sequence[Target]) -> list[tuple[str, tuple[str, ...]]]:
     """What the source's owner must be able to do with tables of ours, for his writes to be captured."""
     needed: list[tuple[str, tuple[str, ...]]] = []
     for target in generations:
@@ -245,22 +258,30 @@ def install(connection: Connection, source: Source) -> None:
     execute(connection, "SET LOCAL roir.own_ddl = 'on'")
     missing = {gap.kind for gap in gaps(connection, source.oid) if gap.missing and gap.oid == source.oid}
     if ROWS in missing:
-        execute(
-            connection,
-            f"CREATE TRIGGER {trigger_name(source.oid)} AFTER INSERT OR UPDATE OR DELETE ON {source.sql} "
-            f"FOR EACH ROW EXECUTE FUNCTION {function_name(source.oid)}()",
-        )
+        execute(connection, rows_trigger(source))
     if TRUNCATE in missing:
-        execute(
-            connection,
-            f"CREATE TRIGGER {truncate_trigger_name(source.oid)} AFTER TRUNCATE ON {source.sql} "
-            f"FOR EACH STATEMENT EXECUTE FUNCTION {truncate_function_name(source.oid)}()",
-        )
+        execute(connection, truncate_trigger(source))
     execute(connection, "SELECT roir.watch_truncate(%(oid)s)", {"oid": source.oid})
     # ALWAYS: the changes of a logical-replication apply worker are changes too. The source's own first, since it is
     # handed down to its partitions.
     for gap in gaps(connection, source.oid):
         execute(connection, f"ALTER TABLE {gap.relation} ENABLE ALWAYS TRIGGER {gap.trigger}")
+
+
+def rows_trigger(source: Source) -> str:
+    """The statement that makes the capture trigger of rows."""
+    return (
+        f"CREATE TRIGGER {trigger_name(source.oid)} AFTER INSERT OR UPDATE OR DELETE ON {source.sql} "
+        f"FOR EACH ROW EXECUTE FUNCTION {function_name(source.oid)}()"
+    )
+
+
+def truncate_trigger(source: Source) -> str:
+    """The statement that makes the source's own capture trigger of TRUNCATE."""
+    return (
+        f"CREATE TRIGGER {truncate_trigger_name(source.oid)} AFTER TRUNCATE ON {source.sql} "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {truncate_function_name(source.oid)}()"
+    )
 
 
 @dataclass(frozen=True)

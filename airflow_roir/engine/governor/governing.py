@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import operations
+from airflow_roir.engine import allowed, operations
 from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.governor.control import FIRST, UNREADABLE, Control, Grant
 from airflow_roir.engine.governor.readings import SignalReader
@@ -19,7 +19,7 @@ from airflow_roir.engine.governor.signals import Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.run import Run, read_control
 from airflow_roir.engine.trouble import OURS
-from airflow_roir.errors import Fenced, RoirError
+from airflow_roir.errors import Fenced, IllegalTransition, RoirError
 from airflow_roir.operation import BY_GOVERNOR, Status
 from airflow_roir.quantity import duration
 
@@ -92,6 +92,10 @@ class Governor:
         now = self._clock()
         with connection.begin():
             row = read_control(connection, self._run)
+            # Somebody may pause it in this very moment.
+            with suppress(IllegalTransition):
+                if allowed.look(connection, self._run, row) is not None:
+                    row = read_control(connection, self._run)
         if row.status != Status.RUNNING:
             self._looked_at, self._unreadable_since = None, None
             return None

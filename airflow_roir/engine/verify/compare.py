@@ -16,6 +16,7 @@ from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import catalog, marks, operations, tables
 from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.running import read_running
@@ -149,7 +150,7 @@ def verify(
     owner = actor or operations.default_actor()
     begun = verification.begin(database, index, options, owner, mode)
     run = start_run(database, index, owner)
-    with driving(database, run), heartbeat(database, run):
+    with driving(database, run), heartbeat(database, run), governing(database, run):
         by_threads(database, run, begun.verification_id)
     # `driving` ends quietly where it is paused.
     with database.transaction() as connection:

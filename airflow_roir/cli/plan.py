@@ -1,0 +1,217 @@
+"""The command that says what a build will take: `roir plan`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from airflow_roir.cli.app import (
+    AsJson,
+    Census,
+    Covering,
+    IgnorePublications,
+    IgnoreRowSecurity,
+    Include,
+    Index,
+    Keys,
+    MaxRows,
+    NullsNotDistinct,
+    OnDuplicate,
+    Parallelism,
+    Ranges,
+    Scan,
+    Segments,
+    TableName,
+    Unique,
+    app,
+    database_of,
+    print_json,
+    say,
+    show,
+    show_as_it_is,
+)
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from airflow_roir.engine.database import Database
+    from airflow_roir.engine.forecast.locks import Lock
+    from airflow_roir.engine.forecast.space import Space
+    from airflow_roir.engine.rehearse import Rehearsal
+
+# Whoever waits for it longer counts writes elsewhere.
+MOST_MEASURED_S = 3_600
+
+
+@app.command()
+def plan(
+    context: typer.Context,
+    index: Index,
+    table: TableName = None,
+    keys: Keys = None,
+    include: Include = None,
+    unique: Unique = False,
+    nulls_not_distinct: NullsNotDistinct = False,
+    on_duplicate: OnDuplicate = BuildOptions.on_duplicate,
+    census: Census = False,
+    parallelism: Parallelism = None,
+    ranges: Ranges = None,
+    segments: Segments = None,
+    scan: Scan = BuildOptions.scan,
+    covering: Covering = "auto",
+    ignore_row_security: IgnoreRowSecurity = False,
+    ignore_publications: IgnorePublications = False,
+    max_rows_per_second: MaxRows = None,
+    measure: Annotated[
+        int, typer.Option(help="Count the table's writes for so many seconds, rather than to ask the statistics.")
+    ] = 0,
+    sql: Annotated[bool, typer.Option("--sql", help="Print the DDL of all phases, for review.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a build will take, what is missing for it, and what it will do. Changes nothing."""
+    from airflow_roir.engine import rehearse
+    from airflow_roir.engine.forecast import ddl, locks, objections, signals
+    from airflow_roir.engine.governor.surroundings import Surroundings
+
+    if not 0 <= measure <= MOST_MEASURED_S:
+        raise InvalidInput(f"measure is {measure}; it must be a whole number from 0 to {MOST_MEASURED_S}, in seconds")
+    options = BuildOptions.asked(
+        parallelism=parallelism,
+        ranges=ranges,
+        segments=segments,
+        scan=scan,
+        covering=covering,
+        ignore_row_security=ignore_row_security,
+        ignore_publications=ignore_publications,
+        on_duplicate=on_duplicate,
+        census=census,
+        max_rows_per_second=max_rows_per_second,
+    )
+    database = database_of(context)
+    definition = IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct)
+    against = objections.find(database, definition, options)
+    if against:
+        if as_json:
+            print_json(against.as_dict())
+        for right in against.missing:
+            say(f"missing: {right}")
+        for refused in against.refused:
+            say(f"refused: {refused}")
+        raise typer.Exit(InvalidInput.exit_code)
+    rehearsal = rehearse.rehearse(database, definition, options, with_trial=not sql)
+    if sql:
+        show_as_it_is(ddl.as_script(ddl.foresee(database, rehearsal, options)))
+        return
+    foreseen = locks.foresee(rehearsal.source, rehearsal.index, rehearsal.kind, options, database.limits)
+    space = _space(database, rehearsal, options, measure)
+    # Replicas that have DSNs of their own are asked, too.
+    seen = signals.look(database, Surroundings.of_environment())
+    facts = _facts(database, rehearsal, options, as_json)
+    if as_json:
+        room = space.as_dict() if space is not None else {}
+        told = {"trial": _trial(rehearsal), **room, "locks": [lock.as_dict() for lock in foreseen]}
+        print_json(facts | rehearsal.expectation.as_dict() | told | seen.as_dict() | against.as_dict())
+        return
+    # As the seal counts them.
+    facts["segments"] = f"{facts['segments']}, and one for keys that are NULL"
+    facts |= space.lines() if space is not None else {"space": f"unknown: {_trial(rehearsal)}"}
+    facts["throttle"] = seen.line()
+    for name, value in facts.items():
+        shown = ", ".join(value) or "none" if isinstance(value, list) else value
+        show(f"{name.replace('_', ' '):16} {shown}")
+    _show_locks(foreseen)
+
+
+def _space(database: Database, rehearsal: Rehearsal, options: BuildOptions, measure: int) -> Space | None:
+    from airflow_roir.engine.forecast import space, writes
+
+    if rehearsal.trial is None or isinstance(rehearsal.trial, str):
+        return None
+    rate = writes.counted(database, rehearsal.source, measure) if measure else None
+    with database.transaction() as connection:
+        rate = rate or writes.by_statistics(connection, rehearsal.source)
+        return space.foresee(connection, rehearsal.plan, options, rehearsal.trial, rate, rehearsal.index_id)
+
+
+def _trial(rehearsal: Rehearsal) -> Any:
+    """For JSON: what was measured, or why nothing was."""
+    trial = rehearsal.trial
+    if trial is None or isinstance(trial, str):
+        return trial
+    return {"rows": trial.rows, "row_microseconds": round(trial.row_s * 1e6, 2)}
+
+
+def _show_locks(foreseen: list[Lock]) -> None:
+    from airflow_roir.engine.forecast import locks
+
+    for place, line in enumerate(locks.lines(foreseen)):
+        show(f"{'' if place else 'locks':16} {line}")
+
+
+def _facts(database: Database, rehearsal: Rehearsal, options: BuildOptions, as_json: bool) -> dict[str, Any]:
+    from airflow_roir.engine import checks, schema, slow, view
+    from airflow_roir.engine.early import hashing
+
+    with database.transaction() as connection:
+        guarded = schema.is_guarded(connection)
+        untried = checks.untried_server(connection)
+        untold = hashing.untold(connection, rehearsal.entry)
+    entry = rehearsal.entry
+    uncovered = [entry.columns[i].source for i in entry.included_positions if not entry.columns[i].covered]
+    facts: dict[str, Any] = {
+        "index": str(rehearsal.index),
+        "kind": rehearsal.kind,
+        "source": str(rehearsal.source.name),
+        "key": list(rehearsal.definition.key),
+        "primary_key": list(rehearsal.source.primary_key),
+        "include": list(rehearsal.definition.include),
+        "not_covered": uncovered,
+        **_uniqueness(rehearsal.definition, options, as_json),
+        "entry_size": str(rehearsal.entry_size),
+        "rows_estimate": rehearsal.plan.rows,
+        "source_bytes": rehearsal.plan.source_bytes,
+        "ranges": rehearsal.plan.ranges,
+        "segments": rehearsal.plan.segments,
+        "scan": f"{rehearsal.choice.scan.value}: {rehearsal.choice.why}",
+        "parallelism": options.parallelism,
+        "expects": str(rehearsal.expectation),
+        # DDL that removes or brings rows, past every trigger.
+        "uncaptured_ddl": "refused" if guarded else "detected; a superuser can have it refused: SELECT roir.guard()",
+        "view": view.statement(rehearsal.index, 0, entry, rehearsal.kind == "rebuild").replace("g0", "g<id>"),
+    }
+    if untold:
+        facts["early"] = untold
+    if untried:
+        facts["server"] = untried
+    if warnings := slow.slow(options, rehearsal.plan.rows, rehearsal.plan.ranges):
+        facts["slow"] = warnings
+    return facts
+
+
+def _uniqueness(definition: IndexDefinition, options: BuildOptions, as_json: bool) -> dict[str, Any]:
+    """What the plan tells of a unique index; of another one that it is none."""
+    facts: dict[str, Any] = {"unique": definition.unique}
+    if definition.unique:
+        facts |= {
+            "nulls_not_distinct": definition.nulls_not_distinct,
+            "on_duplicate": options.on_duplicate,
+            "census": options.census,
+        }
+    if as_json:
+        return facts
+    if not definition.unique:
+        return {"unique": "no"}
+    nulls = "NULLs are equal, too" if definition.nulls_not_distinct else "NULLs are never equal"
+    return {"unique": f"over all partitions; {nulls}", "on_duplicate": _ON_DUPLICATE[_then(options)]}
+
+
+_ON_DUPLICATE = {
+    "pause": "pauses once all rows that share a key are listed; no write is refused until none does",
+    "stop": "pauses at the first rows that share a key; no write is refused until none does",
+    "census": "a census: lists all rows that share a key, then removes what was built",
+}
+
+
+def _then(options: BuildOptions) -> str:
+    return "census" if options.census else options.on_duplicate

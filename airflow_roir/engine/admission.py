@@ -1,0 +1,235 @@
+"""Whether an operation may begin to work: inside its window, and while fewer others run than may.
+
+Who may not is paused by that, or waits in the queue; whoever wants to drive it asks again. The row of `roir.setting` is
+locked by those who look for a place, so that two can't both take the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, func, select, update
+
+from airflow_roir.engine import allowed, operations, tables
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.operations import HEARTBEAT_FRESH_S, OperationRow
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import InvalidInput
+from airflow_roir.operation import BY_WINDOW, QUEUED, Phase, Status
+
+# Whoever waits asks every half a minute. After so long without a question his place is nobody's: a task that waits for
+# Airflow's scheduler isn't dead yet, and Spark takes its time to start.
+WAITS_S = 120
+# Operations that end don't wait: they would only capture for longer. They take up a place.
+QUEUED_PHASES = (Phase.BUILD, Phase.SEAL, Phase.SUM, Phase.CHECK)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Why an operation doesn't begin. by: `window`, `max_duration` or `queue`. until: None if that is unknown.
+
+    seconds: until then, by the server's clock.
+    """
+
+    by: str
+    why: str
+    until: datetime | None = None
+    seconds: float | None = None
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits for others to end."""
+        return self.by == "queue"
+
+    @property
+    def passes(self) -> bool:
+        """Whether it continues without a resume."""
+        return self.by in ("queue", BY_WINDOW)
+
+
+@dataclass(frozen=True)
+class Queued:
+    """One that runs or waits. since: it began to run, or to wait. place: in the queue, from 1; None if it runs."""
+
+    operation_id: int
+    index: str
+    kind: str
+    phase: str
+    priority: int
+    owner: str | None
+    since: datetime | None
+    seconds: float | None
+    place: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**self.__dict__, "since": self.since and self.since.isoformat()}
+
+
+@dataclass(frozen=True)
+class Queue:
+    """most: None is no limit. running; waiting: in the order in which they start."""
+
+    most: int | None
+    running: tuple[Queued, ...]
+    waiting: tuple[Queued, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "max_running_operations": self.most,
+            "running": [one.as_dict() for one in self.running],
+            "waiting": [one.as_dict() for one in self.waiting],
+        }
+
+
+# The greatest priority first, then who has waited for longest.
+ALL = """
+SELECT * FROM (
+  SELECT o.id AS operation_id, i.schema_name, i.name, o.kind, o.phase, o.priority, o.owner, o.queued_at,
+         o.working_since,
+         coalesce(o.status = 'running'
+                  AND abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < %(fresh)s, false) AS runs,
+         o.queued_at IS NOT NULL AND o.status IN ('running', 'paused')
+         AND coalesce(abs(extract(epoch FROM clock_timestamp() - o.queued_seen_at)) < %(waits)s, false) AS waits,
+         clock_timestamp() AS now
+    FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+   WHERE o.status IN ('running', 'paused')) x
+ WHERE x.runs OR x.waits ORDER BY x.runs DESC, x.priority DESC, x.queued_at, x.operation_id
+"""
+
+
+def read_queue(connection: Connection) -> Queue:
+    """Who runs and who waits."""
+    most = execute(connection, "SELECT max_running_operations FROM roir.setting").scalar_one()
+    running: list[Queued] = []
+    waiting: list[Queued] = []
+    for row in execute(connection, ALL, {"fresh": HEARTBEAT_FRESH_S, "waits": WAITS_S}):
+        since = row.working_since if row.runs else row.queued_at
+        seconds = None if since is None else max(0.0, (row.now - since).total_seconds())
+        to = running if row.runs else waiting
+        place = None if row.runs else len(waiting) + 1
+        name = str(operations.index_name(row))
+        to.append(Queued(row.operation_id, name, row.kind, row.phase, row.priority, row.owner, since, seconds, place))
+    return Queue(most, tuple(running), tuple(waiting))
+
+
+def queue(database: Database) -> Queue:
+    """As `read_queue`."""
+    with database.transaction() as connection:
+        check_schema(connection)
+        return read_queue(connection)
+
+
+def set_most(database: Database, most: int) -> Queue:
+    """How many operations of the database may run at the same time; 0 is no limit. Who runs already isn't stopped."""
+    if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= 10_000:
+        raise InvalidInput(f"max_running_operations is {most!r}; it must be from 1 to 10,000, or 0 for no limit")
+    with database.transaction() as connection:
+        check_schema(connection)
+        connection.execute(update(tables.setting).values(max_running_operations=most or None))
+        return read_queue(connection)
+
+
+def ask(database: Database, operation_id: int) -> Wait | None:
+    """Whether an operation may begin, for whoever would start a run of it, and lift its pause, now.
+
+    None: it may, and whoever comes after it in the queue lets it go first for two minutes.
+    """
+    with database.transaction() as connection:
+        return ask_for(connection, operation_id)
+
+
+def ask_for(connection: Connection, operation_id: int) -> Wait | None:
+    """As `ask`, in the caller's transaction. One that has ended needn't wait."""
+    row = connection.execute(
+        select(tables.operation).where(tables.operation.c.id == operation_id).with_for_update()
+    ).one()
+    return admit(connection, row) if row.status in (Status.RUNNING, Status.PAUSED) else None
+
+
+def admit(connection: Connection, row: OperationRow) -> Wait | None:
+    """Whether an operation may begin, in the transaction that has locked its row; why not is written into it.
+
+    A pause that it has is about to be lifted. Of an operation that runs already only windows and time count.
+    """
+    now = execute(connection, "SELECT clock_timestamp()").scalar_one()
+    refusal = allowed.outside_of_window(row, now, allowed.name_of(connection, row))
+    if refusal is None and not _begins_anew(row) and not allowed.is_last(connection, row):
+        refusal = allowed.past_duration(row, now)
+    if refusal is not None:
+        _pause(connection, row, refusal)
+        seconds = None if refusal.until is None else max(0.0, (refusal.until - now).total_seconds())
+        return Wait(refusal.by, f"paused by {refusal.by}: {refusal.reason}", refusal.until, seconds)
+    if row.phase not in QUEUED_PHASES or operations.heart_beats(row, connection):
+        return None
+    return _find_place(connection, row)
+
+
+def started(row: OperationRow) -> dict[str, Any]:
+    """The columns that change when the run begins. row: as it was before."""
+    values: dict[str, Any] = {"queued_at": None, "queued_seen_at": None}
+    if row.notice is not None and row.notice.startswith(QUEUED):
+        values["notice"] = None
+    if _begins_anew(row):
+        values["working_since"] = func.clock_timestamp()
+    return values
+
+
+def _begins_anew(row: OperationRow) -> bool:
+    """Whether its time begins to count: its first run, out of the queue, or out of a pause that isn't a failure's."""
+    is_resumed = row.status == Status.PAUSED and row.paused_by != row.owner
+    return bool(row.epoch == 0 or row.queued_at is not None or is_resumed)
+
+
+def _pause(connection: Connection, row: OperationRow, refusal: allowed.Refusal) -> None:
+    operation = tables.operation
+    if row.status == Status.RUNNING:
+        operations.pause_operation(connection, row, refusal.by, refusal.reason)
+        # Its tick was no sign of life of a run.
+        connection.execute(update(operation).where(operation.c.id == row.id).values(heartbeat_at=row.heartbeat_at))
+        return
+    if (row.paused_by, row.pause_reason) == (refusal.by, refusal.reason):
+        return
+    if row.paused_by != refusal.by:
+        operations.record_event(connection, row.index_id, row.id, refusal.by, "pause", refusal.reason)
+    connection.execute(
+        update(operation)
+        .where(operation.c.id == row.id, operation.c.status == Status.PAUSED.value)
+        .values(paused_by=refusal.by, pause_reason=refusal.reason, queued_at=None, queued_seen_at=None)
+    )
+
+
+def _find_place(connection: Connection, row: OperationRow) -> Wait | None:
+    most = execute(connection, "SELECT max_running_operations FROM roir.setting").scalar_one()
+    if most is None:
+        return None
+    # From here on one after another. In a statement of its own: the next one sees what the one before committed.
+    most = execute(connection, "SELECT max_running_operations FROM roir.setting FOR UPDATE").scalar_one()
+    operation = tables.operation
+    connection.execute(
+        update(operation)
+        .where(operation.c.id == row.id)
+        .values(
+            queued_at=func.coalesce(operation.c.queued_at, func.clock_timestamp()),
+            queued_seen_at=func.clock_timestamp(),
+        )
+    )
+    found = read_queue(connection)
+    place = next((one.place for one in found.waiting if one.operation_id == row.id), None) or 1
+    if most is None or len(found.running) + place <= most:
+        return None
+    why = f"{QUEUED}place {place} of {len(found.waiting)}; {_names(found.running)} of at most {most} at the same time"
+    if row.notice != why:
+        connection.execute(update(operation).where(operation.c.id == row.id).values(notice=why))
+    return Wait("queue", why)
+
+
+def _names(running: Sequence[Queued]) -> str:
+    if not running:
+        return "others start before it"
+    named = ", ".join(one.index for one in running[:3]) + (", …" if len(running) > 3 else "")
+    return f"{len(running)} running ({named})"

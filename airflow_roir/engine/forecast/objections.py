@@ -1,0 +1,125 @@
+"""All that speaks against a build, at once: rights that are missing, and what it will be refused for.
+
+`rehearse` and `prepare` raise the first of it. Here each check is made by itself, whatever the others say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName
+from airflow_roir.engine import catalog, checks, live_options, rehearse
+from airflow_roir.engine.database import Database, execute, said, sqlstate
+from airflow_roir.engine.forecast import rights
+from airflow_roir.engine.forecast.rights import MissingRight
+from airflow_roir.engine.locks import DENIED
+from airflow_roir.engine.schema import check_schema, check_writable
+from airflow_roir.errors import InvalidInput, RightMissing, RoirError
+
+T = TypeVar("T")
+
+# A table that is being altered isn't waited for here.
+PATIENCE_MS = 1_000
+
+
+@dataclass(frozen=True)
+class Objections:
+    """missing: rights; refused: sentences with their remedies."""
+
+    missing: tuple[MissingRight, ...]
+    refused: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.refused)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "missing_rights": [{"what": one.what, "statement": one.statement} for one in self.missing],
+            "refused": list(self.refused),
+        }
+
+
+class _Notes:
+    """Calls checks, and notes what they raise. A right is noted only if `rights.missing` doesn't know of any."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.refused: list[str] = []
+        self.rights: list[str] = []
+
+    def __call__(self, check: Callable[[], T]) -> T | None:
+        savepoint = self.connection.begin_nested()
+        try:
+            return check()
+        except RoirError as error:
+            self.add(error)
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            self.add((RightMissing if sqlstate(error) == DENIED else InvalidInput)(said(error)))
+        finally:
+            if not self.connection.invalidated:
+                # Reading as the table's owner leaves a function behind.
+                savepoint.rollback()
+        return None
+
+    def add(self, error: RoirError) -> None:
+        notes = self.rights if isinstance(error, RightMissing) else self.refused
+        if str(error) not in notes:
+            notes.append(str(error))
+
+
+def find(database: Database, definition: IndexDefinition, options: BuildOptions) -> Objections:
+    """What speaks against a build, as far as it can be looked at. What only the rows tell is not among it."""
+    with database.transaction() as connection:
+        execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
+        notes = _Notes(connection)
+        missing = notes(lambda: rights.missing(connection, definition, catalog.default_schemas(connection))) or []
+        _look(connection, definition, options, notes)
+        if not missing:
+            notes.refused += notes.rights
+        return Objections(tuple(missing), tuple(notes.refused))
+
+
+def _look(connection: Connection, definition: IndexDefinition, options: BuildOptions, notes: _Notes) -> None:
+    notes(lambda: checks.check_server(connection))
+    notes(lambda: rehearse.check_lock_timeout(connection, options))
+    notes(lambda: check_writable(connection))
+    notes(lambda: checks.check_rights(connection))
+    if not _passes(notes, lambda: check_schema(connection)):
+        return
+    found = notes(lambda: rehearse.whole_definition(connection, definition))
+    if found is None:
+        return
+    existing, whole = found
+    notes(lambda: rehearse.check_options(whole, options, existing))
+    notes(lambda: live_options.work_columns(connection, options))
+    assert whole.source is not None
+    name = whole.source
+    looked = notes(lambda: catalog.look(connection, name))
+    if looked is None:
+        return
+    source, problems = looked
+    for problem in problems:
+        notes.add(problem)
+    if source is None:
+        return
+    for check in rehearse.of_source(connection, source, options, existing):
+        notes(check)
+    for check in checks.of_definition(connection, source, whole):
+        notes(check)
+    if existing is None:
+        index = QualifiedName(whole.name.schema or source.name.schema, whole.name.name)
+        notes(lambda: rehearse.check_name_is_free(connection, index))
+
+
+def _passes(notes: _Notes, check: Callable[[], None]) -> bool:
+    before = len(notes.refused) + len(notes.rights)
+    notes(check)
+    return len(notes.refused) + len(notes.rights) == before

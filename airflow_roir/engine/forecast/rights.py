@@ -1,0 +1,169 @@
+"""The rights that a role lacks for a build, all of them at once, each with the statement that gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_roir.definition import IndexDefinition, quote
+from airflow_roir.engine.database import execute
+
+# `trusts` and the tree of partitions are asked of the control schema only where the role may.
+ROLE = """
+SELECT current_user::text AS name, r.rolsuper AS super,
+       current_setting('server_version_num')::int >= 160000 AS by_options,
+       (SELECT bool_and(has_schema_privilege(n.oid, 'USAGE')
+                        AND (n.nspname = 'roir' OR has_schema_privilege(n.oid, 'CREATE')))
+          FROM pg_namespace n WHERE n.nspname IN ('roir', 'roir_data')) AS control,
+       (SELECT pg_get_userbyid(n.nspowner)::text FROM pg_namespace n WHERE n.nspname = 'roir') AS control_owner,
+       (SELECT o.rolsuper FROM pg_namespace n JOIN pg_roles o ON o.oid = n.nspowner WHERE n.nspname = 'roir')
+       AS control_of_super,
+       current_database()::text AS database, has_database_privilege(current_database(), 'CREATE') AS may_init
+  FROM pg_roles r WHERE r.rolname = current_user
+"""
+SOURCE = """
+SELECT c.oid::bigint AS oid, c.oid::regclass::text AS name, pg_get_userbyid(c.relowner)::text AS owner,
+       o.rolsuper AS of_super,
+       pg_has_role(c.relowner, 'USAGE') AS member,
+       has_schema_privilege(c.relowner, to_regnamespace('roir_data')::oid, 'CREATE') AND NOT o.rolsuper
+       AND c.relowner <> (SELECT nspowner FROM pg_namespace WHERE nspname = 'roir_data')
+       AND NOT pg_has_role(c.relowner, current_user, 'USAGE') AS may_create
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_roles o ON o.oid = c.relowner
+ WHERE c.relname = %(name)s AND n.nspname = ANY (%(schemas)s) AND c.relkind IN ('r', 'p')
+ ORDER BY array_position(%(schemas)s::text[], n.nspname::text) LIMIT 1
+"""
+MAY_BECOME = "SELECT pg_has_role(c.relowner, 'SET') FROM pg_class c WHERE c.oid = %(oid)s"
+# Whoever reads a partition by its name needs its schema.
+RELATIONS = """
+SELECT c.oid::regclass::text AS name, quote_ident(n.nspname) AS schema, pg_get_userbyid(c.relowner)::text AS owner,
+       c.relowner <> s.relowner AND NOT (roir.trusts(c.relowner) AND roir.trusts(s.relowner)) AS of_another,
+       has_schema_privilege(n.oid, 'USAGE') AS reaches,
+       has_schema_privilege(s.relowner, n.oid, 'USAGE') AS owner_reaches,
+       has_table_privilege(c.oid, 'SELECT') AS reads, has_table_privilege(s.relowner, c.oid, 'SELECT') AS owner_reads,
+       c.oid <> s.oid OR has_table_privilege(c.oid, 'TRIGGER') AS triggers,
+       c.oid <> s.oid OR has_table_privilege(c.oid, 'UPDATE, DELETE, TRUNCATE') AS locks
+  FROM pg_class s JOIN pg_class c ON c.oid = s.oid OR c.oid IN (SELECT t.relation FROM roir.partition_tree(s.oid) t)
+  JOIN pg_namespace n ON n.oid = c.relnamespace WHERE s.oid = %(oid)s ORDER BY c.oid <> s.oid, 1
+"""
+TYPES = """
+SELECT DISTINCT format_type(t.oid, NULL) AS name FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+ WHERE a.attrelid = %(oid)s AND a.attname = ANY (%(columns)s) AND NOT has_type_privilege(t.oid, 'USAGE') ORDER BY 1
+"""
+SCHEMA = """
+SELECT has_schema_privilege(oid, 'CREATE') AS may_create, has_schema_privilege(oid, 'USAGE') AS may_use
+  FROM pg_namespace WHERE nspname = %(schema)s
+"""
+# A table may have thousands of partitions, all with the same fault.
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class MissingRight:
+    """what: the right, in a sentence; statement: the SQL that gives it, for whoever may."""
+
+    what: str
+    statement: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; run: {self.statement}"
+
+
+def missing(connection: Connection, definition: IndexDefinition, schemas: list[str]) -> list[MissingRight]:
+    """What our role lacks. schemas: where a name without one is looked for.
+
+    A table, a schema or a control schema that isn't there is no right that is missing.
+    """
+    role = execute(connection, ROLE).one()
+    if role.super:
+        return []
+    who = quote(role.name)
+    found: list[MissingRight] = []
+
+    def lack(what: str, statement: str) -> None:
+        if len(found) < MOST_NAMED * 4 and statement not in (one.statement for one in found):
+            found.append(MissingRight(what, statement))
+
+    if role.control is False:
+        super_ = ", a superuser, whose members are as mighty" if role.control_of_super else ""
+        lack(
+            f"role {who} has no rights on the control schema, which {quote(role.control_owner)} owns{super_}",
+            f"GRANT {quote(role.control_owner)} TO {who}",
+        )
+    elif role.control is None and not role.may_init:
+        database = quote(role.database)
+        lack(f"role {who} may not create schemas, as roir init does", f"GRANT CREATE ON DATABASE {database} TO {who}")
+    source = None
+    if definition.source is not None:
+        wanted = [definition.source.schema] if definition.source.schema is not None else schemas
+        source = execute(connection, SOURCE, {"name": definition.source.name, "schemas": wanted}).first()
+    if source is not None:
+        _of_source(connection, role, source, definition, lack)
+    schema = definition.name.schema or (None if definition.source is None else definition.source.schema)
+    if schema is not None and (row := execute(connection, SCHEMA, {"schema": schema}).first()) is not None:
+        lacks = [name for name, may in (("USAGE", row.may_use), ("CREATE", row.may_create)) if not may]
+        if lacks:
+            rights = ", ".join(lacks)
+            lack(
+                f"role {who} lacks {rights} on schema {quote(schema)}, where the index's view is to be",
+                f"GRANT {rights} ON SCHEMA {quote(schema)} TO {who}",
+            )
+    return found
+
+
+def _of_source(connection: Connection, role: Any, source: Any, definition: IndexDefinition, lack: Any) -> None:
+    who, owner = quote(role.name), quote(source.owner)
+    may_become = not role.by_options or execute(connection, MAY_BECOME, {"oid": source.oid}).scalar_one()
+    if not source.member or not may_become:
+        if source.of_super:
+            lack(
+                f"table {source.name} belongs to the superuser {owner}, whose members are as mighty: give it to a "
+                "role of its own",
+                f"ALTER TABLE {source.name} OWNER TO {who}",
+            )
+        else:
+            options = " WITH INHERIT TRUE, SET TRUE" if role.by_options else ""
+            why = "its capture runs as its owner" if source.member else "only its owner's members can capture writes"
+            lack(
+                f"role {who} can't act as {owner}, who owns table {source.name}: {why}",
+                f"GRANT {owner} TO {who}{options}",
+            )
+    if source.may_create:
+        lack(
+            f"{owner}, who owns table {source.name}, could replace roir's functions in roir_data",
+            f"REVOKE CREATE ON SCHEMA roir_data FROM {owner}",
+        )
+    if role.control is not True:
+        return
+    for row in execute(connection, RELATIONS, {"oid": source.oid}).all():
+        if row.of_another:
+            lack(
+                f"partition {row.name} belongs to {quote(row.owner)}, its table to {owner}; one role must read both",
+                f"ALTER TABLE {row.name} OWNER TO {owner}",
+            )
+            continue
+        # A member has what its owner has; what an owner took from himself he can give back.
+        for name, reaches in ((owner, row.owner_reaches), (who, row.reaches or not source.member)):
+            if not reaches:
+                lack(
+                    f"role {name} may not look into schema {row.schema}, where {row.name} is",
+                    f"GRANT USAGE ON SCHEMA {row.schema} TO {name}",
+                )
+        rights = [
+            name
+            for name, may in (
+                ("SELECT", row.owner_reads and (row.reads or not source.member)),
+                ("TRIGGER", row.triggers or not source.member),
+                ("UPDATE", row.locks or not source.member),
+            )
+            if not may
+        ]
+        if rights:
+            lack(
+                f"{owner} took {', '.join(rights)} on {row.name} from itself",
+                f"GRANT {', '.join(rights)} ON {row.name} TO {owner}",
+            )
+    columns = [*definition.key, *definition.include]
+    for name in execute(connection, TYPES, {"oid": source.oid, "columns": columns}).scalars():
+        lack(f"role {who} may not use type {name}", f"GRANT USAGE ON TYPE {name} TO {who}")

@@ -1,0 +1,70 @@
+"""Which signals a build could be held back by on this server: what they say now, and which can't be read, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.governor.readings import SignalReader
+from airflow_roir.engine.governor.signals import Reading
+from airflow_roir.engine.governor.surroundings import Surroundings
+
+# Limits as they are asked for here; a commit's time and rates take some looks, and a probe that commits.
+LOOKED_AT = {
+    "replica_lag": 100 << 20,
+    "replica_delay": 30.0,
+    "slot_room": 1 << 30,
+    "oldest_transaction": 3_600.0,
+    "active_sessions": 16.0,
+    "lock_waits": 4.0,
+}
+# A build on a server that others use: whatever it has.
+ALWAYS = "commit_latency=20ms"
+OF_REPLICAS = "replica_lag=100MB"
+OF_SLOTS = "slot_room=1GB"
+
+
+@dataclass(frozen=True)
+class Signals:
+    """readings: of this moment. sensible: a throttle to begin with."""
+
+    readings: tuple[Reading, ...]
+    sensible: str
+
+    def line(self) -> str:
+        """For people."""
+        parts = [f"{self.sensible} is something to begin with"]
+        seen = [f"{_named(one)} {one.signal.shown(one.value)}" for one in self.readings if one.value is not None]
+        parts += [f"now {', '.join(seen)}"] if seen else []
+        parts += [f"{_named(one)} can't be read: {one.problem}" for one in self.readings if one.value is None]
+        return "; ".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "sensible_throttle": self.sensible,
+            "signals": [
+                {"signal": one.signal.name, "of": one.of, "value": one.value, "problem": one.problem or None}
+                for one in self.readings
+            ],
+        }
+
+
+def look(database: Database, surroundings: Surroundings) -> Signals:
+    """Read each signal once, in transactions of its own. A query of the user's isn't run."""
+    reader = SignalReader(database, Surroundings(surroundings.replicas))
+    try:
+        with database.connect() as connection:
+            readings = tuple(reader.read(connection, LOOKED_AT))
+    finally:
+        reader.close()
+    names = {one.signal.name for one in readings}
+    wanted = [ALWAYS]
+    wanted += [OF_REPLICAS] if "replica_lag" in names else []
+    wanted += [OF_SLOTS] if any(one.signal.name == "slot_room" and one.value is not None for one in readings) else []
+    return Signals(readings, " ".join(wanted))
+
+
+def _named(one: Reading) -> str:
+    return f"{one.signal.name} of {one.of}" if one.of else one.signal.name

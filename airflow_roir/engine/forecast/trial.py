@@ -1,0 +1,184 @@
+"""A batch's worth of rows is copied and indexed as a build does it, and taken back: what a row takes on this server.
+
+It writes tables of ours that no other session ever sees, reads under ACCESS SHARE, and is bounded in rows, bytes and
+time. So it tells the size of entries and of their B-tree, WAL and seconds for a row.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine import owner
+from airflow_roir.engine.database import execute, said
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.entry_size import names_of
+from airflow_roir.engine.files import File, files_of
+from airflow_roir.engine.source import Source
+from airflow_roir.engine.tables import DATA_SCHEMA, SCHEMA
+
+# Read in all, at most. The first few blocks tell how much of that fits into the time.
+MOST_ROWS = 20_000
+MOST_BLOCKS = 1_000
+FIRST_BLOCKS = 8
+# Blocks in a row, as a batch reads them; places are chosen by chance.
+STRETCH_BLOCKS = 50
+MOST_PLACES = 40
+# Of a table that isn't stored in blocks.
+ROWS_OF_LEAF = 500
+# For the second, bigger part; a statement that takes much longer is cancelled, and then there is no trial.
+WANTED_S = 0.4
+LONGEST_MS = 3_000
+# Written as users' writes are captured, one by one.
+MOST_CAPTURED = 2_000
+# Of fewer rows a size is mostly that of pages which aren't full.
+FEWEST_CAPTURED = 200
+SIZES = """
+SELECT pg_relation_size(%(heap)s) AS heap, pg_table_size(%(heap)s) - pg_relation_size(%(heap)s) AS beside,
+       pg_indexes_size(%(heap)s) AS tree
+"""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Rows of the delta that were written. bytes: with their index; wal: that this wrote."""
+
+    rows: int
+    bytes: int
+    wal: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What rows took. copy_s: for `timed` of them; index_s: for all. heap, toast, index, wal (of the copy): bytes."""
+
+    rows: int
+    timed: int
+    copy_s: float
+    index_s: float
+    heap: int
+    toast: int
+    index: int
+    wal: int
+    captured: Captured | None
+
+    @property
+    def row_s(self) -> float:
+        """Seconds of one worker for a row, copied and indexed."""
+        return self.copy_s / self.timed + self.index_s / self.rows if self.timed else 0.0
+
+
+def attempt(connection: Connection, source: Source, entry: Entry) -> Trial | str:
+    """Copy and index some rows of a source that is locked, in the caller's transaction, which keeps nothing of it.
+
+    A text if it wasn't possible: why. An empty source is one, too.
+    """
+    savepoint = connection.begin_nested()
+    try:
+        execute(connection, f"SET LOCAL statement_timeout = {LONGEST_MS}")
+        return _attempt(connection, source, entry)
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise
+        return said(error)
+    finally:
+        if not connection.invalidated:
+            savepoint.rollback()
+
+
+def _attempt(connection: Connection, source: Source, entry: Entry) -> Trial | str:
+    # Two plans at once must not wait for each other.
+    name = f"{DATA_SCHEMA}.trial_{execute(connection, 'SELECT pg_backend_pid()').scalar_one()}"
+    stored = f"{name}_s"
+    # Routed into a segment, as the copy is.
+    execute(connection, f"CREATE TABLE {name} ({entry.definitions()}) PARTITION BY RANGE (c1)")
+    execute(connection, f"CREATE TABLE {stored} PARTITION OF {name} DEFAULT WITH (autovacuum_enabled = false)")
+    files = [file for file in files_of(connection, source.leaves) if file.blocks]
+    total = sum(file.blocks for file in files)
+    blocks = min(FIRST_BLOCKS, total)
+    rows, seconds, wal = _copy(connection, source, entry, name, files, blocks)
+    timed, copy_s = rows, seconds
+    more = min(MOST_BLOCKS, total)
+    if rows:
+        # Part of the first look is the start of things: what follows is faster.
+        more = min(more, int(blocks * MOST_ROWS / rows), int(blocks * WANTED_S / max(seconds, 1e-3)) * 2)
+    if more > blocks:
+        execute(connection, f"TRUNCATE {stored}")
+        rows, seconds, wal = _copy(connection, source, entry, name, files, more)
+        timed, copy_s = rows, seconds
+    if not rows:
+        return "the table has no rows" if not total else "no rows were met"
+    begun = time.monotonic()
+    # Duplicates are no matter here; a unique index keeps no lists of them.
+    execute(connection, f"CREATE INDEX ON {stored} {physical.key_clause(entry)} WITH (deduplicate_items = off)")
+    index_s = time.monotonic() - begun
+    size = execute(connection, SIZES, {"heap": stored}).one()
+    captured = _capture(connection, entry, name, min(rows, MOST_CAPTURED)) if rows >= FEWEST_CAPTURED else None
+    return Trial(rows, timed, copy_s, index_s, size.heap, size.beside, size.tree, wal, captured)
+
+
+def _copy(
+    connection: Connection, source: Source, entry: Entry, into: str, files: Sequence[File], blocks: int
+) -> tuple[int, float, int]:
+    """Rows, seconds, bytes of WAL."""
+    names = names_of(connection, [file.relation for file in files])
+    read = ", ".join(column.of("s") for column in entry.columns)
+    parts = [f"(SELECT {read} FROM ONLY {names[relation]} s {where})" for relation, where in _stretches(files, blocks)]
+    if not parts:
+        return 0, 0.0, 0
+    query = f"SELECT * FROM ({' UNION ALL '.join(parts)}) s LIMIT {MOST_ROWS}"
+    item, values = owner.relation(connection, source, query, owner.columns_of(connection, into))
+    explain = "EXPLAIN (ANALYZE, WAL, TIMING OFF, COSTS OFF, FORMAT JSON)"
+    insert = f"INSERT INTO {into} ({', '.join(entry.physical())}) SELECT * FROM {item}"
+    return _explained(connection, f"{explain} {insert}", values, into)
+
+
+def _explained(connection: Connection, statement: str, values: dict[str, object], into: str) -> tuple[int, float, int]:
+    [told] = execute(connection, statement, values).scalar_one()
+    rows = int(execute(connection, f"SELECT count(*) FROM {into}").scalar_one())
+    return rows, told["Execution Time"] / 1000, int(told["Plan"].get("WAL Bytes", 0))
+
+
+def _stretches(files: Sequence[File], blocks: int) -> Iterator[tuple[int, str]]:
+    """Conditions over leaves `s`: places by chance, in each leaf by its share of the blocks."""
+    heaps = [file for file in files if file.heap]
+    for file in files:
+        if not file.heap:
+            yield file.relation, f"LIMIT {ROWS_OF_LEAF}"
+    total = sum(file.blocks for file in heaps)
+    if total <= blocks and len(heaps) <= MOST_PLACES:
+        for file in heaps:
+            yield file.relation, ""
+        return
+    step = max(1, min(STRETCH_BLOCKS, blocks // 8))
+    # Stretches of all files, numbered through, of which some are taken.
+    counts = [-(-file.blocks // step) for file in heaps]
+    chosen = random.sample(range(sum(counts)), min(sum(counts), MOST_PLACES, max(1, blocks // step)))
+    first = 0
+    for file, count in zip(heaps, counts, strict=True):
+        for place in sorted(n - first for n in chosen if first <= n < first + count):
+            begin, end = place * step, min((place + 1) * step, file.blocks)
+            yield file.relation, f"WHERE s.ctid >= '({begin},0)'::tid AND s.ctid < '({end},0)'::tid"
+        first += count
+
+
+def _capture(connection: Connection, entry: Entry, base: str, rows: int) -> Captured:
+    """Put entries into a delta in no order, as users' writes come."""
+    delta = f"{base}_d"
+    execute(connection, f"CREATE TABLE {delta} ({entry.definitions()}, state {SCHEMA}.entry_state NOT NULL)")
+    identity = ", ".join(entry.physical(entry.identity_positions))
+    execute(connection, f"CREATE INDEX ON {delta} ({identity}) WITH (deduplicate_items = off)")
+    columns = ", ".join(entry.physical())
+    put = (
+        "EXPLAIN (ANALYZE, WAL, TIMING OFF, COSTS OFF, FORMAT JSON) "
+        f"INSERT INTO {delta} ({columns}, state) SELECT {columns}, 'regular' FROM {base} ORDER BY random() LIMIT {rows}"
+    )
+    written, _, wal = _explained(connection, put, {}, delta)
+    size = int(execute(connection, "SELECT pg_total_relation_size(%(delta)s)", {"delta": delta}).scalar_one())
+    return Captured(written, size, wal)

@@ -1,0 +1,27 @@
+"""Tells callbacks of operations that have been paused for long."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from airflow_roir.engine.long_pause import LongPause
+
+LongPauseCallback = Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None
+
+
+def call_long_pause(
+    callbacks: LongPauseCallback, context: Mapping[str, Any], pause: LongPause, log: logging.Logger | Any
+) -> None:
+    """Call each with the context, as Airflow calls its own; `context["long_pause"]` is the pause.
+
+    What one raises is logged: the task goes on, and the others are called.
+    """
+    if callbacks is None:
+        return
+    for callback in [callbacks] if callable(callbacks) else callbacks:
+        try:
+            callback({**context, "long_pause": pause})
+        except Exception as error:  # somebody else's code
+            log.error("on_long_pause_callback failed: %s: %s", type(error).__name__, error)

@@ -1,0 +1,151 @@
+"""All that speaks against a build is said at once; each statement that is offered mends what it is offered for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from psycopg2.extensions import make_dsn, parse_dsn
+
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import prepare, schema
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.forecast import objections
+from airflow_roir.engine.forecast.objections import Objections
+from airflow_roir.errors import RoirError
+from tests.conftest import database_dsn, run_sql
+from tests.engine import steps
+from tests.engine.steps import session, sql
+
+DEFINITION = IndexDefinition.parse("shown.ix", '"S 1".t', "k", "v")
+
+
+def of(dsn: str, definition: IndexDefinition = DEFINITION, **options: object) -> Objections:
+    return objections.find(Database(dsn), definition, BuildOptions.asked(**options))
+
+
+@dataclass(frozen=True)
+class Roles:
+    """One that made the control schema, one that owns the table, and one that has no rights, by its DSN."""
+
+    keeper: str
+    owner: str
+    poor: str
+    dsn: str
+
+    def give(self, found: Objections) -> None:
+        run_sql(self.dsn, *(one.statement for one in found.missing))
+
+
+@pytest.fixture
+def roles(dsn: str, stranger: str) -> Iterator[Roles]:
+    [(name,)] = sql(session(dsn), "SELECT current_database()::text")
+    keeper, owner = f'"keeper of {name}"', f'"owner ""of"" {name}"'
+    run_sql(dsn, "DROP SCHEMA roir, roir_data CASCADE")
+    for role in (keeper, owner):
+        run_sql(dsn, f"CREATE ROLE {role} LOGIN")
+    run_sql(
+        dsn,
+        f"GRANT CREATE ON DATABASE {name} TO {keeper}",
+        f'CREATE SCHEMA "S 1" AUTHORIZATION {owner}',
+        f'SET ROLE {owner}; CREATE TABLE "S 1".t (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)',
+        f'SET ROLE {owner}; CREATE TABLE "S 1".t1 PARTITION OF "S 1".t FOR VALUES FROM (0) TO (100)',
+        "RESET ROLE",
+        'CREATE TABLE "S 1".t2 PARTITION OF "S 1".t FOR VALUES FROM (100) TO (200)',
+        "CREATE SCHEMA shown",
+    )
+    schema.init(Database(make_dsn(**{**parse_dsn(dsn), "user": keeper.strip('"')})))
+    yield Roles(keeper, owner, stranger, dsn)
+    run_sql(dsn, *(f"DROP OWNED BY {role} CASCADE" for role in (keeper, owner)))
+    run_sql(dsn, *(f"DROP ROLE {role}" for role in (keeper, owner)))
+
+
+def test_the_statements_for_all_missing_rights_are_enough(roles: Roles) -> None:
+    found = of(roles.poor)
+    assert not found.refused
+    said = [str(one) for one in found.missing]
+    for part in ("no rights on the control schema", "can't act as", "USAGE, CREATE on schema"):
+        assert any(part in one for one in said), (part, said)
+    roles.give(found)
+    # Partitions are seen by who may use the control schema.
+    [last] = of(roles.poor).missing
+    assert last.statement == f'ALTER TABLE "S 1".t2 OWNER TO {roles.owner}'
+    roles.give(of(roles.poor))
+    assert not of(roles.poor)
+    assert prepare.prepare(Database(roles.poor), DEFINITION, BuildOptions(), "test").index == "shown.ix"
+
+
+TAKEN = {
+    "the control schema": "REVOKE {keeper} FROM {poor}",
+    "the owner": "REVOKE {owner} FROM {poor}",
+    "the index's schema": "REVOKE CREATE ON SCHEMA shown FROM {poor}",
+    "use of the index's schema": "REVOKE USAGE ON SCHEMA shown FROM {poor}",
+    "the owner's own schema": 'REVOKE USAGE ON SCHEMA "S 1" FROM {owner}',
+    "the owner's own table": 'REVOKE SELECT, TRIGGER ON "S 1".t FROM {owner}',
+    "the owner's own partition": 'REVOKE SELECT ON "S 1".t1 FROM {owner}',
+    "too much for the owner": "GRANT CREATE ON SCHEMA roir_data TO {owner}",
+}
+
+
+@pytest.mark.slow
+def test_each_right_is_missed_by_itself(roles: Roles) -> None:
+    for _ in range(2):
+        roles.give(of(roles.poor))
+    assert not of(roles.poor)
+    [(poor,)] = sql(session(roles.poor), "SELECT quote_ident(current_user)")
+    for what, taken in TAKEN.items():
+        run_sql(roles.dsn, taken.format(keeper=roles.keeper, owner=roles.owner, poor=poor))
+        found = of(roles.poor)
+        assert found.missing, what
+        assert not found.refused, (what, found)
+        roles.give(found)
+        assert not of(roles.poor), what
+
+
+def test_what_is_refused_is_said_at_once(dsn: str) -> None:
+    run_sql(
+        dsn,
+        "CREATE UNLOGGED TABLE u (k int, v text)",
+        "CREATE TABLE child () INHERITS (u)",
+        "CREATE PUBLICATION everything FOR ALL TABLES",
+        "ALTER TABLE u ENABLE ROW LEVEL SECURITY",
+        "CREATE TABLE ix (id int)",
+    )
+    definition = IndexDefinition.parse("ix", "u", "k,w,x", "v")
+    refused = of(dsn, definition, on_duplicate="stop").refused
+    for part in (
+        "is unlogged",
+        "has inheritance children",
+        "has no primary key",
+        "row-level security",
+        'publication "everything"',
+        'no column "w"',
+        'no column "x"',
+        "another relation or type has that name",
+        "on_duplicate",
+    ):
+        assert any(part in one for one in refused), (part, refused)
+    with pytest.raises(RoirError) as first:
+        prepare.prepare(Database(dsn), definition, BuildOptions.asked(on_duplicate="stop"), "test")
+    assert str(first.value) in refused
+
+
+def test_nothing_speaks_against_what_can_be_built(database: Database, dsn: str) -> None:
+    steps.make_table(dsn)
+    assert not of(dsn, IndexDefinition.parse("ix", "t", "k"))
+    steps.make_index(database)
+    assert not of(dsn, IndexDefinition.parse("ix"))
+    assert of(dsn, IndexDefinition.parse("other")).refused == (
+        "there is no index other to rebuild; to create it, give the table and key columns",
+    )
+
+
+def test_without_a_control_schema_that_is_said(server: str) -> None:
+    run_sql(server, "CREATE DATABASE without_schema")
+    dsn = database_dsn(server, "without_schema")
+    try:
+        [one] = of(dsn).refused
+        assert "create it with: roir init" in one
+    finally:
+        run_sql(server, "DROP DATABASE without_schema WITH (FORCE)")

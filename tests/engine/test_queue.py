@@ -1,0 +1,230 @@
+"""The queue: never more at the same time than may, nobody waits while a place is free, in the order that is told."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import admission, operations, prepare
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import Run, end_run, settle, start_run
+from airflow_roir.engine.status import operation_status
+from airflow_roir.errors import InvalidInput, OperationQueued, OperationRunning
+from tests.conftest import run_sql
+from tests.engine import steps
+
+DEAD = "UPDATE roir.operation SET heartbeat_at = clock_timestamp() - interval '1 minute' WHERE id = %s"
+
+
+def indexes(database: Database, dsn: str, many: int, **options: object) -> list[str]:
+    """So many prepared operations, in the order of their names."""
+    names = [f"public.ix{number}" for number in range(many)]
+    for number, name in enumerate(names):
+        run_sql(dsn, f"CREATE TABLE t{number} (id int PRIMARY KEY, k int)")
+        definition = IndexDefinition.parse(name, f"t{number}", "k")
+        prepare.prepare(database, definition, BuildOptions(**options), "test")
+    return names
+
+
+def operation(database: Database, name: str) -> int:
+    return int(operations.find_operation(database, name).id)
+
+
+def starts(database: Database, name: str) -> Run | None:
+    try:
+        return start_run(database, name, f"run of {name}", lift_pause=False)
+    except OperationQueued:
+        return None
+
+
+def test_one_starts_after_the_other_in_the_order_in_which_they_came(database: Database, dsn: str) -> None:
+    first, second, third = indexes(database, dsn, 3)
+    admission.set_most(database, 1)
+    run = start_run(database, first, "one")
+    for name in (third, second):
+        with pytest.raises(OperationQueued, match="1 running"):
+            start_run(database, name, "another")
+    assert [one.index for one in admission.queue(database).waiting] == [third, second]
+    assert (operation_status(database, operation(database, second)).notice or "").startswith("queued: place 2 of 2")
+    end_run(database, run)
+    # The place is free, but who came first takes it.
+    assert starts(database, second) is None
+    begun = starts(database, third)
+    assert begun is not None
+    assert operation_status(database, begun.operation_id).notice is None
+    assert starts(database, second) is None
+    found = admission.queue(database)
+    assert [one.index for one in found.running] == [third]
+    assert [(one.index, one.place) for one in found.waiting] == [(second, 1)]
+
+
+def test_the_greatest_priority_goes_first_and_changes_while_it_waits(database: Database, dsn: str) -> None:
+    busy, low, high = indexes(database, dsn, 3)
+    admission.set_most(database, 1)
+    run = start_run(database, busy, "one")
+    assert starts(database, low) is None
+    assert starts(database, high) is None
+    operations.change_options(database, high, actor="somebody", priority=5)
+    end_run(database, run)
+    assert starts(database, low) is None
+    assert starts(database, high) is not None
+
+
+def test_no_limit_is_the_default_and_comes_back(database: Database, dsn: str) -> None:
+    names = indexes(database, dsn, 3)
+    assert admission.queue(database).most is None
+    assert starts(database, names[0]) is not None
+    admission.set_most(database, 1)
+    assert starts(database, names[1]) is None
+    admission.set_most(database, 0)
+    assert starts(database, names[1]) is not None
+    assert starts(database, names[2]) is not None
+    for wrong in (-1, 10_001, True):
+        with pytest.raises(InvalidInput, match="max_running_operations"):
+            admission.set_most(database, wrong)
+
+
+def test_a_driver_whose_heart_has_stopped_frees_its_place_and_may_take_it_again(database: Database, dsn: str) -> None:
+    first, second = indexes(database, dsn, 2)
+    admission.set_most(database, 1)
+    run = start_run(database, first, "one")
+    assert starts(database, second) is None
+    # A retry under its own name, at once: it has its place.
+    assert start_run(database, first, "one", take_over=True).epoch != run.epoch
+    run_sql(dsn, DEAD % run.operation_id)
+    assert starts(database, second) is not None
+    assert starts(database, first) is None
+
+
+def test_who_waits_and_dies_is_passed_over_soon(database: Database, dsn: str) -> None:
+    busy, dead, alive = indexes(database, dsn, 3)
+    admission.set_most(database, 1)
+    run = start_run(database, busy, "one")
+    assert starts(database, dead) is None
+    assert starts(database, alive) is None
+    end_run(database, run)
+    assert starts(database, alive) is None
+    run_sql(
+        dsn,
+        "UPDATE roir.operation SET queued_seen_at = clock_timestamp() - interval '3 minutes' "
+        f"WHERE id = {operation(database, dead)}",
+    )
+    assert starts(database, alive) is not None
+    # It comes back, and has its old place before those that came later.
+    assert [one.index for one in admission.queue(database).waiting] == []
+    assert starts(database, dead) is None
+    assert [one.index for one in admission.queue(database).waiting] == [dead]
+
+
+def test_a_pause_gives_the_place_up_and_a_resume_queues_anew(database: Database, dsn: str) -> None:
+    first, second = indexes(database, dsn, 2)
+    admission.set_most(database, 1)
+    run = start_run(database, first, "one")
+    assert starts(database, second) is None
+    operations.pause(database, first, "somebody")
+    end_run(database, run)
+    assert starts(database, second) is not None
+    operations.resume(database, first, "somebody")
+    assert starts(database, first) is None
+    # A pause in the queue, too.
+    operations.pause(database, first, "somebody")
+    assert admission.queue(database).waiting == ()
+
+
+def test_who_ends_needs_no_place_and_takes_one(database: Database, dsn: str) -> None:
+    first, second = indexes(database, dsn, 2)
+    run = start_run(database, first, "one")
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+    end_run(database, run)
+    admission.set_most(database, 1)
+    other = start_run(database, second, "other")
+    # It is sealed: to wait would be to capture for longer.
+    ending = start_run(database, first, "one")
+    end_run(database, other)
+    assert starts(database, second) is None
+    steps.fold_all(database, ending)
+    steps.publish_all(database, ending)
+    assert starts(database, second) is not None
+
+
+def test_who_was_told_to_begin_keeps_its_place_until_spark_has_started(database: Database, dsn: str) -> None:
+    first, second = indexes(database, dsn, 2)
+    admission.set_most(database, 1)
+    assert admission.ask(database, operation(database, first)) is None
+    wait = admission.ask(database, operation(database, second))
+    assert wait is not None
+    assert wait.is_queued
+    assert starts(database, first) is not None
+
+
+def test_two_who_start_at_once_dont_both_take_the_last_place(database: Database, dsn: str) -> None:
+    """The first one's transaction is open: the second one waits for it, and then sees what it did."""
+    first, second = indexes(database, dsn, 2)
+    admission.set_most(database, 1)
+    with database.transaction() as connection:
+        assert admission.ask_for(connection, operation(database, first)) is None
+        user = steps.session(dsn)
+        # As a driver would: the setting's row is locked.
+        with pytest.raises(Exception, match="lock"):
+            steps.sql(user, "SELECT * FROM roir.setting FOR UPDATE NOWAIT")
+    assert starts(database, second) is None
+
+
+@pytest.mark.sample(2, 6)
+@pytest.mark.parametrize("seed", range(40))
+def test_the_queue_holds_over_any_order_of_steps(database: Database, dsn: str, seed: int) -> None:
+    """Never more than may; where a place is free the first one who waits starts, and nobody before it."""
+    chance = random.Random(seed)
+    names = indexes(database, dsn, 5)
+    most = chance.randint(1, 3)
+    admission.set_most(database, most)
+    running: dict[str, Run] = {}
+    for _ in range(60):
+        name = chance.choice(names)
+        step = chance.random()
+        before = admission.queue(database)
+        if name in running and step < 0.25:
+            end_run(database, running.pop(name))
+        elif name in running and step < 0.35:
+            settle(database, running[name], OSError("the disk has gone"), fatal=False)
+            end_run(database, running.pop(name))
+        elif name in running and step < 0.45:
+            run_sql(dsn, DEAD % running.pop(name).operation_id)
+        elif name in running and step < 0.55:
+            operations.pause(database, name, "somebody")
+            end_run(database, running.pop(name))
+            operations.resume(database, name, "somebody")
+        elif step < 0.65:
+            operations.change_options(database, name, actor="somebody", priority=chance.randint(-1, 1))
+        elif step < 0.7:
+            most = chance.randint(1, 3)
+            admission.set_most(database, most)
+        else:
+            try:
+                run = starts(database, name)
+            except OperationRunning:
+                assert name in running
+                continue
+            others = [one for one in before.waiting if one.index != name]
+            mine = next((one for one in before.waiting if one.index == name), None)
+            priority = operations.find_operation(database, name).priority
+            ahead = [
+                one
+                for one in others
+                if one.priority > priority or (one.priority == priority and (mine is None or one.place < mine.place))
+            ]
+            assert (run is not None) == (len(before.running) + len(ahead) < most)
+            if run is not None:
+                running[name] = run
+                assert len(running) <= most
+        assert {one.index for one in admission.queue(database).running} == running.keys()
+    # Whoever waits comes: all at last.
+    for name in list(running):
+        end_run(database, running.pop(name))
+    for place in admission.queue(database).waiting:
+        run = starts(database, place.index)
+        assert run is not None
+        end_run(database, run)

@@ -1,0 +1,41 @@
+"""Durations as users write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_roir.errors import InvalidInput
+from airflow_roir.span import seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (None, None),
+        ("", None),
+        ("None", None),
+        (90, 90),
+        ("90", 90),
+        ("3,600", 3600),
+        ("90s", 90),
+        ("90min", 5400),
+        ("90 m", 5400),
+        ("2h", 7200),
+        ("1h 30min", 5400),
+        ("1h30m", 5400),
+        ("1d", 86_400),
+        ("0", 0),
+        ("off", 0),
+        ("never", 0),
+    ],
+)
+def test_a_duration_is_read(value: Any, read: int | None) -> None:
+    assert seconds("max_duration_s", value) == read
+
+
+@pytest.mark.parametrize("value", ["soon", "1.5h", "-1h", "2hours", "h", "1h x", True, 1.5, "²"])
+def test_what_is_no_duration_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidInput, match="max_duration_s"):
+        seconds("max_duration_s", value)
