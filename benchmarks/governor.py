@@ -97,9 +97,11 @@ class Bench:
 
     def build(self, watch: Watch, side: str, throttle: str | None) -> None:
         """One build, from its command to its end."""
-        chosen, asked = self.chosen, throttle
+        chosen = self.chosen
         command = [ROIR, "build", INDEX, "--table", "event", "--keys", "customer", "--include", "amount"]
         command += ["--parallelism", str(chosen.parallelism), "--verify", "none", "--revert-window", "0"]
+        if throttle:
+            command += ["--throttle", throttle]
         if chosen.segments:
             command += ["--segments", str(chosen.segments)]
         before = len(watch.samples)
@@ -115,15 +117,13 @@ class Bench:
                 preexec_fn=lambda: os.nice(19),
             )
             try:
-                while process.poll() is None and time.time() < begun + chosen.patience:
-                    if throttle and watch.samples[-1].get("id"):
-                        self.sql("SELECT roir.change(%s, throttle => %s)", INDEX, throttle)
-                        throttle = None
-                    time.sleep(0.1)
+                process.wait(chosen.patience)
+            except subprocess.TimeoutExpired:
+                # The rest is told by its rows.
+                pass
             finally:
                 # It takes its driver with it.
-                if process.poll() is None:
-                    process.terminate()
+                process.terminate()
                 process.wait()
             end = time.time()
             said.seek(0)
@@ -136,7 +136,7 @@ class Bench:
         watch.last_operation = max(sample.get("id", 0) for sample in mine)
         self.stretches.append(Stretch(side, first, end))
         self.builds.append(
-            {"side": side, "throttle": asked, "command_s": round(end - begun, 1), "build_s": round(end - first, 1)}
+            {"side": side, "throttle": throttle, "command_s": round(end - begun, 1), "build_s": round(end - first, 1)}
             | {"is_finished": process.returncode == 0}
             | self.told(watch.last_operation)
         )
