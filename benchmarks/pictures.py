@@ -163,7 +163,8 @@ def main() -> None:
     of_curves(RESULTS / "curves.json")
     of_partitions(RESULTS / "partitions.json")
     of_pause(RESULTS / "pause.json")
-    of_governor(RESULTS / "governor.json")
+    if (RESULTS / "governor.json").exists():
+        of_governor(RESULTS / "governor.json")
 
 
 if __name__ == "__main__":

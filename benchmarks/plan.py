@@ -108,7 +108,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     with running_server() as server:
         for shape in SHAPES:
-            measure(server.dsn, shape, rows)
+            measure(server.dsn(), shape, rows)
 
 
 if __name__ == "__main__":

@@ -121,5 +121,6 @@ def test_every_picture_of_the_results_is_drawn_from_them(tmp_path: Path) -> None
         shutil.copy(results, tmp_path)
     for draw, name in ((of_bench, "bench"), (of_bench, "shapes"), (of_curves, "curves"), (of_partitions, "partitions"),
                        (of_pause, "pause"), (of_governor, "governor")):  # fmt: skip
-        draw(tmp_path / f"{name}.json")
+        if (tmp_path / f"{name}.json").exists():
+            draw(tmp_path / f"{name}.json")
     assert {path.name for path in tmp_path.glob("*.svg")} == {path.name for path in RESULTS.glob("*.svg")}

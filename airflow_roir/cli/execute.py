@@ -115,7 +115,7 @@ def verify_by_threads(database: Database, index: str, options: VerifyOptions) ->
     begun = verification.begin(database, index, options, actor)
     for _ in _turns(database, begun.operation_id, begun.index, None, actor, False):
         with suppress(OperationPaused, OperationQueued):
-            return compare.verify(database, begun.index, options, actor)
+            return compare.verify_begun(database, begun, actor)
     row = operations.find_operation(database, begun.index)
     raise OperationPaused(f"index {begun.index}: paused by {row.paused_by}: {row.pause_reason}")
 

@@ -64,7 +64,7 @@ def plan(
     ignore_publications: IgnorePublications = False,
     max_rows_per_second: MaxRows = None,
     measure: Annotated[
-        int, typer.Option(help="Count the table's writes for so many seconds, rather than to ask the statistics.")
+        int, typer.Option(help="Seconds for which the table's writes are counted; 0 asks the statistics.")
     ] = 0,
     sql: Annotated[bool, typer.Option("--sql", help="Print the DDL of all phases, for review.")] = False,
     as_json: AsJson = False,

@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from airflow_roir.cli.app import print_json, say, show
-from airflow_roir.definition import VERIFY_BEFORE, BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.definition import VERIFY_BEFORE, WORK_OPTIONS, BuildOptions, IndexDefinition, VerifyOptions
 from airflow_roir.engine import operations, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import verification
@@ -76,7 +76,9 @@ def _compare(
     from airflow_roir.cli.spark import CommandSpark
 
     with CommandSpark(database.dsn, master, conf) as spark:
-        compare = VerifyOptions(parallelism=options.parallelism)
+        compare = VerifyOptions(
+            parallelism=options.parallelism, **{name: getattr(options, name) for name in WORK_OPTIONS}
+        )
         begun = verification.begin(database, index, compare, operations.default_actor(), "before")
         say(f"{index} before its rebuild: {carry_on_verification(database, begun.index, spark)}")
 

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import abort, operations, tables
+from airflow_roir.engine import operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.relation_size import relation_sizes
@@ -133,6 +133,9 @@ def _settle(
             index_id = operations.read_operation(connection, operation_id).index_id
             operations.record_event(connection, index_id, operation_id, actor, EVENT, pause.text)
     if is_due:
+        # The status reads pauses, too, and starts sooner without what removes.
+        from airflow_roir.engine import abort
+
         report(pause.text)
         try:
             abort.finish_abort(database, operation_id, actor, report)

@@ -27,7 +27,7 @@ SHORT_S = 15.0
 class BackOff:
     """Waits that double up to `longest_s`, `patience_s` in all. wait: how to sleep, in seconds.
 
-    went_well_s: an attempt that lasted longer begins it anew.
+    went_well_s: after an attempt that lasted longer it begins again.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Told(Protocol):
         """Called every few seconds of a wait; raises what shall end it."""
 
     def end(self, trouble: Trouble, seconds: float) -> None:
-        """The wait is over, one way or the other, after so many seconds of waits and attempts in vain."""
+        """The wait is over, one way or the other, after these seconds of waits and attempts in vain."""
 
 
 class Saying:
@@ -99,7 +99,7 @@ class Saying:
         self._reason = reason
 
     def look(self) -> None:
-        """Nobody else can end it."""
+        """Only the cause ends it."""
 
     def end(self, trouble: Trouble, seconds: float) -> None:
         """Say for how long."""

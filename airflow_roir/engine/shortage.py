@@ -62,7 +62,7 @@ class Shortage(Saying):
                     self._record(connection, row.index_id, trouble.value, reason)
 
     def look(self) -> None:
-        """Raises OperationPaused and Fenced: nobody waits on where the run is over."""
+        """Raises OperationPaused and Fenced: the run is over, and so is the wait."""
         with suppress(DBAPIError), self._database.transaction() as connection:
             read_running(connection, self._run)
 

@@ -84,7 +84,7 @@ def is_transient(error: DBAPIError) -> bool:
 def reason_of(error: BaseException) -> str:
     """Why something stops or waits, in one line. Of a database error what the server said.
 
-    The statement and its values are nobody's business in a status.
+    No status shows the statement and its values.
     """
     if not isinstance(error, DBAPIError):
         return str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -331,7 +331,7 @@ def test_the_store_is_seeded_and_what_it_holds_is_started_with(
 ) -> None:
     """By the operation's row, which is all that the driver reads; and the row alone holds them."""
     operation = prepare(context)
-    driver_code("")
+    driver_code(SEALS)
     build(context, operation)
     store = context["task_state_store"].values
     seeded = {"parallelism": 2, "batch_rows": 1000, "max_rows_per_second": 0}

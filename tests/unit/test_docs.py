@@ -307,6 +307,7 @@ NOT_FOR_USERS = {
     "operations.has_paused",
     "prepare.is_rebuild",
     "status.operation_status",
+    "verify.compare.verify_begun",
     "verify.report.report_of",
     "verify.verification.begin",
 }

@@ -85,7 +85,7 @@ def foresee(
 ) -> list[Part]:
     """The DDL of all phases, with the numbers that the next generation gets. Changes nothing.
 
-    Raises LockNotAcquired where somebody holds the whole table.
+    Raises LockNotAcquired if a session holds the whole table.
     """
     source = rehearsal.source
 

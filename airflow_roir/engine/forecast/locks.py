@@ -76,7 +76,7 @@ def _foreseen(source: Source, view: QualifiedName, kind: str, options: BuildOpti
     whole = source.sql + (f" and {counted(partitions, 'partition')}" if partitions else "")
     leaf = f"a partition of {source.sql}" if partitions else source.sql
     attempt, patience = options.lock_timeout_ms, float(options.lock_patience_s)
-    altering = "nobody but ALTER, TRUNCATE, VACUUM FULL and the like"
+    altering = "only ALTER, TRUNCATE, VACUUM FULL and the like"
 
     def reading(phase: str, of: str, held: str) -> Lock:
         on = whole if of == SOURCE else leaf

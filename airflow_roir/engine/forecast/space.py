@@ -1,6 +1,6 @@
 """The room that an operation takes: entries and their B-tree, the delta, WAL, what the seal sorts with.
 
-It stands on a trial (`trial.py`). What the table will hold by then, nobody knows.
+It stands on a trial (`trial.py`). What the table will hold by then isn't known.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Space:
         wal += "" if self.wal_high < 1.1 * self.wal_low else size(self.wal_high)
         found = {
             "space": f"{size(self.new)}: {size(self.base)} of entries, {size(self.index)} of B-tree{beside}",
-            "delta": "nobody knows how often the table is written to; --measure 10 counts it for 10 seconds",
+            "delta": "unknown, as the table's rate of writes is; --measure 10 counts it for 10 seconds",
             "wal": wal,
             "seal": f"{counted(self.workers, 'worker')} with {size(self.sort_memory)} of memory each{files}",
         }
@@ -153,7 +153,7 @@ def foresee(
 
 
 def sorting(rows: float, entry_bytes: float, setting_kb: int = 0) -> tuple[int, int]:
-    """Memory and temporary files that a segment of so many rows is sorted with. setting_kb: maintenance_work_mem."""
+    """Memory and temporary files that a segment of these rows is sorted with. setting_kb: maintenance_work_mem."""
     memory = max(SORT_MEMORY_KB, setting_kb) * 1024
     needed = round(rows * (entry_bytes + SORTED_BYTES))
     return min(memory, needed), 0 if needed <= memory else round(rows * (entry_bytes + TAPE_BYTES))

@@ -60,7 +60,7 @@ def by_statistics(connection: Connection, source: Source, least_s: float = FEWES
 def counted(
     database: Database, source: Source, seconds: float, wait: Callable[[float], object] = time.sleep
 ) -> WriteRate:
-    """As the server counts for so many seconds from now on."""
+    """As the server counts it from now on, for `seconds`."""
     begun = time.monotonic()
     with database.transaction() as connection:
         first = _counted(connection, source)

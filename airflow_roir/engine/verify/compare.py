@@ -148,8 +148,12 @@ def verify(
     """
     options = options or VerifyOptions()
     owner = actor or operations.default_actor()
-    begun = verification.begin(database, index, options, owner, mode)
-    run = start_run(database, index, owner)
+    return verify_begun(database, verification.begin(database, index, options, owner, mode), owner)
+
+
+def verify_begun(database: Database, begun: verification.BegunVerification, owner: str) -> VerifyReport:
+    """As `verify`, of a verification that has begun: its options may have changed since."""
+    run = start_run(database, begun.index, owner)
     with driving(database, run), heartbeat(database, run), governing(database, run):
         by_threads(database, run, begun.verification_id)
     # `driving` ends quietly where it is paused.
