@@ -17,6 +17,7 @@ STATUS: Any = SimpleNamespace(
     seconds_left=12.0,
     seconds_left_low=11.0,
     seconds_left_high=13.0,
+    throttled=None,
 )
 
 
@@ -24,6 +25,8 @@ def test_a_line_says_what_is_known() -> None:
     assert progress_line(STATUS) == "build: 43.4 %, 120,000 rows, 1,785 rows/s, about 12 s left"
     unknown = SimpleNamespace(**vars(STATUS) | {"rows_per_second": None, "seconds_left": None, "rows": 1})
     assert progress_line(unknown) == "build: 43.4 %, 1 row"  # type: ignore[arg-type]
+    held = SimpleNamespace(**vars(unknown) | {"throttled": "throttled: a commit takes 30 ms, limit 20 ms"})
+    assert progress_line(held) == "build: 43.4 %, 1 row, throttled: a commit takes 30 ms, limit 20 ms"  # type: ignore[arg-type]
 
 
 def test_it_is_said_now_and_then_and_again_after_a_failure() -> None:
