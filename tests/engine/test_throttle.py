@@ -9,6 +9,7 @@ from typing import Any
 import psycopg2.errors
 import pytest
 
+from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import build, finalize, fold, operations, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor import turn
@@ -18,6 +19,7 @@ from airflow_roir.engine.governor.signals import SIGNALS, throttle_text
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.operations import read_operation
+from airflow_roir.engine.rehearse import rehearse
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.verify import compare
 from airflow_roir.engine.verify.worker import VerifyWorker
@@ -347,3 +349,20 @@ def finish(database: Database, run: Run, phase: str) -> None:
     if phase in ("build", "seal"):
         steps.seal_all(database, run)
     finalize.finalize_run(database, run)
+
+
+def test_segments_are_smaller_under_a_throttle_since_no_worker_rests_within_one(database: Database, dsn: str) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE big (id int PRIMARY KEY, k text)",
+        "INSERT INTO big SELECT i, i::text FROM generate_series(1, 3000) i",
+        "ANALYZE big",
+        # The plan stands on the statistics: a million rows.
+        "UPDATE pg_class SET reltuples = 1000000 WHERE oid = 'big'::regclass",
+    )
+
+    def segments(throttle: str | None) -> int:
+        definition = IndexDefinition.parse("ix", "big", "k")
+        return rehearse(database, definition, BuildOptions(throttle=throttle)).plan.segments
+
+    assert segments(None) == segments("off") < segments("commit_latency=20ms") == 10
