@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -366,3 +367,18 @@ def test_segments_are_smaller_under_a_throttle_since_no_worker_rests_within_one(
         return rehearse(database, definition, BuildOptions(throttle=throttle)).plan.segments
 
     assert segments(None) == segments("off") < segments("commit_latency=20ms") == 10
+
+
+def test_free_space_is_the_file_systems_over_a_socket_and_unknown_over_a_network(governed: Database, dsn: str) -> None:
+    [(folder, local)] = sql(steps.session(dsn), "SELECT current_setting('data_directory'), inet_server_addr() IS NULL")
+    reader = SignalReader(governed, Surroundings())
+    with governed.connect() as connection:
+        [found] = reader.read(connection, {"free_space": 1 << 50})
+    reader.close()
+    if not local:
+        assert "tell its free space" in found.problem
+        return
+    here = os.statvfs(folder)
+    assert found.value == pytest.approx(here.f_bavail * here.f_frsize, rel=0.2)
+    assert found.is_over, "there is less than a petabyte"
+    assert "are free on" in str(found)
