@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
-from airflow.sdk.exceptions import AirflowFailException
-from test_operators import INDEX, WHAT, build, context, driver_code, prepare
+from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
+from test_operators import INDEX, SEALS, TAKE_UP, WHAT, build, context, driver_code, prepare
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import operations, status
@@ -36,10 +36,8 @@ def test_a_paused_build_waits_and_goes_on_when_it_is_resumed(
     shop: Any,
     driver_code: Any,
 ) -> None:
-    from airflow.sdk.exceptions import AirflowRescheduleException
-
     operation = prepare(context)
-    asked = driver_code("raise SystemExit(0)")
+    asked = driver_code(SEALS)
     pause = PauseIndexBuildOperator(task_id="pause", reason="backup", **WHAT)
     assert pause.execute(context) == operation  # type: ignore[arg-type]
     assert (standing(shop).status, standing(shop).pause_reason) == ("paused", "backup")
@@ -105,14 +103,15 @@ def test_a_refused_option_shows_in_the_status_until_one_is_accepted(
     driver_code: Any,
 ) -> None:
     operation = prepare(context)
-    driver_code("raise SystemExit(0)")
+    driver_code(TAKE_UP + "end_run(database, run); sys.exit(3)")
     context["task_state_store"].set("parallelism", "a lot")
-    build(context, operation)
+    with pytest.raises(AirflowRescheduleException):
+        build(context, operation)
     refused = standing(shop)
     assert refused.parallelism == 2
     assert refused.notice is not None
     assert "parallelism stays at 2" in refused.notice
-    assert operations.events(shop.database, INDEX)[-1].action == "refuse"
+    assert "refuse" in [event.action for event in operations.events(shop.database, INDEX)]
     operations.change_options(shop.database, INDEX, actor="me", parallelism=3)
     assert (standing(shop).parallelism, standing(shop).notice) == (3, None)
 
