@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine import fold, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor import replicas
 from airflow_roir.engine.governor.governing import Governor, governing
@@ -17,10 +18,12 @@ from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.signals import Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.run import Run
-from airflow_roir.errors import InvalidInput
+from airflow_roir.engine.verify import compare
+from airflow_roir.engine.verify.worker import VerifyWorker
+from airflow_roir.errors import InvalidInput, OperationPaused
 from airflow_roir.windows import parse_windows
 from tests.conftest import run_sql
-from tests.engine import steps
+from tests.engine import steps, verifying
 from tests.engine.steps import sql
 from tests.engine.test_replication import wait_until
 from tests.engine.test_throttle import Clock, read
@@ -302,3 +305,61 @@ def test_windows_that_cannot_be_read_are_refused_and_hold(governed: Database, ds
     governor.close()
     row = read(governed)
     assert (row.status, row.paused_by, len(row.pause_reason) < 1_000) == ("paused", "window", True)
+
+
+GRANT = "UPDATE roir.operation SET throttle = '{\"lock_waits\": 4}', granted = %s, granted_at = clock_timestamp()"
+
+
+def test_a_verification_by_threads_follows_a_grant_that_grows(
+    governed: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins with a quarter of a worker: who leaves for that comes again."""
+    steps.make_index(governed, ranges=6, segments=6)
+    run = verifying.begin(governed, parallelism=3)
+    user = steps.session(dsn)
+    user.autocommit = True
+    sql(user, GRANT, 0.25)
+    others = threading.Event()
+    unit = VerifyWorker.unit
+    numbers: list[int] = []
+
+    def noted(worker: VerifyWorker, claim: Any) -> Any:
+        numbers.append(worker.worker)
+        if worker.worker:
+            others.set()
+        elif len(numbers) > 1:
+            sql(user, GRANT, 3)
+            assert others.wait(20)
+        return unit(worker, claim)
+
+    monkeypatch.setattr(VerifyWorker, "unit", noted)
+    with governed.transaction() as connection:
+        verification_id = connection.exec_driver_sql("SELECT max(id) FROM roir.verification").scalar_one()
+    # Where it is done `driving` hears this, too.
+    with suppress(OperationPaused):
+        compare.by_threads(governed, run, verification_id)
+    assert numbers[:2] == [0, 0]
+
+
+def test_a_fold_that_begins_with_little_has_all_its_threads_later(
+    governed: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run = steps.begin(governed, ranges=3, segments=2, parallelism=3)
+    steps.build_all(governed, run)
+    run_sql(dsn, "UPDATE t SET k = 'x' WHERE id % 3 = 0")
+    steps.seal_all(governed, run)
+    fold.switch(governed, run)
+    user = steps.session(dsn)
+    user.autocommit = True
+    sql(user, GRANT, 0.25)
+    among: list[int] = []
+    turn = fold.Turn
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        among.append(named["among"])
+        sql(user, GRANT, 3)
+        return turn(*arguments, **named)
+
+    monkeypatch.setattr(fold, "Turn", noted)
+    fold.work(governed, run)
+    assert among[:3] == [3, 3, 3]
