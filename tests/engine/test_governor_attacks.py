@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import psycopg2.errors
 import pytest
 
 from airflow_roir.engine import fold, operations
@@ -363,3 +364,24 @@ def test_a_fold_that_begins_with_little_has_all_its_threads_later(
     monkeypatch.setattr(fold, "Turn", noted)
     fold.work(governed, run)
     assert among[:3] == [3, 3, 3]
+
+
+NO_LIMITS = ["[]", "null", "5", '"x"', '{"lock_waits": "x"}', '{"lock_waits": null}', '{"lock_waits": [1]}']
+NO_LIMITS += ['{"replicas": 5}', '{"replicas": [1]}', '{"replicas": [["r"]]}', '{"replicas": {}}']
+NO_LIMITS += ['{"lock_waits": true}', '{"lock_waits": {}}']
+
+
+@pytest.mark.parametrize("throttle", NO_LIMITS)
+def test_no_row_can_spoil_the_view_of_all(governed: Database, dsn: str, throttle: str) -> None:
+    """Whoever may pause may update rows, and the view shows the throttles of all operations."""
+    steps.begin(governed, throttle="lock_waits=4 replicas=r1,r2")
+    user = steps.session(dsn)
+    with pytest.raises(psycopg2.errors.CheckViolation, match="operation_throttle"):
+        sql(user, "UPDATE roir.operation SET throttle = %s", throttle)
+
+
+@pytest.mark.parametrize("granted", ["NaN", "infinity", "-1"])
+def test_no_grant_is_beyond_all_numbers(governed: Database, dsn: str, granted: str) -> None:
+    steps.begin(governed)
+    with pytest.raises(psycopg2.errors.CheckViolation, match="operation_granted"):
+        sql(steps.session(dsn), "UPDATE roir.operation SET granted = %s", granted)

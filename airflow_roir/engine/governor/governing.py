@@ -109,7 +109,7 @@ class Governor:
             # `off` alone leaves the reason.
             if row.granted_at is not None or row.throttled is not None:
                 self._free(connection)
-            self._control, self._looked_at, self._unreadable_since = None, None, None
+            self._control, self._looked_at, self._unreadable_since, self._failing_since = None, None, None, None
             return None
         if self._control is None:
             self._control = Control(self._first(connection, row))
@@ -292,7 +292,7 @@ def _work(
                 if line != said and not (isinstance(error, DBAPIError) and is_transient(error)):
                     said = line
                     say(f"the governor failed: {line}")
-                with suppress(DBAPIError, RoirError):
+                with suppress(Exception):
                     governor.failed(line)
                 stop.wait(LOOK_EVERY_S)
     finally:
