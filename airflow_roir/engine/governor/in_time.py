@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class InTime(Generic[T]):
-    """Asks in a thread. While an answer is owed nobody is asked again."""
+    """Asks in a thread, and not again before the answer has come."""
 
     def __init__(self, ask: Callable[[], T], name: str) -> None:
         """name: the thread's. ask: what it raises, the caller gets."""
