@@ -19,6 +19,8 @@ from airflow_roir.errors import InvalidInput
 
 HINT = "write CRON for DURATION in ZONE, for example: 0 22 * * 1-5 for 8h in Europe/Berlin"
 LONGEST = timedelta(days=366)
+# In characters. By SQL anything can be written, and this is read each second.
+MOST_TEXT = 2_000
 
 # How far a window that never seems to close is followed.
 HORIZON = timedelta(days=8)
@@ -149,6 +151,8 @@ def parse_windows(text: str | None) -> Windows:
     """Read windows as a user writes them; '' and `off` are none. Raises InvalidInput."""
     if text is None or text.strip() in ("", "off"):
         return Windows("", ())
+    if len(text) > MOST_TEXT:
+        raise InvalidInput(f"windows: the text has {len(text):,} characters, and may have {MOST_TEXT:,}; {HINT}")
     return Windows(text.strip(), tuple(_window(part.strip()) for part in text.split(";") if part.strip()))
 
 
@@ -198,7 +202,10 @@ def _fields(
 
 def _length(text: str) -> timedelta:
     parts = _PART.findall(text)
-    length = timedelta(seconds=sum(int(number) * _UNITS[unit] for number, unit in parts))
+    try:
+        length = timedelta(seconds=sum(int(number) * _UNITS[unit] for number, unit in parts))
+    except OverflowError:
+        length = timedelta.max
     if _PART.sub("", text).strip() or not timedelta(minutes=1) <= length <= LONGEST:
         raise InvalidInput(f"windows: {text!r} is no duration from 1min to 366d; {HINT}")
     return length

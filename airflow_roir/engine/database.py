@@ -66,7 +66,7 @@ class Database:
         return Database(self.dsn, application_name, self.limits)
 
     def _open(self) -> Any:
-        _check(self.dsn)
+        check_dsn(self.dsn)
         try:
             connection = self._connect()
         except psycopg2.OperationalError as error:
@@ -128,11 +128,11 @@ class Database:
         return retry(work, patience or Patience(self.limits))
 
 
-def _check(dsn: str) -> None:
+def check_dsn(dsn: str) -> None:
     """Raise InvalidInput if libpq would quote what it can't read: that may be a part of the password."""
     try:
         given = psycopg2.extensions.parse_dsn(dsn)
-    except psycopg2.ProgrammingError:
+    except (psycopg2.ProgrammingError, ValueError):
         given = None
     # An @, a / or a : in a password, as it is, ends up in host or port. A host that begins with @ is a socket.
     hosts, ports = (str((given or {}).get(name, "")).split(",") for name in ("host", "port"))

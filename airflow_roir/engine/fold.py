@@ -20,7 +20,6 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.installation import mode
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
-from airflow_roir.engine.claims import granted_workers
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.governor.turn import Turn
@@ -352,7 +351,8 @@ def work(database: Database, run: Run, report: Callable[[str], None] = lambda li
 
     def begin_pass() -> tuple[int, int]:
         with database.transaction() as connection:
-            workers = granted_workers(read_running(connection, run))
+            # All of them, however little is granted now: they share it, and a pass may see it grow.
+            workers = int(read_running(connection, run).parallelism)
             _wait_little(connection)
             blocks = execute(
                 connection,

@@ -277,6 +277,14 @@ operation = Table(
     CheckConstraint(f"parallelism BETWEEN 1 AND {MAX_PARALLELISM}", name="parallelism"),
     CheckConstraint(f"batch_rows BETWEEN 1 AND {MAX_BATCH_ROWS}", name="batch_rows"),
     CheckConstraint("max_duration_s > 0", name="max_duration"),
+    CheckConstraint(
+        "jsonb_typeof(throttle) = 'object'"
+        """ AND NOT throttle @? '$.keyvalue() ? ((@.key == "replicas" && @.value.type() != "array") """
+        """|| (@.key != "replicas" && @.value.type() != "number"))'"""
+        """ AND NOT throttle @? 'strict $.replicas[*] ? (@.type() != "string")'""",
+        name="throttle",
+    ),
+    CheckConstraint(f"granted BETWEEN 0 AND {MAX_PARALLELISM}", name="granted"),
     CheckConstraint("warn_after_s > 0", name="warn_after"),
     CheckConstraint("abort_after_s > 0", name="abort_after"),
     CheckConstraint("priority BETWEEN -100 AND 100", name="priority"),

@@ -20,6 +20,11 @@ DECLARE
     value numeric;
     found jsonb := coalesce(present, '{}');
 BEGIN
+    -- It is read each second, and a reading kept of each replica.
+    IF length(wish) > 2000 THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('throttle: the text has %s characters, and may have 2000', length(wish));
+    END IF;
     FOR item IN SELECT x FROM regexp_split_to_table(coalesce(wish, ''), '[[:space:];]+') x WHERE x <> '' LOOP
         IF item = 'off' THEN
             found := '{}';

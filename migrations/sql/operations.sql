@@ -136,8 +136,8 @@ BEGIN
             c.wish := roir.throttle_text(limits);
         ELSIF c.name = 'windows' THEN
             c.wish := CASE WHEN btrim(c.wish) NOT IN ('', 'off') THEN btrim(c.wish) END;
-            IF c.wish !~ '^([^;]+ for [^;]+)(;[^;]+ for [^;]+)*$' THEN
-                RAISE invalid_parameter_value USING MESSAGE = format('windows: %s is no window', c.wish),
+            IF length(c.wish) > 2000 OR c.wish !~ '^([^;]+ for [^;]+)(;[^;]+ for [^;]+)*$' THEN
+                RAISE invalid_parameter_value USING MESSAGE = format('windows: %s is no window', left(c.wish, 200)),
                     HINT = 'write CRON for DURATION in ZONE: 0 22 * * 1-5 for 8h in Europe/Berlin';
             END IF;
         ELSIF c.none IS NOT NULL AND c.wish = '0' THEN

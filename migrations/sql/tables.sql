@@ -135,6 +135,11 @@ CREATE TABLE roir.operation (
     queued_at timestamptz,
     queued_seen_at timestamptz,
     scan_of bigint,
+    -- What is no limit would be an error in whoever reads the view of all operations.
+    CONSTRAINT operation_throttle CHECK (jsonb_typeof(throttle) = 'object'
+        AND NOT throttle @? '$.keyvalue() ? ((@.key == "replicas" && @.value.type() != "array") || (@.key != "replicas" && @.value.type() != "number"))'
+        AND NOT throttle @? 'strict $.replicas[*] ? (@.type() != "string")'),
+    CONSTRAINT operation_granted CHECK (granted BETWEEN 0 AND 256),
     CONSTRAINT operation_completed_is_done CHECK ((status = 'completed') = (phase = 'done')),
     CONSTRAINT operation_finished CHECK ((status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)),
     CONSTRAINT operation_phase_of_kind CHECK (phase = 'done' OR (kind = 'verify') = (phase IN ('sum', 'check'))),

@@ -12,13 +12,13 @@ from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import allowed, operations
-from airflow_roir.engine.database import Database, execute, to_json
+from airflow_roir.engine.database import Database, execute, is_transient, to_json
 from airflow_roir.engine.governor.control import FIRST, UNREADABLE, Control, Grant
 from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.signals import Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.run import Run, read_control
-from airflow_roir.engine.trouble import OURS
+from airflow_roir.engine.trouble import OURS, reason_of
 from airflow_roir.errors import Fenced, IllegalTransition, RoirError
 from airflow_roir.operation import BY_GOVERNOR, Status
 from airflow_roir.quantity import duration
@@ -47,7 +47,12 @@ FREE = f"""
 UPDATE roir.operation
    SET granted = NULL, granted_at = NULL, throttled = CASE WHEN {OURS} THEN throttled END,
        throttled_since = CASE WHEN {OURS} THEN throttled_since END
- WHERE id = %(operation)s AND epoch = %(epoch)s
+ WHERE id = %(operation)s AND epoch = %(epoch)s AND (granted_at IS NOT NULL OR NOT ({OURS}))
+"""
+# Where nothing was granted and nothing is limited all may work, but for a query of the run's own.
+HOLD = """
+UPDATE roir.operation SET granted = 0, granted_at = clock_timestamp()
+ WHERE id = %(operation)s AND epoch = %(epoch)s AND granted_at IS NULL
 """
 LOSE = """
 INSERT INTO roir.throttle_time (operation_id, cause, seconds) VALUES (%(operation)s, %(cause)s, %(seconds)s)
@@ -85,6 +90,7 @@ class Governor:
         self._looked_at: float | None = None
         self._sampled_at = float("-inf")
         self._unreadable_since: float | None = None
+        self._failing_since: float | None = None
         self._news = _News()
 
     def look(self, connection: Connection) -> Grant | None:
@@ -97,11 +103,13 @@ class Governor:
                 if allowed.look(connection, self._run, row) is not None:
                     row = read_control(connection, self._run)
         if row.status != Status.RUNNING:
-            self._looked_at, self._unreadable_since = None, None
+            self._looked_at, self._unreadable_since, self._failing_since = None, None, None
             return None
         if not self._reader.limits(row.throttle):
-            if row.granted_at is not None:
+            # `off` alone leaves the reason.
+            if row.granted_at is not None or row.throttled is not None:
                 self._free(connection)
+            self._control, self._looked_at, self._unreadable_since, self._failing_since = None, None, None, None
             return None
         if self._control is None:
             self._control = Control(self._first(connection, row))
@@ -114,7 +122,33 @@ class Governor:
             with connection.begin():
                 operations.record_event(connection, row.index_id, row.id, "governor", "throttle", line)
         self._give_up(connection, row, grant, now)
+        self._failing_since = None
         return grant
+
+    def hold(self) -> None:
+        """Nobody works before the first look, where there are limits. Raises DBAPIError, NotFound, Fenced."""
+        with self._database.transaction() as connection:
+            if self._reader.limits(read_control(connection, self._run).throttle):
+                execute(connection, HOLD, {"operation": self._run.operation_id, "epoch": self._run.epoch})
+
+    def failed(self, why: str) -> None:
+        """A look has failed. That holds the work, and after `unreadable_s` pauses it, as what can't be read does.
+
+        Raises DBAPIError, NotFound, Fenced.
+        """
+        now = self._clock()
+        since = self._failing_since = now if self._failing_since is None else self._failing_since
+        self.hold()
+        if now - since < self._database.limits.unreadable_s:
+            return
+        with self._database.transaction() as connection:
+            row = read_control(connection, self._run)
+            if row.status == Status.RUNNING and self._reader.limits(row.throttle):
+                reason = f"for {duration(self._database.limits.unreadable_s)} its throttle has failed: {why}"
+                operations.pause_operation(
+                    connection, row, BY_GOVERNOR, f"{reason}. Change that; then resume", row.epoch
+                )
+        self._failing_since = None
 
     def _first(self, connection: Connection, row: Row[Any]) -> float:
         """What the run before this one ended with, if that was a moment ago; else the usual beginning."""
@@ -123,7 +157,6 @@ class Governor:
             return execute(connection, LAST_GRANT, values).scalar() or FIRST
 
     def _free(self, connection: Connection) -> None:
-        self._control, self._looked_at, self._unreadable_since = None, None, None
         with connection.begin():
             execute(connection, FREE, {"operation": self._run.operation_id, "epoch": self._run.epoch})
 
@@ -227,6 +260,7 @@ def governing(
     If the thread can't work, no grant is renewed, and after 15 s that is a hold.
     """
     governor = Governor(database, run, surroundings or Surroundings.of_environment(), say)
+    database.retry(governor.hold)
     stop = threading.Event()
     thread = threading.Thread(
         target=_work, args=(governor, database, run, stop, say), name="roir-governor", daemon=True
@@ -252,13 +286,14 @@ def _work(
                         stop.wait(LOOK_EVERY_S)
             except Fenced:
                 return
-            except DBAPIError:
-                # The work has the same trouble, and tells it.
-                stop.wait(LOOK_EVERY_S)
-            except Exception as error:  # a defect: it must not end silently, and the work is held by it
-                if (line := f"the governor failed: {type(error).__name__}: {error}") != said:
+            except Exception as error:  # whatever it is, it must not end silently: the work is held by it
+                line = f"{type(error).__name__}: {reason_of(error)}"
+                # Of an outage the work tells.
+                if line != said and not (isinstance(error, DBAPIError) and is_transient(error)):
                     said = line
-                    say(line)
+                    say(f"the governor failed: {line}")
+                with suppress(Exception):
+                    governor.failed(line)
                 stop.wait(LOOK_EVERY_S)
     finally:
         governor.close()

@@ -12,12 +12,13 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database, execute, sqlstate
+from airflow_roir.engine.governor.own_query import NoValue, OwnQuery
 from airflow_roir.engine.governor.probe import Probe
 from airflow_roir.engine.governor.replicas import Replicas, ReplicaState
 from airflow_roir.engine.governor.signals import SIGNALS, Reading
 from airflow_roir.engine.governor.surroundings import Surroundings
 
-# None of our own questions takes longer, and a user's query may not.
+# None of our own questions takes longer.
 TIMEOUT_MS = 3_000
 RATE_S = 5.0
 CHECKPOINT_RATE_S = 60.0
@@ -73,13 +74,15 @@ class SignalReader:
         self._surroundings = surroundings
         self._clock = clock
         self._probe = Probe(database.named("roir governor"))
+        self._own_query = OwnQuery(database.named("roir governor"))
         self._replicas = Replicas(surroundings.replicas, clock)
         self._positions: deque[tuple[float, int]] = deque()
         self._states: list[ReplicaState] | None = None
 
     def close(self) -> None:
-        """End the probe, and the sessions of replicas."""
+        """End the probe, and the sessions of replicas and of the query."""
         self._probe.close()
+        self._own_query.close()
         self._replicas.close()
 
     def limits(self, throttle: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +120,8 @@ class SignalReader:
                 said = str(error.orig).strip().split("\n", 1)[0]
                 hint = ": GRANT pg_monitor" if sqlstate(error) == "42501" else ""
                 found.append(Reading(signal, limit, None, problem=f"{said}{hint}"))
+            except Exception as error:  # a defect: what can't be read holds, whatever the reason
+                found.append(Reading(signal, limit, None, problem=f"{type(error).__name__}: {error}"))
         return found
 
     def _position(self, connection: Connection) -> int | None:
@@ -144,13 +149,15 @@ class SignalReader:
         values = [(state, state.bytes if name == "replica_lag" else state.seconds) for state in self._states]
         return [Reading(signal, limit, value, state.name, state.problem) for state, value in values]
 
-    def _rate(self, seconds: float) -> float | None:
-        """Bytes of WAL a second, over the last `seconds`; None at the first look."""
+    def _rate(self, seconds: float) -> float:
+        """Bytes of WAL a second, over the last `seconds`."""
         if not self._positions:
             raise Unreadable("this server is a standby itself, or doesn't tell its position")
         now, position = self._positions[-1]
         then, before = next(one for one in self._positions if now - one[0] <= seconds)
-        return (position - before) / (now - then) if now > then else None
+        if now <= then:
+            raise Unreadable("a rate needs two looks")
+        return (position - before) / (now - then)
 
     def _slot_wal(self, connection: Connection) -> tuple[float, str]:
         worst = max(execute(connection, SLOTS).all(), key=lambda row: row.kept, default=None)
@@ -183,14 +190,11 @@ class SignalReader:
             raise Unreadable(problem)
         return seconds, ""
 
-    def _wal_rate(self, _connection: Connection) -> tuple[float | None, str]:
+    def _wal_rate(self, _connection: Connection) -> tuple[float, str]:
         return self._rate(RATE_S), ""
 
-    def _checkpoints(self, connection: Connection) -> tuple[float | None, str]:
-        rate = self._rate(CHECKPOINT_RATE_S)
-        if rate is None:
-            return None, ""
-        return execute(connection, CHECKPOINT, {"rate": rate}).scalar_one(), ""
+    def _checkpoints(self, connection: Connection) -> tuple[float, str]:
+        return execute(connection, CHECKPOINT, {"rate": self._rate(CHECKPOINT_RATE_S)}).scalar_one(), ""
 
     def _free_space(self, connection: Connection) -> tuple[float, str]:
         row = execute(connection, PLACES).one()
@@ -212,19 +216,14 @@ class SignalReader:
         place = min(rooms, key=lambda name: rooms[name])
         return float(rooms[place]), place
 
-    def _query(self, connection: Connection) -> tuple[float, str]:
+    def _query(self, _connection: Connection) -> tuple[float, str]:
         query = self._surroundings.query
         if not query:
             raise Unreadable("the run has no query: set ROIR_THROTTLE_QUERY, or the operator's throttle_query")
-        execute(connection, "SET LOCAL transaction_read_only = on")
-        row = execute(connection, query).first()
-        value = None if row is None else row[0]
-        if value is None:
-            raise Unreadable("the query returned no value")
         try:
-            return float(value), ""
-        except (TypeError, ValueError):
-            raise Unreadable(f"the query returned {value!r}, which is no number and no truth") from None
+            return self._own_query.ask(query), ""
+        except NoValue as why:
+            raise Unreadable(str(why)) from None
 
 
 def _hidden(connection: Connection, what: str) -> str:

@@ -11,7 +11,9 @@ from typing import Any
 import psycopg2
 from sqlalchemy import Connection
 
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.database import check_dsn, execute
+from airflow_roir.engine.governor.in_time import InTime
+from airflow_roir.errors import InvalidInput
 
 # A row of which we may see nothing has a process and a name only. Logical subscribers count if they are named.
 STREAMING = """
@@ -30,6 +32,8 @@ AWAY_S = 60.0
 # A replica of its own DSN that didn't answer is asked again after this.
 ASK_AGAIN_S = 5.0
 TIMEOUT_S = 2
+# A server that hangs keeps none of these times.
+PATIENCE_S = 5.0
 # How long positions of the past are known.
 REMEMBERED = 1_200
 
@@ -138,26 +142,17 @@ class _Own:
         self._clock = clock
         self._connection: Any = None
         self._failed: tuple[float, str] | None = None
+        self._in_time = InTime(self._answer, "roir-replica")
 
     def ask(self) -> tuple[int | None, float | None, str]:
         """Its position, the age of what it replayed last, and why there is no position."""
         if self._failed is not None and self._clock() - self._failed[0] < ASK_AGAIN_S:
             return None, None, self._failed[1]
         try:
-            if self._connection is None:
-                self._connection = psycopg2.connect(
-                    self._dsn,
-                    application_name="roir governor",
-                    connect_timeout=TIMEOUT_S,
-                    tcp_user_timeout=TIMEOUT_S * 1000,
-                )
-                self._connection.autocommit = True
-                with self._connection.cursor() as cursor:
-                    cursor.execute(f"SET statement_timeout = '{TIMEOUT_S}s'")
-            with self._connection.cursor() as cursor:
-                cursor.execute(OWN)
-                in_recovery, position, age = cursor.fetchone()
-        except psycopg2.Error as error:
+            in_recovery, position, age = self._in_time.ask(PATIENCE_S)
+        except TimeoutError:
+            return None, None, "no answer yet"
+        except (psycopg2.Error, InvalidInput) as error:
             self.close()
             said = str(error).strip().split("\n", 1)[0]
             self._failed = (self._clock(), said or "doesn't answer")
@@ -165,8 +160,27 @@ class _Own:
         self._failed = None
         return position, age, "is no replica: it is not in recovery" if not in_recovery else "has replayed nothing yet"
 
+    def _answer(self) -> tuple[bool, int | None, float | None]:
+        if self._connection is None:
+            # What can't be read must not be quoted: that may be a part of the password.
+            check_dsn(self._dsn)
+            self._connection = psycopg2.connect(
+                self._dsn,
+                application_name="roir governor",
+                connect_timeout=TIMEOUT_S,
+                tcp_user_timeout=TIMEOUT_S * 1000,
+            )
+            self._connection.autocommit = True
+            with self._connection.cursor() as cursor:
+                cursor.execute(f"SET statement_timeout = '{TIMEOUT_S}s'")
+        with self._connection.cursor() as cursor:
+            cursor.execute(OWN)
+            in_recovery, position, age = cursor.fetchone()
+        return in_recovery, position, age
+
     def close(self) -> None:
-        if self._connection is not None:
+        # While an answer is owed the session is the thread's.
+        if self._connection is not None and not self._in_time.is_owed:
             self._connection.close()
             self._connection = None
 

@@ -1,0 +1,110 @@
+"""The user's own query, in a session of its own: nothing that it sets, locks or leaves there meets the governor's."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import Any
+
+import psycopg2
+
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.governor.in_time import InTime
+from airflow_roir.engine.session import pin
+from airflow_roir.one_line import one_line
+
+TIMEOUT_MS = 3_000
+# A query can take its own time-out away.
+PATIENCE_S = 6.0
+MOST_SAID = 200
+SETTINGS = f"""
+SET statement_timeout = {TIMEOUT_MS}; SET lock_timeout = 500; SET default_transaction_read_only = on;
+SET idle_in_transaction_session_timeout = {TIMEOUT_MS}
+"""
+
+
+class NoValue(Exception):
+    """Why the query has none."""
+
+
+class OwnQuery:
+    """Asks it, in a transaction that is rolled back; then the session is as new."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._query = ""
+        self._connection: Any = None
+        self._in_time = InTime(self._answer, "roir-query")
+
+    def ask(self, query: str) -> float:
+        """The query's number. Raises NoValue."""
+        if not self._in_time.is_owed:
+            self._query = query
+        try:
+            return _number(self._in_time.ask(PATIENCE_S))
+        except TimeoutError:
+            self._cancel()
+            raise NoValue("there is no answer of the query yet") from None
+        except psycopg2.Error as error:
+            raise NoValue(one_line(str(error).strip().split("\n", 1)[0] or type(error).__name__, MOST_SAID)) from None
+        except NoValue:
+            raise
+        except Exception as error:  # whatever a driver makes of what the query returns
+            raise NoValue(one_line(f"{type(error).__name__}: {error}", MOST_SAID)) from None
+
+    def close(self) -> None:
+        """End its session."""
+        if self._in_time.is_owed:
+            self._cancel()
+        else:
+            self._drop()
+
+    def _answer(self) -> Any:
+        try:
+            if self._connection is None:
+                self._connection = self._database.engine.raw_connection()
+            session = self._connection.driver_connection
+            self._pin(session)
+            with session.cursor() as cursor:
+                cursor.execute(self._query)
+                row = cursor.fetchone() if cursor.description else None
+            # Locks and tables of a session outlive its transaction.
+            session.rollback()
+            session.autocommit = True
+            with session.cursor() as cursor:
+                cursor.execute("DISCARD ALL")
+        except BaseException:
+            self._drop()
+            raise
+        return None if row is None else row[0]
+
+    def _pin(self, session: Any) -> None:
+        pin(session)
+        session.autocommit = True
+        with session.cursor() as cursor:
+            cursor.execute(SETTINGS)
+        session.autocommit = False
+
+    def _cancel(self) -> None:
+        with suppress(Exception):
+            self._connection.driver_connection.cancel()
+
+    def _drop(self) -> None:
+        held, self._connection = self._connection, None
+        if held is not None:
+            with suppress(Exception):
+                held.driver_connection.rollback()
+            with suppress(Exception):
+                held.close()
+
+
+def _number(value: Any) -> float:
+    if value is None:
+        raise NoValue("the query returned no value")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise NoValue(f"the query returned {one_line(repr(value), MOST_SAID)}, which is no number and no truth")
+    return number
