@@ -77,7 +77,7 @@ def test_a_task_sends_them(shop: Any, context: dict[str, Any], configure: Config
 
 
 @pytest.mark.slow
-def test_the_tasks_on_spark_send_them(shop: Shop, context: dict[str, Any], configure: Configure) -> None:
+def test_the_tasks_on_spark_send_them(shop: Any, context: dict[str, Any], configure: Configure) -> None:
     lines = configure(statsd_influxdb_enabled="True")
     prepared, _ = steps.begin(shop.database, INDEX, "public.item", "kind")
     shop.run("UPDATE roir.operation SET heartbeat_at = NULL")
