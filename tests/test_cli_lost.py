@@ -5,12 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg2
 import pytest
 import typer
+from sqlalchemy.exc import OperationalError
 
 from airflow_roir.cli import execute
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import operations, prepare
+from airflow_roir.engine import admission, operations, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import end_run, start_run
 from tests.engine import steps
@@ -53,3 +55,21 @@ def test_what_was_lost_is_done_again_and_never_taken_for_done(dsn: str, lost: in
         with pytest.raises(typer.Exit) as ended:
             execute.carry_on(database, "ix", spark, False, True)
         assert ended.value.exit_code == 1
+
+
+def test_who_waits_for_its_turn_outlives_a_server_that_is_away(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps.make_table(dsn)
+    database = Database(dsn)
+    prepare.prepare(database, IndexDefinition.parse("ix", "t", "k", None), BuildOptions(), "test")
+    ask, away = admission.ask, [psycopg2.OperationalError("server closed the connection unexpectedly")] * 2
+
+    def asked(*what: Any) -> Any:
+        if away:
+            raise OperationalError("SELECT 1", None, away.pop())
+        return ask(*what)
+
+    monkeypatch.setattr(admission, "ask", asked)
+    spark: Any = Spark(database, 0)
+    execute.carry_on(database, "ix", spark, False, True)
+    assert not away
+    assert operations.find_operation(database, "ix").status == "completed"

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import typer
 from sqlalchemy.exc import SQLAlchemyError
@@ -145,9 +146,7 @@ def _turns(
     said, turns, begun = "", 0, False
     try:
         while turns <= MOST:
-            with database.transaction() as connection:
-                row = operations.read_operation(connection, operation_id)
-                beats = operations.heart_beats(row, connection)
+            row, beats = database.retry(partial(_now, database, operation_id))
             # Whoever begins lifts any pause; afterwards only that of the window.
             stays = row.status == Status.PAUSED and row.paused_by != BY_WINDOW
             if begun and (stays or row.status not in (Status.RUNNING, Status.PAUSED)):
@@ -156,10 +155,10 @@ def _turns(
             if beats and not taking_over:
                 raise operations.running_elsewhere(row, index)
             begun = True
-            wait = admission.ask(database, operation_id)
+            # A server that restarts is waited for, as by a run: whoever queues for hours meets one.
+            wait = database.retry(partial(admission.ask, database, operation_id))
             if wait is None:
-                with database.transaction() as connection:
-                    row = operations.read_operation(connection, operation_id)
+                row, _ = database.retry(partial(_now, database, operation_id))
                 # A window may close as often as it likes.
                 turns = turns + 1 if row.status == Status.RUNNING else 1
                 yield row, taking_over
@@ -177,6 +176,13 @@ def _turns(
             time.sleep(WAIT_S if wait.seconds is None else max(min(wait.seconds, WAIT_S), 0.1))
     except KeyboardInterrupt:
         _pause_quietly(database, index)
+
+
+def _now(database: Database, operation_id: int) -> tuple[OperationRow, bool]:
+    """The operation, and whether a run drives it."""
+    with database.transaction() as connection:
+        row = operations.read_operation(connection, operation_id)
+        return row, operations.heart_beats(row, connection)
 
 
 def _waits_for_window(database: Database, operation_id: int) -> bool:

@@ -131,6 +131,16 @@ def _operation_row(seen: Look, one: OperationStatus) -> tuple[str, ...]:
     )
 
 
+def _limits(one: OperationStatus) -> Iterator[str]:
+    """What it was told to keep to."""
+    if one.throttle:
+        yield f"limits: {printable(one.throttle)}"
+    if one.windows:
+        yield f"windows: {printable(one.windows)}"
+    if one.max_duration_s:
+        yield f"longest duration: {duration(one.max_duration_s)}"
+
+
 def what_of(one: OperationStatus) -> str:
     """What an operation does."""
     return "census" if one.census else one.kind
@@ -161,8 +171,8 @@ def operation_notes(seen: Look, one: OperationStatus) -> Iterator[str]:
         yield printable(one.notice)
     if one.long_pause:
         yield f"warning: {printable(one.long_pause)}"
-    if one.throttle and one.status in (Status.RUNNING, Status.PAUSED):
-        yield f"limits: {printable(one.throttle)}"
+    if one.status in (Status.RUNNING, Status.PAUSED):
+        yield from _limits(one)
     if one.throttle_seconds:
         yield printable(lost(one.throttle_seconds))
     for wait in seen.waits_of(one.index):

@@ -35,9 +35,11 @@ _ALIGNED = {"c": 1, "s": 2, "i": 4, "d": 8}
 
 # Each segment with its unique index; that of NULLs has two in a unique index, and is there again for the other. rows:
 # counted live since the last ANALYZE, which knows of deletes what the density of the last VACUUM doesn't; a server that
-# crashed has forgotten the count.
+# crashed has forgotten the count, and begins it at nothing: it isn't `counted` until the next VACUUM or ANALYZE.
 SEGMENTS = """
 SELECT c.oid::bigint, c.oid::regclass::text AS name, c.relpages, c.reltuples, pg_stat_get_live_tuples(c.oid) AS live,
+       coalesce(pg_stat_get_last_vacuum_time(c.oid), pg_stat_get_last_autovacuum_time(c.oid),
+                pg_stat_get_last_analyze_time(c.oid), pg_stat_get_last_autoanalyze_time(c.oid)) IS NOT NULL AS counted,
        coalesce((SELECT option_value::int FROM pg_options_to_table(c.reloptions) WHERE option_name = 'fillfactor'), 100)
        AS fillfactor,
        row_number() OVER (PARTITION BY c.oid ORDER BY x.indexrelid) > 1 AS again,
@@ -123,9 +125,9 @@ def _segments(connection: Connection, generation_id: int) -> Sequence[Row[Any]]:
 
 
 def _rows(segment: Row[Any]) -> int | None:
-    if segment.live > 0 or segment.reltuples >= 0:
-        return int(segment.live or segment.reltuples)
-    return None
+    if segment.reltuples >= 0 and not segment.counted:
+        return int(segment.reltuples)
+    return int(segment.live or max(segment.reltuples, 0)) if segment.live > 0 or segment.reltuples >= 0 else None
 
 
 def _estimated(connection: Connection, generation_id: int, segments: Sequence[Row[Any]], ghosts: int) -> Bloat:

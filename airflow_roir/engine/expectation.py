@@ -20,7 +20,8 @@ from airflow_roir.engine.plan import Plan
 from airflow_roir.engine.source import Source
 from airflow_roir.quantity import counted, expected
 
-# Of the last builds that went through in one run, without a rate limit: more would be of another server by now.
+# Of the last builds that went through in one run, without a rate limit and little throttled: more would be of another
+# server by now.
 EARLIER = """
 SELECT coalesce(o.index_id = %(index)s, false) AS same, o.rows_estimate AS rows, o.parallelism,
        coalesce((o.phase_seconds ->> 'prepare')::float8, 0) AS prepare, s.worked,
@@ -29,7 +30,9 @@ SELECT coalesce(o.index_id = %(index)s, false) AS same, o.rows_estimate AS rows,
  CROSS JOIN LATERAL (SELECT coalesce(sum(e.value::float8), 0) AS worked FROM jsonb_each_text(o.phase_seconds) e) s
  WHERE o.kind <> 'verify' AND o.status = 'completed' AND o.max_rows_per_second IS NULL
    AND NOT EXISTS (SELECT FROM roir.event x
-                    WHERE x.operation_id = o.id AND x.action IN ('pause', 'resume', 'error', 'adopt', 'change'))
+                    WHERE x.operation_id = o.id
+                      AND (x.action IN ('pause', 'resume', 'error', 'adopt') OR x.action LIKE 'change %%'))
+   AND (SELECT coalesce(sum(l.seconds), 0) FROM roir.throttle_time l WHERE l.operation_id = o.id) <= 0.1 * s.worked
  ORDER BY o.id DESC LIMIT %(most)s
 """
 MOST_EARLIER = 20
@@ -149,7 +152,7 @@ def _as_others(earlier: Sequence[Row[Any]], source: Source, plan: Plan, options:
         return None
     row = statistics.median((one.worked - one.prepare) * one.parallelism / one.rows for one in telling)
     low, high = _of_rows(source, plan, options, row * plan.rows)
-    return Span(0.5 * low, 2 * high, f"{counted(len(telling), 'build')} of other tables")
+    return Span(0.5 * low, 2 * high, f"{counted(len(telling), 'build')} of other indexes")
 
 
 def by_trial(source: Source, plan: Plan, options: BuildOptions, trial: Trial) -> Span | None:

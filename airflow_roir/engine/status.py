@@ -73,6 +73,9 @@ class OperationStatus:
     census: bool
     duplicate_keys: int
     duplicate_rows: int
+    windows: str | None
+    max_duration_s: int | None
+    priority: int
     throttle: str | None
     throttled: str | None
     throttled_since: datetime | None
@@ -241,6 +244,9 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             census=row.census,
             duplicate_keys=row.duplicate_keys,
             duplicate_rows=row.duplicate_rows,
+            windows=row.windows,
+            max_duration_s=row.max_duration_s,
+            priority=row.priority,
             throttle=row.throttle,
             throttled=None if row.throttled is None else cut(row.throttled),
             throttled_since=row.throttled_since,

@@ -49,7 +49,10 @@ def said(error: DBAPIError) -> str:
     diagnostics = getattr(error.orig, "diag", None)
     message = first_line(error)
     hint = getattr(diagnostics, "message_hint", None)
-    return f"{message}. {hint}" if hint else message
+    if not hint:
+        return message
+    # PostgreSQL's hints are sentences, ours go on.
+    return f"{message}; {hint}" if hint[0].islower() else f"{message}. {hint}"
 
 
 def first_line(error: DBAPIError) -> str:

@@ -14,7 +14,9 @@ from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
 
 from airflow_roir.engine.measured import Measured
+from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
+from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.task.metrics import EVERY_S, Sender
 from tests.airflow.test_operators import Events, MemoryStore, Task
 from tests.engine import steps
@@ -72,6 +74,23 @@ def test_a_task_sends_them(shop: Any, context: dict[str, Any], configure: Config
     sent = lines()
     assert "airflow.roir.public__item_by_kind.percent:100.0|g" in sent
     assert "airflow.roir.public__item_by_kind.parallelism:2|g" in sent
+
+
+@pytest.mark.slow
+def test_the_tasks_on_spark_send_them(shop: Any, context: dict[str, Any], configure: Configure) -> None:
+    lines = configure(statsd_influxdb_enabled="True")
+    prepared, _ = steps.begin(shop.database, INDEX, "public.item", "kind")
+    shop.run("UPDATE roir.operation SET heartbeat_at = NULL")
+    BuildIndexOperator(task_id="build", operation_id=prepared.operation_id, **WHAT).execute(context)
+    sent = lines()
+    tags = f"dag_id=rebuild_index,task_id=build,index={INDEX},kind=create"
+    assert f"airflow.roir.percent,{tags}:85.0|g" in sent
+    rows = [int(one.rsplit(":", 1)[1].split("|")[0]) for one in sent if one.startswith(f"airflow.roir.rows,{tags}:")]
+    assert sum(rows) == 20_000
+    FinalizeIndexBuildOperator(task_id="finalize", **WHAT).execute(context)
+    lines()
+    VerifyIndexOperator(task_id="verify", **WHAT).execute(context)
+    assert f"airflow.roir.percent,{tags.replace('create', 'verify')}:100.0|g" in lines()
 
 
 NOW = Measured("public.ix", "create", 10.0, 1000, 50.5, 9.0, 4, 1.5, 7, {"replica_lag": 2.0})

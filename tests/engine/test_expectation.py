@@ -103,12 +103,12 @@ def test_builds_of_other_tables_tell_what_a_row_takes(database: Database, dsn: s
         table(dsn, rows)
     build(database, 200_000, beside_s=9, seconds=401)
     found = expected(database, 20_000)
-    assert found.work.by == "1 build of other tables"
+    assert found.work.by == "1 build of other indexes"
     assert found.work.low < 40 < found.work.high
     assert expected(database, 100).work.high < found.work.low
 
 
-@pytest.mark.parametrize("action", ["pause", "change"])
+@pytest.mark.parametrize("action", ["pause", "change parallelism", "change throttle"])
 def test_a_build_that_was_paused_or_changed_tells_nothing(database: Database, dsn: str, action: str) -> None:
     table(dsn, 20_000)
     build(database, 20_000, beside_s=9, seconds=41)
@@ -118,6 +118,20 @@ def test_a_build_that_was_paused_or_changed_tells_nothing(database: Database, ds
         f"SELECT index_id, id, 'me', '{action}', '' FROM roir.operation",
     )
     assert expected(database, 20_000).work.by == "the plan's sample"
+
+
+@pytest.mark.parametrize(("lost", "tells"), [(4, True), (30, False)])
+def test_a_build_that_was_throttled_for_long_tells_nothing(
+    database: Database, dsn: str, lost: int, tells: bool
+) -> None:
+    table(dsn, 20_000)
+    build(database, 20_000, beside_s=9, seconds=41)
+    run_sql(
+        dsn,
+        "INSERT INTO roir.throttle_time (operation_id, cause, seconds) "
+        f"SELECT id, 'replica_lag', {lost} FROM roir.operation",
+    )
+    assert expected(database, 20_000).work.by == ("the last build of this index" if tells else "the plan's sample")
 
 
 def test_prepare_tells_the_same_first(database: Database, dsn: str) -> None:

@@ -152,6 +152,20 @@ def test_without_statistics_the_bloat_says_so(database: Database, dsn: str) -> N
     )
 
 
+def test_a_server_that_has_forgotten_its_counts_makes_no_index_look_empty(database: Database, dsn: str) -> None:
+    """As after a crash: what is written from then on was all that was counted."""
+    steps.make_table(dsn, rows=ROWS)
+    steps.make_index(database)
+    before = only(database)
+    run_sql(
+        dsn, "SELECT pg_stat_reset()", f"INSERT INTO t SELECT i, 'x', i FROM generate_series({ROWS + 1}, {ROWS + 9}) i"
+    )
+    found = only(database)
+    assert found.rows == before.rows
+    assert found.bloat is not None
+    assert found.bloat.win_bytes == 0
+
+
 @pytest.mark.parametrize("what", ["t", "ix", "roir_data.g1"])
 def test_who_holds_a_table_for_itself_holds_up_no_status(database: Database, dsn: str, what: str) -> None:
     steps.make_table(dsn)

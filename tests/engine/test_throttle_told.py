@@ -178,3 +178,14 @@ def test_names_of_replicas_and_problems_are_shown_in_one_line_and_not_for_ever(d
         assert text is not None
         assert text.rstrip("…").isprintable()
         assert len(text) <= 501
+
+
+def test_windows_duration_and_priority_are_in_the_status(database: Database, dsn: str) -> None:
+    steps.make_table(dsn)
+    begun, _ = steps.begin(database, windows="0 0 * * * for 24h", max_duration_s=7200, priority=3)
+    one = operation_status(database, begun.operation_id)
+    found = look(database)
+    [told] = json.loads(json.dumps(found.as_dict()))["operations"]
+    assert (told["windows"], told["max_duration_s"], told["priority"]) == ("0 0 * * * for 24h", 7200, 3)
+    notes = list(operation_notes(found, one))
+    assert notes[-2:] == ["windows: 0 0 * * * for 24h", "longest duration: 2 h"]
