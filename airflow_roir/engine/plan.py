@@ -25,6 +25,8 @@ ROWS_PER_RANGE = 200_000
 MOST_RANGES = 1_024
 # A segment's index is built in one transaction: half a million entries keep that near a second (I7).
 ROWS_PER_SEGMENT = 500_000
+# A worker can't rest within a segment. Under a throttle a fifth of a second of it at a time is enough for users.
+ROWS_PER_SEGMENT_THROTTLED = 100_000
 MOST_SEGMENTS = 64
 
 
@@ -78,7 +80,8 @@ def make_plan(connection: Connection, source: Source, definition: IndexDefinitio
     if rows is None:
         rows = _count(connection, source, sample, share)
     ranges = options.ranges or min(MOST_RANGES, max(options.parallelism * 4, rows // ROWS_PER_RANGE))
-    segments = options.segments or min(MOST_SEGMENTS, max(options.parallelism, rows // ROWS_PER_SEGMENT))
+    per_segment = ROWS_PER_SEGMENT_THROTTLED if options.throttle not in (None, "", "off") else ROWS_PER_SEGMENT
+    segments = options.segments or min(MOST_SEGMENTS, max(options.parallelism, rows // per_segment))
     begun = time.monotonic()
     pieces = _pieces(connection, source, sample, ranges)
     partition, segment_bounds = _segment_bounds(connection, source, definition, sample, segments)

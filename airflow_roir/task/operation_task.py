@@ -14,7 +14,6 @@ from airflow_roir.engine.database import is_transient
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import IllegalTransition, NotFound
-from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.links.index_build import IndexBuildLink, show_link
 from airflow_roir.one_line import one_line
 from airflow_roir.operation import BY_WINDOW, Phase, Status
@@ -23,6 +22,7 @@ from airflow_roir.task.duplicates import push_duplicates, waits_for_healing
 from airflow_roir.task.form_values import whole_number
 from airflow_roir.task.long_pause import LongPauseCallback, call_long_pause
 from airflow_roir.task.next_step import Done, Go, Stop, Wait, decide, was_aborted
+from airflow_roir.task.open_database import open_database
 from airflow_roir.task.roir_operator import RoirOperator, owner_of
 from airflow_roir.task.ui_requests import Watcher
 from airflow_roir.task.wait_for_job import Interrupted, follow
@@ -81,10 +81,10 @@ class DrivingOperator(RoirOperator):
     def surroundings(self) -> Surroundings:
         """What the throttle needs besides its limits: the worker's environment, and over that the DAG's.
 
-        Raises InvalidInput, AirflowNotFoundException.
+        Raises InvalidInput, and AirflowFailException for a connection that isn't there or can't serve.
         """
         found = Surroundings.of_environment()
-        replicas = {name: RoirHook(name).get_dsn() for name in self.replica_conn_ids}
+        replicas = {name: open_database(name, "roir governor").dsn for name in self.replica_conn_ids}
         return Surroundings({**found.replicas, **replicas}, self.throttle_query or found.query)
 
     def on_kill(self) -> None:

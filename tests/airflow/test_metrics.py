@@ -16,7 +16,6 @@ from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
 from airflow_roir.engine.measured import Measured
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.task.metrics import EVERY_S, Sender
-from tests.airflow.conftest import Shop
 from tests.airflow.test_operators import Events, MemoryStore, Task
 from tests.engine import steps
 
@@ -57,12 +56,12 @@ def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
 
 
 @pytest.fixture
-def context(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def context(shop: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", json.dumps({"conn_type": "postgres"} | shop.fields))
     return {"ti": Task(), "task_state_store": MemoryStore(), "outlet_events": Events()}
 
 
-def test_a_task_sends_them(shop: Shop, context: dict[str, Any], configure: Configure) -> None:
+def test_a_task_sends_them(shop: Any, context: dict[str, Any], configure: Configure) -> None:
     lines = configure()
     _, run = steps.begin(shop.database, INDEX, "public.item", "kind")
     steps.build_all(shop.database, run)
@@ -124,7 +123,7 @@ def test_a_metric_never_fails_a_task(configure: Configure, caplog: pytest.LogCap
 
 
 def test_nothing_is_asked_where_airflows_are_off(
-    shop: Shop, context: dict[str, Any], configure: Configure, monkeypatch: pytest.MonkeyPatch
+    shop: Any, context: dict[str, Any], configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = configure(statsd_on="False")
     monkeypatch.setattr("airflow_roir.task.metrics.measure", lambda *_: pytest.fail("it looked"))

@@ -97,7 +97,10 @@ def test_an_index_with_known_differences_is_not_copied(dsn: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"scan": "index"}, "there is no index to rebuild yet"), ({"scan": "heap"}, "must be one of auto, key, block")],
+    [
+        ({"scan": "index"}, "there is no index to rebuild yet"),
+        ({"scan": "heap"}, "must be one of auto, source, key, block"),
+    ],
 )
 def test_what_cannot_be_is_refused(dsn: str, database: Database, options: dict[str, str], said: str) -> None:
     filled(dsn, 1, "i")

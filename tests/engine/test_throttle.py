@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
 import psycopg2.errors
 import pytest
 
+from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import build, finalize, fold, operations, seal
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor import turn
@@ -18,6 +20,7 @@ from airflow_roir.engine.governor.signals import SIGNALS, throttle_text
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.operations import read_operation
+from airflow_roir.engine.rehearse import rehearse
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.verify import compare
 from airflow_roir.engine.verify.worker import VerifyWorker
@@ -347,3 +350,35 @@ def finish(database: Database, run: Run, phase: str) -> None:
     if phase in ("build", "seal"):
         steps.seal_all(database, run)
     finalize.finalize_run(database, run)
+
+
+def test_segments_are_smaller_under_a_throttle_since_no_worker_rests_within_one(database: Database, dsn: str) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE big (id int PRIMARY KEY, k text)",
+        "INSERT INTO big SELECT i, i::text FROM generate_series(1, 3000) i",
+        "ANALYZE big",
+        # The plan stands on the statistics: a million rows.
+        "UPDATE pg_class SET reltuples = 1000000 WHERE oid = 'big'::regclass",
+    )
+
+    def segments(throttle: str | None) -> int:
+        definition = IndexDefinition.parse("ix", "big", "k")
+        return rehearse(database, definition, BuildOptions(throttle=throttle)).plan.segments
+
+    assert segments(None) == segments("off") < segments("commit_latency=20ms") == 10
+
+
+def test_free_space_is_the_file_systems_over_a_socket_and_unknown_over_a_network(governed: Database, dsn: str) -> None:
+    [(folder, local)] = sql(steps.session(dsn), "SELECT current_setting('data_directory'), inet_server_addr() IS NULL")
+    reader = SignalReader(governed, Surroundings())
+    with governed.connect() as connection:
+        [found] = reader.read(connection, {"free_space": 1 << 50})
+    reader.close()
+    if not local:
+        assert "tell its free space" in found.problem
+        return
+    here = os.statvfs(folder)
+    assert found.value == pytest.approx(here.f_bavail * here.f_frsize, rel=0.2)
+    assert found.is_over, "there is less than a petabyte"
+    assert "are free on" in str(found)
