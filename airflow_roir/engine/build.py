@@ -44,7 +44,9 @@ RANGES = Pieces(
     "NOT done",
     "lower, upper, watermark, filenode",
     elsewhere=COPIED_BY_OTHERS,
-    also=", moved_at = clock_timestamp()",
+    # Who comes back to what it held has done nothing meanwhile: one that fails and fails doesn't seem to work.
+    also=""", moved_at = CASE WHEN claim_epoch = %(epoch)s AND claim_worker = %(worker)s THEN moved_at
+                              ELSE clock_timestamp() END""",
 )
 # The watermark must stand where the batch began.
 BATCH_STOOD = "NOT p.done AND p.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine import generation as physical
@@ -108,7 +109,9 @@ class Carrier:
         for row in rows:
             try:
                 job, check = self._job(row)
-            except RoirError:
+            except (DBAPIError, RoirError) as error:
+                if isinstance(error, DBAPIError) and error.connection_invalidated:
+                    raise
                 # Its own worker finds the same, and says so.
                 self._leave_alone(row.operation_id)
                 continue
@@ -120,7 +123,9 @@ class Carrier:
         known = self._known.get((row.operation_id, row.epoch))
         if known is None:
             run = Run(row.operation_id, row.epoch, f"{quote(row.schema_name)}.{quote(row.name)}", row.owner)
-            job = load_job(self.connection, run)
+            # A statement may fail, after which the transaction could do no more.
+            with self.connection.begin_nested():
+                job = load_job(self.connection, run)
             known = self._known[row.operation_id, row.epoch] = (job, SourceCheck(self.connection, job))
         return known
 

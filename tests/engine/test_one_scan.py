@@ -11,15 +11,17 @@ import psycopg2
 import psycopg2.errors
 import psycopg2.extensions
 import pytest
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import abort, build, operations
+from airflow_roir.engine import abort, build, carrying, operations
 from airflow_roir.engine.build import Batch, BuildWorker, Claim
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.partitions import detach
 from airflow_roir.engine.run import Run, end_run, settle, start_run
 from airflow_roir.engine.status import operation_status
-from airflow_roir.errors import DuplicatesFound, Fenced, SourceChanged
+from airflow_roir.errors import DuplicatesFound, Fenced, LockNotAcquired, SourceChanged
 from airflow_roir.operation import Phase, Status
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -151,6 +153,18 @@ def test_a_worker_that_is_stuck_holds_no_other_operation_up(database: Database, 
         finish(database, index)
 
 
+def test_a_worker_that_fails_again_and_again_holds_no_other_operation_up(database: Database, table: str) -> None:
+    """It takes up its range again after each error that may pass: that is no work."""
+    a, b = begin(database, "a"), begin(database, "b")
+    failing, worker = steps.worker(database, a), steps.worker(database, b)
+    claim = claimed(failing)
+    run_sql(table, "UPDATE roir.scan_range SET moved_at = moved_at - interval '61 seconds' WHERE moved_at IS NOT NULL")
+    assert claimed(failing).ordinal == claim.ordinal
+    own = claimed(worker)
+    assert own.ordinal == claim.ordinal
+    assert batch(worker, own).rows == 5
+
+
 @pytest.mark.parametrize("dead", ["a", "b"])
 def test_nobody_waits_for_whom_nobody_drives(database: Database, table: str, dead: str) -> None:
     """A claim of a run whose heart has stopped holds no other operation up."""
@@ -258,6 +272,24 @@ def test_a_cut_that_fits_no_more_is_not_taken(database: Database, table: str, al
     steps.assert_exact(database, "b")
 
 
+def test_a_build_whose_labels_were_renamed_is_no_obstacle(database: Database, dsn: str) -> None:
+    """Its bounds contain a label that there is no more. That is its own trouble, and the new one plans alone."""
+    run_sql(
+        dsn,
+        "CREATE TYPE level AS ENUM ('low', 'mid', 'high')",
+        "CREATE TABLE t (l level, id int, k text, v int, PRIMARY KEY (l, id))",
+        f"INSERT INTO t SELECT (ARRAY['low', 'mid', 'high'])[i % 3 + 1]::level, i, i % 5, i "
+        f"FROM generate_series(1, {ROWS}) i",
+        "ANALYZE t",
+    )
+    begin(database, "a")
+    run_sql(dsn, "ALTER TYPE level RENAME VALUE 'mid' TO 'middle'")
+    b = begin(database, "b")
+    with database.transaction() as connection:
+        assert operations.read_operation(connection, b.operation_id).scan_of is None
+    finish(database, "b")
+
+
 def test_ranges_that_were_asked_for_are_its_own(database: Database, table: str) -> None:
     begin(database, "a")
     b = begin(database, "b", ranges=3)
@@ -322,6 +354,33 @@ def test_a_table_that_is_full_is_left_out_and_its_own_worker_says_so(database: D
     # Alone the first time, and then not until the other one is known.
     assert rows[-1][2] >= copied(database, a) - 3 * 5
     for index in INDEXES:
+        finish(database, index)
+
+
+@pytest.mark.parametrize("indexes", ["ab", "abc"])
+@pytest.mark.parametrize("error", ["an error of the server", "one of ours"])
+def test_what_fails_when_a_companion_is_looked_at_is_its_own(
+    database: Database, table: str, monkeypatch: pytest.MonkeyPatch, error: str, indexes: str
+) -> None:
+    """As where a new leaf is renamed at that moment: a statement fails, and the transaction with it."""
+    runs = {index: begin(database, index) for index in indexes}
+    worker = steps.worker(database, runs["a"])
+
+    def load(connection: Connection, run: Run) -> Job:
+        if run.operation_id == runs["b"].operation_id:
+            try:
+                execute(connection, "LOCK TABLE ONLY gone IN ACCESS SHARE MODE")
+            except DBAPIError as gone:
+                if error == "one of ours":
+                    raise LockNotAcquired("renamed") from gone
+                raise
+        return load_job(connection, run)
+
+    monkeypatch.setattr(carrying, "load_job", load)
+    assert batch(worker, claimed(worker)).rows == 5
+    assert [copied(database, run) for run in runs.values()] == [5, 0, 5][: len(indexes)]
+    monkeypatch.undo()
+    for index in indexes:
         finish(database, index)
 
 
