@@ -64,8 +64,10 @@ def lines(foreseen: Sequence[Lock]) -> list[str]:
             wait = max(lock.wait_ms for lock in alike)
             again = all(lock.patience_s for lock in alike)
             tried = f"in all {duration(longest.patience_s)}" if again else "then again"
+            telling = [lock for lock in alike if lock.phase not in (EACH, "plan")] or alike
+            held = " or ".join(dict.fromkeys(lock.held.split(",")[0] for lock in telling))
             found.append(
-                f"{mode} on {alike[0].on} ({phases}): holds up {longest.holds_up}; an attempt waits {wait:,} ms at "
+                f"{mode} on {alike[0].on} ({phases}), held {held}: holds up {longest.holds_up}; an attempt waits {wait:,} ms at "
                 f"most, {tried}"
             )
     return found
