@@ -67,8 +67,8 @@ def lines(foreseen: Sequence[Lock]) -> list[str]:
             telling = [lock for lock in alike if lock.phase not in (EACH, "plan")] or alike
             held = " or ".join(dict.fromkeys(lock.held.split(",")[0] for lock in telling))
             found.append(
-                f"{mode} on {alike[0].on} ({phases}), held {held}: holds up {longest.holds_up}; an attempt waits {wait:,} ms at "
-                f"most, {tried}"
+                f"{mode} on {alike[0].on} ({phases}), held {held}: holds up {longest.holds_up}; an attempt waits "
+                f"{wait:,} ms at most, {tried}"
             )
     return found
 
