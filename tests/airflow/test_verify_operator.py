@@ -74,7 +74,8 @@ def test_the_counts_are_returned(context: dict[str, Any], shop: Any, base: str, 
     assert (counts["rows"], counts["entries"], counts["missing"], counts["complete"]) == (ROWS, ROWS, 0, True)
     # No row's values, and nothing that would make a cleared task return this once more.
     assert "first" not in counts
-    assert context["task_state_store"].values == {"parallelism": 3, "in_effect": {"parallelism": 3}}
+    seeded = {"parallelism": 3, "throttle": "off", "windows": "off", "max_duration_s": 0, "priority": 0}
+    assert context["task_state_store"].values == seeded | {"in_effect": seeded}
     verified(context)
     assert [status for _, status in verifications(shop)] == ["completed", "completed"]
 

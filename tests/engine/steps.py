@@ -189,6 +189,7 @@ def batches(database: Database, run: Run) -> list[int]:
 def half_a_batch(worker: build.BuildWorker, claim: build.Claim) -> int:
     """The copy of all that is left of a range, in the caller's transaction: what a worker that dies has done."""
     relation = worker.standing(claim).name
+    worker.carrier.none()
     return worker.copy(relation, worker.reader.next(relation, claim.scan, 1_000_000))
 
 
