@@ -129,7 +129,7 @@ def set_most(database: Database, most: int) -> Queue:
     if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= 10_000:
         raise InvalidInput(f"max_running_operations is {most!r}; it must be from 1 to 10,000, or 0 for no limit")
     with database.transaction() as connection:
-        check_schema(connection)
+        check_schema(connection, writes=True)
         connection.execute(update(tables.setting).values(max_running_operations=most or None))
         return read_queue(connection)
 
@@ -140,6 +140,7 @@ def ask(database: Database, operation_id: int) -> Wait | None:
     None: it may, and whoever comes after it in the queue lets it go first for two minutes.
     """
     with database.transaction() as connection:
+        check_schema(connection, writes=True)
         return ask_for(connection, operation_id)
 
 

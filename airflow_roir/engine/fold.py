@@ -342,6 +342,7 @@ def work(database: Database, run: Run, report: Callable[[str], None] = lambda li
 
     def read() -> Job:
         with database.transaction() as connection:
+            read_running(connection, run)
             job = load_job(connection, run)
             if mode(connection, job.generation_id) != DIRECT:
                 raise InvariantViolated(f"index {run.index}: the capture is not in direct mode; not folded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -42,8 +43,11 @@ class Disk:
             while True:
                 file.write(bytes(512))
 
-    def make_room(self) -> None:
-        self.filler.unlink()
+    def make_room(self, of: int | None = None) -> None:
+        if of is None:
+            self.filler.unlink()
+        else:
+            os.truncate(self.filler, self.filler.stat().st_size - of)
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +236,9 @@ def test_a_disk_that_stays_full_pauses_the_build_and_an_abort_gives_the_room_bac
     assert sum(naps) > 0.8 * database.limits.exhausted_s - patience.EXHAUSTED_LONGEST_S
     [now] = status(database)
     assert (now.status, "the server has no room: could not extend file" in str(now.pause_reason)) == ("paused", True)
+    # It needs some pages of the catalogs itself: triggers go, and a function is replaced.
+    disk.make_room(1 << 20)
     taken = disk.filler.stat().st_size
     assert abort.abort(database, "ix", "test").status == "aborted"
     disk.fill()
-    assert disk.filler.stat().st_size > taken
+    assert disk.filler.stat().st_size > taken + (1 << 20)
