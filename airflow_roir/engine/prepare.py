@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from sqlalchemy import Connection, insert, update
 from sqlalchemy.exc import IntegrityError
@@ -83,7 +83,9 @@ def prepare(
 
     told = Saying(report)
     database.retry(check, Patience(database.limits, told=told, outage_s=0))
-    patience = Patience(database.limits, told=told)
+    # Nothing has begun, and what a table of many partitions lacks at once, locks above all, mostly doesn't come back.
+    limits = replace(database.limits, exhausted_s=min(database.limits.exhausted_s, database.limits.outage_s))
+    patience = Patience(limits, told=told)
     return database.retry(lambda: _begin(database, definition, options, who, report), patience)
 
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import abort, clean_up, drop
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.errors import InvalidInput, LockNotAcquired, RoirError
 from servers.postgres import embedded_postgres
@@ -247,7 +248,7 @@ def narrow(pg: int) -> Iterator[str]:
 @pytest.mark.sweep
 def test_no_locks_and_no_connections_left(narrow: str) -> None:
     """Hundreds of partitions, more than there are locks: it is said, nothing stays behind, and writers go on."""
-    database = Database(narrow)
+    database = Database(narrow, limits=Limits(outage_s=1))
     run_sql(narrow, "CREATE TABLE t (d int, id int, k text, PRIMARY KEY (d, id)) PARTITION BY LIST (d)")
     for first in range(0, 600, 20):
         run_sql(narrow, *(f"CREATE TABLE t{i} PARTITION OF t FOR VALUES IN ({i})" for i in range(first, first + 20)))
