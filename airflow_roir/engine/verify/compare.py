@@ -193,7 +193,7 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
 
     verification_id = persist(database, run, begin)
     by_threads(database, run, verification_id)
-    return report.report(database, verification_id)
+    return database.retry(lambda: report.report(database, verification_id))
 
 
 def by_threads(database: Database, run: Run, verification_id: int) -> None:
