@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database, execute
@@ -73,14 +73,12 @@ class Probe:
                 with self._lock:
                     self._begun, self._problem = None, f"{type(error).__name__}: {error}"
                 self._stop.wait(1.0)
-        with suppress(Exception):
-            self._begun = None
 
-    def _commit(self, connection: object) -> None:
+    def _commit(self, connection: Connection) -> None:
         begun = time.monotonic()
         with self._lock:
             self._begun = begun
-        execute(connection, COMMIT)  # type: ignore[arg-type]
+        execute(connection, COMMIT)
         with self._lock:
             self._begun = None
             self._took.append((time.monotonic(), time.monotonic() - begun))
