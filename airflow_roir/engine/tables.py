@@ -95,7 +95,16 @@ index = Table(
     Column("nulls_not_distinct", Boolean, nullable=False, server_default=text("false")),
     _now("created_at"),
     _moment("dropped_at"),
+    # Of an index apart from its source: the table in each shard, and the column that names the shard. Its source here
+    # is the face, an empty table of the same columns.
+    Column("shard_table", Text),
+    Column("shard_column", Text),
+    # Who puts intents before a commit: the shard's server or its clients; null: nobody, so no strict reads.
+    Column("announced_by", Text),
     CheckConstraint("is_unique OR NOT nulls_not_distinct", name="nulls_of_unique"),
+    CheckConstraint("announced_by IN ('server', 'client')", name="announced_by"),
+    CheckConstraint("(shard_table IS NULL) = (shard_column IS NULL)", name="apart"),
+    CheckConstraint("announced_by IS NULL OR shard_table IS NOT NULL", name="announced_apart"),
 )
 # A dropped index keeps its row for the history; its name is free again.
 Index(
@@ -149,6 +158,66 @@ for _status in (GenerationStatus.BUILDING.value, GenerationStatus.ACTIVE.value):
 # The source, or a leaf, was truncated while a generation scans by blocks: what it planned for is gone. With generation
 # 0: rows came into the bounds of a table that is being attached. Written by users' statements, so nothing is ever
 # updated here, and no foreign key locks a row that we need.
+shard = Table(
+    "shard",
+    metadata,
+    _id(),
+    Column("name", Text, nullable=False),
+    # How workers and shippers reach it. Of an Airflow connection it is what a task has resolved last.
+    Column("dsn", Text),
+    Column("conn_id", Text),
+    # How the shard's server reaches the index server, to announce writes.
+    Column("index_dsn", Text),
+    # The token of the database that was added: another one that answers under this DSN is refused.
+    Column("home", Text),
+    _now("added_at"),
+    _moment("removed_at"),
+    # Nobody tries to reach it before, and why.
+    _moment("away_until"),
+    Column("problem", Text),
+    _moment("problem_at"),
+    CheckConstraint("removed_at IS NOT NULL OR dsn IS NOT NULL OR conn_id IS NOT NULL", name="reached"),
+)
+Index("shard_live_name", shard.c.name, unique=True, postgresql_where=text("removed_at IS NULL"))
+
+lane = Table(
+    "lane",
+    metadata,
+    _id(),
+    Column("generation_id", BigInteger, ForeignKey(generation.c.id), nullable=False),
+    Column("shard_id", BigInteger, ForeignKey(shard.c.id), nullable=False, index=True),
+    # The table in the shard that the capture writes to, and the shard's table by oid.
+    Column("outbox", Text, nullable=False, unique=True),
+    Column("source_oid", BigInteger, nullable=False),
+    # When the capture was committed there with its writers drained; when all of it was removed.
+    _moment("captured_at"),
+    _moment("removed_at"),
+    # The shipper, and its fencing token: what isn't shipped under the present token changes nothing (I4).
+    Column("owner", Text),
+    Column("token", BigInteger, nullable=False, server_default="0"),
+    _moment("heartbeat_at"),
+    # Counts what was applied here; the shard writes down the step that it has cleared away.
+    Column("step", BigInteger, nullable=False, server_default="0"),
+    # Counts visits in the shard, as far as they were applied here. A shard that counts less has lost commits.
+    Column("tick", BigInteger, nullable=False, server_default="0"),
+    # The version of the shard's last TRUNCATE that was applied.
+    Column("emptied", BigInteger, nullable=False, server_default="0"),
+    # All that was committed in the shard before this moment, by the clock of this server, is in the generation.
+    _moment("fresh_at"),
+    # Since when each writer there announces; strict reads need fresh_at to be later.
+    _moment("strict_from"),
+    # As the last visit found the outbox.
+    Column("pending", BigInteger),
+    Column("pending_bytes", BigInteger),
+    _moment("oldest_at"),
+    Column("shipped", BigInteger, nullable=False, server_default="0"),
+    # Since when the entries of the shard may be wrong, and why; only a verification that repairs ends it.
+    _moment("doubtful_at"),
+    Column("doubt", Text),
+    UniqueConstraint("generation_id", "shard_id"),
+    CheckConstraint("(doubtful_at IS NULL) = (doubt IS NULL)", name="doubt"),
+)
+
 emptied = Table(
     "emptied",
     metadata,
@@ -311,6 +380,8 @@ scan_range = Table(
     Column("lower", JSONB(none_as_null=True)),
     Column("upper", JSONB(none_as_null=True)),
     Column("filenode", BigInteger),
+    # The server that the relation is in; null: this one.
+    Column("shard_id", BigInteger, ForeignKey(shard.c.id)),
     # The scan key of the last source row of the last committed batch: what was done. Resume after it.
     Column("watermark", JSONB(none_as_null=True)),
     Column("done", Boolean, nullable=False, server_default=text("false")),

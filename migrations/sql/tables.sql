@@ -23,7 +23,12 @@ CREATE TABLE roir.index (
     nulls_not_distinct boolean NOT NULL DEFAULT false,
     created_at timestamptz NOT NULL DEFAULT now(),
     dropped_at timestamptz,
-    CONSTRAINT index_nulls_of_unique CHECK (is_unique OR NOT nulls_not_distinct)
+    shard_table text,
+    shard_column text,
+    announced_by text CONSTRAINT index_announced_by CHECK (announced_by IN ('server', 'client')),
+    CONSTRAINT index_nulls_of_unique CHECK (is_unique OR NOT nulls_not_distinct),
+    CONSTRAINT index_apart CHECK ((shard_table IS NULL) = (shard_column IS NULL)),
+    CONSTRAINT index_announced_apart CHECK (announced_by IS NULL OR shard_table IS NOT NULL)
 );
 CREATE UNIQUE INDEX index_live_name ON roir.index (schema_name, name) WHERE dropped_at IS NULL;
 
@@ -51,6 +56,51 @@ CREATE TABLE roir.generation (
 CREATE INDEX generation_index_id_idx ON roir.generation (index_id);
 CREATE UNIQUE INDEX generation_one_active ON roir.generation (index_id) WHERE status = 'active';
 CREATE UNIQUE INDEX generation_one_building ON roir.generation (index_id) WHERE status = 'building';
+
+-- The servers that have the tables of indexes apart from their source.
+CREATE TABLE roir.shard (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name text NOT NULL,
+    dsn text,
+    conn_id text,
+    index_dsn text,
+    home text,
+    added_at timestamptz NOT NULL DEFAULT now(),
+    removed_at timestamptz,
+    away_until timestamptz,
+    problem text,
+    problem_at timestamptz,
+    CONSTRAINT shard_reached CHECK (removed_at IS NOT NULL OR dsn IS NOT NULL OR conn_id IS NOT NULL)
+);
+CREATE UNIQUE INDEX shard_live_name ON roir.shard (name) WHERE removed_at IS NULL;
+
+-- What is shipped from one shard to one generation.
+CREATE TABLE roir.lane (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    generation_id bigint NOT NULL REFERENCES roir.generation (id),
+    shard_id bigint NOT NULL REFERENCES roir.shard (id),
+    outbox text NOT NULL UNIQUE,
+    source_oid bigint NOT NULL,
+    captured_at timestamptz,
+    removed_at timestamptz,
+    owner text,
+    token bigint NOT NULL DEFAULT '0',
+    heartbeat_at timestamptz,
+    step bigint NOT NULL DEFAULT '0',
+    tick bigint NOT NULL DEFAULT '0',
+    emptied bigint NOT NULL DEFAULT '0',
+    fresh_at timestamptz,
+    strict_from timestamptz,
+    pending bigint,
+    pending_bytes bigint,
+    oldest_at timestamptz,
+    shipped bigint NOT NULL DEFAULT '0',
+    doubtful_at timestamptz,
+    doubt text,
+    UNIQUE (generation_id, shard_id),
+    CONSTRAINT lane_doubt CHECK ((doubtful_at IS NULL) = (doubt IS NULL))
+);
+CREATE INDEX lane_shard_id_idx ON roir.lane (shard_id);
 
 CREATE TABLE roir.emptied (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -165,6 +215,7 @@ CREATE TABLE roir.scan_range (
     claim_token bigint NOT NULL DEFAULT '0',
     relation bigint NOT NULL,
     filenode bigint,
+    shard_id bigint REFERENCES roir.shard (id),
     moved_at timestamptz,
     UNIQUE (operation_id, ordinal),
     CONSTRAINT scan_range_counts CHECK (rows >= 0 AND batches >= 0)

@@ -1,0 +1,105 @@
+"""A shard as the index server knows it, and how it is reached (docs/architecture.md#apart)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Row, select, text, update
+
+from airflow_roir.definition import quote
+from airflow_roir.engine import tables
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.limits import Limits
+from airflow_roir.errors import InvalidInput, NotFound
+
+# So long nobody tries to reach a shard that was out of reach.
+AWAY_S = 15.0
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A server with a table of an index apart. dsn never appears in `repr`; home: the token of its database."""
+
+    id: int
+    name: str
+    dsn: str | None
+    index_dsn: str | None = None
+    home: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Shard({self.name!r})"
+
+    def database(self, application_name: str, limits: Limits) -> Database:
+        """Its database. Raises InvalidInput if only an Airflow connection is known, which no task has resolved yet."""
+        if self.dsn is None:
+            raise InvalidInput(
+                f"shard {quote(self.name)} is an Airflow connection that no task has resolved yet; give its DSN, too: "
+                f"roir shard add {quote(self.name)} --dsn …"
+            )
+        return Database(self.dsn, application_name, limits)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What is shipped from one shard to one generation. outbox: the capture's table there, without its schema."""
+
+    id: int
+    generation_id: int
+    shard: Shard
+    outbox: str
+    source_oid: int
+
+
+def find(connection: Connection, name: str) -> Shard:
+    """The live shard of that name. Raises NotFound."""
+    table = tables.shard
+    row = connection.execute(select(table).where(table.c.name == name, table.c.removed_at.is_(None))).first()
+    if row is None:
+        raise NotFound(f"there is no shard {quote(name)}; add it with: roir shard add {quote(name)} --dsn …")
+    return _shard(row)
+
+
+def by_id(connection: Connection, shard_id: int) -> Shard:
+    """A shard, removed or not."""
+    return _shard(connection.execute(select(tables.shard).where(tables.shard.c.id == shard_id)).one())
+
+
+def lanes_of(connection: Connection, generation_id: int) -> list[Lane]:
+    """The lanes of a generation, by their shards' names; none if its source is in this database."""
+    shard, lane = tables.shard, tables.lane
+    found = connection.execute(
+        select(shard, lane.c.id.label("lane"), lane.c.outbox, lane.c.source_oid)
+        .join(lane, lane.c.shard_id == shard.c.id)
+        .where(lane.c.generation_id == generation_id)
+        .order_by(shard.c.name)
+    )
+    return [Lane(row.lane, generation_id, _shard(row), row.outbox, row.source_oid) for row in found]
+
+
+def set_away(connection: Connection, shard_id: int, problem: str) -> None:
+    """Write down that a shard is out of reach, and why: for AWAY_S seconds no worker claims work of it."""
+    shard = tables.shard
+    connection.execute(
+        update(shard)
+        .where(shard.c.id == shard_id)
+        .values(
+            away_until=text(f"clock_timestamp() + interval '{AWAY_S} seconds'"),
+            problem=problem,
+            problem_at=text("coalesce(problem_at, clock_timestamp())"),
+        )
+    )
+
+
+def set_reached(connection: Connection, shard_id: int) -> None:
+    """Take that back, where it was written down."""
+    shard = tables.shard
+    connection.execute(
+        update(shard)
+        .where(shard.c.id == shard_id, shard.c.problem.is_not(None))
+        .values(away_until=None, problem=None, problem_at=None)
+    )
+
+
+def _shard(row: Row[tuple[object, ...]]) -> Shard:
+    found = row._mapping
+    return Shard(found["id"], found["name"], found["dsn"], found["index_dsn"], found["home"])
