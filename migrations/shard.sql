@@ -33,3 +33,13 @@ CREATE TABLE roir_shard.outbox (
     announced_by text CHECK (announced_by IN ('server', 'client')),
     created_at timestamptz NOT NULL DEFAULT now()
 );
+
+-- As roir.standing: who owns a source is the only role that captures here, so that no code of others runs as anybody else.
+CREATE FUNCTION roir_shard.standing(source oid, others oid[], names text[], body text, OUT trusted boolean, OUT owners bigint,
+                                    OUT owner text, OUT made boolean, OUT may_create boolean, OUT other text, OUT named boolean)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT min(pg_get_userbyid(c.relowner)) = session_user AND count(DISTINCT c.relowner) = 1, count(DISTINCT c.relowner),
+           min(pg_get_userbyid(c.relowner)), false, false,
+           min(c.oid::regclass::text) FILTER (WHERE pg_get_userbyid(c.relowner) <> session_user), true
+      FROM pg_class c WHERE c.oid = ANY (source || others)
+$$;
