@@ -27,8 +27,10 @@ CREATE TABLE roir_shard.outbox (
     step bigint NOT NULL DEFAULT 0,
     -- The version of the last TRUNCATE.
     emptied bigint NOT NULL DEFAULT 0,
-    -- The leaves whose rows were captured, with the transactions that linked them.
-    leaves jsonb,
+    -- The leaves whose rows are captured, with the transactions that linked them.
+    leaves jsonb NOT NULL DEFAULT '{}',
+    -- Of the capture's function, as it was made.
+    capture text NOT NULL DEFAULT '',
     -- Who announces writes before they commit: server, client, or nobody.
     announced_by text CHECK (announced_by IN ('server', 'client')),
     created_at timestamptz NOT NULL DEFAULT now()
@@ -43,3 +45,51 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
            min(c.oid::regclass::text) FILTER (WHERE pg_get_userbyid(c.relowner) <> session_user), true
       FROM pg_class c WHERE c.oid = ANY (source || others)
 $$;
+
+-- The leaves of a source, with the transactions that linked them.
+CREATE FUNCTION roir_shard.leaves(source oid) RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, t.link), '{}') FROM roir_shard.partition_tree(source) t
+             WHERE t.leaf);
+END $$;
+
+-- What the capture of an outbox does, as text: another text is another function.
+CREATE FUNCTION roir_shard.capture_of(outbox text) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT md5(concat_ws('|', p.prosrc, p.prosecdef, p.proconfig, p.proowner::regrole))
+      FROM pg_proc p WHERE p.oid = to_regprocedure(format('roir_shard.%I()', outbox || '_touch'))
+$$;
+
+-- Why what is written to a source may not be in an outbox, NULL if all is well. Asked in each visit.
+CREATE FUNCTION roir_shard.capture_problem(outbox text) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    o record;
+    relation oid;
+BEGIN
+    SELECT * INTO o FROM roir_shard.outbox x WHERE x.name = capture_problem.outbox;
+    IF o.name IS NULL THEN
+        RETURN 'its outbox is gone';
+    ELSIF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = o.source) THEN
+        RETURN 'its table was dropped';
+    ELSIF roir_shard.capture_of(o.name) IS DISTINCT FROM o.capture THEN
+        RETURN 'the function of its capture was altered';
+    END IF;
+    SELECT t.oid INTO relation
+      FROM (SELECT o.source AS oid UNION ALL SELECT p.relation FROM roir_shard.partition_tree(o.source) p WHERE p.leaf) t
+     WHERE NOT EXISTS (SELECT FROM pg_trigger g
+                        WHERE g.tgrelid = t.oid AND g.tgenabled = 'A' AND g.tgtype & 1 <> 0
+                          AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_touch')))
+     LIMIT 1;
+    IF FOUND THEN
+        RETURN format('the capture trigger of %s is missing or disabled', relation::regclass);
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_trigger g
+                    WHERE g.tgrelid = o.source AND g.tgenabled = 'A' AND g.tgtype & 32 <> 0
+                      AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_emptied')))
+       AND NOT EXISTS (SELECT FROM pg_partitioned_table p WHERE p.partrelid = o.source) THEN
+        RETURN format('the capture trigger of TRUNCATE of %s is missing or disabled', o.source::regclass);
+    END IF;
+    RETURN NULL;
+END $$;

@@ -302,7 +302,11 @@ def _relation_problems(name: QualifiedName, row: object, owned: bool) -> Iterato
         yield InvalidInput(f"{name} is {what}; an index needs an ordinary or partitioned table")
     # Of our own tables the faces alone are sources.
     ours = name.schema == "roir_data" and not name.name.startswith("face_")
-    if ours or name.schema in ("pg_catalog", "information_schema", "roir") or (name.schema or "").startswith("pg_toast"):
+    if (
+        ours
+        or name.schema in ("pg_catalog", "information_schema", "roir")
+        or (name.schema or "").startswith("pg_toast")
+    ):
         yield InvalidInput(f"{name} is a system table; it can't be indexed")
     if getattr(row, "persistence", "p") == "t":
         yield InvalidInput(f"table {name} is temporary: no other session sees its rows. Make it an ordinary table")

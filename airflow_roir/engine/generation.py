@@ -108,14 +108,7 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
     for name in _stored_in(generation_id, plan):
         execute(connection, f"ALTER TABLE {name} {REPLICA_IDENTITY}")
     rights.take_back(connection, [table, *_stored_in(generation_id, plan)])
-    operators = equality_operators(connection, f"{delta(generation_id)}_key")
-    return replace(
-        entry,
-        columns=tuple(
-            replace(column, equals=operators[i]) if i < entry.identity else column
-            for i, column in enumerate(entry.columns)
-        ),
-    )
+    return entry.comparing_by(equality_operators(connection, f"{delta(generation_id)}_key"))
 
 
 def followed(connection: Connection, generation_id: int, entry: Entry) -> Entry:

@@ -53,6 +53,12 @@ def agree(sources: Mapping[str, Source], definition: IndexDefinition) -> None:
         for name, source in sources.items():
             if column not in source.columns:
                 raise InvalidInput(f"shard {quote(name)}: table {source.name} has no column {quote(column)}")
+    for column in columns_of(one, definition):
+        if one.columns[column].oid_alias:
+            raise InvalidInput(
+                f"column {quote(column)} of {one.name} is of type {one.columns[column].type}, which holds oids of its "
+                "own database; they mean nothing on another server"
+            )
     for name, other in others:
         if other.primary_key != one.primary_key:
             raise InvalidInput(
