@@ -45,6 +45,7 @@ DOCS = (
             "comparison",
             "faq",
             "unique",
+            "shards",
         )
     ),
     ROOT / "CHANGELOG.md",
