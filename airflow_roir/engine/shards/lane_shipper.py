@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.definition import quote
 from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -17,14 +19,29 @@ from airflow_roir.engine.shards import home, lanes, outbox
 from airflow_roir.engine.shards import visit as visits
 from airflow_roir.engine.shards.apply import Applied, advance, apply, has_columns_of
 from airflow_roir.engine.shards.lanes import Claim, Route
-from airflow_roir.engine.shards.shard import set_reached
+from airflow_roir.engine.shards.shard import Shard, set_reached
 from airflow_roir.engine.shards.visit import Acknowledged, Visit
-from airflow_roir.errors import Fenced, SourceChanged
+from airflow_roir.engine.trouble import reason_of, trouble_of
+from airflow_roir.errors import Fenced, RoirError, SourceChanged
 
 # What a visit and its apply should take: so long a TRUNCATE of the table waits.
 TARGET_S = 0.3
 MOST_ROWS = 20_000
 NOW = "SELECT clock_timestamp()"
+
+
+class InShard(RoirError):
+    """Something failed in a shard. error: what."""
+
+    def __init__(self, shard: Shard, error: Exception) -> None:
+        super().__init__(f"shard {quote(shard.name)}: {reason_of(error)}")
+        self.shard = shard
+        self.error = error
+
+    @property
+    def passes(self) -> bool:
+        """Whether another attempt at once may succeed."""
+        return trouble_of(self.error) is not None
 
 
 class LaneShipper:
@@ -52,6 +69,8 @@ class LaneShipper:
         self._here: Entry | None = None
         self._after = 0
         self._done: Acknowledged | None = None
+        self._reached = False
+        self._took = 0.0
 
     @property
     def route(self) -> Route:
@@ -83,17 +102,19 @@ class LaneShipper:
         self._after = 0
 
     def visit(self) -> Visit:
-        """Look at the next rows, and acknowledge what was applied before. Raises Fenced, SourceChanged, InvalidInput."""
+        """Look at the next rows, and acknowledge what was applied before. Raises InShard, Fenced."""
         assert self.claimed is not None
         if self.began is None:
             self.begin_pass()
-        there = self._in_shard()
-        assert self._here is not None
         limit = self._size.rows(self.most)
-        begun = time.monotonic()
-        found = visits.visit(there, self.route, self._here, self.claimed, self._after, limit, (), self._done)
-        if found is None:
-            raise SourceChanged(f"{self.route.name}: its outbox is gone from the shard")
+        with self._shard_side():
+            there = self._in_shard()
+            assert self._here is not None
+            begun = time.monotonic()
+            found = visits.visit(there, self.route, self._here, self.claimed, self._after, limit, (), self._done)
+            if found is None:
+                raise SourceChanged("its outbox is gone")
+        self._note_reached()
         self._done = None
         self._took = time.monotonic() - begun
         return found
@@ -126,10 +147,18 @@ class LaneShipper:
             self.began, self._after = None, 0
         return applied
 
+    def renew(self) -> None:
+        """A sign of life while there is nothing to apply. Raises Fenced."""
+        assert self.claimed is not None
+        connection = self._on_index()
+        with connection.begin():
+            lanes.renew(connection, self.lane_id, self.claimed)
+
     def acknowledge(self) -> None:
         """Take away from the outbox what was applied; else the next visit does it."""
         if self._done is not None:
-            visits.acknowledge(self._in_shard(), self.route, self._done)
+            with self._shard_side():
+                visits.acknowledge(self._in_shard(), self.route, self._done)
             self._done = None
 
     def ship_pass(self, stop: Callable[[], bool] = lambda: False) -> int:
@@ -162,6 +191,14 @@ class LaneShipper:
         with suppress(DBAPIError):
             sessions.close()
 
+    def cancel(self) -> None:
+        """End what is under way, from another thread: the statement of a session that waits is cancelled."""
+        for connection in (self._there, self._index):
+            with suppress(Exception):
+                if connection is not None:
+                    session: Any = connection.connection.dbapi_connection
+                    session.cancel()
+
     def _on_index(self) -> Connection:
         if self._index is None or self._index.invalidated:
             self._index = self._sessions.enter_context(self.database.connect())
@@ -176,11 +213,24 @@ class LaneShipper:
             visits.begin(self._there)
             here = outbox.read_entry(self._there, self.route.lane.outbox)
             if here is None:
-                raise SourceChanged(f"{self.route.name}: its outbox is gone from the shard")
+                raise SourceChanged("its outbox is gone")
             if not has_columns_of(self.route.entry, here, self.route.column):
-                raise SourceChanged(f"{self.route.name}: its outbox has other columns than the index")
-            self._here = here
-            index = self._on_index()
-            with index.begin():
-                set_reached(index, shard.id)
+                raise SourceChanged("its outbox has other columns than the index")
+            self._here, self._reached = here, False
         return self._there
+
+    def _note_reached(self) -> None:
+        if not self._reached:
+            connection = self._on_index()
+            with connection.begin():
+                set_reached(connection, self.route.lane.shard.id)
+            self._reached = True
+
+    @contextmanager
+    def _shard_side(self) -> Iterator[None]:
+        """What fails in the block fails in the shard. Whatever it is, the session there is over."""
+        try:
+            yield
+        except (DBAPIError, RoirError) as error:
+            self._there = None
+            raise InShard(self.route.lane.shard, error) from error

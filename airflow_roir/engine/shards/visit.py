@@ -28,11 +28,12 @@ SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off;
 SET lock_timeout = {LOCK_MS}
 """
 # The row of the outbox first: a visit of somebody else waits for it, and finds its rows gone and this step.
-# The table even before that, as a TRUNCATE does.
+# The table even before that, as a TRUNCATE does. A row that a writer touches now is left: it is shipped again anyway.
 ACKNOWLEDGE = """
 LOCK TABLE {view} IN ACCESS SHARE MODE;
 UPDATE {schema}.outbox SET step = greatest(step, %(step)s) WHERE name = %(name)s AND tick = %(mine)s;
-DELETE FROM {table} t WHERE t.version = ANY (%(acked)s::bigint[])
+DELETE FROM {table} t WHERE t.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM {table} x WHERE x.version = ANY (%(acked)s::bigint[]) FOR UPDATE SKIP LOCKED))
    AND EXISTS (SELECT FROM {schema}.outbox o WHERE o.name = %(name)s AND o.tick = %(mine)s);
 """
 VISIT = """
