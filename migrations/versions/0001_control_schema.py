@@ -30,6 +30,7 @@ TOPICS = (
     "view",
     "reading",
     "shard_lag",
+    "announcing",
     "detach",
     "attach",
     "home",

@@ -28,6 +28,14 @@ SELECT s.name, s.problem, l.pending, l.fresh_at > %(began)s AS fresh
    AND (l.fresh_at > %(began)s AND l.pending <= %(few)s) IS NOT TRUE
  ORDER BY s.name
 """
+UNFIT = """
+SELECT s.name, l.doubt, l.captured_at IS NULL AS uncaptured
+  FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+ WHERE l.generation_id = %(generation)s AND l.removed_at IS NULL
+   AND (l.captured_at IS NOT NULL AND l.doubt IS NULL
+        AND l.fresh_at > clock_timestamp() - make_interval(secs => %(lag)s)) IS NOT TRUE
+ ORDER BY s.name LIMIT 1
+"""
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,18 @@ def lags(connection: Connection, indexes: Sequence[int] | None = None) -> list[S
     """Of all shards and indexes apart, or of these indexes."""
     values = {"indexes": None if indexes is None else list(indexes)}
     return [ShardLag.of(row) for row in execute(connection, LAGS, values)]
+
+
+def unfit(connection: Connection, generation_id: int, lag_s: float) -> str | None:
+    """Why a generation can't be shown: a shard that isn't captured, in doubt, or more than `lag_s` behind."""
+    row = execute(connection, UNFIT, {"generation": generation_id, "lag": lag_s}).first()
+    if row is None:
+        return None
+    if row.uncaptured:
+        return f"shard {quote(row.name)} isn't captured yet"
+    if row.doubt is not None:
+        return f"{row.doubt}: verify and repair first"
+    return f"shard {quote(row.name)} was not shipped within {_seconds(lag_s)} (--max-lag)"
 
 
 class Alarm:

@@ -15,9 +15,10 @@ from airflow_roir.definition import quote
 from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.shards import home, lanes, outbox
+from airflow_roir.engine.shards import home, intents, lanes, outbox
 from airflow_roir.engine.shards import visit as visits
 from airflow_roir.engine.shards.apply import Applied, advance, apply, has_columns_of
+from airflow_roir.engine.shards.intents import Look
 from airflow_roir.engine.shards.lanes import Claim, Route
 from airflow_roir.engine.shards.shard import Shard, set_reached
 from airflow_roir.engine.shards.visit import Acknowledged, Visit
@@ -27,6 +28,8 @@ from airflow_roir.errors import Fenced, RoirError, SourceChanged
 # What a visit and its apply should take: so long a TRUNCATE of the table waits.
 TARGET_S = 0.3
 MOST_ROWS = 20_000
+# So many old intents are answered beside a visit's own rows.
+NAMED = 1_000
 NOW = "SELECT clock_timestamp()"
 
 
@@ -69,6 +72,7 @@ class LaneShipper:
         self._here: Entry | None = None
         self._after = 0
         self._done: Acknowledged | None = None
+        self._looked = Look()
         self._reached = False
         self._took = 0.0
 
@@ -94,24 +98,37 @@ class LaneShipper:
             self._route = lanes.route(connection, self.lane_id)
         return True
 
-    def begin_pass(self) -> None:
-        """Look at the clock, before the pass's first visit."""
+    def look(self) -> None:
+        """What is read on the index server before a visit: old intents, and the clock where the visit begins a pass."""
+        if self.began is not None and not self.route.announced:
+            return
         connection = self._on_index()
         with connection.begin():
-            self.began = execute(connection, NOW).scalar_one()
-        self._after = 0
+            if self.began is None:
+                self.began, self._after = execute(connection, NOW).scalar_one(), 0
+            if self.route.announced:
+                self._looked = intents.look(connection, self.route.lane, NAMED)
 
     def visit(self) -> Visit:
-        """Look at the next rows, and acknowledge what was applied before. Raises InShard, Fenced."""
+        """Look at the next rows, and acknowledge what was applied before. Raises InShard."""
         assert self.claimed is not None
-        if self.began is None:
-            self.begin_pass()
+        self.look()
         limit = self._size.rows(self.most)
         with self._shard_side():
             there = self._in_shard()
             assert self._here is not None
             begun = time.monotonic()
-            found = visits.visit(there, self.route, self._here, self.claimed, self._after, limit, (), self._done)
+            found = visits.visit(
+                there,
+                self.route,
+                self._here,
+                self.claimed,
+                self._after,
+                limit,
+                [one.identity for one in self._looked.named],
+                self._looked.horizon > 0,
+                self._done,
+            )
             if found is None:
                 raise SourceChanged("its outbox is gone")
         self._note_reached()
@@ -127,7 +144,7 @@ class LaneShipper:
         # What is captured of other partitions than there are, or not at all, is not fresh.
         whole = found.ended and found.problem is None and not found.moved
         with connection.begin():
-            applied = apply(connection, self.route, self.claimed, found, self.began if whole else None)
+            applied = apply(connection, self.route, self.claimed, found, self.began if whole else None, self._settle)
         if applied.overtaken is not None:
             if not self.claim(above=applied.overtaken):
                 raise Fenced(f"{self.route.name}: another shipper has taken it")
@@ -146,6 +163,9 @@ class LaneShipper:
             # Somebody else visited at the same moment.
             self.began, self._after = None, 0
         return applied
+
+    def _settle(self, connection: Connection, found: Visit) -> None:
+        intents.settle(connection, self.route.lane, found.identities, self._looked, found.snapshot, found.xid)
 
     def renew(self) -> None:
         """A sign of life while there is nothing to apply. Raises Fenced."""
