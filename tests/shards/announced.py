@@ -185,9 +185,9 @@ def index_dsn(made: Shards) -> str:
     return " ".join(f"{name}={value}" for name, value in given.items())
 
 
-def scene(made: Shards, by: str | None = None) -> Scene:
+def scene(made: Shards, by: str | None = None, key: tuple[str, ...] = ("k",)) -> Scene:
     """An index on t (k), including v, over all shards of `made`, that is published; their rows have been shipped."""
-    definition = IndexDefinition(QualifiedName("public", "t_by_k"), QualifiedName("public", "t"), ("k",), ("v",))
+    definition = IndexDefinition(QualifiedName("public", "t_by_k"), QualifiedName("public", "t"), key, ("v",))
     database = made.database
     tokens = {name: home.install(made.shard(name)) for name in made.names}
     with of_shard(made, made.names[0]).transaction() as connection:
@@ -201,8 +201,8 @@ def scene(made: Shards, by: str | None = None) -> Scene:
         index_id = execute(
             connection,
             "INSERT INTO roir.index (schema_name, name, source_oid, key_columns, included_columns, shard_table, "
-            "shard_column) VALUES ('public', 't_by_k', %(oid)s, '[\"k\"]', '[\"v\"]', 'public.t', 'shard') RETURNING id",
-            {"oid": faced.oid},
+            "shard_column) VALUES ('public', 't_by_k', %(oid)s, %(key)s::jsonb, '[\"v\"]', 'public.t', 'shard') RETURNING id",
+            {"oid": faced.oid, "key": json.dumps(list(key))},
         ).scalar_one()
         generation_id = add_generation(connection, index_id, entry)
         for shard, dsn in made.dsns.items():
