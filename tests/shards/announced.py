@@ -124,7 +124,8 @@ class Scene:
         with self.made.shard(lane.shard.name).transaction() as connection:
             execute(
                 connection,
-                f"DELETE FROM {outbox.table(lane.outbox)} WHERE version = ANY (%(versions)s::bigint[])",
+                f"DELETE FROM {outbox.table(lane.outbox)} WHERE version IN (SELECT version FROM {outbox.table(lane.outbox)} "
+                "WHERE version = ANY (%(versions)s::bigint[]) FOR UPDATE SKIP LOCKED)",
                 {"versions": versions},
             )
 
@@ -166,9 +167,7 @@ class Scene:
         return found
 
     def truth(self) -> set[Found]:
-        return {
-            (name, *row) for name in self.made.names for row in self.made.ask("SELECT id, k, v FROM t", shard=name)
-        }
+        return {(name, *row) for name in self.made.names for row in self.made.ask("SELECT id, k, v FROM t", shard=name)}
 
     def stored(self) -> set[Found]:
         return set(self.made.ask(f"SELECT c2, c3, c1, c4 FROM {generation.base(self.generation_id)}"))
@@ -217,7 +216,11 @@ def scene(made: Shards, by: str | None = None, key: tuple[str, ...] = ("k",)) ->
     for shard in made.names:
         for id_, k, v in made.ask("SELECT id, k, v FROM t", shard=shard):
             made.ask(
-                f"INSERT INTO {generation.base(generation_id)} (c1, c2, c3, c4) VALUES (%s, %s, %s, %s)", k, shard, id_, v
+                f"INSERT INTO {generation.base(generation_id)} (c1, c2, c3, c4) VALUES (%s, %s, %s, %s)",
+                k,
+                shard,
+                id_,
+                v,
             )
     if by is not None:
         announce.announce(database, INDEX, by)

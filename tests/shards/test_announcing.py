@@ -159,7 +159,9 @@ def test_a_transaction_cannot_be_prepared(contrib_shards: Make) -> None:
     found = scene(contrib_shards(1, *TABLE), "server")
     with opened(found) as writer:
         run(writer, "UPDATE t SET v = 0 WHERE id = 1")
-        with pytest.raises(errors.FeatureNotSupported, match="cannot PREPARE a transaction that has operated on postgres_fdw"):
+        with pytest.raises(
+            errors.FeatureNotSupported, match="cannot PREPARE a transaction that has operated on postgres_fdw"
+        ):
             run(writer, "PREPARE TRANSACTION 'p'")
     assert found.intents() == []
 
@@ -171,7 +173,9 @@ def test_a_write_fails_while_the_index_server_is_away(contrib_shards: Make) -> N
     with opened(found) as writer:
         run_sql(found.made.dsns["s0"], away + "false")
         run(writer, "UPDATE t SET v = 0 WHERE id = 1")
-        with pytest.raises(psycopg2.Error, match=r'could not connect to server "roir index server .* \(see roir announce\)"'):
+        with pytest.raises(
+            psycopg2.Error, match=r'could not connect to server "roir index server .* \(see roir announce\)"'
+        ):
             writer.commit()
         run_sql(found.made.dsns["s0"], away + "true")
         run(writer, "UPDATE t SET v = 0 WHERE id = 1")
@@ -213,7 +217,9 @@ def test_strict_reads_begin_with_the_first_pass_after_the_last_shard(contrib_sha
     assert "not all that was written in shard s0" in str(problem(found))
     fresh(found)
     assert problem(found) is None
-    found.made.ask("UPDATE roir.lane SET doubtful_at = now(), doubt = 'lost commits' WHERE id = (SELECT min(id) FROM roir.lane)")
+    found.made.ask(
+        "UPDATE roir.lane SET doubtful_at = now(), doubt = 'lost commits' WHERE id = (SELECT min(id) FROM roir.lane)"
+    )
     assert "may be wrong: lost commits" in str(problem(found))
     found.made.ask("UPDATE roir.lane SET doubtful_at = NULL, doubt = NULL")
     found.made.ask("UPDATE roir.lane SET strict_history = 'another/1'")
@@ -256,7 +262,10 @@ def test_whoever_switches_the_announcing_off_is_seen(contrib_shards: Make) -> No
             f"ALTER TABLE roir_shard.{lane.outbox} DISABLE TRIGGER roir_announce",
             f"ALTER TABLE roir_shard.{lane.outbox} ENABLE ALWAYS TRIGGER roir_announce",
         ),
-        (f"ALTER TABLE t DISABLE TRIGGER roir_{lane.outbox}_w", f"ALTER TABLE t ENABLE ALWAYS TRIGGER roir_{lane.outbox}_w"),
+        (
+            f"ALTER TABLE t DISABLE TRIGGER roir_{lane.outbox}_w",
+            f"ALTER TABLE t ENABLE ALWAYS TRIGGER roir_{lane.outbox}_w",
+        ),
         (
             f"ALTER FUNCTION roir_shard.{lane.outbox}_announce() SECURITY INVOKER",
             f"ALTER FUNCTION roir_shard.{lane.outbox}_announce() SECURITY DEFINER",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import psycopg2
 import pytest
 from sqlalchemy import Connection, text
 
@@ -78,15 +75,29 @@ def test_an_intent_stays_while_its_transaction_is_open(found: Scene, writer: Wri
 
 
 def test_an_open_transaction_is_beyond_the_snapshots_end(found: Scene, writer: Writer) -> None:
-    """A snapshot ends after the last transaction that has ended, and a younger one may be open: its intent stays."""
+    """A snapshot ends after the last transaction that has ended, and a younger one may be open: its intent stays.
+
+    On a server of its own the shard's ids don't move when the index server commits; here the intent comes first.
+    """
     [lane] = found.lanes
-    writer.change(1, "n")
-    writer.announce()
-    visited = found.visit(lane, found.look(lane))
-    [xid] = {row[0] for row in found.intents("xid::text")}
-    assert int(xid) >= int(visited.snapshot.split(":")[1]), "the case isn't met"
+    for _ in range(20):
+        xid = next_xid(found) + 1
+        put(found, 1, "n", xid)
+        looked = found.look(lane)
+        writer.change(1, "n")
+        visited = found.visit(lane, looked)
+        given = writer.source.execute(text("SELECT pg_current_xact_id()::text")).scalar_one()
+        if int(given) == xid == int(visited.snapshot.split(":")[1]):
+            break
+        writer.source.rollback()
+        found.rest()
+    else:
+        pytest.fail("the case isn't met")
     found.apply(lane, visited)
-    assert len(found.intents()) == 2
+    assert found.intents("xid::text") == [(str(xid),)]
+    # What is wrong with the end as a bound.
+    found.apply(lane, replace(visited, own=str(xid)))
+    assert found.intents() == []
 
 
 def test_an_intent_of_a_transaction_that_was_rolled_back_goes(found: Scene, writer: Writer) -> None:
@@ -136,7 +147,10 @@ def next_xid(scene: Scene) -> int:
 
 def put(scene: Scene, id_: int, k: str, xid: int) -> None:
     scene.made.ask(
-        f"INSERT INTO {intents.table(scene.generation_id)} (c1, c2, c3, xid) VALUES (%s, 's0', %s, %s::text::xid8)", k, id_, xid
+        f"INSERT INTO {intents.table(scene.generation_id)} (c1, c2, c3, xid) VALUES (%s, 's0', %s, %s::text::xid8)",
+        k,
+        id_,
+        xid,
     )
 
 
@@ -184,7 +198,6 @@ def test_a_shard_that_failed_over_between_visit_and_apply(found: Scene) -> None:
 
 def test_intents_of_transactions_that_are_open_for_long_do_not_hide_the_others(found: Scene, writer: Writer) -> None:
     [lane] = found.lanes
-    found.made.run("INSERT INTO t SELECT i, 'b', i FROM generate_series(100, 199) i") if False else None
     for id_ in range(1, 7):
         writer.change(id_, "n")
     writer.announce()
@@ -323,26 +336,12 @@ def test_strict_reads_miss_nothing_and_make_nothing_up(shards: Make, seed: int) 
     assert wander(found, seed) is None, f"seed {seed}"
 
 
-class AfterTheCommit(Writer):
-    """Announces after its commit: the shard doesn't ask."""
-
-
 def settles_all(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the snapshot says."""
     real = intents.settle
 
     def settle(connection: Connection, lane: Any, visited: Any, looked: Any, snapshot: str, own: Any = None) -> int:
-        return real(connection, lane, visited, looked, f"{2**62}:{2**62}:", own)
-
-    monkeypatch.setattr(intents, "settle", settle)
-
-
-def settles_beyond_the_end(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the snapshot's end, not by the visit's own transaction."""
-    real = intents.settle
-
-    def settle(connection: Connection, lane: Any, visited: Any, looked: Any, snapshot: str, own: Any = None) -> int:
-        return real(connection, lane, visited, looked, snapshot, snapshot.split(":")[1])
+        return real(connection, lane, visited, looked, "1000000000:1000000000:", own)
 
     monkeypatch.setattr(intents, "settle", settle)
 
@@ -380,7 +379,7 @@ def names_what_was_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("broken", [settles_all, settles_beyond_the_end, announces_late, names_what_was_read])
+@pytest.mark.parametrize("broken", [settles_all, announces_late, names_what_was_read])
 def test_broken_variants_are_found(shards: Make, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = scene(shards(2, *TABLE), "client")
     broken(found, monkeypatch)
