@@ -29,6 +29,7 @@ TOPICS = (
     "partitions",
     "view",
     "reading",
+    "apart_reading",
     "detach",
     "attach",
     "home",
