@@ -30,6 +30,7 @@ TOPICS = (
     "view",
     "reading",
     "apart_reading",
+    "announcing",
     "detach",
     "attach",
     "home",
