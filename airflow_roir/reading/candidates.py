@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import column as new_column
 from sqlalchemy import table as new_table
-from sqlalchemy.dialects.postgresql import REGCLASS
+from sqlalchemy.dialects.postgresql import JSONB, REGCLASS
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import SelectBase
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
@@ -49,6 +49,23 @@ class KeyColumn:
 
 
 @dataclass(frozen=True)
+class Home:
+    """A shard's database by its token, and the name of its outbox. tick: how many visits of it are known at least."""
+
+    token: str | None
+    outbox: str
+    tick: int = 0
+
+
+@dataclass(frozen=True)
+class Named:
+    """What an index names in one shard: primary keys by their texts. tick: as of the same snapshot."""
+
+    keys: dict[str, tuple[Any, ...]]
+    tick: int
+
+
+@dataclass(frozen=True)
 class About:
     """What a reader knows of an index apart. identity: the columns of key and primary key; homes: of the shards.
 
@@ -60,7 +77,7 @@ class About:
     columns: tuple[str, ...]
     identity: tuple[str, ...]
     primary_key: tuple[KeyColumn, ...]
-    homes: Mapping[str, str | None]
+    homes: Mapping[str, Home]
 
 
 def look_up(engine: Engine, index: QualifiedName) -> About:
@@ -84,7 +101,7 @@ def look_up(engine: Engine, index: QualifiedName) -> About:
             for c in found["columns"]
             if c["primary_key"] and c["source"] != shard
         ),
-        found["shards"],
+        {name: Home(one["home"], one["outbox"]) for name, one in found["shards"].items()},
     )
 
 
@@ -148,7 +165,9 @@ def _of(name: QualifiedName, about: About, table: Any, where: ColumnElement[bool
         return None
 
     key = [seen.c[one.name] for one in about.primary_key]
-    wanted = [seen.c[about.shard_column].label("p0"), key_text(key).label("p00")]
+    ticks = select(func.roir.ticks(about.generation, type_=JSONB)).scalar_subquery()
+    shard = seen.c[about.shard_column]
+    wanted = [shard.label("p0"), ticks[shard].as_integer().label("p01"), key_text(key).label("p02")]
     wanted += [column.label(f"p{i}") for i, column in enumerate(key, 1)]
     return select(*wanted).where(replacement_traverse(where, {}, of_the_entry))
 
@@ -170,9 +189,9 @@ def key_text(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[str]:
     return cast(func.row(*columns), Text)
 
 
-def read(connection: Connection, wanted: Any) -> dict[str, dict[str, tuple[Any, ...]]]:
-    """The primary keys, by the names of the shards and by their texts."""
-    found: dict[str, dict[str, tuple[Any, ...]]] = {}
-    for shard, text, *key in connection.execute(wanted):
-        found.setdefault(shard, {})[text] = tuple(key)
+def read(connection: Connection, wanted: Any) -> dict[str, Named]:
+    """What is named, by the names of the shards."""
+    found: dict[str, Named] = {}
+    for shard, tick, text, *key in connection.execute(wanted):
+        found.setdefault(shard, Named({}, tick or 0)).keys[text] = tuple(key)
     return found

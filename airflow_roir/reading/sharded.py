@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import QualifiedName, parse_name, quote
 from airflow_roir.errors import InvalidInput, ShardUnreachable
 from airflow_roir.reading import candidates, truth
-from airflow_roir.reading.candidates import About
+from airflow_roir.reading.candidates import About, Named
 
 T = TypeVar("T")
 Level = Literal["eventual", "bounded", "strict"]
@@ -111,14 +111,24 @@ class ShardedIndex:
         while missed:
             about, named = self._candidates(table, where, strict, age)
             new = {
-                shard: {text: key for text, key in keys.items() if text not in asked.get(shard, ())}
-                for shard, keys in named.items()
+                shard: {text: key for text, key in one.keys.items() if text not in asked.get(shard, ())}
+                for shard, one in named.items()
                 if shard not in away
             }
             new = {shard: keys for shard, keys in new.items() if keys}
             self._check_known(new)
             calls = {
-                shard: _asking(self._shards[shard], shard, about, source, table, where, list(keys.values()))
+                shard: _asking(
+                    self._shards[shard],
+                    shard,
+                    # Of which an eventual answer depends on nothing: a replica may be asked for it.
+                    None if consistency == "eventual" else replace(about.homes[shard], tick=named[shard].tick),
+                    source,
+                    table,
+                    about.primary_key,
+                    where,
+                    list(keys.values()),
+                )
                 for shard, keys in new.items()
             }
             for shard, found in self._ask(calls, away if partial else None).items():
@@ -146,7 +156,7 @@ class ShardedIndex:
 
     def _candidates(
         self, table: Any, where: ColumnElement[bool], strict: bool, age: timedelta | None
-    ) -> tuple[About, dict[str, dict[str, tuple[Any, ...]]]]:
+    ) -> tuple[About, dict[str, Named]]:
         """What the index server names. If another generation was published meanwhile it is asked once more."""
         fresh = self._about is None
         while True:
@@ -168,7 +178,7 @@ class ShardedIndex:
         unknown = [shard for shard in named if shard not in self._shards]
         if unknown:
             raise InvalidInput(
-                f"index {self.index}: no engine was given for shard {', '.join(map(quote, unknown))}, which has rows, too"
+                f"index {self.index}: it names rows of shard {', '.join(map(quote, unknown))}, of which no engine was given"
             )
 
     def _ask(self, calls: Mapping[str, Callable[[], T]], away: dict[str, str] | None) -> dict[str, T]:
@@ -199,10 +209,8 @@ class ShardedIndex:
         return done
 
 
-def _asking(
-    engine: Engine, shard: str, about: About, source: Any, table: Any, where: ColumnElement[bool], keys: list[Any]
-) -> Callable[[], dict[str, Any]]:
-    return lambda: truth.ask(engine, shard, about.homes.get(shard), source, table, about.primary_key, where, keys)
+def _asking(*what: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: truth.ask(*what)
 
 
 def _level(consistency: str, max_staleness: timedelta | float | None) -> timedelta | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, FromClause, Text, and_, cast, func, literal, select, tuple_
+from sqlalchemy import ColumnElement, Engine, FromClause, Text, and_, cast, func, literal, null, select, tuple_
 from sqlalchemy import column as new_column
 from sqlalchemy import table as new_table
 from sqlalchemy.exc import DBAPIError
@@ -15,7 +15,7 @@ from sqlalchemy.types import UserDefinedType
 from airflow_roir.definition import quote
 from airflow_roir.engine.trouble import first_line, said
 from airflow_roir.errors import NotStrict, RightMissing, RoirError, ShardUnreachable
-from airflow_roir.reading.candidates import NO_RIGHT, KeyColumn, key_text, state_of
+from airflow_roir.reading.candidates import NO_RIGHT, Home, KeyColumn, key_text, state_of
 
 # So many rows of a shard are asked for at once: their keys are parts of the statement.
 KEYS = 1000
@@ -40,7 +40,7 @@ class _Type(UserDefinedType[Any]):
 def ask(
     engine: Engine,
     shard: str,
-    home: str | None,
+    home: Home | None,
     source: Any,
     table: Any,
     primary_key: Sequence[KeyColumn],
@@ -49,8 +49,8 @@ def ask(
 ) -> dict[str, Any]:
     """The rows of these primary keys that meet the condition, by the texts of their keys, and no others.
 
-    home: the token of the shard's database; what another database says, or a standby, is no truth of it. Raises
-    ShardUnreachable, NotStrict, RightMissing.
+    home: what the shard must be: another database, a standby, or one that lost commits doesn't say the truth. None:
+    nothing is asked of it. Raises ShardUnreachable, NotStrict, RightMissing, RoirError.
     """
     found: dict[str, Any] = {}
     for start in range(0, len(keys), KEYS):
@@ -79,24 +79,32 @@ def ask(
 def _read(
     engine: Engine,
     shard: str,
-    home: str | None,
+    home: Home | None,
     source: Any,
     table: Any,
     primary_key: Sequence[KeyColumn],
     where: ColumnElement[bool],
     keys: Sequence[Key],
 ) -> dict[str, Any]:
-    here: Any = (
-        select(
-            cast(new_column("token"), Text).label("token"),
-            func.pg_catalog.pg_is_in_recovery().label("standby"),
+    here: Any
+    if home is None:
+        here = select(literal(True).label("asked")).subquery("roir_home")
+        heads: list[Any] = [null(), null(), null()]
+    else:
+        outbox = new_table("outbox", new_column("name", Text), new_column("tick"), schema="roir_shard")
+        here = (
+            select(
+                cast(new_column("token"), Text).label("token"),
+                select(outbox.c.tick).where(outbox.c.name == home.outbox).scalar_subquery().label("tick"),
+                func.pg_catalog.pg_is_in_recovery().label("standby"),
+            )
+            .select_from(new_table("home", schema="roir_shard"))
+            .subquery("roir_home")
         )
-        .select_from(new_table("home", schema="roir_shard"))
-        .subquery("roir_home")
-    )
+        heads = [here.c.token, here.c.tick, here.c.standby]
     mapped = not isinstance(source, FromClause)
     columns = [table.c[one.name] for one in primary_key]
-    wanted: list[Any] = [here.c.token, here.c.standby, columns[0].is_not(None), key_text(columns)]
+    wanted: list[Any] = [*heads, columns[0].is_not(None), key_text(columns)]
     wanted += [source] if mapped else list(table.columns)
     head = len(wanted) - (1 if mapped else len(table.columns))
     query = select(*wanted).select_from(here.outerjoin(source, and_(_is_one_of(primary_key, columns, keys), where)))
@@ -104,17 +112,29 @@ def _read(
     with Session(engine) as session:
         # Twice the same result: what tells where it is from, and the rows as SQLAlchemy's own.
         frozen = session.execute(query).unique().freeze()
-        heads = frozen().columns(*range(head)).all()
+        told = frozen().columns(*range(head)).all()
         rows = frozen().scalars(head).all() if mapped else frozen().columns(*range(head, len(wanted))).all()
         session.expunge_all()
-    for (token, standby, present, text), row in zip(heads, rows, strict=True):
-        if standby:
-            raise NotStrict(f"shard {quote(shard)}: a standby answers, which may be behind; give its primary")
-        if home is not None and token != home:
-            raise NotStrict(f"shard {quote(shard)}: another database answers than the one that was added")
+    for (token, tick, standby, present, text), row in zip(told, rows, strict=True):
+        if home is not None:
+            _check(shard, home, token, tick, standby)
         if present:
             found[text] = row
     return found
+
+
+def _check(shard: str, home: Home, token: str, tick: int | None, standby: bool) -> None:
+    why = None
+    if standby:
+        why = "a standby answers, which may be behind; its primary must be asked"
+    elif home.token is not None and token != home.token:
+        why = "another database answers than the one that was added"
+    elif tick is None:
+        why = "its capture is gone"
+    elif tick < home.tick:
+        why = "it has lost commits that the index has"
+    if why is not None:
+        raise NotStrict(f"shard {quote(shard)}: {why} (docs/troubleshooting.md#not-strict)")
 
 
 def _is_one_of(

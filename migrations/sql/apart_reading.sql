@@ -74,8 +74,8 @@ BEGIN
     RETURN (
         SELECT jsonb_build_object('generation', g.id, 'name', shown.name, 'table', i.shard_table, 'shard', i.shard_column,
                    'columns', g.entry -> 'columns', 'identity', g.entry -> 'identity',
-                   'shards', (SELECT coalesce(jsonb_object_agg(s.name, s.home), '{}') FROM roir.lane l
-                                JOIN roir.shard s ON s.id = l.shard_id WHERE l.generation_id = g.id))
+                   'shards', (SELECT coalesce(jsonb_object_agg(s.name, jsonb_build_object('home', s.home, 'outbox', l.outbox)), '{}')
+                                FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id WHERE l.generation_id = g.id))
           FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
          WHERE g.id = shown.generation);
 END $$;
@@ -118,17 +118,25 @@ BEGIN
     RETURN true;
 END $$;
 
--- True if the truth of a shard may be asked where the answer came from, an error else.
-CREATE FUNCTION roir.is_truth(shard text, home text, found text, standby boolean) RETURNS boolean
+-- How many visits of each shard are known here: one that counts less has lost commits.
+CREATE FUNCTION roir.ticks(generation bigint) RETURNS jsonb
+LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT coalesce(jsonb_object_agg(s.name, l.tick), '{}') FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+     WHERE l.generation_id = ticks.generation
+$$;
+
+-- True if what was found tells that a shard answers with its truth, an error else. ticks: those known here, and those found.
+CREATE FUNCTION roir.is_truth(shard text, home text, token text, ticks bigint, counted bigint, standby boolean) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    why text := CASE WHEN standby THEN 'a standby answers, which may be behind; its primary must be asked'
+                     WHEN token IS DISTINCT FROM home THEN 'another database answers than the one that was added'
+                     WHEN counted IS NULL THEN 'its capture is gone'
+                     WHEN counted < ticks THEN 'it has lost commits that the index has' END;
 BEGIN
-    IF standby THEN
-        RAISE EXCEPTION USING ERRCODE = '55000',
-            MESSAGE = format('shard %I: a standby answers, which may be behind; strict reads ask the primary', shard);
-    ELSIF found IS DISTINCT FROM home THEN
-        RAISE EXCEPTION USING ERRCODE = '55000',
-            MESSAGE = format('shard %I: another database answers than the one that was added', shard),
-            HINT = format('Correct the foreign server %I.', shard);
+    IF why IS NOT NULL THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = format('shard %I: %s', shard, why), HINT = 'docs/troubleshooting.md#not-strict';
     END IF;
     RETURN true;
 END $$;
@@ -168,8 +176,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                   (SELECT string_agg(format('format(''%%L::text[]'', array_agg(concat(a.n%s)))', c.number), ', ' ORDER BY c.number)
                      FROM rest c), about ->> 'shard', j.primary_key, j.intents, j.ours,
                   (SELECT string_agg(format('n%s', c.number), ', ' ORDER BY c.number) FROM rest c)),
-           format('SELECT h.token::text, pg_catalog.pg_is_in_recovery(), s.* FROM roir_shard.home h LEFT JOIN (SELECT true, %s '
-                  'FROM %s s JOIN pg_catalog.unnest(',
+           format('s.* FROM roir_shard.home h LEFT JOIN (SELECT true, %s FROM %s s JOIN pg_catalog.unnest(',
                   (SELECT string_agg(format('s.%I', c.name), ', ' ORDER BY c.position) FROM part c WHERE NOT c.is_shard),
                   about ->> 'table'),
            format(') n (%s) ON %s%s) s ON true',
@@ -197,6 +204,7 @@ DECLARE
     about jsonb := roir.apart(view);
     dblink text := (SELECT quote_ident(n.nspname) FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
                      WHERE e.extname = 'dblink');
+    ticks jsonb := roir.ticks((about ->> 'generation')::bigint);
     texts jsonb := '{}';
     one record;
     how record;
@@ -246,9 +254,14 @@ BEGIN
         END IF;
         BEGIN
             RETURN QUERY EXECUTE format(
-                'SELECT %s FROM %s.dblink($1, $2) AS d (token text, standby boolean, present boolean, %s) '
-                'WHERE CASE WHEN roir.is_truth($1, $3, d.token, d.standby) THEN d.present END', how.result, dblink, how.definition)
-                USING asked.shard, how.before || asked.keys || how.after, about #>> ARRAY['shards', asked.shard];
+                'SELECT %s FROM %s.dblink($1, $2) AS d (token text, tick bigint, standby boolean, present boolean, %s) '
+                'WHERE CASE WHEN roir.is_truth($1, $3, d.token, $4, d.tick, d.standby) THEN d.present END',
+                how.result, dblink, how.definition)
+                USING asked.shard, concat(
+                    format('SELECT h.token::text, (SELECT o.tick FROM roir_shard.outbox o WHERE o.name = %L), '
+                           'pg_catalog.pg_is_in_recovery(), ', about #>> ARRAY['shards', asked.shard, 'outbox']),
+                    how.before, asked.keys, how.after),
+                about #>> ARRAY['shards', asked.shard, 'home'], (ticks ->> asked.shard)::bigint;
         EXCEPTION WHEN connection_exception OR connection_failure OR sqlclient_unable_to_establish_sqlconnection THEN
             -- What the library says has parts of a DSN.
             RAISE sqlclient_unable_to_establish_sqlconnection USING
