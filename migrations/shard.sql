@@ -29,6 +29,8 @@ CREATE TABLE roir_shard.outbox (
     emptied bigint NOT NULL DEFAULT 0,
     -- The leaves whose rows are captured, with the transactions that linked them.
     leaves jsonb NOT NULL DEFAULT '{}',
+    -- And their bounds, by which their entries are found once they are gone.
+    bounds jsonb NOT NULL DEFAULT '{}',
     -- Of the capture's function, as it was made.
     capture text NOT NULL DEFAULT '',
     -- Who announces writes before they commit: server, client, or nobody.
@@ -54,6 +56,13 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, t.link), '{}') FROM roir_shard.partition_tree(source) t
              WHERE t.leaf);
+END $$;
+
+CREATE FUNCTION roir_shard.bounds(source oid) RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, pg_get_partition_constraintdef(t.relation)), '{}')
+              FROM roir_shard.partition_tree(source) t WHERE t.leaf);
 END $$;
 
 -- What the capture of an outbox does, as text: another text is another function.

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.shards import home, lanes, outbox
+from airflow_roir.engine.shards import home, lanes, leaves, outbox
 from airflow_roir.engine.shards import visit as visits
 from airflow_roir.engine.shards.apply import Applied, advance, apply, has_columns_of
 from airflow_roir.engine.shards.lanes import Claim, Route
@@ -114,6 +114,9 @@ class LaneShipper:
         if applied.again:
             self.began, self._after = None, 0
             return applied
+        if found.moved:
+            assert self._here is not None
+            leaves.follow(connection, self._in_shard(), self.route, self.claimed, self._here)
         advance(self.claimed, found)
         self._done = applied.done
         self._after = found.last
@@ -140,7 +143,7 @@ class LaneShipper:
             found = self.visit()
             applied = self.apply(found)
             rows += applied.rows
-            if found.ended and not applied.again:
+            if found.ended and not applied.again and not found.moved:
                 break
         self.acknowledge()
         return rows
