@@ -33,6 +33,8 @@ CREATE TABLE roir_shard.outbox (
     capture text NOT NULL DEFAULT '',
     -- Who announces writes before they commit: server, client, or nobody.
     announced_by text CHECK (announced_by IN ('server', 'client')),
+    -- Of the function that announces, as it was made.
+    announcing text,
     created_at timestamptz NOT NULL DEFAULT now()
 );
 
@@ -92,4 +94,49 @@ BEGIN
         RETURN format('the capture trigger of TRUNCATE of %s is missing or disabled', o.source::regclass);
     END IF;
     RETURN NULL;
+END $$;
+
+-- What the announcing of an outbox does, as text.
+CREATE FUNCTION roir_shard.announcing_of(outbox text) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT md5(concat_ws('|', p.prosrc, p.prosecdef, p.proconfig, p.proowner::regrole,
+                         (SELECT f.ftserver::text || f.ftoptions::text FROM pg_foreign_table f
+                           WHERE f.ftrelid = to_regclass(format('roir_shard.%I', announcing_of.outbox || '_intent')))))
+      FROM pg_proc p WHERE p.oid = to_regprocedure(format('roir_shard.%I()', outbox || '_announce'))
+$$;
+
+-- Why a writer may commit without an announcement, NULL if none can, or none has to. Asked in each visit.
+CREATE FUNCTION roir_shard.announcing_problem(outbox text) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    o record;
+BEGIN
+    SELECT * INTO o FROM roir_shard.outbox x WHERE x.name = announcing_problem.outbox;
+    IF o.announced_by IS NULL THEN
+        RETURN NULL;
+    ELSIF roir_shard.announcing_of(o.name) IS DISTINCT FROM o.announcing THEN
+        RETURN 'what announces writes was altered';
+    ELSIF NOT EXISTS (SELECT FROM pg_trigger g
+                       WHERE g.tgrelid = to_regclass(format('roir_shard.%I', o.name)) AND g.tgenabled = 'A'
+                         AND g.tgdeferrable AND g.tginitdeferred
+                         AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_announce')))
+       OR NOT EXISTS (SELECT FROM pg_trigger g
+                       WHERE g.tgrelid = o.source AND g.tgenabled = 'A' AND g.tgtype & 34 = 34
+                         AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_whole'))) THEN
+        RETURN 'a trigger that announces writes is missing or disabled';
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- What this transaction has changed and not announced yet, for outboxes that are announced by clients. A row: an intent.
+CREATE FUNCTION roir_shard.unannounced()
+RETURNS TABLE (outbox text, generation bigint, version bigint, intent text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF pg_current_xact_id_if_assigned() IS NULL THEN
+        RETURN;
+    END IF;
+    FOR outbox IN SELECT o.name FROM roir_shard.outbox o WHERE o.announced_by = 'client' ORDER BY 1 LOOP
+        RETURN QUERY EXECUTE format('SELECT %L::text, u.* FROM roir_shard.%I() u', outbox, outbox || '_own');
+    END LOOP;
 END $$;

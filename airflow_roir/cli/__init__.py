@@ -22,6 +22,7 @@ from airflow_roir.cli import (  # noqa: F401
     partitions,
     plan,
     role,
+    shard,
     spark_archive,
     spark_server,
     status,

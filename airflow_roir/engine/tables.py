@@ -206,6 +206,8 @@ lane = Table(
     _moment("fresh_at"),
     # Since when each writer there announces; strict reads need fresh_at to be later.
     _moment("strict_from"),
+    # In which history of this server; another one may have lost what was announced (`roir.server_history`).
+    Column("strict_history", Text),
     # As the last visit found the outbox.
     Column("pending", BigInteger),
     Column("pending_bytes", BigInteger),

@@ -91,6 +91,7 @@ CREATE TABLE roir.lane (
     emptied bigint NOT NULL DEFAULT '0',
     fresh_at timestamptz,
     strict_from timestamptz,
+    strict_history text,
     pending bigint,
     pending_bytes bigint,
     oldest_at timestamptz,

@@ -29,6 +29,7 @@ TOPICS = (
     "partitions",
     "view",
     "reading",
+    "announcing",
     "detach",
     "attach",
     "home",

@@ -164,7 +164,10 @@ def test_shards_are_known_to_the_index_server_and_to_airflow_by_the_same_names()
         assert index == environment_of(SERVICES["roir-init"])["ROIR_DSN"]
         given = environment_of(SERVICES["airflow-scheduler"])[f"AIRFLOW_CONN_{name.upper()}"]
         assert {key: json.loads(given)[key] for key in ("host", "port", "schema", "login")} == {
-            "host": shard, "port": 5432, "schema": "app", "login": "roir"
+            "host": shard,
+            "port": 5432,
+            "schema": "app",
+            "login": "roir",
         }
 
 
