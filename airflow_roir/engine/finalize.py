@@ -15,6 +15,7 @@ from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
+from airflow_roir.engine.shards.shard import Lane, lanes_of
 from airflow_roir.engine.shortage import persist
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
@@ -64,6 +65,7 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
             f"index {run.index} is still in {phase}; finish that first: roir resume. If it was finished already, the "
             "server has lost its last commits, by a failover to a replica or a restore"
         )
+    is_apart = bool(persist(database, run, lambda: _lanes(database, row.generation_id), report))
     if row.options.get("census"):
         census.conclude(database, run, report)
         return
@@ -76,7 +78,7 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
     if phase == Phase.FOLD:
         folded = fold.work(database, run, report)
         persist(database, run, lambda: fold.finish(database, run, folded), report)
-    if row.options.get("verify", "after") in ("after", "both"):
+    if row.options.get("verify", "after") in ("after", "both") and not is_apart:
         persist(database, run, lambda: fold.follow_partitions(database, run, report), report)
         found = compare.verify_build(database, run)
         report(f"compared with the table: {found}")
@@ -86,6 +88,11 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
                 f"table roir.discrepancy, verification {found.verification_id}. Resume to compare again, or abort"
             )
     persist(database, run, lambda: publish.publish(database, run, report), report)
+
+
+def _lanes(database: Database, generation_id: int) -> list[Lane]:
+    with database.transaction() as connection:
+        return lanes_of(connection, generation_id)
 
 
 def _read(database: Database, run: Run) -> Any:
