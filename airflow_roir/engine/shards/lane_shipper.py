@@ -15,7 +15,7 @@ from airflow_roir.definition import quote
 from airflow_roir.engine.batch_size import BatchSize
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.shards import home, intents, lanes, outbox
+from airflow_roir.engine.shards import home, intents, lanes, leaves, outbox
 from airflow_roir.engine.shards import visit as visits
 from airflow_roir.engine.shards.apply import Applied, advance, apply, has_columns_of
 from airflow_roir.engine.shards.intents import Look
@@ -152,6 +152,11 @@ class LaneShipper:
         if applied.again:
             self.began, self._after = None, 0
             return applied
+        if found.moved:
+            with self._shard_side():
+                there = self._in_shard()
+                assert self._here is not None
+                leaves.follow(connection, there, self.route, self.claimed, self._here)
         advance(self.claimed, found)
         self._done = applied.done
         self._after = found.last
@@ -189,7 +194,7 @@ class LaneShipper:
             found = self.visit()
             applied = self.apply(found)
             rows += applied.rows
-            if found.ended and not applied.again:
+            if found.ended and not applied.again and not found.moved:
                 break
         self.acknowledge()
         return rows
@@ -251,6 +256,10 @@ class LaneShipper:
         """What fails in the block fails in the shard. Whatever it is, the session there is over."""
         try:
             yield
+        except Fenced:
+            raise
         except (DBAPIError, RoirError) as error:
+            if self._index is not None and self._index.invalidated:
+                raise
             self._there = None
             raise InShard(self.route.lane.shard, error) from error
