@@ -30,6 +30,7 @@ TOPICS = (
     "view",
     "reading",
     "shard_lag",
+    "apart_reading",
     "announcing",
     "detach",
     "attach",
