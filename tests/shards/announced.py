@@ -152,7 +152,8 @@ class Scene:
         found = execute(
             connection,
             f"SELECT 'entry' AS kind, b.c2 AS shard, b.c3 AS id, b.c1 AS k, b.c4 AS v FROM {base} b "
-            f"WHERE b.c1 = %(key)s AND NOT EXISTS (SELECT FROM {named} i WHERE i.c1 = b.c1 AND i.c2 = b.c2 AND i.c3 = b.c3) "
+            "WHERE b.c1 = %(key)s "
+            f"AND NOT EXISTS (SELECT FROM {named} i WHERE i.c1 = b.c1 AND i.c2 = b.c2 AND i.c3 = b.c3) "
             f"UNION ALL SELECT DISTINCT 'intent', i.c2, i.c3, i.c1, NULL::int FROM {named} i WHERE i.c1 = %(key)s",
             {"key": key},
         ).all()
