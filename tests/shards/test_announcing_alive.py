@@ -17,10 +17,10 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.announcing import announce as announce_by_client
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.shards import announce, intents
+from airflow_roir.engine.shards import announce
 from servers import contrib as contribs
 from servers.shards import shard_servers
-from tests.shards.announced import INDEX, Scene, fresh, scene
+from tests.shards.announced import INDEX, Scene, scene
 from tests.shards.conftest import Make
 
 ROWS = 12
@@ -173,3 +173,39 @@ def test_strict_reads_beside_writers_and_a_shipper(contrib_shards: Make, by: str
     found.rest()
     assert found.intents() == []
     assert found.stored() == found.truth()
+
+
+@pytest.mark.slow
+def test_servers_that_are_killed_lose_no_announcement(pg: int) -> None:
+    with shard_servers(2, contribs.find(pg) or contribs.ensure(pg)) as made:
+        made.run(*TABLE)
+        found = scene(made, "server")
+        made.run("UPDATE t SET k = 'n' WHERE id = 1")
+        before = found.intents()
+        assert len(before) == 4
+        with closing(psycopg2.connect(made.dsns["s0"])) as writer, writer.cursor() as cursor:
+            cursor.execute("UPDATE t SET k = 'm' WHERE id = 2")
+            made.servers["index"].kill()
+            with pytest.raises(psycopg2.Error, match="roir index server"):
+                writer.commit()
+            made.servers["index"].start()
+            assert found.intents() == before
+            # The session's connection to the index server is made anew.
+            cursor.execute("UPDATE t SET k = 'm' WHERE id = 2")
+            writer.commit()
+        assert len(found.intents()) == 6
+        # A shard that is killed between both commits: what it had announced is of a transaction that aborted.
+        announce.announce(found.database, INDEX, "client")
+        with Database(made.dsns["s1"]).connect() as here, Database(made.index).connect() as there:
+            here.execute(text("UPDATE public.t SET k = 'gone' WHERE id = 3"))
+            assert announce_by_client(here, there) == 2
+            made.servers["s1"].kill()
+            made.servers["s1"].start()
+            with pytest.raises(DBAPIError):
+                here.commit()
+            here.invalidate()
+        assert len(found.intents()) == 8
+        found.rest()
+        assert found.intents() == []
+        assert found.stored() == found.truth()
+        assert not [row for row in found.stored() if row[2] == "gone"]
