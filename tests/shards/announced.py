@@ -246,6 +246,8 @@ def add_generation(connection: Connection, index_id: int, entry: Entry, status: 
         "UPDATE roir.generation SET entry = %(entry)s::jsonb WHERE id = %(id)s",
         {"id": generation_id, "entry": json.dumps(entry.as_json())},
     )
+    for ordinal in (0, 1):
+        generation.seal_segment(connection, generation_id, ordinal, entry)
     intents.create(connection, generation_id, entry)
     assert isinstance(generation_id, int)
     return generation_id
