@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import psycopg2
-import pytest
-
 from tests.shards.announced import scene
 from tests.shards.conftest import Make
 
