@@ -40,6 +40,15 @@ CREATE TABLE roir_shard.outbox (
     created_at timestamptz NOT NULL DEFAULT now()
 );
 
+-- The last batch of each range that was read for an index server. Written by the reader after its rows, and on disk
+-- before they are committed there: a shard that has lost commits has lost it, too.
+CREATE TABLE roir_shard.mark (
+    outbox text NOT NULL REFERENCES roir_shard.outbox (name) ON DELETE CASCADE,
+    piece bigint NOT NULL,
+    mark bigint NOT NULL,
+    PRIMARY KEY (outbox, piece)
+);
+
 -- As roir.standing: who owns a source is the only role that captures here, so that no code of others runs as anybody else.
 CREATE FUNCTION roir_shard.standing(source oid, others oid[], names text[], body text, OUT trusted boolean, OUT owners bigint,
                                     OUT owner text, OUT made boolean, OUT may_create boolean, OUT other text, OUT named boolean)
