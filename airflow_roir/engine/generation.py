@@ -65,6 +65,11 @@ def intent(generation_id: int) -> str:
     return f"{DATA_SCHEMA}.g{generation_id}_intent"
 
 
+def announced(generation_id: int) -> str:
+    """Of an index over shards: the view of its intents for strict readers (`shards/announced.py`)."""
+    return f"{DATA_SCHEMA}.g{generation_id}_announced"
+
+
 def names(generation_id: int) -> list[str]:
     """The relations that dropping a generation locks; segments belong to the base."""
     return [base(generation_id), delta(generation_id), source_view(generation_id)]
@@ -249,6 +254,7 @@ def drop(connection: Connection, generation_id: int) -> None:
     )
     execute(connection, "DELETE FROM roir.emptied WHERE generation_id = %(id)s", {"id": generation_id})
     forget_hashes(connection, generation_id)
+    execute(connection, f"DROP VIEW IF EXISTS {announced(generation_id)}")
     execute(connection, f"DROP TABLE IF EXISTS {intent(generation_id)}")
     execute(connection, f"DROP VIEW IF EXISTS {source_view(generation_id)}")
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")

@@ -178,7 +178,7 @@ class ShardedIndex:
         unknown = [shard for shard in named if shard not in self._shards]
         if unknown:
             raise InvalidInput(
-                f"index {self.index}: it names rows of {', '.join(map(quote, unknown))}, a shard whose engine wasn't given"
+                f"index {self.index}: give an engine of shard {', '.join(map(quote, unknown))}, too: it has such rows"
             )
 
     def _ask(self, calls: Mapping[str, Callable[[], T]], away: dict[str, str] | None) -> dict[str, T]:
