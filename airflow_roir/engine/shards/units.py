@@ -21,6 +21,9 @@ from airflow_roir.engine.shards.shard import Lane, lanes_of
 from airflow_roir.engine.verify import units
 from airflow_roir.errors import NotFound
 
+# A unit of a part costs a round trip to a shard and more: fewer rows aren't worth it.
+LEAST_OF_PARTS = 50
+
 REMOVED = "SELECT id FROM roir.lane WHERE generation_id = %(generation)s AND removed_at IS NOT NULL"
 
 
@@ -49,7 +52,7 @@ def survey(database: Database, generation_id: int, options: VerifyOptions) -> Su
             except NotFound:
                 continue
             most = units.UNITS_OF_PARTS if options.in_parts else units.MOST_UNITS
-            least = 1 if options.in_parts else limits_of(connection).unit_rows
+            least = LEAST_OF_PARTS if options.in_parts else limits_of(connection).unit_rows
             counted, cut = cut_source(connection, source, partial(_rows_per_unit, least, most))
             rows += counted
             pieces += [(lane.id, piece) for piece in cut]
