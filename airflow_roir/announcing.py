@@ -42,7 +42,9 @@ def announce(source: Connection, index: Connection) -> int:
     Raises InvalidInput if `index` is in a transaction, whose end nobody knows, or commits each statement.
     """
     if index.in_transaction():
-        raise InvalidInput("the connection to the index server is in a transaction: what it announces must be committed")
+        raise InvalidInput(
+            "the connection to the index server is in a transaction: what it announces must be committed"
+        )
     found = source.execute(UNANNOUNCED).all()
     if not found:
         return 0
@@ -71,4 +73,3 @@ def _insert(index: Connection, generation: int, intents: list[str]) -> None:
         ),
         {"rows": f"[{','.join(intents)}]"},
     )
-

@@ -347,7 +347,7 @@ class BuildOptions(WorkOptions):
         pauses at the first one.
     census: list the duplicates of a unique index that doesn't exist, then remove all that was built.
     shard_parallelism: of an index apart, workers that read one shard at the same time; None is as many as there are.
-    max_lag_s: of an index apart: it is published when each shard was shipped up to so many seconds ago.
+    max_lag_s: of an index apart, in seconds: it is published if each shard was shipped up to that long ago.
     """
 
     parallelism: int = 2

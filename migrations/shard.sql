@@ -29,6 +29,8 @@ CREATE TABLE roir_shard.outbox (
     emptied bigint NOT NULL DEFAULT 0,
     -- The leaves whose rows are captured, with the transactions that linked them.
     leaves jsonb NOT NULL DEFAULT '{}',
+    -- And their bounds, by which their entries are found once they are gone.
+    bounds jsonb NOT NULL DEFAULT '{}',
     -- Of the capture's function, as it was made.
     capture text NOT NULL DEFAULT '',
     -- Who announces writes before they commit: server, client, or nobody.
@@ -36,6 +38,15 @@ CREATE TABLE roir_shard.outbox (
     -- Of the function that announces, as it was made.
     announcing text,
     created_at timestamptz NOT NULL DEFAULT now()
+);
+
+-- The last batch of each range that was read for an index server. Written by the reader after its rows, and on disk
+-- before they are committed there: a shard that has lost commits has lost it, too.
+CREATE TABLE roir_shard.mark (
+    outbox text NOT NULL REFERENCES roir_shard.outbox (name) ON DELETE CASCADE,
+    piece bigint NOT NULL,
+    mark bigint NOT NULL,
+    PRIMARY KEY (outbox, piece)
 );
 
 -- As roir.standing: who owns a source is the only role that captures here, so that no code of others runs as anybody else.
@@ -54,6 +65,13 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, t.link), '{}') FROM roir_shard.partition_tree(source) t
              WHERE t.leaf);
+END $$;
+
+CREATE FUNCTION roir_shard.bounds(source oid) RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, pg_get_partition_constraintdef(t.relation)), '{}')
+              FROM roir_shard.partition_tree(source) t WHERE t.leaf);
 END $$;
 
 -- What the capture of an outbox does, as text: another text is another function.

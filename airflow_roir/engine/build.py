@@ -30,7 +30,8 @@ from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.one_scan import COPIED_BY_OTHERS, TOGETHER
 from airflow_roir.engine.run import Run, check_epoch, read_control
 from airflow_roir.engine.scan import Stretch, columns_of, reader_of
-from airflow_roir.engine.shards.copy_ranges import NOT_NOW, ShardAway, ShardReaders
+from airflow_roir.engine.shards.copy_ranges import NOT_NOW, ShardAway, ShardPiece, ShardReaders
+from airflow_roir.engine.shards.marks import check_marks
 from airflow_roir.engine.shards.shard import set_away
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, RoirError, SourceChanged
 from airflow_roir.operation import Phase, Verb
@@ -46,7 +47,7 @@ RANGES = Pieces(
     "roir.scan_range",
     "operation_id = %(operation)s",
     "NOT done",
-    "lower, upper, watermark, filenode, shard_id",
+    "lower, upper, watermark, filenode, shard_id, mark",
     elsewhere=f"{COPIED_BY_OTHERS} OR {NOT_NOW}",
     # Who comes back to what it held has done nothing meanwhile: one that fails and fails doesn't seem to work.
     also=""", moved_at = CASE WHEN claim_epoch = %(epoch)s AND claim_worker = %(worker)s THEN moved_at
@@ -55,7 +56,7 @@ RANGES = Pieces(
 # The watermark must stand where the batch began.
 BATCH_STOOD = "NOT p.done AND p.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb"
 BATCH_DONE = """watermark = %(watermark)s::jsonb, done = %(done)s, rows = rows + %(rows)s, batches = batches + 1,
-       seconds = seconds + %(seconds)s, moved_at = clock_timestamp()"""
+       seconds = seconds + %(seconds)s, mark = %(mark)s, moved_at = clock_timestamp()"""
 BATCH_FOUND = "roir.stamp(%(source)s) AS stamp, p.relation::oid::regclass::text AS name"
 
 # What a batch begins with: the operation as workers look at it, and how the claim stands: held; out, where the leaf was
@@ -91,7 +92,7 @@ class Claim:
     """A worker's hold on a range. token: proves that it still has it.
 
     row_bytes, rows_per_block: of the relation that it is a piece of, when that was analyzed; None if it never was.
-    shard_id: the server that it is read from; None: this one.
+    shard_id: the server that it is read from; None: this one. mark: of its last batch there.
     """
 
     id: int
@@ -101,6 +102,7 @@ class Claim:
     row_bytes: float | None = None
     rows_per_block: float | None = None
     shard_id: int | None = None
+    mark: int | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class BuildWorker:
                 return Stop("done")
             scan = ScanRange(found.lower, found.upper, found.watermark, found.filenode)
             if found.shard_id is not None:
-                return Claim(found.id, found.ordinal, found.claim_token, scan, shard_id=found.shard_id)
+                return Claim(found.id, found.ordinal, found.claim_token, scan, shard_id=found.shard_id, mark=found.mark)
             density = execute(self.connection, DENSITY, {"range": found.id}).first() or (None, None)
         return Claim(found.id, found.ordinal, found.claim_token, scan, *density)
 
@@ -227,11 +229,10 @@ class BuildWorker:
                 return stop
             self.is_limited = row.max_rows_per_second is not None or row.is_governed
             if claim.shard_id is not None and self.shards is not None:
-                stretch, rows = self.shards.copy(
-                    self.connection, claim.shard_id, row.relation, claim.scan, partial(self._limit, row)
-                )
+                piece = ShardPiece(claim.id, row.relation, claim.scan, claim.mark)
+                stretch, rows, mark = self.shards.copy(self.connection, piece, partial(self._limit, row))
             elif (found := self._copy_here(claim, row, carry)) is not None:
-                stretch, rows = found
+                (stretch, rows), mark = found, None
             else:
                 RANGES.release(self.connection, run, claim)
                 return Batch(0, 0.0, None)
@@ -244,6 +245,7 @@ class BuildWorker:
                 "rows": rows,
                 "seconds": round(seconds, 3),
                 "source": self.job.source.oid,
+                "mark": mark,
             }
             committed = RANGES.commit(
                 self.connection, run, self.worker, claim, BATCH_DONE, values, BATCH_STOOD, "%(done)s", BATCH_FOUND
@@ -259,7 +261,7 @@ class BuildWorker:
         took = time.monotonic() - begun
         self.reader.copied(claim.scan, stretch, rows)
         self._size.took(rows, took)
-        rest = None if done else replace(claim, scan=replace(claim.scan, watermark=watermark))
+        rest = None if done else replace(claim, scan=replace(claim.scan, watermark=watermark), mark=mark)
         return Batch(rows, took, rest)
 
     def _copy_here(self, claim: Claim, row: Row[Any], carry: bool) -> tuple[Stretch, int] | None:
@@ -359,7 +361,14 @@ def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLe
 
 
 def finish(database: Database, run: Run) -> None:
-    """Advance to seal, once every range is done. Raises InvariantViolated if one isn't, Fenced."""
+    """Advance to seal, once every range is done. Raises InvariantViolated if one isn't, Fenced.
+
+    Of an index over shards: SourceChanged if one has lost commits that were copied, DBAPIError if one is out of reach.
+    """
+    with database.transaction() as connection:
+        row = read_control(connection, run)
+    if row.phase == Phase.BUILD:
+        check_marks(database, run.index, row.generation_id, row.id)
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.phase != Phase.BUILD:

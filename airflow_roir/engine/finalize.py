@@ -15,6 +15,7 @@ from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
+from airflow_roir.engine.shards import shipping
 from airflow_roir.engine.shards.shard import Lane, lanes_of
 from airflow_roir.engine.shortage import persist
 from airflow_roir.engine.status import OperationStatus, operation_status
@@ -69,6 +70,8 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
     if row.options.get("census"):
         census.conclude(database, run, report)
         return
+    if is_apart:
+        persist(database, run, lambda: shipping.catch_up(database, run, report), report)
     try:
         persist(database, run, lambda: fold.switch(database, run, report), report)
     except DuplicatesFound:
@@ -88,6 +91,9 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
                 f"index {run.index}: the new generation differs from its table ({found}); not published. See the "
                 f"table roir.discrepancy, verification {found.verification_id}. Resume to compare again, or abort"
             )
+    if is_apart:
+        # A verification takes its time, and nobody else may ship.
+        persist(database, run, lambda: shipping.catch_up(database, run, report), report)
     persist(database, run, lambda: publish.publish(database, run, report), report)
 
 

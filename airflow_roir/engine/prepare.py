@@ -36,6 +36,7 @@ from airflow_roir.engine.patience import Patience, Saying
 from airflow_roir.engine.plan import Bound, Piece
 from airflow_roir.engine.rehearse import Rehearsal, check_columns
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards import intents
 from airflow_roir.engine.shards import prepare as apart
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.source import Source
@@ -236,6 +237,7 @@ def _prepare(
     changes.register(connection, source, generation_id)
     if rehearsal.survey is not None:
         apart.create_lanes(connection, generation_id, rehearsal)
+        intents.create(connection, generation_id, entry)
     ranges = [{"operation_id": operation_id, "ordinal": n, **asdict(piece)} for n, piece in pieces]
     # A partitioned table may have no partition yet.
     if ranges:

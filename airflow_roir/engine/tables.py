@@ -384,6 +384,8 @@ scan_range = Table(
     Column("filenode", BigInteger),
     # The server that the relation is in; null: this one.
     Column("shard_id", BigInteger, ForeignKey(shard.c.id)),
+    # Of the last committed batch, as the shard has it: a shard that has it no more has lost commits that were copied.
+    Column("mark", BigInteger),
     # The scan key of the last source row of the last committed batch: what was done. Resume after it.
     Column("watermark", JSONB(none_as_null=True)),
     Column("done", Boolean, nullable=False, server_default=text("false")),

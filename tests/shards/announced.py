@@ -124,7 +124,8 @@ class Scene:
         with self.made.shard(lane.shard.name).transaction() as connection:
             execute(
                 connection,
-                f"DELETE FROM {outbox.table(lane.outbox)} WHERE version = ANY (%(versions)s::bigint[])",
+                f"DELETE FROM {outbox.table(lane.outbox)} WHERE version IN (SELECT version FROM {outbox.table(lane.outbox)} "
+                "WHERE version = ANY (%(versions)s::bigint[]) FOR UPDATE SKIP LOCKED)",
                 {"versions": versions},
             )
 
@@ -166,9 +167,7 @@ class Scene:
         return found
 
     def truth(self) -> set[Found]:
-        return {
-            (name, *row) for name in self.made.names for row in self.made.ask("SELECT id, k, v FROM t", shard=name)
-        }
+        return {(name, *row) for name in self.made.names for row in self.made.ask("SELECT id, k, v FROM t", shard=name)}
 
     def stored(self) -> set[Found]:
         return set(self.made.ask(f"SELECT c2, c3, c1, c4 FROM {generation.base(self.generation_id)}"))
@@ -185,9 +184,9 @@ def index_dsn(made: Shards) -> str:
     return " ".join(f"{name}={value}" for name, value in given.items())
 
 
-def scene(made: Shards, by: str | None = None) -> Scene:
+def scene(made: Shards, by: str | None = None, key: tuple[str, ...] = ("k",)) -> Scene:
     """An index on t (k), including v, over all shards of `made`, that is published; their rows have been shipped."""
-    definition = IndexDefinition(QualifiedName("public", "t_by_k"), QualifiedName("public", "t"), ("k",), ("v",))
+    definition = IndexDefinition(QualifiedName("public", "t_by_k"), QualifiedName("public", "t"), key, ("v",))
     database = made.database
     tokens = {name: home.install(made.shard(name)) for name in made.names}
     with of_shard(made, made.names[0]).transaction() as connection:
@@ -201,8 +200,8 @@ def scene(made: Shards, by: str | None = None) -> Scene:
         index_id = execute(
             connection,
             "INSERT INTO roir.index (schema_name, name, source_oid, key_columns, included_columns, shard_table, "
-            "shard_column) VALUES ('public', 't_by_k', %(oid)s, '[\"k\"]', '[\"v\"]', 'public.t', 'shard') RETURNING id",
-            {"oid": faced.oid},
+            "shard_column) VALUES ('public', 't_by_k', %(oid)s, %(key)s::jsonb, '[\"v\"]', 'public.t', 'shard') RETURNING id",
+            {"oid": faced.oid, "key": json.dumps(list(key))},
         ).scalar_one()
         generation_id = add_generation(connection, index_id, entry)
         for shard, dsn in made.dsns.items():
@@ -217,7 +216,11 @@ def scene(made: Shards, by: str | None = None) -> Scene:
     for shard in made.names:
         for id_, k, v in made.ask("SELECT id, k, v FROM t", shard=shard):
             made.ask(
-                f"INSERT INTO {generation.base(generation_id)} (c1, c2, c3, c4) VALUES (%s, %s, %s, %s)", k, shard, id_, v
+                f"INSERT INTO {generation.base(generation_id)} (c1, c2, c3, c4) VALUES (%s, %s, %s, %s)",
+                k,
+                shard,
+                id_,
+                v,
             )
     if by is not None:
         announce.announce(database, INDEX, by)

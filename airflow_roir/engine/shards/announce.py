@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, parse_name, quote
 from airflow_roir.engine import catalog, operations, rights
-from airflow_roir.engine.capture.plpgsql import function, indent, literal
+from airflow_roir.engine.capture.plpgsql import function, literal
 from airflow_roir.engine.database import Database, bound, execute, said
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import Drain, telling_of_names
@@ -76,9 +76,7 @@ def announce(database: Database, index: str, by: str | None, report: Callable[[s
         if apart is None:
             raise InvalidInput(f"index {index} isn't apart from its source: every read of it is strict")
         generations = list(execute(connection, LIVE, {"index": row.id}).scalars())
-        lanes = [
-            lane for one in generations for lane in lanes_of(connection, one) if is_captured(connection, lane)
-        ]
+        lanes = [lane for one in generations for lane in lanes_of(connection, one) if is_captured(connection, lane)]
     if by is not None:
         for lane in lanes:
             check(lane, by, database)
@@ -105,9 +103,7 @@ def keep_on(database: Database, generation_id: int, report: Callable[[str], None
 
     So strict reads go on across its publish.
     """
-    query = (
-        "SELECT i.announced_by FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(id)s"
-    )
+    query = "SELECT i.announced_by FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(id)s"
     begun = (
         "SELECT strict_from IS NOT NULL AND strict_history IS NOT DISTINCT FROM roir.server_history() "
         "FROM roir.lane WHERE id = %(id)s"
@@ -357,15 +353,11 @@ def _try(connection: Connection, lane: Lane) -> None:
         ) from None
 
 
-def _functions(
-    lane: Lane, entry: Entry, shape: intents.Shape, by: str, source: Source
-) -> list[tuple[str, str]]:
+def _functions(lane: Lane, entry: Entry, shape: intents.Shape, by: str, source: Source) -> list[tuple[str, str]]:
     """The functions of a lane's triggers, by their names."""
     name = lane.outbox
     mark = f"{SHARD_SCHEMA}.{name}"
-    announced = (
-        _by_server(mark, lane, entry, shape) if by == SERVER else _by_client(mark, source)
-    )
+    announced = _by_server(mark, lane, entry, shape) if by == SERVER else _by_client(mark, source)
     whole = "\n".join(
         [
             "BEGIN",
@@ -391,9 +383,7 @@ def _columns(shape: intents.Shape) -> str:
 def _values(lane: Lane, entry: Entry, shape: intents.Shape, record: str) -> list[str]:
     """SQL for an intent's columns, from an outbox row: the shard's in their order, its name among them."""
     ours = iter(entry.physical(entry.identity_positions, prefix=f"{record}."))
-    return [
-        literal(lane.shard.name) if i == shape.shard else next(ours) for i in shape.entry.identity_positions
-    ]
+    return [literal(lane.shard.name) if i == shape.shard else next(ours) for i in shape.entry.identity_positions]
 
 
 def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str:
@@ -487,5 +477,3 @@ def _let_clients_ask(connection: Connection, lane: Lane) -> None:
     execute(connection, f"CREATE INDEX IF NOT EXISTS {lane.outbox}_xid ON {table} (xid)")
     execute(connection, f"GRANT USAGE ON SCHEMA {SHARD_SCHEMA} TO PUBLIC")
     execute(connection, f"GRANT EXECUTE ON FUNCTION {SHARD_SCHEMA}.unannounced() TO PUBLIC")
-
-

@@ -83,6 +83,8 @@ def apply(
         _doubt(connection, route, claim, visit, why, lost, new=held.doubtful_at is None)
         if lost:
             return Applied(None, None, doubt=why, again=True)
+    if visit.ticked and visit.tick <= held.tick:
+        raise Fenced(f"{route.name}: a later visit was applied; {claim.owner} has changed nothing")
     if visit.emptied > held.emptied:
         _empty(connection, route)
     if visit.rows:

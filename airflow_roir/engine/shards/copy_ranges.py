@@ -20,7 +20,7 @@ from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.scan import KeyReader, Stretch
-from airflow_roir.engine.shards import home, outbox, prepare
+from airflow_roir.engine.shards import home, marks, outbox, prepare
 from airflow_roir.engine.shards.copies import ReadFailed, stream
 from airflow_roir.engine.shards.shard import Lane, Shard, lanes_of, set_reached
 from airflow_roir.engine.source import Source
@@ -66,6 +66,25 @@ class ShardAway(Exception):
 
 
 @dataclass(frozen=True)
+class ShardPiece:
+    """A range of a shard: its id, what it is a piece of, where it stands, and the mark of its last committed batch."""
+
+    id: int
+    relation: int
+    scan: ScanRange
+    mark: int | None
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A batch: the query of its rows, and the mark that it will leave."""
+
+    stretch: Stretch
+    query: str
+    mark: int
+
+
+@dataclass(frozen=True)
 class _Shape:
     """What a shard's table looks like now. columns: SQL for an entry's columns, in its order."""
 
@@ -103,7 +122,7 @@ class ShardReaders:
         return None if column is None else cls(database, job, lanes, column)
 
     def count_claims(self, connection: Connection) -> None:
-        """Before a claim, where a shard has at most so many readers: two workers at once would both be the last one."""
+        """Before a claim, where a shard's readers are limited: two workers at once would both be the last one."""
         if self.job.options.get("shard_parallelism"):
             execute(connection, COUNTED, {"operation": self.job.run.operation_id})
 
@@ -138,30 +157,31 @@ class ShardReaders:
             self._side = None
 
     def copy(
-        self,
-        here: Connection,
-        shard_id: int,
-        relation: int,
-        scan: ScanRange,
-        limit: Callable[[float | None], int],
-    ) -> tuple[Stretch, int]:
-        """Copy a range's next rows into the base, in the caller's transaction on the index server; and how many.
+        self, here: Connection, piece: ShardPiece, limit: Callable[[float | None], int]
+    ) -> tuple[Stretch, int, int | None]:
+        """Copy a range's next rows into the base, in the caller's transaction on the index server.
 
-        limit: how many it may be, by a row's bytes. Raises ShardAway, SourceChanged, DBAPIError of the index server.
+        limit: how many it may be, by a row's bytes. Returns also how many it were, and the batch's mark. Raises
+        ShardAway, SourceChanged, WorkerFailed, and DBAPIError of the index server.
         """
         assert self._side is not None
         side = self._side
         try:
+            # Ends before the caller's commit: what it leaves there is on disk, and with it all that was read.
             with side.connection.begin():
                 try:
-                    found = self._cut(side, relation, scan, limit)
+                    found = self._cut(side, piece, limit)
                 except (DBAPIError, RoirError) as error:
                     raise self._failed(side.lane, error) from error
                 if isinstance(found, Stretch):
-                    return found, 0
-                stretch, query = found
+                    return found, 0, piece.mark
                 base = f"{physical.base(self.job.generation_id)} ({', '.join(self.job.entry.physical())})"
-                return stretch, stream(side.connection, query, stretch.values, here, base)
+                rows = stream(side.connection, found.query, found.stretch.values, here, base)
+                try:
+                    marks.leave(side.connection, side.lane.outbox, piece.id, found.mark)
+                except DBAPIError as error:
+                    raise self._failed(side.lane, error) from error
+                return found.stretch, rows, found.mark
         except ReadFailed as failed:
             raise self._failed(side.lane, failed.error) from failed
         except BaseException:
@@ -169,13 +189,12 @@ class ShardReaders:
             self.close()
             raise
 
-    def _cut(
-        self, side: _Side, relation: int, scan: ScanRange, limit: Callable[[float | None], int]
-    ) -> tuple[Stretch, str] | Stretch:
-        """The next batch and the query of its rows, under a lock that keeps the relation; or that none is left."""
+    def _cut(self, side: _Side, piece: ShardPiece, limit: Callable[[float | None], int]) -> _Cut | Stretch:
+        """The next batch, under a lock that keeps the relation; or that the range has ended."""
+        relation = piece.relation
         name = self._begin(side, relation)
         if name is None:
-            return self._gone(side, relation, scan)
+            return self._gone(side, relation, piece.scan)
         lock_table(side.connection, name, relation, "ACCESS SHARE", only=True)
         values = {"outbox": side.lane.outbox, "source": side.lane.source_oid, "relation": relation}
         row = execute(side.connection, STANDING, values).one()
@@ -187,12 +206,16 @@ class ShardReaders:
                 "missing. Abort the operation and start again"
             )
         if not row.is_leaf:
-            return self._gone(side, relation, scan)
+            return self._gone(side, relation, piece.scan)
+        mark = marks.of(side.connection, side.lane.outbox, piece.id)
+        if mark < (piece.mark or 0):
+            raise marks.lost(self.job.run.index, side.lane.shard)
         shape = self._shape(side, relation, str(row.shape))
-        stretch = shape.reader.next(name, scan, limit(row.row_bytes))
+        stretch = shape.reader.next(name, piece.scan, limit(row.row_bytes))
         if stretch.settings:
             execute(side.connection, stretch.settings)
-        return stretch, f"SELECT {', '.join(shape.columns)} FROM ONLY {name} WHERE {stretch.where}"
+        query = f"SELECT {', '.join(shape.columns)} FROM ONLY {name} WHERE {stretch.where}"
+        return _Cut(stretch, query, mark + 1)
 
     def _begin(self, side: _Side, relation: int) -> str | None:
         """The settings that a batch is read with, and the relation's name as it is now."""

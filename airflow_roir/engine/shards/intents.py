@@ -17,6 +17,7 @@ from airflow_roir.definition import quote
 from airflow_roir.engine import rights
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, EntryColumn
+from airflow_roir.engine.shards import announced
 from airflow_roir.engine.shards.shard import Lane
 from airflow_roir.engine.tables import DATA_SCHEMA
 
@@ -82,7 +83,7 @@ def table(generation_id: int) -> str:
 
 
 def create(connection: Connection, generation_id: int, entry: Entry) -> None:
-    """Make the table of a generation's intents. entry: the index server's, with the shard's column.
+    """Make the table of a generation's intents, and the view by which readers see them. entry: the index server's, with the shard's column.
 
     put: whether there is such a row after the transaction, where that is known. Rights to write into that of an
     earlier generation are given for this one, too.
@@ -102,10 +103,12 @@ def create(connection: Connection, generation_id: int, entry: Entry) -> None:
     rights.take_back(connection, [name])
     for role in execute(connection, WRITERS, {"id": generation_id}).scalars().all():
         execute(connection, f"GRANT INSERT ON {name} TO {role}")
+    announced.create(connection, generation_id, entry)
 
 
 def drop(connection: Connection, generation_id: int) -> None:
     """Drop it, where there is one."""
+    announced.drop(connection, generation_id)
     execute(connection, f"DROP TABLE IF EXISTS {table(generation_id)}")
 
 

@@ -28,9 +28,9 @@ from airflow_roir.errors import SourceChanged
 BY_INDEX = " SET enable_seqscan = off"
 REMEMBERED = f"SELECT entry FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
 WRITTEN = f"""
-INSERT INTO {SHARD_SCHEMA}.outbox (name, server, index_name, source, entry, leaves, capture)
+INSERT INTO {SHARD_SCHEMA}.outbox (name, server, index_name, source, entry, leaves, bounds, capture)
 VALUES (%(name)s, %(server)s, %(index)s, %(source)s, %(entry)s::jsonb, {SHARD_SCHEMA}.leaves(%(source)s),
-        {SHARD_SCHEMA}.capture_of(%(name)s))
+        {SHARD_SCHEMA}.bounds(%(source)s), {SHARD_SCHEMA}.capture_of(%(name)s))
 """
 RELATION = (
     "SELECT c.oid::bigint FROM pg_class c WHERE c.oid = (SELECT source FROM {schema}.outbox WHERE name = %(name)s)"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.shards import outbox
 from airflow_roir.engine.shards.lanes import Claim, Route
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA
@@ -28,11 +28,12 @@ SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off;
 SET lock_timeout = {LOCK_MS}
 """
 # The row of the outbox first: a visit of somebody else waits for it, and finds its rows gone and this step.
-# The table even before that, as a TRUNCATE does.
+# The table even before that, as a TRUNCATE does. A row that a writer touches now is left: it is shipped again anyway.
 ACKNOWLEDGE = """
 LOCK TABLE {view} IN ACCESS SHARE MODE;
 UPDATE {schema}.outbox SET step = greatest(step, %(step)s) WHERE name = %(name)s AND tick = %(mine)s;
-DELETE FROM {table} t WHERE t.version = ANY (%(acked)s::bigint[])
+DELETE FROM {table} t WHERE t.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM {table} x WHERE x.version = ANY (%(acked)s::bigint[]) FOR UPDATE SKIP LOCKED))
    AND EXISTS (SELECT FROM {schema}.outbox o WHERE o.name = %(name)s AND o.tick = %(mine)s);
 """
 VISIT = """
@@ -137,12 +138,14 @@ def visit(
     after: int,
     limit: int,
     named: Sequence[Sequence[str | None]] = (),
+    texts: bool = False,
     done: Acknowledged | None = None,
 ) -> Visit | None:
     """Look at up to `limit` rows of versions greater than `after`, and at the named entries.
 
     connection: in the shard, in autocommit. here: the entry as the outbox has it. named: identities as text, in the
-    shard's order. done: to be acknowledged with the same message. None if the outbox is gone.
+    shard's order; texts: give those of all that was looked at. done: to be acknowledged with the same message. None if
+    the outbox is gone.
     """
     name, tick = route.lane.outbox, claim.next_tick()
     values: dict[str, object] = {
@@ -154,7 +157,7 @@ def visit(
         "after": after,
         "limit": limit,
         "names": len(named),
-        "texts": route.announced,
+        "texts": texts,
     }
     for i in here.identity_positions:
         values[f"n{i}"] = [one[i] for one in named]
@@ -184,7 +187,7 @@ def visit(
         versions=versions,
         there=tuple(row.entry for row in looked if row.is_there),
         gone=tuple(row.entry for row in looked if not row.is_there),
-        identities=tuple(tuple(row.identity) for row in looked) if route.announced else (),
+        identities=tuple(tuple(row.identity) for row in looked) if texts else (),
         last=versions[-1] if versions else after,
         ended=fits and len(versions) < limit and len(looked) == sum(row.entry is not None for row in rows),
         fits=fits,
@@ -216,8 +219,16 @@ def _visiting(route: Route, here: Entry) -> str:
         same=here.equal("v.", "a."),
         there=", ".join(there),
         gone=", ".join(gone),
-        identity=", ".join(f"a.{column}::text" for column in columns),
+        identity=", ".join(_text(here, i) for i in identity),
     )
+
+
+def _text(here: Entry, position: int) -> str:
+    """SQL: the lossless text of a column: somebody may have made a cast to text that loses something."""
+    name = f"a.c{position + 1}"
+    if "." not in here.columns[position].cast:
+        return f"{name}::text"
+    return f"CASE WHEN {is_null(name)} THEN NULL ELSE concat({name}) END"
 
 
 def _typed(here: Entry, position: int) -> str:
