@@ -109,6 +109,13 @@ def index_notes(one: IndexFacts) -> Iterator[str]:
         yield "a rebuild would win nothing that is worth it"
     if one.bloat is not None and one.bloat.note:
         yield f"bloat: {printable(one.bloat.note)}"
+    for shard in one.shards:
+        if shard.generation == "active":
+            yield printable(str(shard))
+        if shard.problem is not None:
+            yield f"problem: shard {printable(shard.shard)}: {printable(shard.problem)}"
+        if shard.doubt is not None:
+            yield f"in doubt: {printable(shard.doubt)}: roir verify {name} --repair"
     for line in one.warnings:
         yield f"warning: {printable(line)}"
 
