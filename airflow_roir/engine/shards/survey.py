@@ -78,6 +78,11 @@ def check_options(definition: IndexDefinition, options: BuildOptions) -> None:
     """Raise InvalidInput for what isn't possible over shards."""
     if options.scan not in (AUTO, SOURCE, Scan.KEY.value):
         raise InvalidInput(f"index {definition.name}: scan is {options.scan}, but shards are read by key; leave it out")
+    if definition.unique:
+        raise InvalidInput(
+            f"index {definition.name}: no shard can refuse a key that another one has, so that an index over shards "
+            "isn't unique; leave unique out"
+        )
 
 
 def look(
@@ -119,7 +124,7 @@ def survey(
     for one, database, source in found:
 
         def cut(connection: Connection, source: Source = source) -> Plan:
-            return make_plan(connection, source, replace(definition, unique=False, nulls_not_distinct=False), share)
+            return make_plan(connection, source, definition, share)
 
         readers = Attempts(database, source.sql, source.relations, options.lock_timeout_ms, 5.0, EXCLUSIVE)
         planned.append(ShardPlan(one, source, readers.run(cut, report)))
