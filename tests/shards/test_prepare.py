@@ -129,7 +129,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no such column": ({"keys": "nothing"}, {}, "no column"),
     "a column that is called as the shard's": ({"shard_column": "v"}, {}, "--shard-column"),
     "blocks": ({}, {"scan": "block"}, "shards are read by key"),
-    "unique": ({"unique": True}, {}, "isn't unique"),
     "no table": ({"table": "nothing"}, {}, "doesn't exist"),
     "types that differ": ({"table": "u"}, {}, "all shards must have the indexed columns alike"),
     "other primary keys": ({"table": "w"}, {}, "all shards must have the table alike"),

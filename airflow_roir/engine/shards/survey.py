@@ -78,11 +78,6 @@ def check_options(definition: IndexDefinition, options: BuildOptions) -> None:
     """Raise InvalidInput for what isn't possible over shards."""
     if options.scan not in (AUTO, SOURCE, Scan.KEY.value):
         raise InvalidInput(f"index {definition.name}: scan is {options.scan}, but shards are read by key; leave it out")
-    if definition.unique:
-        raise InvalidInput(
-            f"index {definition.name}: no shard can refuse a key that another one has, so that an index over shards "
-            "isn't unique; leave unique out"
-        )
 
 
 def look(
