@@ -151,12 +151,21 @@ def parse_columns(text: str | Sequence[str] | None, what: str = "columns") -> tu
     return tuple(names)
 
 
+def parse_shards(text: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Read a comma-separated list of shards' names, as they were added. None and '' give ()."""
+    names = text.split(",") if isinstance(text, str) else text or ()
+    return tuple(name.strip() for name in names if name.strip())
+
+
 @dataclass(frozen=True)
 class IndexDefinition:
     """A named index: its source, key columns in order, and included columns (docs/architecture.md#words).
 
     unique: no two rows of the source may have the same key, over all its partitions. nulls_not_distinct: nor the same
     NULLs (docs/architecture.md#uniqueness). In a rebuild both may be left out: the index knows them itself.
+
+    shards: the servers that have the table, of an index apart from it (docs/architecture.md#apart); a rebuild keeps
+    those that it has, unless it names others. shard_column: the view's column that tells the shard; None is `shard`.
 
     `source` and `key` are empty for the rebuild of an index that exists: it knows them itself.
     """
@@ -167,8 +176,17 @@ class IndexDefinition:
     include: tuple[str, ...] = ()
     unique: bool = False
     nulls_not_distinct: bool = False
+    shards: tuple[str, ...] = ()
+    shard_column: str | None = None
 
     def __post_init__(self) -> None:
+        repeated = sorted({shard for shard in self.shards if self.shards.count(shard) > 1})
+        if repeated:
+            raise InvalidInput(f"index {self.name}: shard {quote(repeated[0])} is repeated; name it only once")
+        if self.shard_column is not None and not self.shards:
+            raise InvalidInput(
+                f"index {self.name}: shard_column names the column that tells the shard: give shards, too"
+            )
         for name in ("unique", "nulls_not_distinct"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidInput(f"index {self.name}: {name} is {value!r}; it must be true or false")
@@ -207,6 +225,8 @@ class IndexDefinition:
         include: str | Sequence[str] | None = None,
         unique: bool = False,
         nulls_not_distinct: bool = False,
+        shards: str | Sequence[str] | None = None,
+        shard_column: str | None = None,
     ) -> IndexDefinition:
         """Read a definition from SQL identifiers as a user types them. Raises InvalidInput."""
         return cls(
@@ -216,6 +236,8 @@ class IndexDefinition:
             include=parse_columns(include, "included columns"),
             unique=unique,
             nulls_not_distinct=nulls_not_distinct,
+            shards=parse_shards(shards),
+            shard_column=parse_name(shard_column, "shard column").name if shard_column else None,
         )
 
 
@@ -324,6 +346,8 @@ class BuildOptions(WorkOptions):
     on_duplicate: of a unique index. `pause` builds on, lists all duplicates, and pauses before the switch. `stop`
         pauses at the first one.
     census: list the duplicates of a unique index that doesn't exist, then remove all that was built.
+    shard_parallelism: of an index apart, workers that read one shard at the same time; None is as many as there are.
+    max_lag_s: of an index apart, in seconds: it is published if each shard was shipped up to that long ago.
     """
 
     parallelism: int = 2
@@ -342,9 +366,14 @@ class BuildOptions(WorkOptions):
     verify: str = "after"
     on_duplicate: str = "pause"
     census: bool = False
+    shard_parallelism: int | None = None
+    max_lag_s: int = 60
 
     def __post_init__(self) -> None:
         _in_range("parallelism", self.parallelism, 1, MAX_PARALLELISM)
+        if self.shard_parallelism is not None:
+            _in_range("shard_parallelism", self.shard_parallelism, 1, MAX_PARALLELISM)
+        _in_range("max_lag_s", self.max_lag_s, 1, 365 * 86_400)
         _in_range("batch_rows", self.batch_rows, 1, MAX_BATCH_ROWS)
         _in_range("batch_ms", self.batch_ms, 1, 600_000)
         _in_range("lock_timeout_ms", self.lock_timeout_ms, 1, 60_000)

@@ -123,6 +123,22 @@ class VerificationFailed(RoirError):
     """The new generation differs from its source. Nothing was published; the operation is paused."""
 
 
+class StaleAnswer(RoirError):
+    """An index apart may lack what was committed longer ago than the read allows; the message names the shard. Retry."""
+
+
+class NotStrict(RoirError):
+    """An index apart can't be read strictly as things are; the message says why, and what to do."""
+
+
+class ShardUnreachable(RoirError):
+    """A shard can't be asked; the message names it. `shard` is its name."""
+
+    def __init__(self, message: str, shard: str) -> None:
+        super().__init__(message)
+        self.shard = shard
+
+
 class JavaMissing(RoirError):
     """The machine that runs Spark's driver has no Java that Spark can run on. Nothing was changed."""
 

@@ -29,7 +29,9 @@ def main() -> None:
     rows = spark.read.jdbc(
         job["url"], job["source"], predicates=job["predicates"], properties=properties | {"fetchsize": ROWS_AT_ONCE}
     )
-    rows.write.jdbc(job["url"], job["target"], "append", properties | {"batchsize": ROWS_AT_ONCE})
+    rows.write.jdbc(
+        job.get("target_url", job["url"]), job["target"], "append", properties | {"batchsize": ROWS_AT_ONCE}
+    )
     print(json.dumps({"ready_at": ready_at, "copy": time.perf_counter() - begun}), flush=True)
     spark.stop()
 

@@ -31,12 +31,11 @@ SHOWN = (
 class BenchServer(Server):
     """A server on the loopback interface, which JDBC and pg_repack need, that may lose its power: fsync is on."""
 
-    def __init__(self, folder: Path, version: int, shared_buffers: str) -> None:
+    def __init__(self, folder: Path, version: int, shared_buffers: str, settings: str = "") -> None:
         self.programs = programs(version)
-        super().__init__(folder, version)
-        with (self._data / "postgresql.conf").open("a") as settings:
-            # Checkpoints come between the sides that are timed, not whenever 1 GB of WAL is full.
-            settings.write(f"\nfsync = on\nshared_buffers = {shared_buffers}\nmax_wal_size = 8GB\n")
+        # Checkpoints come between the sides that are timed, not whenever 1 GB of WAL is full.
+        settings = f"fsync = on\nshared_buffers = {shared_buffers}\nmax_wal_size = 8GB\n{settings}"
+        super().__init__(folder, version, settings=settings)
 
 
 @contextmanager

@@ -27,9 +27,134 @@ CREATE TABLE roir_shard.outbox (
     step bigint NOT NULL DEFAULT 0,
     -- The version of the last TRUNCATE.
     emptied bigint NOT NULL DEFAULT 0,
-    -- The leaves whose rows were captured, with the transactions that linked them.
-    leaves jsonb,
+    -- The leaves whose rows are captured, with the transactions that linked them.
+    leaves jsonb NOT NULL DEFAULT '{}',
+    -- And their bounds, by which their entries are found once they are gone.
+    bounds jsonb NOT NULL DEFAULT '{}',
+    -- Of the capture's function, as it was made.
+    capture text NOT NULL DEFAULT '',
     -- Who announces writes before they commit: server, client, or nobody.
     announced_by text CHECK (announced_by IN ('server', 'client')),
+    -- Of the function that announces, as it was made.
+    announcing text,
     created_at timestamptz NOT NULL DEFAULT now()
 );
+
+-- The last batch of each range that was read for an index server. Written by the reader after its rows, and on disk
+-- before they are committed there: a shard that has lost commits has lost it, too.
+CREATE TABLE roir_shard.mark (
+    outbox text NOT NULL REFERENCES roir_shard.outbox (name) ON DELETE CASCADE,
+    piece bigint NOT NULL,
+    mark bigint NOT NULL,
+    PRIMARY KEY (outbox, piece)
+);
+
+-- As roir.standing: who owns a source is the only role that captures here, so that no code of others runs as anybody else.
+CREATE FUNCTION roir_shard.standing(source oid, others oid[], names text[], body text, OUT trusted boolean, OUT owners bigint,
+                                    OUT owner text, OUT made boolean, OUT may_create boolean, OUT other text, OUT named boolean)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT min(pg_get_userbyid(c.relowner)) = session_user AND count(DISTINCT c.relowner) = 1, count(DISTINCT c.relowner),
+           min(pg_get_userbyid(c.relowner)), false, false,
+           min(c.oid::regclass::text) FILTER (WHERE pg_get_userbyid(c.relowner) <> session_user), true
+      FROM pg_class c WHERE c.oid = ANY (source || others)
+$$;
+
+-- The leaves of a source, with the transactions that linked them.
+CREATE FUNCTION roir_shard.leaves(source oid) RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, t.link), '{}') FROM roir_shard.partition_tree(source) t
+             WHERE t.leaf);
+END $$;
+
+CREATE FUNCTION roir_shard.bounds(source oid) RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, pg_get_partition_constraintdef(t.relation)), '{}')
+              FROM roir_shard.partition_tree(source) t WHERE t.leaf);
+END $$;
+
+-- What the capture of an outbox does, as text: another text is another function.
+CREATE FUNCTION roir_shard.capture_of(outbox text) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT md5(concat_ws('|', p.prosrc, p.prosecdef, p.proconfig, p.proowner::regrole))
+      FROM pg_proc p WHERE p.oid = to_regprocedure(format('roir_shard.%I()', outbox || '_touch'))
+$$;
+
+-- Why what is written to a source may not be in an outbox, NULL if all is well. Asked in each visit.
+CREATE FUNCTION roir_shard.capture_problem(outbox text) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    o record;
+    relation oid;
+BEGIN
+    SELECT * INTO o FROM roir_shard.outbox x WHERE x.name = capture_problem.outbox;
+    IF o.name IS NULL THEN
+        RETURN 'its outbox is gone';
+    ELSIF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = o.source) THEN
+        RETURN 'its table was dropped';
+    ELSIF roir_shard.capture_of(o.name) IS DISTINCT FROM o.capture THEN
+        RETURN 'the function of its capture was altered';
+    END IF;
+    SELECT t.oid INTO relation
+      FROM (SELECT o.source AS oid UNION ALL SELECT p.relation FROM roir_shard.partition_tree(o.source) p WHERE p.leaf) t
+     WHERE NOT EXISTS (SELECT FROM pg_trigger g
+                        WHERE g.tgrelid = t.oid AND g.tgenabled = 'A' AND g.tgtype & 1 <> 0
+                          AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_touch')))
+     LIMIT 1;
+    IF FOUND THEN
+        RETURN format('the capture trigger of %s is missing or disabled', relation::regclass);
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_trigger g
+                    WHERE g.tgrelid = o.source AND g.tgenabled = 'A' AND g.tgtype & 32 <> 0
+                      AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_emptied')))
+       AND NOT EXISTS (SELECT FROM pg_partitioned_table p WHERE p.partrelid = o.source) THEN
+        RETURN format('the capture trigger of TRUNCATE of %s is missing or disabled', o.source::regclass);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- What the announcing of an outbox does, as text.
+CREATE FUNCTION roir_shard.announcing_of(outbox text) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT md5(concat_ws('|', p.prosrc, p.prosecdef, p.proconfig, p.proowner::regrole,
+                         (SELECT f.ftserver::text || f.ftoptions::text FROM pg_foreign_table f
+                           WHERE f.ftrelid = to_regclass(format('roir_shard.%I', announcing_of.outbox || '_intent')))))
+      FROM pg_proc p WHERE p.oid = to_regprocedure(format('roir_shard.%I()', outbox || '_announce'))
+$$;
+
+-- Why a writer may commit without an announcement, NULL if none can, or none has to. Asked in each visit.
+CREATE FUNCTION roir_shard.announcing_problem(outbox text) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    o record;
+BEGIN
+    SELECT * INTO o FROM roir_shard.outbox x WHERE x.name = announcing_problem.outbox;
+    IF o.announced_by IS NULL THEN
+        RETURN NULL;
+    ELSIF roir_shard.announcing_of(o.name) IS DISTINCT FROM o.announcing THEN
+        RETURN 'what announces writes was altered';
+    ELSIF NOT EXISTS (SELECT FROM pg_trigger g
+                       WHERE g.tgrelid = to_regclass(format('roir_shard.%I', o.name)) AND g.tgenabled = 'A'
+                         AND g.tgdeferrable AND g.tginitdeferred
+                         AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_announce')))
+       OR NOT EXISTS (SELECT FROM pg_trigger g
+                       WHERE g.tgrelid = o.source AND g.tgenabled = 'A' AND g.tgtype & 34 = 34
+                         AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_whole'))) THEN
+        RETURN 'a trigger that announces writes is missing or disabled';
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- What this transaction has changed and not announced yet, for outboxes that are announced by clients. A row: an intent.
+CREATE FUNCTION roir_shard.unannounced()
+RETURNS TABLE (outbox text, generation bigint, version bigint, intent text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF pg_current_xact_id_if_assigned() IS NULL THEN
+        RETURN;
+    END IF;
+    FOR outbox IN SELECT o.name FROM roir_shard.outbox o WHERE o.announced_by = 'client' ORDER BY 1 LOOP
+        RETURN QUERY EXECUTE format('SELECT %L::text, u.* FROM roir_shard.%I() u', outbox, outbox || '_own');
+    END LOOP;
+END $$;

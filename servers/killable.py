@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psycopg2
 
+from servers.postgres import programs
+
 with warnings.catch_warnings():
     # It warns of a missing XDG_RUNTIME_DIR, which it then does without.
     warnings.simplefilter("ignore")
@@ -21,10 +23,11 @@ with warnings.catch_warnings():
 class Server:
     """A server of our own on the loopback interface (or `address`). Its data survive every kill.
 
-    log_file: what the server says.
+    log_file: what the server says. settings: more lines for postgresql.conf.
     """
 
-    def __init__(self, folder: Path, version: int = 18, address: str = "127.0.0.1") -> None:
+    def __init__(self, folder: Path, version: int = 18, address: str = "127.0.0.1", settings: str = "") -> None:
+        programs(version)
         # The server runs as a user of its own where we are root.
         folder.chmod(0o755)
         with warnings.catch_warnings():
@@ -37,11 +40,11 @@ class Server:
         with socket.socket() as free:
             free.bind((address, 0))
             self.port: int = free.getsockname()[1]
-        with (self._data / "postgresql.conf").open("a") as settings:
-            settings.write(
+        with (self._data / "postgresql.conf").open("a") as configuration:
+            configuration.write(
                 f"\nlisten_addresses = '{address}'\nport = {self.port}\nunix_socket_directories = ''\n"
                 # The machine doesn't lose its power here, only the server its processes.
-                "fsync = off\nmax_connections = 60\nshared_buffers = 128MB\n"
+                f"fsync = off\nmax_connections = 60\nshared_buffers = 128MB\n{settings}\n"
             )
         if address != "127.0.0.1":
             with (self._data / "pg_hba.conf").open("a") as rules:

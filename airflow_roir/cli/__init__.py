@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 # Each module adds its commands to the application, in the order of the help text.
 from airflow_roir.cli import (  # noqa: F401
+    announce,
     build,
     change,
     dags,
@@ -22,6 +23,7 @@ from airflow_roir.cli import (  # noqa: F401
     partitions,
     plan,
     role,
+    shard,
     spark_archive,
     spark_server,
     status,

@@ -104,6 +104,20 @@ Census = Annotated[
 Verify = Annotated[
     str, typer.Option(help="Compare index and table: after the build, before a rebuild, both, none.", show_default=True)
 ]
+Shards = Annotated[
+    str | None,
+    typer.Option(help="The shards that have the table, comma-separated: an index apart from its source."),
+]
+ShardColumn = Annotated[
+    str | None, typer.Option("--shard-column", help="The view's column that tells the shard; by default shard.")
+]
+ShardParallelism = Annotated[
+    int | None, typer.Option("--shard-parallelism", help="The most workers that read one shard at the same time.")
+]
+MaxLag = Annotated[
+    str | None,
+    typer.Option("--max-lag", help="Publish once each shard was shipped up to so long ago; by default 60s."),
+]
 RevertWindow = Annotated[
     int, typer.Option("--revert-window", help="Seconds for which a replaced generation is kept and maintained.")
 ]

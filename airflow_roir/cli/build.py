@@ -25,6 +25,7 @@ from airflow_roir.cli.app import (
     Keys,
     Master,
     MaxDuration,
+    MaxLag,
     MaxRows,
     NullsNotDistinct,
     OnDuplicate,
@@ -34,6 +35,9 @@ from airflow_roir.cli.app import (
     RevertWindow,
     Scan,
     Segments,
+    ShardColumn,
+    ShardParallelism,
+    Shards,
     TableName,
     TakeOver,
     Throttle,
@@ -49,6 +53,8 @@ from airflow_roir.cli.app import (
     work_options,
 )
 from airflow_roir.definition import SOURCE, VERIFY_BEFORE, BuildOptions, IndexDefinition, VerifyOptions, parse_beside
+from airflow_roir.errors import InvalidInput
+from airflow_roir.span import seconds
 from airflow_roir.windows import parse_windows
 
 
@@ -92,6 +98,10 @@ def build(
     max_rows_per_second: MaxRows = None,
     scan: Scan = BuildOptions.scan,
     covering: Covering = "auto",
+    shards: Shards = None,
+    shard_column: ShardColumn = None,
+    shard_parallelism: ShardParallelism = None,
+    max_lag: MaxLag = None,
     revert_window: RevertWindow = BuildOptions.revert_window_s,
     ignore_row_security: IgnoreRowSecurity = False,
     ignore_publications: IgnorePublications = False,
@@ -116,7 +126,7 @@ def build(
     work = work_options(throttle, windows, max_duration, priority, warn_after, abort_after)
     index = indexes[0]
     definitions = [
-        IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct),
+        IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct, shards, shard_column),
         *(parse_beside(one, table) for one in beside or ()),
         *map(IndexDefinition.parse, indexes[1:]),
     ]
@@ -137,8 +147,12 @@ def build(
         verify=verify,
         on_duplicate=on_duplicate,
         census=census,
+        shard_parallelism=shard_parallelism,
+        max_lag_s=seconds("--max-lag", max_lag),
         **work,
     )
+    if len(definitions) > 1 and shards:
+        raise InvalidInput("an index over shards is built alone: give one index, without --with")
     if len(definitions) > 1:
         from airflow_roir.cli.together import build_together
 

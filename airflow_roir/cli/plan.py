@@ -22,6 +22,8 @@ from airflow_roir.cli.app import (
     Ranges,
     Scan,
     Segments,
+    ShardColumn,
+    Shards,
     TableName,
     Unique,
     app,
@@ -55,6 +57,8 @@ def plan(
     nulls_not_distinct: NullsNotDistinct = False,
     on_duplicate: OnDuplicate = BuildOptions.on_duplicate,
     census: Census = False,
+    shards: Shards = None,
+    shard_column: ShardColumn = None,
     parallelism: Parallelism = None,
     ranges: Ranges = None,
     segments: Segments = None,
@@ -89,7 +93,7 @@ def plan(
         max_rows_per_second=max_rows_per_second,
     )
     database = database_of(context)
-    definition = IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct)
+    definition = IndexDefinition.parse(index, table, keys, include, unique, nulls_not_distinct, shards, shard_column)
     against = objections.find(database, definition, options)
     if against:
         if as_json:

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, func, select
 from airflow_roir.engine import operations, remove_generations, tables
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.history import in_one_history
+from airflow_roir.engine.shards import remove as shards
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.generation_state import GenerationStatus
@@ -80,6 +81,8 @@ def finish_abort(
             remove_generations.forget_index(connection, row.index_id)
 
     remove_generations.release_source(database, row.index_id, conclude, report, patience_s)
+    for line in shards.release(database, row.index_id, patience_s, report):
+        report(f"{line}; the next clean-up tries again")
 
 
 def _conclude(connection: Connection, row: operations.OperationRow, actor: str) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -28,6 +30,9 @@ from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.one_scan import COPIED_BY_OTHERS, TOGETHER
 from airflow_roir.engine.run import Run, check_epoch, read_control
 from airflow_roir.engine.scan import Stretch, columns_of, reader_of
+from airflow_roir.engine.shards.copy_ranges import NOT_NOW, ShardAway, ShardPiece, ShardReaders
+from airflow_roir.engine.shards.marks import check_marks
+from airflow_roir.engine.shards.shard import set_away
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, RoirError, SourceChanged
 from airflow_roir.operation import Phase, Verb
 from airflow_roir.scan_range import ScanRange
@@ -42,8 +47,8 @@ RANGES = Pieces(
     "roir.scan_range",
     "operation_id = %(operation)s",
     "NOT done",
-    "lower, upper, watermark, filenode",
-    elsewhere=COPIED_BY_OTHERS,
+    "lower, upper, watermark, filenode, shard_id, mark",
+    elsewhere=f"{COPIED_BY_OTHERS} OR {NOT_NOW}",
     # Who comes back to what it held has done nothing meanwhile: one that fails and fails doesn't seem to work.
     also=""", moved_at = CASE WHEN claim_epoch = %(epoch)s AND claim_worker = %(worker)s THEN moved_at
                               ELSE clock_timestamp() END""",
@@ -51,7 +56,7 @@ RANGES = Pieces(
 # The watermark must stand where the batch began.
 BATCH_STOOD = "NOT p.done AND p.watermark IS NOT DISTINCT FROM %(old_watermark)s::jsonb"
 BATCH_DONE = """watermark = %(watermark)s::jsonb, done = %(done)s, rows = rows + %(rows)s, batches = batches + 1,
-       seconds = seconds + %(seconds)s, moved_at = clock_timestamp()"""
+       seconds = seconds + %(seconds)s, mark = %(mark)s, moved_at = clock_timestamp()"""
 BATCH_FOUND = "roir.stamp(%(source)s) AS stamp, p.relation::oid::regclass::text AS name"
 
 # What a batch begins with: the operation as workers look at it, and how the claim stands: held; out, where the leaf was
@@ -87,6 +92,7 @@ class Claim:
     """A worker's hold on a range. token: proves that it still has it.
 
     row_bytes, rows_per_block: of the relation that it is a piece of, when that was analyzed; None if it never was.
+    shard_id: the server that it is read from; None: this one. mark: of its last batch there.
     """
 
     id: int
@@ -95,6 +101,8 @@ class Claim:
     scan: ScanRange
     row_bytes: float | None = None
     rows_per_block: float | None = None
+    shard_id: int | None = None
+    mark: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,9 +129,10 @@ class RangeMetrics:
 class BuildWorker:
     """One of an operation's parallel workers. worker: its number, from 0; those at or above the parallelism leave."""
 
-    def __init__(self, connection: Connection, job: Job, worker: int) -> None:
+    def __init__(self, connection: Connection, job: Job, worker: int, shards: ShardReaders | None = None) -> None:
         self.connection = connection
         self.job = job
+        self.shards = shards
         self.worker = worker
         self.is_limited = False
         self._source = SourceCheck(connection, job)
@@ -139,19 +148,33 @@ class BuildWorker:
             row = read_control(self.connection, run)
             if stop := why_stop(row, self.worker, Phase.BUILD):
                 return stop
+            if self.shards is not None:
+                self.shards.count_claims(self.connection)
             found = RANGES.claim(self.connection, run, self.worker)
             if found is None:
                 return Stop("done")
+            scan = ScanRange(found.lower, found.upper, found.watermark, found.filenode)
+            if found.shard_id is not None:
+                return Claim(found.id, found.ordinal, found.claim_token, scan, shard_id=found.shard_id, mark=found.mark)
             density = execute(self.connection, DENSITY, {"range": found.id}).first() or (None, None)
-        scan = ScanRange(found.lower, found.upper, found.watermark, found.filenode)
         return Claim(found.id, found.ordinal, found.claim_token, scan, *density)
 
     def batch(self, claim: Claim) -> Batch | Stop:
         """Copy the next rows of a claimed range: entries and watermark in one transaction (I4).
 
         Stops, and gives the range back, if the operation is paused or this worker is one too many.
-        Raises Fenced (nothing was changed), SourceChanged, PartitionsChanged.
+        Raises Fenced (nothing was changed), SourceChanged, PartitionsChanged. A shard that is out of reach is written
+        down, and its range given back.
         """
+        try:
+            return self._whole_batch(claim)
+        except ShardAway as away:
+            with self.connection.begin():
+                set_away(self.connection, away.shard.id, away.problem)
+                RANGES.release(self.connection, self.job.run, claim)
+            return Batch(0, 0.0, None)
+
+    def _whole_batch(self, claim: Claim) -> Batch | Stop:
         try:
             try:
                 return self._batch(claim)
@@ -196,6 +219,8 @@ class BuildWorker:
         begun = time.monotonic()
         self.carrier.none()
         run = self.job.run
+        if claim.shard_id is not None and self.shards is not None:
+            self.shards.open(claim.shard_id)
         with self.connection.begin():
             row = self.standing(claim)
             check_epoch(row, run)
@@ -203,15 +228,14 @@ class BuildWorker:
                 RANGES.release(self.connection, run, claim)
                 return stop
             self.is_limited = row.max_rows_per_second is not None or row.is_governed
-            # Against ALTER, to the end of the transaction. Where its owner isn't trusted no read leaves a lock behind.
-            lock_table(self.connection, row.name, row.relation, "ACCESS SHARE", only=True)
-            if carry and row.accompanied:
-                if self.carrier.is_read_by_older(claim.id):
-                    RANGES.release(self.connection, run, claim)
-                    return Batch(0, 0.0, None)
-                self.carrier.take(claim.id)
-            stretch = self.reader.next(row.name, claim.scan, self._limit(row, claim.row_bytes), claim.rows_per_block)
-            rows = self.copy(row.name, stretch)
+            if claim.shard_id is not None and self.shards is not None:
+                piece = ShardPiece(claim.id, row.relation, claim.scan, claim.mark)
+                stretch, rows, mark = self.shards.copy(self.connection, piece, partial(self._limit, row))
+            elif (found := self._copy_here(claim, row, carry)) is not None:
+                (stretch, rows), mark = found, None
+            else:
+                RANGES.release(self.connection, run, claim)
+                return Batch(0, 0.0, None)
             seconds = time.monotonic() - begun
             watermark, done = stretch.watermark, stretch.done
             values = {
@@ -221,11 +245,12 @@ class BuildWorker:
                 "rows": rows,
                 "seconds": round(seconds, 3),
                 "source": self.job.source.oid,
+                "mark": mark,
             }
             committed = RANGES.commit(
                 self.connection, run, self.worker, claim, BATCH_DONE, values, BATCH_STOOD, "%(done)s", BATCH_FOUND
             )
-            if committed.name != row.name:
+            if committed.name != row.name and claim.shard_id is None:
                 # Its schema got another name meanwhile: who knows what was read.
                 raise LockNotAcquired(
                     f"index {run.index}: {row.name} was renamed while a batch read it; the batch changed nothing"
@@ -236,8 +261,19 @@ class BuildWorker:
         took = time.monotonic() - begun
         self.reader.copied(claim.scan, stretch, rows)
         self._size.took(rows, took)
-        rest = None if done else replace(claim, scan=replace(claim.scan, watermark=watermark))
+        rest = None if done else replace(claim, scan=replace(claim.scan, watermark=watermark), mark=mark)
         return Batch(rows, took, rest)
+
+    def _copy_here(self, claim: Claim, row: Row[Any], carry: bool) -> tuple[Stretch, int] | None:
+        """Cut and copy a batch of this database; None if a worker of an older operation reads the range."""
+        # Against ALTER, to the end of the transaction. Where its owner isn't trusted no read leaves a lock behind.
+        lock_table(self.connection, row.name, row.relation, "ACCESS SHARE", only=True)
+        if carry and row.accompanied:
+            if self.carrier.is_read_by_older(claim.id):
+                return None
+            self.carrier.take(claim.id)
+        stretch = self.reader.next(row.name, claim.scan, self._limit(row, claim.row_bytes), claim.rows_per_block)
+        return stretch, self.copy(row.name, stretch)
 
     def _limit(self, row: Row[Any], row_bytes: float | None) -> int:
         """How many rows the next batch copies, about."""
@@ -288,14 +324,18 @@ def work(
     Yields what was done on each range, as it is left. wait: how to sleep under a rate limit.
     Raises Fenced, SourceChanged, and whatever the database raises: the caller decides what is transient.
     """
-    with database.connect() as connection:
+    with ExitStack() as stack:
+        connection = stack.enter_context(database.connect())
         with connection.begin():
             # One that comes up after a pause leaves before it reads anything else.
             if why_stop(read_control(connection, run), worker, Phase.BUILD):
                 return
             job = load_job(connection, run)
             operations.start_clock(connection, run.operation_id, run.epoch)
-        builder = BuildWorker(connection, job, worker)
+        shards = ShardReaders.of(database, connection, job)
+        if shards is not None:
+            stack.callback(shards.close)
+        builder = BuildWorker(connection, job, worker, shards)
         turn = Turn(connection, run, worker, wait)
         turn.come()
         while isinstance(claim := builder.claim(), Claim):
@@ -321,7 +361,14 @@ def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLe
 
 
 def finish(database: Database, run: Run) -> None:
-    """Advance to seal, once every range is done. Raises InvariantViolated if one isn't, Fenced."""
+    """Advance to seal, once every range is done. Raises InvariantViolated if one isn't, Fenced.
+
+    Of an index over shards: SourceChanged if one has lost commits that were copied, DBAPIError if one is out of reach.
+    """
+    with database.transaction() as connection:
+        row = read_control(connection, run)
+    if row.phase == Phase.BUILD:
+        check_marks(database, run.index, row.generation_id, row.id)
     with database.transaction() as connection:
         row = read_control(connection, run)
         if row.phase != Phase.BUILD:

@@ -300,8 +300,12 @@ def _relation_problems(name: QualifiedName, row: object, owned: bool) -> Iterato
     if kind not in ("r", "p"):
         what = _RELATION_KINDS.get(kind, "no table")
         yield InvalidInput(f"{name} is {what}; an index needs an ordinary or partitioned table")
-    if name.schema in ("pg_catalog", "information_schema", "roir", "roir_data") or (name.schema or "").startswith(
-        "pg_toast"
+    # Of our own tables the faces alone are sources.
+    ours = name.schema == "roir_data" and not name.name.startswith("face_")
+    if (
+        ours
+        or name.schema in ("pg_catalog", "information_schema", "roir")
+        or (name.schema or "").startswith("pg_toast")
     ):
         yield InvalidInput(f"{name} is a system table; it can't be indexed")
     if getattr(row, "persistence", "p") == "t":

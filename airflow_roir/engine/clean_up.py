@@ -25,6 +25,7 @@ from airflow_roir.engine.locks import MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.long_pause import LongPause
 from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards import remove as shards
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.trouble import Trouble, reason_of, trouble_of
 from airflow_roir.entry_state import EntryState
@@ -123,8 +124,14 @@ def clean_up(
         _attempt(result, row, partial(_drop_delta, database, row.id, result, report))
     for row in [row for row in published if row.expired]:
         _attempt(result, row, partial(_drop_generation, database, row, actor, result, report))
+    _attempt(result, None, partial(_release_shards, database, result, report))
     _attempt(result, None, partial(_forget_duplicates, database))
     return result
+
+
+def _release_shards(database: Database, result: CleanUpReport, report: Callable[[str], None]) -> None:
+    """The captures in shards of generations that are gone, also of those that were out of reach then."""
+    result.waiting += shards.release(database, None, database.limits.clean_up_s, report)
 
 
 def _forget_duplicates(database: Database) -> None:

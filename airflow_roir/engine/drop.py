@@ -13,6 +13,7 @@ from airflow_roir.engine import operations, remove_generations, view
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards import remove as shards
 from airflow_roir.errors import InvalidInput, LockNotAcquired, OperationRunning
 
 
@@ -86,6 +87,8 @@ def finish_drop(
             remove_generations.forget_index(connection, index_id)
 
     remove_generations.release_source(database, index_id, conclude, report, patience_s)
+    for line in shards.release(database, index_id, patience_s, report):
+        report(f"{line}; the next clean-up tries again")
 
 
 HALF_DROPPED = """

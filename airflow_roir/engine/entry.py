@@ -6,7 +6,7 @@ Physical columns are named by position (`c1`, `c2`, …): no name of a user's ev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -127,10 +127,23 @@ class Entry:
 
     def definitions(self) -> str:
         """SQL for the columns of a table of entries: names, types, collations."""
+        return self.definitions_of(range(len(self.columns)))
+
+    def definitions_of(self, positions: Sequence[int]) -> str:
+        """As `definitions`, of the columns at these positions."""
         return ", ".join(
-            f"c{i + 1} {column.type}" + (f" COLLATE {column.collation}" if column.collation else "")
+            f"c{i + 1} {self.columns[i].type}"
+            + (f" COLLATE {self.columns[i].collation}" if self.columns[i].collation else "")
+            for i in positions
+        )
+
+    def comparing_by(self, operators: Sequence[str]) -> Entry:
+        """The same with its equality operators, which an index on `(key, pk)` has told."""
+        columns = (
+            replace(column, equals=operators[i]) if i < self.identity else column
             for i, column in enumerate(self.columns)
         )
+        return replace(self, columns=tuple(columns))
 
     @property
     def identity_positions(self) -> range:

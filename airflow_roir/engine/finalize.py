@@ -15,6 +15,8 @@ from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
+from airflow_roir.engine.shards import shipping
+from airflow_roir.engine.shards.shard import Lane, lanes_of
 from airflow_roir.engine.shortage import persist
 from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare
@@ -64,9 +66,12 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
             f"index {run.index} is still in {phase}; finish that first: roir resume. If it was finished already, the "
             "server has lost its last commits, by a failover to a replica or a restore"
         )
+    is_apart = bool(persist(database, run, lambda: _lanes(database, row.generation_id), report))
     if row.options.get("census"):
         census.conclude(database, run, report)
         return
+    if is_apart:
+        persist(database, run, lambda: shipping.catch_up(database, run, report), report)
     try:
         persist(database, run, lambda: fold.switch(database, run, report), report)
     except DuplicatesFound:
@@ -76,7 +81,7 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
     if phase == Phase.FOLD:
         folded = fold.work(database, run, report)
         persist(database, run, lambda: fold.finish(database, run, folded), report)
-    if row.options.get("verify", "after") in ("after", "both"):
+    if row.options.get("verify", "after") in ("after", "both") and not is_apart:
         persist(database, run, lambda: fold.follow_partitions(database, run, report), report)
         found = compare.verify_build(database, run)
         report(f"compared with the table: {found}")
@@ -85,7 +90,15 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
                 f"index {run.index}: the new generation differs from its table ({found}); not published. See the "
                 f"table roir.discrepancy, verification {found.verification_id}. Resume to compare again, or abort"
             )
+    if is_apart:
+        # A verification takes its time, and nobody else may ship.
+        persist(database, run, lambda: shipping.catch_up(database, run, report), report)
     persist(database, run, lambda: publish.publish(database, run, report), report)
+
+
+def _lanes(database: Database, generation_id: int) -> list[Lane]:
+    with database.transaction() as connection:
+        return lanes_of(connection, generation_id)
 
 
 def _read(database: Database, run: Run) -> Any:

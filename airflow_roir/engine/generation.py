@@ -60,6 +60,11 @@ def source_view(generation_id: int) -> str:
     return f"{DATA_SCHEMA}.g{generation_id}_source"
 
 
+def intent(generation_id: int) -> str:
+    """Of an index over shards: the announced writes (`shards/intents.py`)."""
+    return f"{DATA_SCHEMA}.g{generation_id}_intent"
+
+
 def names(generation_id: int) -> list[str]:
     """The relations that dropping a generation locks; segments belong to the base."""
     return [base(generation_id), delta(generation_id), source_view(generation_id)]
@@ -108,14 +113,7 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
     for name in _stored_in(generation_id, plan):
         execute(connection, f"ALTER TABLE {name} {REPLICA_IDENTITY}")
     rights.take_back(connection, [table, *_stored_in(generation_id, plan)])
-    operators = equality_operators(connection, f"{delta(generation_id)}_key")
-    return replace(
-        entry,
-        columns=tuple(
-            replace(column, equals=operators[i]) if i < entry.identity else column
-            for i, column in enumerate(entry.columns)
-        ),
-    )
+    return entry.comparing_by(equality_operators(connection, f"{delta(generation_id)}_key"))
 
 
 def followed(connection: Connection, generation_id: int, entry: Entry) -> Entry:
@@ -251,6 +249,7 @@ def drop(connection: Connection, generation_id: int) -> None:
     )
     execute(connection, "DELETE FROM roir.emptied WHERE generation_id = %(id)s", {"id": generation_id})
     forget_hashes(connection, generation_id)
+    execute(connection, f"DROP TABLE IF EXISTS {intent(generation_id)}")
     execute(connection, f"DROP VIEW IF EXISTS {source_view(generation_id)}")
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
 

@@ -34,13 +34,14 @@ MOST_SEGMENTS = 64
 class Piece:
     """A piece of one leaf of the source (by oid), half-open in scan-key order; None is unbounded.
 
-    Or of a file, which is then named: the bounds are block numbers.
+    Or of a file, which is then named: the bounds are block numbers. shard_id: the relation's server; None: this one.
     """
 
     relation: int
     lower: Bound | None
     upper: Bound | None
     filenode: int | None = None
+    shard_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,18 @@ def make_plan(connection: Connection, source: Source, definition: IndexDefinitio
     if rows is None:
         rows = _count(connection, source, sample, share)
     ranges = options.ranges or min(MOST_RANGES, max(options.parallelism * 4, rows // ROWS_PER_RANGE))
-    per_segment = ROWS_PER_SEGMENT_THROTTLED if options.throttle not in (None, "", "off") else ROWS_PER_SEGMENT
-    segments = options.segments or min(MOST_SEGMENTS, max(options.parallelism, rows // per_segment))
+    segments = segments_for(options, rows)
     begun = time.monotonic()
     pieces = _pieces(connection, source, sample, ranges)
-    partition, segment_bounds = _segment_bounds(connection, source, definition, sample, segments)
+    partition, segment_bounds = cut_segments(connection, source, definition, sample, segments)
     took = time.monotonic() - begun
     return Plan(rows, size.bytes, tuple(pieces), tuple(segment_bounds), partition, round(rows * share), took)
+
+
+def segments_for(options: BuildOptions, rows: int) -> int:
+    """How many segments a base of so many entries is cut into."""
+    per_segment = ROWS_PER_SEGMENT_THROTTLED if options.throttle not in (None, "", "off") else ROWS_PER_SEGMENT
+    return options.segments or min(MOST_SEGMENTS, max(options.parallelism, rows // per_segment))
 
 
 def cut_source(connection: Connection, source: Source, rows_per_piece: Callable[[int], int]) -> tuple[int, list[Piece]]:
@@ -163,7 +169,7 @@ def _range_bounds(connection: Connection, source: Source, sample: str, ranges: i
     return bounds
 
 
-def _segment_bounds(
+def cut_segments(
     connection: Connection, source: Source, definition: IndexDefinition, sample: str, segments: int
 ) -> tuple[int, list[Bound]]:
     """The shortest prefix of the identity that cuts the sample evenly, and its bounds.

@@ -36,12 +36,17 @@ from airflow_roir.engine.patience import Patience, Saying
 from airflow_roir.engine.plan import Bound, Piece
 from airflow_roir.engine.rehearse import Rehearsal, check_columns
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards import intents
+from airflow_roir.engine.shards import prepare as apart
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition, uniqueness
 from airflow_roir.errors import InvalidInput, OperationFailed, OperationRunning, SourceChanged
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, FORMAT_VERSION, Phase, Status
+
+# For a shard's lock, while a build could already read the other shards.
+SHARD_PATIENCE_S = 30.0
 
 OTHER_BUILD = """
 SELECT o.id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
@@ -101,31 +106,53 @@ def _begin(
     with database.transaction() as connection:
         adopted = _adopt(connection, definition, options, actor)
     if adopted is not None:
+        _capture_shards(database, adopted, options, report)
         return adopted
     rehearsal = rehearse.rehearse(database, definition, options, report, options.lock_patience_s, "prepare")
     report(f"expected: {rehearsal.expectation}")
     with database.transaction() as connection:
         if (untold := hashing.untold(connection, rehearsal.entry)) is not None:
             report(untold)
-    source = rehearsal.source
-    waiter = Waiter("prepare", str(rehearsal.index))
-    drain = Drain(database, source.sql, source.relations, options.lock_timeout_ms, options.lock_patience_s, waiter)
     begun = time.monotonic()
     try:
         with telling_of_names():
-            prepared = drain.run(
-                lambda connection, lock: _prepare(connection, lock, rehearsal, options, actor, begun), report
-            )
+            if rehearsal.survey is not None and rehearsal.kind == "create":
+                with database.transaction() as connection:
+                    # Nobody else knows the face: there is nobody to drain.
+                    prepared = _prepare(
+                        connection, lambda: None, apart.with_face(connection, rehearsal), options, actor, begun
+                    )
+            else:
+                prepared = _drain(database, rehearsal, options).run(
+                    lambda connection, lock: _prepare(connection, lock, rehearsal, options, actor, begun), report
+                )
     except IntegrityError:
         # Somebody else has begun an operation of this index meanwhile.
         with database.transaction() as connection:
             adopted = _adopt(connection, definition, options, actor)
         if adopted is None:
             raise
-        return adopted
+        prepared = adopted
+    _capture_shards(database, prepared, options, report)
+    if prepared.adopted:
+        return prepared
     for line in slow(options, rehearsal.plan.rows, rehearsal.plan.ranges):
         report(line)
     return prepared
+
+
+def _drain(database: Database, rehearsal: Rehearsal, options: BuildOptions) -> Drain:
+    source = rehearsal.source
+    waiter = Waiter("prepare", str(rehearsal.index))
+    return Drain(database, source.sql, source.relations, options.lock_timeout_ms, options.lock_patience_s, waiter)
+
+
+def _capture_shards(
+    database: Database, prepared: PreparedOperation, options: BuildOptions, report: Callable[[str], None]
+) -> None:
+    """Nothing for an index whose source is in this database. Whatever is left undone a worker, or a resume, does."""
+    patience_s = min(options.lock_patience_s, SHARD_PATIENCE_S)
+    apart.capture_all(database, prepared.generation_id, options.lock_timeout_ms, patience_s, report)
 
 
 def is_rebuild(database: Database, definition: IndexDefinition) -> bool:
@@ -208,6 +235,9 @@ def _prepare(
         ).scalar_one()
     )
     changes.register(connection, source, generation_id)
+    if rehearsal.survey is not None:
+        apart.create_lanes(connection, generation_id, rehearsal)
+        intents.create(connection, generation_id, entry)
     ranges = [{"operation_id": operation_id, "ordinal": n, **asdict(piece)} for n, piece in pieces]
     # A partitioned table may have no partition yet.
     if ranges:
@@ -215,7 +245,8 @@ def _prepare(
     what = rehearsal.kind
     if rehearsal.definition.unique:
         what += f", {'census' if options.census else uniqueness(rehearsal.definition)},"
-    said = f"{what} over {source.sql}, scan by {rehearsal.choice.scan.value}: {rehearsal.choice.why}"
+    over = source.sql if rehearsal.survey is None else rehearsal.survey.listed
+    said = f"{what} over {over}, scan by {rehearsal.choice.scan.value}: {rehearsal.choice.why}"
     if shared is not None:
         said += f"; {one_scan.told([shared.name])}"
     operations.record_event(connection, index_id, operation_id, actor, "prepare", said)
@@ -291,7 +322,8 @@ def _adopt(
         )
     if row.status == Status.ABORTING:
         raise OperationFailed(f"index {name}: operation {row.id} is being aborted; finish that first: roir clean-up")
-    stored_definition(connection, existing, definition)
+    stored = stored_definition(connection, existing, definition)
+    apart.check_lanes(connection, row, str(name), stored)
     if bool(row.options.get("census")) != options.census:
         what = "is a census and" if row.options.get("census") else "is no census but a build, and"
         raise InvalidInput(
@@ -319,6 +351,8 @@ def _index_row(connection: Connection, rehearsal: Rehearsal) -> int:
                 included_columns=list(rehearsal.definition.include),
                 is_unique=rehearsal.definition.unique,
                 nulls_not_distinct=rehearsal.definition.nulls_not_distinct,
+                shard_table=None if rehearsal.survey is None else str(rehearsal.survey.table),
+                shard_column=None if rehearsal.survey is None else rehearsal.survey.shard_column,
             )
             .returning(tables.index.c.id)
         ).scalar_one()

@@ -15,6 +15,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
+from airflow_roir.engine.shards import freshness
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated
 from airflow_roir.generation_state import GenerationStatus
@@ -103,6 +104,8 @@ def _check_complete(connection: Connection, job: Job) -> None:
         raise InvariantViolated(
             f"index {job.run.index}: {row.ranges} ranges and {row.segments} segments are unfinished; not published"
         )
+    if (problem := freshness.unfit(connection, job.generation_id, float(job.options.get("max_lag_s", 60)))) is not None:
+        raise InvariantViolated(f"index {job.run.index}: {problem}; not published")
     if installation.mode(connection, job.generation_id) != DIRECT:
         raise InvariantViolated(f"index {job.run.index}: the capture is not in direct mode; not published")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, argument, quote
+from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName, Scan, argument, quote
 from airflow_roir.engine import (
     catalog,
     checks,
@@ -34,6 +34,8 @@ from airflow_roir.engine.locks import EXCLUSIVE, Attempts, check_name, lock_tabl
 from airflow_roir.engine.plan import Plan, make_plan
 from airflow_roir.engine.scan_choice import Choice
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards import survey as surveys
+from airflow_roir.engine.shards.survey import Survey
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition
 from airflow_roir.errors import InvalidInput, NotFound, RightMissing, SourceChanged
@@ -44,7 +46,8 @@ from airflow_roir.generation_state import GenerationStatus
 class Rehearsal:
     """Everything that prepare would do, found out without changing anything.
 
-    trial: None if none was wanted, a text if none was possible. index_id: of the index that is rebuilt.
+    trial: None if none was wanted, a text if none was possible. index_id: of the index that is rebuilt. survey: of the
+    shards, where the index is apart from its table; the source of one that is new isn't there yet then.
     """
 
     index: QualifiedName
@@ -58,6 +61,7 @@ class Rehearsal:
     expectation: Expectation
     trial: Trial | str | None
     index_id: int | None
+    survey: Survey | None = None
 
 
 def rehearse(
@@ -77,7 +81,11 @@ def rehearse(
     Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
     """
     with database.transaction() as connection:
-        existing, definition, source = look(connection, definition, options)
+        existing, whole = whole_definition(connection, definition)
+        if not whole.shards:
+            existing, definition, source = look(connection, definition, options)
+    if whole.shards:
+        return _rehearse_apart(database, existing, whole, options, report, with_trial)
 
     def plan(connection: Connection) -> Rehearsal:
         checks.check_definition(connection, source, definition)
@@ -113,23 +121,66 @@ def rehearse(
         return readers.run(plan_as_owner, report)
 
 
+def _rehearse_apart(
+    database: Database,
+    existing: Row[Any] | None,
+    definition: IndexDefinition,
+    options: BuildOptions,
+    report: Callable[[str], None],
+    with_trial: bool,
+) -> Rehearsal:
+    """As `rehearse`, of an index apart from its table: a face that is taken back holds a sample of all shards."""
+    with database.transaction() as connection:
+        check_server_and_options(connection, definition, options, existing)
+        publications.check(connection, options.ignore_publications)
+    survey, _ = surveys.survey(database, definition, options, report)
+    index = QualifiedName(definition.name.schema or survey.table.schema, definition.name.name)
+    definition = replace(definition, name=index, source=survey.table, shard_column=survey.shard_column)
+    with database.transaction() as connection:
+        if existing is None:
+            check_name_is_free(connection, index)
+        with surveys.sampled_face(connection, database, survey, definition, options) as (face, entry):
+            if existing is not None:
+                _check_shape(connection, existing, face)
+            found = surveys.whole_plan(connection, survey, face, definition, options)
+            entry = replace(entry, partition=found.partition)
+            size = entry_size.measure(connection, index, face, entry)
+            tried = "nothing of a shard's rows is tried" if with_trial else None
+            expectation = expect(connection, face, found, options, existing.id if existing else None)
+        if existing is not None:
+            face = catalog.read_source_by_oid(connection, existing.source_oid)
+            surveys.check_face(face, survey, definition)
+    choice = Choice(Scan.KEY, "shards are read by key")
+    kind = "rebuild" if existing else "create"
+    index_id = existing.id if existing else None
+    return Rehearsal(index, face, definition, entry, found, choice, kind, size, expectation, tried, index_id, survey)
+
+
 def look(
     connection: Connection, definition: IndexDefinition, options: BuildOptions
 ) -> tuple[Row[Any] | None, IndexDefinition, Source]:
     """The index, if there is one, its definition and its source. Raises what a build is refused for first."""
+    check_schema(connection, writes=True)
+    existing, definition = whole_definition(connection, definition)
+    check_server_and_options(connection, definition, options, existing)
+    assert definition.source is not None
+    source = catalog.read_source(connection, definition.source)
+    for check in of_source(connection, source, options, existing):
+        check()
+    return existing, definition, source
+
+
+def check_server_and_options(
+    connection: Connection, definition: IndexDefinition, options: BuildOptions, existing: Row[Any] | None
+) -> None:
+    """Raise what a build is refused for whatever its source is."""
     # Sizes are measured by a function that is made for that, and undone.
     check_schema(connection, writes=True)
     checks.check_rights(connection)
     checks.check_server(connection)
     check_lock_timeout(connection, options)
-    existing, definition = whole_definition(connection, definition)
-    assert definition.source is not None
     check_options(definition, options, existing)
     live_options.work_columns(connection, options)
-    source = catalog.read_source(connection, definition.source)
-    for check in of_source(connection, source, options, existing):
-        check()
-    return existing, definition, source
 
 
 def whole_definition(connection: Connection, definition: IndexDefinition) -> tuple[Row[Any] | None, IndexDefinition]:

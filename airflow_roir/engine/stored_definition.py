@@ -6,9 +6,18 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.definition import IndexDefinition, QualifiedName, quote
+from airflow_roir.definition import IndexDefinition, QualifiedName, parse_name, quote
 from airflow_roir.engine import catalog, operations
+from airflow_roir.engine.database import execute
 from airflow_roir.errors import InvalidInput, NotFound
+
+# Of an index apart: the shards of its newest generation, which a rebuild keeps.
+SHARDS = """
+SELECT s.name FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+ WHERE l.generation_id = (SELECT max(g.id) FROM roir.generation g
+                           WHERE g.index_id = %(index)s AND g.status IN ('building', 'active'))
+ ORDER BY s.name
+"""
 
 
 def existing_index(connection: Connection, definition: IndexDefinition) -> Row[Any] | None:
@@ -16,7 +25,8 @@ def existing_index(connection: Connection, definition: IndexDefinition) -> Row[A
     name = definition.name
     if name.schema is None and definition.source is not None:
         # Whether it can be indexed is asked later.
-        name = QualifiedName(catalog.found(connection, definition.source)[1].schema, name.name)
+        found = definition.source if definition.shards else catalog.found(connection, definition.source)[1]
+        name = QualifiedName(found.schema, name.name)
     try:
         return operations.find_index(connection, name)
     except NotFound:
@@ -26,7 +36,14 @@ def existing_index(connection: Connection, definition: IndexDefinition) -> Row[A
 def stored_definition(connection: Connection, existing: Row[Any], given: IndexDefinition) -> IndexDefinition:
     """The definition of an index that exists; if the user gave one, too, both must be the same."""
     name = operations.index_name(existing)
-    source_name = catalog.name_of(connection, existing.source_oid)
+    is_apart = existing.shard_table is not None
+    if given.shards and not is_apart:
+        raise InvalidInput(
+            f"index {name} exists, and its table is in this database; for an index over shards take another name, or "
+            "drop the index first"
+        )
+    source_name = parse_name(existing.shard_table) if is_apart else catalog.name_of(connection, existing.source_oid)
+    shards = tuple(execute(connection, SHARDS, {"index": existing.id}).scalars()) if is_apart else ()
     stored = IndexDefinition(
         name,
         source_name,
@@ -34,6 +51,8 @@ def stored_definition(connection: Connection, existing: Row[Any], given: IndexDe
         tuple(existing.included_columns),
         existing.is_unique,
         existing.nulls_not_distinct,
+        given.shards or shards,
+        existing.shard_column if given.shards or shards else None,
     )
     if given.unique and (given.unique, given.nulls_not_distinct) != (stored.unique, stored.nulls_not_distinct):
         raise InvalidInput(
@@ -41,8 +60,12 @@ def stored_definition(connection: Connection, existing: Row[Any], given: IndexDe
             "drop the index first, or build one of another name beside it"
         )
     if given.source is not None:
-        oid, _ = catalog.found(connection, given.source)
-        if oid != existing.source_oid or (given.key, given.include) != (stored.key, stored.include):
+        if is_apart:
+            same = given.source.name == source_name.name and given.source.schema in (None, source_name.schema)
+            same = same and given.shard_column in (None, stored.shard_column)
+        else:
+            same = catalog.found(connection, given.source)[0] == existing.source_oid
+        if not same or (given.key, given.include) != (stored.key, stored.include):
             keys, included = (", ".join(map(quote, c)) or "none" for c in (stored.key, stored.include))
             raise InvalidInput(
                 f"index {name} exists with another definition: on {source_name}, key {keys}, included {included}. "

@@ -206,6 +206,8 @@ lane = Table(
     _moment("fresh_at"),
     # Since when each writer there announces; strict reads need fresh_at to be later.
     _moment("strict_from"),
+    # In which history of this server; another one may have lost what was announced (`roir.server_history`).
+    Column("strict_history", Text),
     # As the last visit found the outbox.
     Column("pending", BigInteger),
     Column("pending_bytes", BigInteger),
@@ -382,6 +384,8 @@ scan_range = Table(
     Column("filenode", BigInteger),
     # The server that the relation is in; null: this one.
     Column("shard_id", BigInteger, ForeignKey(shard.c.id)),
+    # Of the last committed batch, as the shard has it: a shard that has it no more has lost commits that were copied.
+    Column("mark", BigInteger),
     # The scan key of the last source row of the last committed batch: what was done. Resume after it.
     Column("watermark", JSONB(none_as_null=True)),
     Column("done", Boolean, nullable=False, server_default=text("false")),
@@ -532,6 +536,8 @@ verification_unit = Table(
     Column("claim_epoch", BigInteger),
     Column("claim_worker", Integer),
     Column("claim_token", BigInteger, nullable=False, server_default="0"),
+    # Of an index apart from its source: whose rows it reads, or looks at; null: entries, or those of no lane.
+    Column("lane_id", BigInteger),
     UniqueConstraint("verification_id", "stage", "ordinal"),
     CheckConstraint("stage IN ('total', 'sum', 'check', 'whole')", name="stage"),
     CheckConstraint("side IN ('source', 'heap', 'entry', 'delta', 'tree', 'reach', 'both')", name="side"),
@@ -559,6 +565,24 @@ discrepancy = Table(
     CheckConstraint("outcome IN ('mended', 'gone')", name="outcome"),
 )
 Index("discrepancy_unit", discrepancy.c.verification_id, discrepancy.c.unit_id)
+suspect = Table(
+    "suspect",
+    metadata,
+    _id(),
+    Column("verification_id", BigInteger, ForeignKey(verification.c.id), nullable=False),
+    Column("unit_id", BigInteger, nullable=False),
+    # Null: of an entry whose shard the index doesn't have, or that is in another segment than its key's.
+    Column("lane_id", BigInteger),
+    Column("of_source", Boolean, nullable=False),
+    # Texts of (key, pk), as the index server's entries have them.
+    Column("identity", JSONB, nullable=False),
+    Column("hash", BigInteger, nullable=False),
+    # How often it was looked at and was on its way.
+    Column("looks", Integer, nullable=False, server_default="0"),
+)
+Index("suspect_identity", suspect.c.identity, postgresql_using="hash")
+Index("suspect_verification_id_idx", suspect.c.verification_id, suspect.c.lane_id, suspect.c.looks, suspect.c.id)
+Index("suspect_unit_id_idx", suspect.c.unit_id)
 
 # A row that shares its key with another one, in a unique index that is being built: one snapshot showed both.
 duplicate = Table(

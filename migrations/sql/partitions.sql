@@ -1,22 +1,6 @@
 -- The partitions of a source, as a generation's entries know them. The primary key of a partitioned table holds all of
 -- its partition key, and every entry holds the primary key: so a partition's constraint can be asked of an entry.
 
--- All partitions below a table, whole levels too; none for an ordinary table. One that is being detached concurrently
--- has gone already. link: the transaction that attached it; another one means that it was out meanwhile. Not
--- pg_partition_tree(), which locks every one of them.
-CREATE FUNCTION roir.partition_tree(source oid) RETURNS TABLE (relation oid, parent oid, leaf boolean, link text)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    WITH RECURSIVE tree AS (
-        SELECT i.inhrelid, i.inhparent, i.xmin::text AS link, c.relkind
-          FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-         WHERE i.inhparent = partition_tree.source AND NOT i.inhdetachpending
-        UNION ALL
-        SELECT i.inhrelid, i.inhparent, i.xmin::text AS link, c.relkind
-          FROM tree t JOIN pg_inherits i ON i.inhparent = t.inhrelid JOIN pg_class c ON c.oid = i.inhrelid
-         WHERE t.relkind = 'p' AND NOT i.inhdetachpending)
-    SELECT t.inhrelid, t.inhparent, t.relkind <> 'p', t.link FROM tree t
-$$;
-
 -- What came or went since a generation's partitions were written down: partitions that are gone, the uppermost of those
 -- that went together, and leaves that it doesn't know. Waits for no lock.
 CREATE FUNCTION roir.partition_changes(generation bigint, source oid)

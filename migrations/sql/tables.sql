@@ -91,6 +91,7 @@ CREATE TABLE roir.lane (
     emptied bigint NOT NULL DEFAULT '0',
     fresh_at timestamptz,
     strict_from timestamptz,
+    strict_history text,
     pending bigint,
     pending_bytes bigint,
     oldest_at timestamptz,
@@ -216,6 +217,7 @@ CREATE TABLE roir.scan_range (
     relation bigint NOT NULL,
     filenode bigint,
     shard_id bigint REFERENCES roir.shard (id),
+    mark bigint,
     moved_at timestamptz,
     UNIQUE (operation_id, ordinal),
     CONSTRAINT scan_range_counts CHECK (rows >= 0 AND batches >= 0)

@@ -16,6 +16,7 @@ SQL = Path(__file__).parents[1] / "sql"
 # Each stands on those before it: the server looks at the body of an SQL function when it is created.
 TOPICS = (
     "tables",
+    "trees",
     "verification",
     "arrows",
     "progress",
@@ -28,6 +29,9 @@ TOPICS = (
     "partitions",
     "view",
     "reading",
+    "shard_lag",
+    "apart_reading",
+    "announcing",
     "detach",
     "attach",
     "home",
@@ -60,7 +64,7 @@ def downgrade() -> None:
     # Fails where generations are left: drop the indexes first.
     op.execute("DROP SCHEMA roir_data")
     op.execute("SELECT roir.unguard()")
-    op.execute("DROP VIEW roir.resumable_operations")
+    op.execute("DROP VIEW roir.resumable_operations, roir.shard_lag")
     op.execute("DROP FUNCTION roir.refuse_arrow(), roir.take_sample() CASCADE")  # with the triggers of the tables
     # What is left of the functions stands on no view but this one, and this one on one of them.
     op.execute("DROP VIEW roir.operation_work CASCADE")

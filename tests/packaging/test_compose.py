@@ -1,4 +1,4 @@
-"""docker-compose.yml and the Dockerfile: every path, command, port, host and variable that they name exists.
+"""The compose files and the Dockerfile: every path, command, port, host and variable that they name exists.
 
 No container engine is needed: what the files say is held against the repository, the compose specification's schema,
 and the Airflow and Spark that are installed here.
@@ -30,11 +30,24 @@ from airflow_roir.engine.role import role_sql
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent
-COMPOSE_TEXT = (REPOSITORY / "docker-compose.yml").read_text()
-COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
+FILES = ("docker-compose.yml", "docker-compose.shards.yml")
+TEXTS = [(REPOSITORY / name).read_text() for name in FILES]
+COMPOSE_TEXT = "\n".join(TEXTS)
+SHARDS = ("shard-0", "shard-1", "shard-2")
+
+
+def merged(first: Any, second: Any) -> Any:
+    """Two files as compose reads them together, for the kinds of value that they both have: mappings."""
+    if not isinstance(first, dict) or not isinstance(second, dict):
+        return second
+    both = {name: merged(first[name], second[name]) for name in first if name in second}
+    return first | second | both
+
+
+COMPOSE: dict[str, Any] = merged(*map(yaml.safe_load, TEXTS))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
-AIRFLOW = {name: service for name, service in OURS.items() if service["command"][0] in ("airflow", "bash")}
+AIRFLOW = {name: service for name, service in OURS.items() if name.startswith("airflow-")}
 # `$$` is a dollar sign; `${NAME:-default}` may be left out of .env, `${NAME:?message}` may not.
 VARIABLE = re.compile(r"(?<!\$)\$\{(?P<name>\w+)(?:(?P<kind>:[-?])(?P<rest>[^}]*))?\}")
 
@@ -122,9 +135,39 @@ def references(service: dict[str, Any]) -> set[tuple[str, int]]:
     return found
 
 
-def test_it_follows_the_compose_specification() -> None:
+@pytest.mark.parametrize("text", [*TEXTS, yaml.safe_dump(COMPOSE)], ids=[*FILES, "together"])
+def test_it_follows_the_compose_specification(text: str) -> None:
     schema = json.loads((files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json").read_text())
-    jsonschema.validate(COMPOSE, schema)
+    jsonschema.validate(yaml.safe_load(text), schema)
+
+
+def test_the_second_file_changes_nothing_of_the_first_but_adds() -> None:
+    """Lists of ports, volumes and networks are added by compose; nothing of the kind is in both."""
+    first, second = (yaml.safe_load(text)["services"] for text in TEXTS)
+    assert set(first) & set(second) == {"airflow-scheduler", "airflow-triggerer", "airflow-api-server"}
+    for name in set(first) & set(second):
+        assert set(second[name]) <= {"environment", "depends_on"}
+        for part in second[name]:
+            assert not set(first[name][part]) & set(second[name][part])
+
+
+def test_shards_are_known_to_the_index_server_and_to_airflow_by_the_same_names() -> None:
+    """The command that adds them runs as a shell reads it; each connection is the shard that it is called after."""
+    adding = filled_in(SERVICES["roir-shards"]["command"][2]).replace("roir shard", "printf '%s\\n'")
+    said = subprocess.run(
+        ["bash", "-ec", adding], env=environment_of(SERVICES["roir-shards"]), capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    added = [said[n : n + 6] for n in range(0, len(said), 6)]
+    for shard, (command, name, _, dsn, _, connection) in zip(SHARDS, added, strict=True):
+        assert (command, name, connection) == ("add", shard.replace("-", "_"), shard.replace("-", "_"))
+        assert dsn == f"host={shard} port=5432 dbname=app user=roir"
+        given = environment_of(SERVICES["airflow-scheduler"])[f"AIRFLOW_CONN_{name.upper()}"]
+        assert {key: json.loads(given)[key] for key in ("host", "port", "schema", "login")} == {
+            "host": shard,
+            "port": 5432,
+            "schema": "app",
+            "login": "roir",
+        }
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -161,7 +204,7 @@ def test_nothing_logs_in_as_a_superuser() -> None:
     }
     assert users == {"roir"}
     secret = [name for name, service in SERVICES.items() if "POSTGRES_PASSWORD:?" in str(service.get("environment"))]
-    assert secret == ["postgres"]
+    assert secret == ["postgres", *SHARDS]
 
 
 def test_the_role_that_builds_is_made_as_the_command_makes_it(tmp_path: Path) -> None:
@@ -216,8 +259,8 @@ def test_airflow_reads_the_connections_as_they_are_meant(tmp_path: Path) -> None
     ids = {name.removeprefix("AIRFLOW_CONN_").lower() for name in environment if name.startswith("AIRFLOW_CONN_")}
     dags = "".join(path.read_text() for path in (REPOSITORY / "dags").glob("*.py"))
     assert '"postgres_default"' in dags
-    assert ids == {"postgres_default", "spark_default"}
-    assert all(name in COMPOSE_TEXT.partition("\nname:")[0] for name in ids)
+    assert ids == {"postgres_default", "spark_default"} | {name.replace("-", "_") for name in SHARDS}
+    assert all(name in text.partition("\nname:")[0] for text in TEXTS for name in ids if name in text)
 
     script = """
 import os

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, Row, select, text, update
+from sqlalchemy import Connection, Row, event, select, text, update
 
 from airflow_roir.definition import quote
 from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.errors import InvalidInput, NotFound
+
+SHARD_SCHEMA = "roir_shard"
 
 # So long nobody tries to reach a shard that was out of reach.
 AWAY_S = 15.0
@@ -36,7 +40,17 @@ class Shard:
                 f"shard {quote(self.name)} is an Airflow connection that no task has resolved yet; give its DSN, too: "
                 f"roir shard add {quote(self.name)} --dsn …"
             )
-        return Database(self.dsn, application_name, limits)
+        database = Database(self.dsn, application_name, limits)
+        event.listen(database.engine, "before_cursor_execute", _in_shard, retval=True)
+        return database
+
+
+# What a shard shares with an index server has another schema there. Quoted names are nobody's.
+_OURS = re.compile(r'"(?:[^"]|"")*"|\broir\.')
+
+
+def _in_shard(_c: Any, _cursor: Any, statement: str, values: Any, *_: Any) -> tuple[str, Any]:
+    return _OURS.sub(lambda found: f"{SHARD_SCHEMA}." if found[0] == "roir." else found[0], statement), values
 
 
 @dataclass(frozen=True)

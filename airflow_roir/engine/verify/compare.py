@@ -21,11 +21,15 @@ from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.running import read_running
+from airflow_roir.engine.shards import mend
+from airflow_roir.engine.shards import units as apart
+from airflow_roir.engine.shards.compare import worker_of
+from airflow_roir.engine.shards.shard import lanes_of
 from airflow_roir.engine.shortage import patience_of, persist
 from airflow_roir.engine.verify import comparison, report, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, load
 from airflow_roir.engine.verify.report import VerifyReport
-from airflow_roir.engine.verify.worker import LIMITS, UNITS, VerifyWorker
+from airflow_roir.engine.verify.worker import LIMITS, UNITS
 from airflow_roir.errors import HistoryChanged, InvariantViolated, OperationPaused, SourceChanged
 from airflow_roir.operation import Phase, Status, Verb
 
@@ -44,7 +48,7 @@ def work(database: Database, run: Run, worker: int) -> Iterator[UnitMetrics]:
         with connection.begin():
             verify_job = load(connection, run)
             operations.start_clock(connection, run.operation_id, run.epoch)
-        verifier = VerifyWorker(connection, verify_job, worker)
+        verifier = worker_of(database, connection, verify_job, worker)
         # Nobody waits with a snapshot open.
         turn = Turn(connection, run, worker, letting_go=verifier.close)
         turn.come()
@@ -86,12 +90,11 @@ def finish(database: Database, run: Run) -> None:
             )
         operations.tick(connection, run.operation_id, run.epoch)
         stage = verification.stage(connection, found.id)
+        is_apart = bool(lanes_of(connection, found.generation_id))
         if stage in ("check", "whole"):
             partial = VerifyOptions(**found.options).is_partial
-            if stage == "check" and not partial:
-                source = catalog.source_of_index(connection, row.index_id)
-                if units.plan_whole(connection, found.id, source):
-                    return
+            if stage == "check" and not partial and _plan_last(connection, row, found, is_apart):
+                return
             verification.close(connection, found)
             if row.kind == "verify":
                 _complete(connection, row, run)
@@ -100,18 +103,31 @@ def finish(database: Database, run: Run) -> None:
         differ = list(execute(connection, comparison.SUSPICIOUS, values).scalars())
         mixed = execute(connection, MIXED, values).scalar_one()
         execute(connection, FORGET_SUMS, values)
-        source = catalog.source_of_index(connection, row.index_id)
+
+        def again(new: str) -> None:
+            if is_apart:
+                apart.next_units(connection, found.id, found.generation_id, stage, new, differ)
+            else:
+                units.next_units(connection, found.id, catalog.source_of_index(connection, row.index_id), stage, new)
+
         if stage == "total" and (differ or mixed):
             # Wrong, or written to between two readings.
-            units.next_units(connection, found.id, source, "total", "sum")
+            again("sum")
             return
         connection.execute(
             update(tables.verification).where(tables.verification.c.id == found.id).values(suspicious=differ)
         )
         if differ:
-            units.next_units(connection, found.id, source, stage, "check")
+            again("check")
         if row.kind == "verify":
             operations.move(connection, row, Verb.ADVANCE, epoch=run.epoch)
+
+
+def _plan_last(connection: Connection, row: Row[Any], found: Row[Any], is_apart: bool) -> bool:
+    """After the check: what explains what it found; True if there is anything."""
+    if is_apart:
+        return apart.plan_looks(connection, found.id)
+    return units.plan_whole(connection, found.id, catalog.source_of_index(connection, row.index_id))
 
 
 # By blocks nothing is known but in one snapshot: a row may move from where it wasn't read yet to where it was.
@@ -131,6 +147,7 @@ def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
     assert last is not None
     if last.complete and last.found == last.mended:
         marks.forgive(connection, last.generation_id)
+        mend.trust(connection, last)
     said = f"{last.rows} rows: missing {last.missing}, extra {last.extra}, different {last.different}"
     said += f", damaged {last.damaged}" if last.damaged else ""
     said += f", duplicate {last.duplicate}" if last.duplicate else ""
@@ -179,13 +196,18 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
     def begin() -> int:
         with database.transaction() as connection:
             row = read_control(connection, run)
+        options = VerifyOptions(parallelism=row.parallelism)
+        surveyed = apart.survey(database, row.generation_id, options)
+        with database.transaction() as connection:
+            row = read_control(connection, run)
             last = verification.last(connection, row.id)
             if last is not None and (last.finished_at is None or last.found == 0):
                 return int(last.id)
             source = catalog.source_of_index(connection, row.index_id)
-            options = VerifyOptions(parallelism=row.parallelism)
             if row.phase != Phase.PUBLISH:
                 raise InvariantViolated(f"index {run.index} is in {row.phase}; it is compared once it is folded")
+            if surveyed is not None:
+                return apart.plan(connection, row.index_id, row.id, surveyed, options, "after")[0]
             verification_id, _ = units.plan(
                 connection, row.index_id, row.id, row.generation_id, source, options, "after", with_delta=True
             )

@@ -27,6 +27,8 @@ class VerifyJob:
     suspicious: tuple[int, ...] | None
     with_delta: bool
     options: VerifyOptions
+    # Of an index apart from its source: the column of its entries that tells the shard.
+    shard_column: str | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class UnitClaim:
     lower: list[Any] | None
     upper: list[Any] | None
     compared: bool
+    lane_id: int | None = None
 
     @property
     def of_source(self) -> bool:
@@ -66,7 +69,7 @@ def load(connection: Connection, run: Run) -> VerifyJob:
     found = verification.unfinished(connection, row.id)
     generation = execute(
         connection,
-        "SELECT g.entry, g.status, i.source_oid FROM roir.generation g JOIN roir.index i ON i.id = g.index_id "
+        "SELECT g.entry, g.status, i.source_oid, i.shard_column FROM roir.generation g JOIN roir.index i ON i.id = g.index_id "
         "WHERE g.id = %(id)s",
         {"id": found.generation_id},
     ).one()
@@ -90,4 +93,5 @@ def load(connection: Connection, run: Run) -> VerifyJob:
         suspicious,
         generation.status == GenerationStatus.BUILDING,
         VerifyOptions(**found.options),
+        generation.shard_column,
     )

@@ -67,9 +67,9 @@ def plan(
     )
     walking = 0
     if options.slices is not None:
-        walking = _walk_on(connection, verification_id, index_id, generation_id)
+        walking = walk_on(connection, verification_id, index_id, generation_id)
     if not walking:
-        units += _entry_units(connection, generation_id, with_delta, options.in_parts)
+        units += entry_units(connection, generation_id, options.in_parts, with_delta)
         if options.sample is not None:
             units = random.sample(units, max(1, math.ceil(len(units) * options.sample / 100)))
         if not options.is_partial:
@@ -79,12 +79,16 @@ def plan(
         write_units(connection, verification_id, "check" if options.is_partial else "total", units)
         walking = len(units)
     if options.slices is not None:
-        connection.execute(
-            update(verification)
-            .where(verification.c.id == verification_id)
-            .values(quota=math.ceil(walking / options.slices))
-        )
+        set_quota(connection, verification_id, walking, options.slices)
     return verification_id, rows
+
+
+def set_quota(connection: Connection, verification_id: int, walking: int, slices: int) -> None:
+    """How many of a walk's units this verification compares."""
+    verification = tables.verification
+    connection.execute(
+        update(verification).where(verification.c.id == verification_id).values(quota=math.ceil(walking / slices))
+    )
 
 
 def next_units(connection: Connection, verification_id: int, source: Source, old: str, new: str) -> None:
@@ -152,7 +156,9 @@ SELECT EXISTS (SELECT FROM roir.verification_unit WHERE verification_id = %(id)s
 """
 
 
-def _entry_units(connection: Connection, generation_id: int, with_delta: bool, fine: bool) -> Iterator[dict[str, Any]]:
+def entry_units(
+    connection: Connection, generation_id: int, fine: bool, with_delta: bool = False
+) -> Iterator[dict[str, Any]]:
     """The segments, cut by blocks. An entry that moves meanwhile is one that a write has just made right."""
     segments = files_of(connection, segments_of(connection, generation_id))
     total = sum(segment.blocks for segment in segments)
@@ -194,7 +200,7 @@ UPDATE roir.verification_unit u SET verification_id = %(to)s, claim_epoch = NULL
 """
 
 
-def _walk_on(connection: Connection, verification_id: int, index_id: int, generation_id: int) -> int:
+def walk_on(connection: Connection, verification_id: int, index_id: int, generation_id: int) -> int:
     """Take over the units that earlier slices left; returns of how many slices, 0 if none are left: start again."""
     values = {"to": verification_id, "index": index_id, "generation": generation_id}
     execute(connection, LEFT_OVER, values)

@@ -19,6 +19,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import Drain
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards import units as apart
 from airflow_roir.engine.verify import units
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationFailed, OperationRunning
 from airflow_roir.generation_state import GenerationStatus
@@ -47,6 +48,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
     """
     if not options.is_partial:
         _await_writers(database, index)
+    surveyed = _survey(database, index, options)
     with database.transaction() as connection:
         check_schema(connection, writes=True)
         found = operations.find_index(connection, parse_name(index, "index"))
@@ -83,9 +85,14 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
             )
         except IntegrityError:
             raise OperationRunning(f"index {name}: another operation has just begun; try again") from None
-        verification_id, rows = units.plan(
-            connection, found.id, operation_id, generation.id, source, options, mode, with_delta=False
-        )
+        if (found.shard_column is not None) != (surveyed is not None and surveyed.generation_id == generation.id):
+            raise OperationRunning(f"index {name}: something else was done with it just now; try again")
+        if surveyed is not None:
+            verification_id, rows = apart.plan(connection, found.id, operation_id, surveyed, options, mode)
+        else:
+            verification_id, rows = units.plan(
+                connection, found.id, operation_id, generation.id, source, options, mode, with_delta=False
+            )
         connection.execute(
             update(tables.operation).where(tables.operation.c.id == operation_id).values(rows_estimate=rows)
         )
@@ -93,6 +100,20 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
         detail = f"generation {generation.id}, {mode}"
         operations.record_event(connection, found.id, operation_id, actor, "verify", detail)
         return BegunVerification(operation_id, verification_id, name, adopted=False)
+
+
+def _survey(database: Database, index: str, options: VerifyOptions) -> apart.Survey | None:
+    """Of an index apart, what there is in the shards: asked before anything is locked here."""
+    with database.transaction() as connection:
+        check_schema(connection)
+        found = operations.find_index(connection, parse_name(index, "index"))
+        if found.shard_column is None:
+            return None
+        last = operations.newest_operation(connection, found.id)
+        if last is not None and last.status in operations.LIVE:
+            return None
+        generation = _active(connection, found.id, str(operations.index_name(found)))
+    return apart.survey(database, generation.id, options)
 
 
 def _await_writers(database: Database, index: str) -> None:
@@ -240,6 +261,7 @@ def close(connection: Connection, row: Row[Any]) -> None:
 def forget_units(connection: Connection, verification_id: int, left: bool = False) -> None:
     """Delete the units of a verification that has ended. left: keep those that are still to do."""
     unit = tables.verification_unit
+    connection.execute(delete(tables.suspect).where(tables.suspect.c.verification_id == verification_id))
     which = delete(unit).where(unit.c.verification_id == verification_id)
     connection.execute(which.where(unit.c.done) if left else which)
 

@@ -28,13 +28,19 @@ from airflow_roir.operation import Phase, Status
 
 # What is due: a unit that is to be compared, or one that is compared and still claimed, with something to mend.
 DUE = "(done AND claim_epoch IS NOT NULL OR NOT done AND NOT %(spent)s AND ordinal < %(until)s)"
+# Of a shard that nobody can reach now.
+AWAY = """
+EXISTS (SELECT FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+         WHERE l.id = lane_id AND s.away_until > clock_timestamp())
+"""
 UNITS = Pieces(
     "unit",
     "roir.verification_unit",
     "verification_id = %(verification)s",
     "NOT done",
-    "stage, side, relation, lower, upper, done",
+    "stage, side, relation, lower, upper, done, lane_id",
     DUE,
+    AWAY,
 )
 UNIT_DONE = """done = true, seconds = %(seconds)s, rows = %(rows)s, snapshot = %(snapshot)s,
        buckets = %(buckets)s::int[], counts = %(counts)s::bigint[], sums = %(sums)s::numeric[]"""
@@ -99,6 +105,7 @@ class VerifyWorker:
             found.lower,
             found.upper,
             found.done,
+            found.lane_id,
         )
 
     def unit(self, claim: UnitClaim) -> UnitMetrics:

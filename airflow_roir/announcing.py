@@ -1,0 +1,75 @@
+"""Announces the writes of a transaction to the server of an index apart from its source, for strict reads of it.
+
+    with shard.begin(), index.connect() as other:
+        shard.execute(...)                 # all that the transaction changes
+        announce(shard, other)             # then this, before the commit
+
+It needs neither Airflow nor Spark, and only where clients announce (`roir announce INDEX --by client`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+
+from sqlalchemy import Connection, Row, text
+
+from airflow_roir.errors import InvalidInput
+
+# So many intents are sent at once.
+CHUNK = 1_000
+
+UNANNOUNCED = text("SELECT outbox, generation, version, intent FROM roir_shard.unannounced()")
+# What a value's text means must not depend on the session; a commit that readers count on must last.
+PINNED = text(
+    "SELECT set_config('DateStyle', 'ISO, YMD', true), set_config('IntervalStyle', 'postgres', true), "
+    "set_config('lc_monetary', 'C', true), "
+    "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)"
+)
+MARK = text("SELECT set_config('roir_shard.' || :outbox, pg_current_xact_id() || ':' || :version, true)")
+
+
+def announce(source: Connection, index: Connection) -> int:
+    """Put the intents of a transaction on the index server, and commit them there; returns how many.
+
+    source: a connection to the shard, in the transaction that is to commit next. What it changes afterwards must be
+        announced again, or the shard refuses the commit (SQLSTATE 55000).
+    index: a connection to the index server, outside any transaction, of a role that may INSERT into the intents of the
+        index (docs/operations.md#strict).
+
+    If it raises, roll the transaction back: nothing may be known of what was announced. An intent whose transaction
+    doesn't commit costs strict readers a look, until the shipper has taken it away; it is never wrong.
+    Raises InvalidInput if `index` is in a transaction, whose end nobody knows, or commits each statement.
+    """
+    if index.in_transaction():
+        raise InvalidInput(
+            "the connection to the index server is in a transaction: what it announces must be committed"
+        )
+    found = source.execute(UNANNOUNCED).all()
+    if not found:
+        return 0
+    of_generation: defaultdict[int, list[Row[tuple[str, int, int, str]]]] = defaultdict(list)
+    for row in found:
+        of_generation[int(row.generation)].append(row)
+    with index.begin():
+        index.execute(PINNED)
+        for generation, rows in of_generation.items():
+            for first in range(0, len(rows), CHUNK):
+                _insert(index, generation, [row.intent for row in rows[first : first + CHUNK]])
+    # In order of the versions, so the last one is the greatest.
+    for outbox, version in {row.outbox: row.version for row in found}.items():
+        source.execute(MARK, {"outbox": outbox, "version": str(version)})
+    return len(found)
+
+
+def _insert(index: Connection, generation: int, intents: list[str]) -> None:
+    # Only of their own names is a statement made.
+    columns = ", ".join([f"c{i + 1}" for i in range(len(json.loads(intents[0])) - 1)] + ["xid"])
+    table = f"roir_data.g{generation}_intent"
+    index.execute(
+        text(
+            f"INSERT INTO {table} ({columns}) SELECT {columns} "
+            f"FROM jsonb_populate_recordset(NULL::{table}, CAST(:rows AS jsonb))".replace("::", "\\:\\:")
+        ),
+        {"rows": f"[{','.join(intents)}]"},
+    )

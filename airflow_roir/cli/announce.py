@@ -1,0 +1,37 @@
+"""The command that chooses who announces the writes of an index apart."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from airflow_roir.cli.app import Index, app, database_of, say, show
+
+
+class By(str, Enum):
+    """Who announces."""
+
+    server = "server"
+    client = "client"
+    off = "off"
+
+
+@app.command()
+def announce(
+    context: typer.Context,
+    index: Index,
+    by: Annotated[
+        By,
+        typer.Option(help="The shards' servers (postgres_fdw), the clients themselves (airflow_roir.announcing), nobody."),
+    ],
+) -> None:
+    """Let each write in the shards be announced before it commits, so that the index can be read strictly."""
+    from airflow_roir.engine.shards import announce as announcing
+
+    announcing.announce(database_of(context), index, None if by is By.off else by.value, say)
+    if by is By.off:
+        show(f"nobody announces the writes of {index} any more; strict reads are refused")
+    else:
+        show(f"the writes of {index} are announced; strict reads begin once each shard has been shipped again")

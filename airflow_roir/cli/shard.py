@@ -1,0 +1,87 @@
+"""Commands for the shards of indexes apart from their source."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from airflow_roir.cli.app import AsJson, app, database_of, print_json, say, show
+
+shards = typer.Typer(help="The servers that have the tables of indexes apart.", no_args_is_help=True)
+app.add_typer(shards, name="shard")
+
+Name = Annotated[str, typer.Argument(help="The shard's name, which stands in each of its entries.")]
+
+
+@shards.command()
+def add(
+    context: typer.Context,
+    name: Name,
+    shard_dsn: Annotated[
+        str | None,
+        typer.Option("--dsn", envvar="ROIR_SHARD_DSN", help="The shard's database, reached as its table's owner."),
+    ] = None,
+    conn_id: Annotated[
+        str | None, typer.Option("--conn-id", help="An Airflow connection to it, which tasks look up.")
+    ] = None,
+    index_dsn: Annotated[
+        str | None,
+        typer.Option("--index-dsn", help="How the shard's server reaches the index server, to announce writes."),
+    ] = None,
+) -> None:
+    """Add a shard, or change how one is reached; its small schema roir_shard is made or upgraded."""
+    from airflow_roir.engine.shards import registry
+
+    found = registry.add(database_of(context), name, shard_dsn, conn_id, index_dsn)
+    later = "" if found.dsn else "; the first task that needs it looks its connection up"
+    show(f"shard {found.name} is there{later}")
+
+
+@shards.command(name="list")
+def list_(
+    context: typer.Context,
+    check: Annotated[bool, typer.Option("--check", help="Ask each shard whether it can be worked with now.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the shards: where they are, which indexes are over them, how far these are behind."""
+    from airflow_roir.cli.cells import printable, table
+    from airflow_roir.engine.shards import registry
+    from airflow_roir.quantity import duration
+
+    database = database_of(context)
+    found = registry.listed(database)
+    problems = {one.name: registry.probe(database, one.name) if check else one.problem for one in found}
+    if as_json:
+        print_json([one.as_dict() | {"problem": problems[one.name]} for one in found])
+        return
+    if not found:
+        show("no shards")
+        return
+    rows = [
+        (
+            printable(one.name),
+            printable(one.place or f"connection {one.conn_id}"),
+            printable(", ".join(one.indexes)),
+            "" if one.lag_s is None else duration(one.lag_s),
+        )
+        for one in found
+    ]
+    for line, one in zip(table([("shard", "place", "indexes", "lag"), *rows], 3), [None, *found], strict=True):
+        show(line)
+        for note in (problems[one.name], one.doubt) if one else ():
+            if note:
+                show(f"    {printable(note)}")
+
+
+@shards.command()
+def remove(
+    context: typer.Context,
+    name: Name,
+    force: Annotated[bool, typer.Option("--force", help="Also if it can't be reached, for one that is gone.")] = False,
+) -> None:
+    """Forget a shard that no index is over, and remove our schema from it."""
+    from airflow_roir.engine.shards import registry
+
+    registry.remove(database_of(context), name, force, say)
+    show(f"shard {name} is removed")

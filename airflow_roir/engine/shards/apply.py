@@ -1,0 +1,234 @@
+"""Applies what a visit found to the generation, in one transaction of the index server (docs/architecture.md#apart)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.definition import quote
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine import operations
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.shards.lanes import VISITS, Claim, Route
+from airflow_roir.engine.shards.visit import Acknowledged, Visit
+from airflow_roir.errors import Fenced
+
+HELD = """
+SELECT l.token, l.owner, l.tick, l.step, l.emptied, l.doubtful_at, l.removed_at, g.status
+  FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id WHERE l.id = %(lane)s FOR UPDATE OF l
+"""
+APPLIED = """
+UPDATE roir.lane SET step = step + %(steps)s, tick = greatest(tick, %(tick)s), emptied = %(emptied)s,
+       shipped = shipped + %(rows)s, heartbeat_at = clock_timestamp(), pending = %(pending)s, pending_bytes = %(bytes)s,
+       fresh_at = coalesce(%(fresh)s, fresh_at),
+       oldest_at = CASE WHEN %(pending)s > 0 THEN coalesce(%(fresh)s, fresh_at, captured_at) END
+ WHERE id = %(lane)s AND token = %(token)s
+RETURNING step, clock_timestamp() AS now
+"""
+# tick: of the shard, which is the truth from now on, so that the lane goes on; step likewise.
+DOUBT = """
+UPDATE roir.lane SET doubtful_at = coalesce(doubtful_at, clock_timestamp()), doubt = coalesce(doubt, %(doubt)s),
+       tick = CASE WHEN %(lost)s THEN %(tick)s ELSE tick END, step = greatest(step, %(step)s),
+       emptied = CASE WHEN %(lost)s THEN least(emptied, %(emptied)s) ELSE emptied END
+ WHERE id = %(lane)s AND token = %(token)s
+RETURNING tick, step, emptied
+"""
+# By index, whatever the statistics say; of a shard that was emptied all is read anyway.
+BY_INDEX = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
+
+Settle = Callable[[Connection, Visit], object]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What was applied. done: to be acknowledged in the shard. now: the index server's clock, before what comes next.
+
+    doubt: what was found to be lost, if that is new. again: nothing was applied, since something was lost: visit again.
+    overtaken: the shard knows a token that this server has lost; claim the lane with a greater one.
+    """
+
+    done: Acknowledged | None
+    now: datetime | None
+    rows: int = 0
+    doubt: str | None = None
+    again: bool = False
+    overtaken: int | None = None
+
+
+def apply(
+    connection: Connection,
+    route: Route,
+    claim: Claim,
+    visit: Visit,
+    fresh: datetime | None = None,
+    settle: Settle | None = None,
+) -> Applied:
+    """Write what is there and delete what isn't, if the claim still holds the lane. In the caller's transaction.
+
+    fresh: when the pass began that this visit ends, by this server's clock. settle: takes intents away that the visit
+    has answered. Raises Fenced: nothing was changed.
+    """
+    held = check(connection, route, claim)
+    if visit.before >= visit.tick:
+        # Nobody has a greater token here, so this server has lost one.
+        return Applied(None, None, again=True, overtaken=visit.before // VISITS)
+    lost = visit.before < held.tick
+    if (why := _why(route, visit, held)) is not None:
+        _doubt(connection, route, claim, visit, why, lost, new=held.doubtful_at is None)
+        if lost:
+            return Applied(None, None, doubt=why, again=True)
+    if visit.ticked and visit.tick <= held.tick:
+        raise Fenced(f"{route.name}: a later visit was applied; {claim.owner} has changed nothing")
+    if visit.emptied > held.emptied:
+        _empty(connection, route)
+    if visit.rows:
+        execute(connection, BY_INDEX)
+        _delete(connection, route, visit.gone)
+        _put(connection, route, visit.there)
+    if settle is not None and visit.ticked:
+        settle(connection, visit)
+    row = execute(
+        connection,
+        APPLIED,
+        {
+            "lane": route.lane.id,
+            "token": claim.token,
+            "steps": int(visit.ticked),
+            "tick": visit.tick if visit.ticked else 0,
+            "emptied": max(visit.emptied, held.emptied),
+            "rows": len(visit.versions),
+            # What is applied isn't pending, though it is in the outbox until the next visit.
+            "pending": max(0, visit.pending - len(visit.versions)),
+            "bytes": visit.bytes if visit.pending > len(visit.versions) else 0,
+            "fresh": fresh,
+        },
+    ).one()
+    done = Acknowledged(visit.tick, row.step, visit.versions) if visit.ticked else None
+    return Applied(done, row.now, visit.rows, why if held.doubtful_at is None else None)
+
+
+def check(connection: Connection, route: Route, claim: Claim) -> Row[Any]:
+    """Lock a lane's row. Raises Fenced unless the claim holds it, and the generation is there."""
+    held = execute(connection, HELD, {"lane": route.lane.id}).one()
+    if (held.token, held.owner) != (claim.token, claim.owner):
+        raise Fenced(f"{route.name}: {held.owner or 'nobody'} ships it now; {claim.owner} has changed nothing")
+    if held.removed_at is not None or held.status == "dropped":
+        raise Fenced(f"{route.name}: generation {route.lane.generation_id} is dropped; nothing is shipped to it")
+    return held
+
+
+def advance(claim: Claim, visit: Visit) -> None:
+    """After the commit: what the claim knows."""
+    if visit.ticked:
+        claim.known = visit.tick
+        claim.emptied = max(claim.emptied, visit.emptied)
+
+
+def is_idle(route: Route, visit: Visit, held: Row[Any]) -> bool:
+    """Whether a visit found nothing to write and nothing to tell."""
+    return visit.fits and not visit.ticked and _why(route, visit, held) is None
+
+
+def _why(route: Route, visit: Visit, held: Row[Any]) -> str | None:
+    shard = f"shard {quote(route.lane.shard.name)}"
+    if visit.before < held.tick:
+        return (
+            f"{shard} has lost its last commits, by a failover to a replica, a crash or a restore: it knows less than "
+            "was applied here"
+        )
+    if visit.step > held.step:
+        return (
+            f"this server has lost its last commits, by a failover to a replica or a restore: {shard} has cleared away "
+            f"what step {visit.step} applied, and here step {held.step} was the last one"
+        )
+    return None if visit.problem is None else f"{shard}: {visit.problem}, so that writes may be missing here"
+
+
+def _doubt(connection: Connection, route: Route, claim: Claim, visit: Visit, why: str, lost: bool, new: bool) -> None:
+    row = execute(
+        connection,
+        DOUBT,
+        {
+            "lane": route.lane.id,
+            "token": claim.token,
+            "doubt": why,
+            "lost": lost,
+            "tick": visit.before,
+            "step": visit.step,
+            "emptied": visit.emptied,
+        },
+    ).one()
+    if lost:
+        claim.known, claim.step, claim.emptied = row.tick, row.step, row.emptied
+    if new:
+        operations.record_event(connection, route.index_id, None, claim.owner, "doubt", why)
+
+
+def _empty(connection: Connection, route: Route) -> None:
+    """Take all entries of a shard out: it was truncated."""
+    column = f"b.c{route.column + 1}"
+    gone = f"DELETE FROM {physical.base(route.lane.generation_id)} b WHERE {column} = %(shard)s"
+    execute(connection, gone, {"shard": route.lane.shard.name})
+
+
+def _given(route: Route) -> str:
+    base = physical.base(route.lane.generation_id)
+    columns = ", ".join(f"(g.entry).{name}" for name in route.entry.physical())
+    return (
+        f"given AS MATERIALIZED (SELECT e::{base} AS entry FROM unnest(%(entries)s::text[]) e), "
+        f"d AS MATERIALIZED (SELECT {columns} FROM given g)"
+    )
+
+
+def _put(connection: Connection, route: Route, entries: tuple[str, ...]) -> None:
+    if not entries:
+        return
+    entry, base = route.entry, physical.base(route.lane.generation_id)
+    columns, identity = ", ".join(entry.physical()), ", ".join(entry.physical(entry.identity_positions))
+    for table, where, upsert in _targets(route):
+        execute(
+            connection,
+            # In the order of the index, so that two of one shard's lanes meet in it alike; a named entry may be there
+            # twice.
+            f"WITH {_given(route)} INSERT INTO {table or base} ({columns}) "
+            f"SELECT DISTINCT ON ({identity}) {columns} FROM d WHERE {where} ORDER BY {identity} {upsert}",
+            {"entries": list(entries)},
+        )
+
+
+def _targets(route: Route) -> list[tuple[str | None, str, str]]:
+    """Where entries go, which of them, and what an upsert goes by: a unique index keeps keys with a NULL apart."""
+    entry = route.entry
+    if not entry.enforced:
+        return [(None, "true", entry.on_conflict())]
+    apart = " OR ".join(f"d.c{i + 1} IS NULL" for i in entry.apart_positions) or "false"
+    rest = physical.segment(route.lane.generation_id, physical.DEFAULT_SEGMENT)
+    return [(None, f"NOT ({apart})", entry.on_conflict(by_key=True)), (rest, apart, entry.on_conflict())]
+
+
+def _delete(connection: Connection, route: Route, entries: tuple[str, ...]) -> None:
+    """Delete entries, by a statement for each pattern of NULLs: only such a condition uses the index."""
+    if not entries:
+        return
+    entry, base = route.entry, physical.base(route.lane.generation_id)
+    given = _given(route)
+    pattern = entry.null_pattern(entry.identity_positions, "d.")
+    values = {"entries": list(entries)}
+    patterns = ["0" * entry.identity]
+    if entry.nullable_positions:
+        patterns = list(execute(connection, f"WITH {given} SELECT DISTINCT {pattern} FROM d", values).scalars())
+    for nulls in patterns:
+        same = entry.equal("b.", "d.", {i: nulls[i] == "1" for i in entry.identity_positions})
+        held = f" WHERE {pattern} = '{nulls}'" if entry.nullable_positions else ""
+        execute(connection, f"WITH {given} DELETE FROM {base} b USING (SELECT * FROM d{held}) d WHERE {same}", values)
+
+
+def has_columns_of(entry: Entry, here: Entry, column: int) -> bool:
+    """Whether an outbox has the same columns as the generation, without the one that names the shard."""
+    ours = [one.source for i, one in enumerate(entry.columns) if i != column]
+    return ours == [one.source for one in here.columns] and entry.identity == here.identity + 1

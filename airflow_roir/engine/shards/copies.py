@@ -1,0 +1,91 @@
+"""Rows from one server into another by COPY, in text, which every type reads back as it was written.
+
+The sessions of both sides have the same pinned settings (`session.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from threading import Thread
+from typing import IO, Any
+
+import psycopg2
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine.database import bound
+
+# What is under way at once: a pipe's default, and the writer's buffer, since COPY hands over a row at a time.
+READ_BYTES = 64 << 10
+WRITE_BYTES = 256 << 10
+
+
+class ReadFailed(Exception):
+    """The side that is read failed. error: as SQLAlchemy has it."""
+
+    def __init__(self, error: DBAPIError) -> None:
+        super().__init__(str(error.orig))
+        self.error = error
+
+
+def copy_out(connection: Connection, query: str, into: IO[bytes], values: Mapping[str, Any] | None = None) -> int:
+    """Write a query's rows to a file; their number."""
+    return _copy(connection, f"COPY ({bound(connection, query, values)}) TO STDOUT", into)
+
+
+def copy_in(connection: Connection, table: str, rows: IO[bytes]) -> int:
+    """Read rows from a file into a table, with its columns; their number."""
+    return _copy(connection, f"COPY {table} FROM STDIN", rows)
+
+
+def stream(source: Connection, query: str, values: Mapping[str, Any] | None, target: Connection, table: str) -> int:
+    """Copy a query's rows into a table of another server, in the open transactions of both; their number.
+
+    No more than a pipe is in memory, however many they are. Raises ReadFailed, or DBAPIError of the target; the caller
+    rolls both back. Afterwards the source's session is closed if it was cut off in the middle.
+    """
+    out, into = os.pipe()
+    failed: list[BaseException] = []
+    read: list[int] = []
+
+    def write() -> None:
+        try:
+            with os.fdopen(into, "wb", buffering=WRITE_BYTES) as file:
+                read.append(copy_out(source, query, file, values))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = Thread(target=write, name="copy", daemon=True)
+    with os.fdopen(out, "rb", buffering=0) as file:
+        thread.start()
+        try:
+            written = copy_in(target, table, file)
+        except BaseException as error:
+            file.close()
+            thread.join()
+            # The rest of an answer that nobody wants would have to be read first.
+            source.invalidate()
+            # Cut off in the middle of a row the target fails, too.
+            if failed and isinstance(failed[0], DBAPIError):
+                raise ReadFailed(failed[0]) from error
+            raise
+        thread.join()
+    if failed:
+        source.invalidate()
+        if isinstance(failed[0], DBAPIError):
+            raise ReadFailed(failed[0])
+        raise failed[0]
+    assert read == [written]
+    return written
+
+
+def _copy(connection: Connection, statement: str, file: IO[bytes]) -> int:
+    raw: Any = connection.connection
+    with raw.cursor() as cursor:
+        try:
+            cursor.copy_expert(statement, file, READ_BYTES)
+        except psycopg2.Error as error:
+            lost = bool(raw.closed)
+            raise DBAPIError(statement.split("(", 1)[0], None, error, connection_invalidated=lost) from error
+        return int(cursor.rowcount)

@@ -1,0 +1,104 @@
+"""Partitions that come and go in a shard: no trigger tells of their rows, so the shipper does.
+
+Entries of a leaf that is gone are deleted by its bounds, which the primary key holds; then the rows that are within
+these bounds now are touched, and all rows of a leaf that came. Touches come after the deletion, so nothing is lost,
+wherever a shipper dies: what isn't written down as followed is followed again (docs/architecture.md#apart).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import quote
+from airflow_roir.engine import catalog
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.database import as_it_is, execute, sqlstate
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.shards import outbox
+from airflow_roir.engine.shards.apply import check
+from airflow_roir.engine.shards.lanes import Claim, Route
+from airflow_roir.engine.shards.shard import SHARD_SCHEMA
+
+SEEN = f"""
+SELECT o.source::bigint AS source, o.leaves AS known, o.bounds, n.leaves AS now,
+       {SHARD_SCHEMA}.bounds(o.source) AS bounds_now
+  FROM {SHARD_SCHEMA}.outbox o CROSS JOIN LATERAL (SELECT {SHARD_SCHEMA}.leaves(o.source) AS leaves) n
+ WHERE o.name = %(name)s
+"""
+# Only if nothing came or went since the look: else it is all done once more.
+FOLLOWED = f"""
+UPDATE {SHARD_SCHEMA}.outbox o SET leaves = %(now)s::jsonb, bounds = %(bounds)s::jsonb
+ WHERE o.name = %(name)s AND {SHARD_SCHEMA}.leaves(o.source) = %(now)s::jsonb
+"""
+CONDITION = "SELECT roir.entry_condition(%(entry)s::jsonb, %(condition)s, 'b')"
+DOUBT = """
+UPDATE roir.lane SET doubtful_at = coalesce(doubtful_at, clock_timestamp()), doubt = coalesce(doubt, %(doubt)s)
+ WHERE id = %(lane)s
+"""
+# Undefined column, function, table, type: what a bound is written with is not on this server, or was renamed.
+UNREADABLE = ("42703", "42883", "42P01", "42704")
+
+
+def follow(index: Connection, there: Connection, route: Route, claim: Claim, here: Entry) -> int:
+    """Follow what came and went; returns how many entries were deleted. The rest is done by visits.
+
+    there: in the shard, in autocommit. Raises Fenced.
+    """
+    name = route.lane.outbox
+    seen = execute(there, SEEN, {"name": name}).one()
+    gone = [leaf for leaf, link in seen.known.items() if seen.now.get(leaf) != link]
+    came = [leaf for leaf, link in seen.now.items() if seen.known.get(leaf) != link]
+    conditions = [seen.bounds[leaf] for leaf in gone if seen.bounds.get(leaf)]
+    deleted = 0
+    with index.begin():
+        check(index, route, claim)
+        for condition in conditions:
+            deleted += _delete(index, route, claim, condition)
+    source = catalog.name_of(there, seen.source).sql
+    columns = ", ".join(f"s.{quote(column.source)}" for column in here.columns[: here.identity])
+    statements = []
+    for leaf in came:
+        statements.append(_watch(there, name, int(leaf)))
+        statements.append(
+            outbox.touch(name, here, f"SELECT {columns} FROM ONLY {catalog.name_of(there, int(leaf)).sql} s")
+        )
+    for condition in conditions:
+        statements.append(outbox.touch(name, here, f"SELECT {columns} FROM {source} s WHERE {condition}"))
+    values: dict[str, Any] = {"name": name, "now": json.dumps(seen.now), "bounds": json.dumps(seen.bounds_now)}
+    execute(there, ";\n".join([*map(as_it_is, statements), FOLLOWED]), values)
+    return deleted
+
+
+def _delete(index: Connection, route: Route, claim: Claim, condition: str) -> int:
+    values = {"entry": json.dumps(route.entry.as_json()), "condition": condition}
+    within = execute(index, CONDITION, values).scalar_one()
+    base = physical.base(route.lane.generation_id)
+    statement = f"DELETE FROM {base} b WHERE b.c{route.column + 1} = %(shard)s AND {as_it_is(within)}"
+    try:
+        with index.begin_nested():
+            # The hash of a value is the server's own; its partition is told by the oid of a table in the shard.
+            if "satisfies_hash_partition" not in condition:
+                return execute(index, statement, {"shard": route.lane.shard.name}).rowcount
+    except DBAPIError as error:
+        if sqlstate(error) not in UNREADABLE:
+            raise
+    doubt = (
+        f"shard {quote(route.lane.shard.name)}: a partition is gone whose bounds mean nothing on this server, so that "
+        "its entries may still be here"
+    )
+    execute(index, DOUBT, {"lane": route.lane.id, "doubt": doubt})
+    return 0
+
+
+def _watch(there: Connection, name: str, leaf: int) -> str:
+    """SQL: the trigger of TRUNCATE of a leaf, which is not cloned. One that was detached has kept it."""
+    relation, trigger = catalog.name_of(there, leaf).sql, f"{outbox.trigger(name)}_t"
+    return (
+        f"DROP TRIGGER IF EXISTS {trigger} ON {relation};\nCREATE TRIGGER {trigger} BEFORE TRUNCATE ON {relation} "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {outbox.emptied_function(name)}();\n"
+        f"ALTER TABLE {relation} ENABLE ALWAYS TRIGGER {trigger}"
+    )

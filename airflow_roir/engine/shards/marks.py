@@ -1,0 +1,62 @@
+"""Marks: what the batches of a build leave in a shard, so that it is noticed if the shard loses what they have copied.
+
+A batch's mark is committed in the shard, and on disk there, after its rows were read and before they are committed on
+the index server. Commits are lost from the newest on: a shard that has the mark has all that was read.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, select
+
+from airflow_roir.definition import quote
+from airflow_roir.engine import tables
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.shards import home
+from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard, lanes_of
+from airflow_roir.errors import SourceChanged
+
+FOUND = f"SELECT piece, mark FROM {SHARD_SCHEMA}.mark WHERE outbox = %(outbox)s"
+LEAVE = f"""
+SET LOCAL synchronous_commit = on;
+INSERT INTO {SHARD_SCHEMA}.mark (outbox, piece, mark) VALUES (%(outbox)s, %(piece)s, %(mark)s)
+    ON CONFLICT (outbox, piece) DO UPDATE SET mark = EXCLUDED.mark
+"""
+
+
+def of(connection: Connection, outbox: str, piece: int) -> int:
+    """The mark of a range, in its shard; 0 if it has none."""
+    found = execute(connection, f"{FOUND} AND piece = %(piece)s", {"outbox": outbox, "piece": piece}).first()
+    return 0 if found is None else int(found.mark)
+
+
+def leave(connection: Connection, outbox: str, piece: int, mark: int) -> None:
+    """Leave a mark, in the shard's open transaction."""
+    execute(connection, LEAVE, {"outbox": outbox, "piece": piece, "mark": mark})
+
+
+def check_marks(database: Database, index: str, generation_id: int, operation_id: int) -> None:
+    """Raise SourceChanged if a shard has lost commits that were copied. Of an index over shards only."""
+    piece = tables.scan_range
+    with database.transaction() as connection:
+        lanes = lanes_of(connection, generation_id)
+        if not lanes:
+            return
+        rows = connection.execute(
+            select(piece.c.shard_id, piece.c.id, piece.c.mark).where(
+                piece.c.operation_id == operation_id, piece.c.mark.is_not(None)
+            )
+        ).all()
+    for lane in lanes:
+        with lane.shard.database(database.application_name, database.limits).transaction() as there:
+            home.check(there, lane.shard)
+            found = {row.piece: row.mark for row in execute(there, FOUND, {"outbox": lane.outbox})}
+        if any(found.get(row.id, 0) < row.mark for row in rows if row.shard_id == lane.shard.id):
+            raise lost(index, lane.shard)
+
+
+def lost(index: str, shard: Shard) -> SourceChanged:
+    """The error of a shard that has lost commits."""
+    return SourceChanged(
+        f"index {index}: shard {quote(shard.name)} has lost its last commits, by a failover to a replica, a crash or a "
+        "restore, and rows of them were copied. Abort the operation and start again"
+    )

@@ -1,0 +1,151 @@
+"""Prepare over shards: lanes on the index server first, then the capture in each shard (docs/architecture.md#apart)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import IndexDefinition, argument, quote
+from airflow_roir.engine import catalog, operations, tables
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.rehearse import Rehearsal
+from airflow_roir.engine.shards import face, outbox
+from airflow_roir.engine.shards.shard import Lane, lanes_of, set_away, set_reached
+from airflow_roir.engine.stored_definition import stored_definition
+from airflow_roir.engine.trouble import reason_of, trouble_of
+from airflow_roir.errors import InvalidInput, LockNotAcquired
+
+# What the index server calls itself in the shards.
+SERVER = "SELECT concat(system_identifier, '/', current_database()) FROM pg_control_system()"
+# Two processes at once would wait for each other's drain, and one that removes must not come before one that installs.
+HOLD = "SELECT pg_try_advisory_lock(hashtext('roir lane'), %(lane)s::int)"
+LET_GO = "SELECT pg_advisory_unlock(hashtext('roir lane'), %(lane)s::int)"
+DUE = """
+SELECT l.captured_at IS NULL AND l.removed_at IS NULL AND g.status <> 'dropped' AS due
+  FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id WHERE l.id = %(lane)s
+"""
+
+
+def with_face(connection: Connection, rehearsal: Rehearsal) -> Rehearsal:
+    """Make the face of a new index, in the transaction of its prepare: it never stays behind alone."""
+    assert rehearsal.survey is not None
+    survey = rehearsal.survey
+    name = face.create(connection, survey.any_source, rehearsal.definition, survey.shard_column)
+    return replace(rehearsal, source=catalog.read_source(connection, name))
+
+
+def create_lanes(connection: Connection, generation_id: int, rehearsal: Rehearsal) -> None:
+    """Write down what will be made in the shards, before any of it is."""
+    assert rehearsal.survey is not None
+    rows = [
+        {
+            "generation_id": generation_id,
+            "shard_id": one.shard.id,
+            "outbox": f"o_{secrets.token_hex(8)}",
+            "source_oid": one.source.oid,
+        }
+        for one in rehearsal.survey.shards
+    ]
+    connection.execute(insert(tables.lane), rows)
+
+
+def check_lanes(connection: Connection, row: operations.OperationRow, index: str, definition: IndexDefinition) -> None:
+    """Raise InvalidInput if an unfinished operation is over other shards than those that are asked for."""
+    if not definition.shards:
+        return
+    present = [lane.shard.name for lane in lanes_of(connection, row.generation_id)]
+    if sorted(definition.shards) != sorted(present):
+        raise InvalidInput(
+            f"index {index}: operation {row.id} is unfinished, and over the shards {', '.join(map(quote, present))}. "
+            f"Finish it (roir resume {argument(index)}) or abort it (roir abort {argument(index)}) first"
+        )
+
+
+def capture_all(
+    database: Database, generation_id: int, timeout_ms: int, patience_s: float, report: Callable[[str], None]
+) -> None:
+    """Begin to capture in every shard that doesn't yet. Safe to call again, and by several at once.
+
+    A shard that can't be reached is named, and left to the build's workers; so is one whose lock isn't free in time.
+    Raises what isn't a matter of time, such as RightMissing and SourceChanged.
+    """
+    for lane in missing(database, generation_id):
+        try:
+            capture(database, lane, timeout_ms, patience_s, report)
+        except (DBAPIError, LockNotAcquired) as error:
+            if isinstance(error, DBAPIError) and trouble_of(error) is None:
+                raise
+            problem = reason_of(error)
+            with database.transaction() as connection:
+                set_away(connection, lane.shard.id, problem)
+            report(f"shard {quote(lane.shard.name)} isn't captured yet: {problem}; the build goes on without it")
+
+
+def missing(database: Database, generation_id: int) -> list[Lane]:
+    """The lanes of a generation that aren't captured yet."""
+    with database.transaction() as connection:
+        lane = tables.lane
+        due = connection.execute(
+            select(lane.c.id).where(
+                lane.c.generation_id == generation_id, lane.c.captured_at.is_(None), lane.c.removed_at.is_(None)
+            )
+        ).scalars()
+        wanted = set(due)
+        return [one for one in lanes_of(connection, generation_id) if one.id in wanted]
+
+
+def capture(
+    database: Database,
+    lane: Lane,
+    timeout_ms: int,
+    patience_s: float,
+    report: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Begin to capture in one shard, and write that down. database: the index server's.
+
+    Raises LockNotAcquired, also where another process is about it; DBAPIError of either side.
+    """
+    with held(database, lane.id):
+        with database.transaction() as connection:
+            if not execute(connection, DUE, {"lane": lane.id}).scalar_one():
+                return
+            definition = definition_of(connection, lane.generation_id)
+            server = str(execute(connection, SERVER).scalar_one())
+        there = lane.shard.database(database.application_name, database.limits)
+        outbox.install(there, lane, definition, server, timeout_ms, patience_s, report)
+        with database.transaction() as connection:
+            connection.execute(
+                update(tables.lane)
+                .where(tables.lane.c.id == lane.id, tables.lane.c.captured_at.is_(None))
+                .values(captured_at=func.clock_timestamp())
+            )
+            set_reached(connection, lane.shard.id)
+
+
+@contextmanager
+def held(database: Database, lane_id: int) -> Iterator[None]:
+    """Keep others from installing or removing a lane's capture meanwhile. Raises LockNotAcquired."""
+    with database.autocommit() as connection:
+        if not execute(connection, HOLD, {"lane": lane_id}).scalar_one():
+            raise LockNotAcquired(f"another process installs or removes the capture of lane {lane_id}. Try again")
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                execute(connection, LET_GO, {"lane": lane_id})
+
+
+def definition_of(connection: Connection, generation_id: int) -> IndexDefinition:
+    """The definition of the index that a generation is of."""
+    index = tables.index
+    row = connection.execute(
+        select(index)
+        .join(tables.generation, tables.generation.c.index_id == index.c.id)
+        .where(tables.generation.c.id == generation_id)
+    ).one()
+    return stored_definition(connection, row, IndexDefinition(operations.index_name(row)))

@@ -1,0 +1,218 @@
+"""The shards that an index server knows: adds, lists and removes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg2.extensions import parse_dsn
+from sqlalchemy import Connection, func, insert, select, text, update
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import quote
+from airflow_roir.engine import tables
+from airflow_roir.engine.database import Database, check_dsn, execute
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards import home, shard
+from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
+from airflow_roir.engine.trouble import reason_of
+from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RoirError
+
+LONGEST_NAME = 63
+USED = """
+SELECT DISTINCT format('%%I.%%I', i.schema_name, i.name) AS name
+  FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
+ WHERE l.shard_id = %(shard)s AND l.removed_at IS NULL AND g.status <> 'dropped' ORDER BY 1
+"""
+LISTED = """
+SELECT s.id, s.name, s.dsn, s.conn_id, s.index_dsn IS NOT NULL AS announces, s.added_at,
+       s.away_until > clock_timestamp() AS away, s.problem,
+       array(SELECT DISTINCT format('%I.%I', i.schema_name, i.name)
+               FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
+              WHERE l.shard_id = s.id AND l.removed_at IS NULL AND g.status <> 'dropped' ORDER BY 1) AS indexes,
+       (SELECT extract(epoch FROM clock_timestamp() - min(l.fresh_at))::float
+          FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id
+         WHERE l.shard_id = s.id AND l.removed_at IS NULL AND g.status = 'active') AS lag_s,
+       (SELECT string_agg(DISTINCT l.doubt, '; ') FROM roir.lane l
+         WHERE l.shard_id = s.id AND l.removed_at IS NULL) AS doubt
+  FROM roir.shard s WHERE s.removed_at IS NULL ORDER BY s.name
+"""
+SHOWN = ("host", "port", "dbname", "user", "service")
+
+
+@dataclass(frozen=True)
+class ListedShard:
+    """What there is to know of a shard. place: its DSN without secrets; lag_s: of the index that is furthest behind."""
+
+    name: str
+    place: str
+    conn_id: str | None
+    announces: bool
+    added_at: datetime
+    away: bool
+    problem: str | None
+    doubt: str | None
+    indexes: list[str]
+    lag_s: float | None
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {**self.__dict__, "added_at": self.added_at.isoformat()}
+
+
+def add(
+    database: Database,
+    name: str,
+    dsn: str | None = None,
+    conn_id: str | None = None,
+    index_dsn: str | None = None,
+) -> Shard:
+    """Add a shard, or give one that is there another DSN; makes its small schema. Safe to call again.
+
+    dsn: how workers reach it; conn_id: the Airflow connection whose DSN tasks keep here. index_dsn: how the shard's
+    server reaches this one, to announce writes. Raises InvalidInput, RightMissing, and DBAPIError if it isn't reached.
+    """
+    _check_name(name)
+    for one in (dsn, index_dsn):
+        if one is not None:
+            check_dsn(one)
+    with database.transaction() as connection:
+        check_schema(connection, writes=True)
+        known = _find(connection, name)
+    if dsn is None and conn_id is None and known is None:
+        raise InvalidInput(f"shard {quote(name)}: give its DSN (--dsn) or an Airflow connection (--conn-id)")
+    dsn = dsn or (known.dsn if known else None)
+    token = None
+    if dsn is not None:
+        token = home.install(Shard(0, name, dsn).database("roir shard", database.limits))
+        if known is not None and known.home not in (None, token):
+            raise InvalidInput(
+                f"shard {quote(name)}: that DSN leads to another database than the one that was added, whose entries "
+                f"an index may have. Remove the shard first: roir shard remove {quote(name)}"
+            )
+    with database.transaction() as connection:
+        # Two at once: the second one finds what the first one has written.
+        execute(connection, "SELECT pg_advisory_xact_lock(hashtext('roir'), hashtext('shard'))")
+        _check_home(connection, name, token)
+        given = {"dsn": dsn, "conn_id": conn_id, "index_dsn": index_dsn, "home": token}
+        values = {key: value for key, value in given.items() if value is not None}
+        known = _find(connection, name)
+        if known is None:
+            connection.execute(insert(tables.shard).values(name=name, **values))
+        else:
+            cleared: dict[str, None] = {"away_until": None, "problem": None, "problem_at": None}
+            connection.execute(update(tables.shard).where(tables.shard.c.id == known.id).values(**values, **cleared))
+        return shard.find(connection, name)
+
+
+def keep_dsn(connection: Connection, name: str, dsn: str) -> None:
+    """Write down the DSN that an Airflow connection has now. Raises NotFound."""
+    found = shard.find(connection, name)
+    if found.dsn != dsn:
+        connection.execute(update(tables.shard).where(tables.shard.c.id == found.id).values(dsn=dsn))
+
+
+def listed(database: Database) -> list[ListedShard]:
+    """All shards, by their names."""
+    with database.transaction() as connection:
+        check_schema(connection)
+        rows = execute(connection, LISTED).all()
+    return [
+        ListedShard(
+            row.name,
+            _place(row.dsn),
+            row.conn_id,
+            row.announces,
+            row.added_at,
+            bool(row.away),
+            row.problem,
+            row.doubt,
+            list(row.indexes),
+            row.lag_s,
+        )
+        for row in rows
+    ]
+
+
+def probe(database: Database, name: str) -> str | None:
+    """Why a shard can't be worked with now; None if it can. Raises NotFound."""
+    with database.transaction() as connection:
+        found = shard.find(connection, name)
+    try:
+        with found.database("roir shard", database.limits).transaction() as connection:
+            home.check(connection, found)
+    except (RoirError, DBAPIError) as error:
+        return reason_of(error)
+    return None
+
+
+def remove(
+    database: Database, name: str, force: bool = False, report: Callable[[str], None] = lambda line: None
+) -> None:
+    """Forget a shard, and remove our schema from it if no other index server captures there.
+
+    force: also if it can't be reached: what is left there goes on capturing, into tables that grow. Raises NotFound,
+    OperationRunning (an index is over it), DBAPIError (it can't be reached).
+    """
+    with database.transaction() as connection:
+        check_schema(connection, writes=True)
+        found = shard.find(connection, name)
+        used = list(execute(connection, USED, {"shard": found.id}).scalars())
+    if used:
+        raise OperationRunning(
+            f"shard {quote(name)} has entries in {', '.join(used)}; rebuild these indexes without it, or drop them, "
+            "then run: roir clean-up"
+        )
+    if found.dsn is not None:
+        try:
+            _leave(found.database("roir shard", database.limits))
+        except (DBAPIError, RoirError) as error:
+            if not force:
+                raise
+            report(f"shard {quote(name)}: nothing was removed there: {reason_of(error)}")
+    with database.transaction() as connection:
+        gone = {"removed_at": func.clock_timestamp(), "dsn": None, "index_dsn": None, "conn_id": None}
+        connection.execute(update(tables.shard).where(tables.shard.c.id == found.id).values(**gone))
+
+
+def _leave(database: Database) -> None:
+    with database.transaction() as connection:
+        there = execute(connection, f"SELECT to_regclass('{SHARD_SCHEMA}.outbox') IS NOT NULL").scalar_one()
+        if there and not execute(connection, f"SELECT EXISTS (SELECT FROM {SHARD_SCHEMA}.outbox)").scalar_one():
+            execute(connection, f"DROP SCHEMA {SHARD_SCHEMA} CASCADE")
+
+
+def _find(connection: Connection, name: str) -> Shard | None:
+    try:
+        return shard.find(connection, name)
+    except NotFound:
+        return None
+
+
+def _check_name(name: str) -> None:
+    if not name or not name.isprintable() or len(name.encode()) > LONGEST_NAME or name != name.strip():
+        raise InvalidInput(
+            f"{name!r} can't be a shard's name: it stands in each of its entries. Take 1 to {LONGEST_NAME} bytes of "
+            "printable signs, without blanks at the ends"
+        )
+
+
+def _check_home(connection: Connection, name: str, token: str | None) -> None:
+    table = tables.shard
+    other = connection.execute(
+        select(table.c.name).where(
+            table.c.home == token, table.c.name != name, table.c.removed_at.is_(None), text(":token IS NOT NULL")
+        ),
+        {"token": token},
+    ).scalar()
+    if other is not None:
+        raise InvalidInput(
+            f"shard {quote(name)}: that database is shard {quote(other)} already; its rows would be in an index twice"
+        )
+
+
+def _place(dsn: str | None) -> str:
+    """A DSN without what is secret in it."""
+    given = parse_dsn(dsn) if dsn else {}
+    return " ".join(f"{key}={given[key]}" for key in SHOWN if given.get(key))

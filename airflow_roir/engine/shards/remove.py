@@ -1,0 +1,91 @@
+"""Removes the capture of generations that are gone, in every shard that can be reached; the rest stays written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Row, func, select, update
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import quote
+from airflow_roir.engine import operations, tables
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.shards import home, outbox
+from airflow_roir.engine.shards.prepare import held
+from airflow_roir.engine.shards.shard import Shard, by_id, set_away
+from airflow_roir.engine.trouble import reason_of
+from airflow_roir.errors import RoirError
+from airflow_roir.generation_state import GenerationStatus
+
+
+def release(
+    database: Database,
+    index_id: int | None,
+    patience_s: float,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[str]:
+    """Remove the outboxes and triggers of dropped generations, of one index or of all. Safe to call again.
+
+    Returns a line for each shard that still has some, with the reason; the next clean-up tries again.
+    """
+    lane, generation, index, shard = tables.lane, tables.generation, tables.index, tables.shard
+    query = (
+        select(lane.c.id, lane.c.outbox, lane.c.shard_id, index.c.schema_name, index.c.name, shard.c.removed_at)
+        .join(shard, shard.c.id == lane.c.shard_id)
+        .join(generation, generation.c.id == lane.c.generation_id)
+        .join(index, index.c.id == generation.c.index_id)
+        .where(generation.c.status == GenerationStatus.DROPPED.value, lane.c.removed_at.is_(None))
+        .order_by(lane.c.id)
+    )
+    if index_id is not None:
+        query = query.where(index.c.id == index_id)
+    with database.transaction() as connection:
+        rows: list[Row[Any]] = list(connection.execute(query))
+        left = [(row, by_id(connection, row.shard_id)) for row in rows]
+    # One that is away once is away for all that it has, and each try would take its time.
+    away: dict[int, str] = {}
+    waiting = []
+    for row, one in left:
+        if row.removed_at is not None:
+            # Whoever took the shard away has given up what is there.
+            _forget(database, row.id)
+            continue
+        if one.id not in away and (problem := _remove(database, row.id, row.outbox, one, patience_s, report)):
+            away[one.id] = problem
+        if one.id in away:
+            name = operations.index_name(row)
+            waiting.append(
+                f"index {name}: its capture in shard {quote(one.name)} is left ({row.outbox}): {away[one.id]}"
+            )
+    return waiting
+
+
+def _remove(
+    database: Database, lane_id: int, name: str, one: Shard, patience_s: float, report: Callable[[str], None]
+) -> str | None:
+    try:
+        with held(database, lane_id):
+            there = one.database(database.application_name, database.limits)
+            with there.transaction() as connection:
+                # In another database there is nothing of ours, which says nothing of the right one.
+                home.check(connection, one)
+            outbox.remove(there, name, database.limits.attempt_ms, patience_s, report)
+            _forget(database, lane_id)
+        return None
+    except (DBAPIError, RoirError) as error:
+        problem = reason_of(error)
+        if isinstance(error, DBAPIError):
+            with database.transaction() as connection:
+                set_away(connection, one.id, problem)
+        return problem
+
+
+def _forget(database: Database, lane_id: int) -> None:
+    lane = tables.lane
+    with database.transaction() as connection:
+        connection.execute(
+            update(lane)
+            .where(lane.c.id == lane_id, lane.c.removed_at.is_(None))
+            .values(removed_at=func.clock_timestamp())
+        )

@@ -1,0 +1,136 @@
+"""Cuts a verification of an index apart from its source into units: pieces of tables in shards, and of segments."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, insert
+
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import tables
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.files import segments_of
+from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.plan import Piece, cut_source
+from airflow_roir.engine.shards import home, sources, sums
+from airflow_roir.engine.shards.shard import Lane, lanes_of
+from airflow_roir.engine.verify import units
+from airflow_roir.errors import NotFound
+
+REMOVED = "SELECT id FROM roir.lane WHERE generation_id = %(generation)s AND removed_at IS NOT NULL"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a verification will read in the shards. pieces: by lane; none of a table that was dropped."""
+
+    generation_id: int
+    rows: int
+    pieces: tuple[tuple[int, Piece], ...]
+
+
+def survey(database: Database, generation_id: int, options: VerifyOptions) -> Survey | None:
+    """Cut the shards' tables by primary key; None if the index isn't apart. Raises what keeps a shard from being read."""
+    with database.transaction() as connection:
+        lanes = live_lanes(connection, generation_id)
+        if not lanes_of(connection, generation_id):
+            return None
+    rows, pieces = 0, []
+    for lane in lanes:
+        shard = lane.shard.database(database.application_name, database.limits)
+        with shard.transaction() as connection:
+            home.check(connection, lane.shard)
+            try:
+                source = sources.read_by_oid(connection, lane.source_oid)
+            except NotFound:
+                continue
+            most = units.UNITS_OF_PARTS if options.in_parts else units.MOST_UNITS
+            least = 1 if options.in_parts else limits_of(connection).unit_rows
+            counted, cut = cut_source(connection, source, lambda n, least=least, most=most: max(least, n // most))
+            rows += counted
+            pieces += [(lane.id, piece) for piece in cut]
+    return Survey(generation_id, rows, tuple(pieces))
+
+
+def live_lanes(connection: Connection, generation_id: int) -> list[Lane]:
+    """The lanes of a generation whose shards weren't removed."""
+    removed = set(execute(connection, REMOVED, {"generation": generation_id}).scalars())
+    return [lane for lane in lanes_of(connection, generation_id) if lane.id not in removed]
+
+
+def plan(
+    connection: Connection, index_id: int, operation_id: int, surveyed: Survey, options: VerifyOptions, mode: str
+) -> tuple[int, int]:
+    """As `units.plan`, of an index apart from its source."""
+    generation_id = surveyed.generation_id
+    buckets = 1 << max(surveyed.rows // units.ROWS_PER_BUCKET, 1).bit_length()
+    verification = tables.verification
+    verification_id = int(
+        connection.execute(
+            insert(verification)
+            .values(
+                index_id=index_id,
+                operation_id=operation_id,
+                generation_id=generation_id,
+                mode=mode,
+                options=options.fixed(),
+                buckets=min(max(buckets, units.FEWEST_BUCKETS), units.MOST_BUCKETS),
+            )
+            .returning(verification.c.id)
+        ).scalar_one()
+    )
+    walking = 0
+    if options.slices is not None:
+        walking = units.walk_on(connection, verification_id, index_id, generation_id)
+    if not walking:
+        listed = [{"lane_id": None, **unit} for unit in units.entry_units(connection, generation_id, options.in_parts)]
+        listed += [
+            {"side": "source", "relation": piece.relation, "lower": piece.lower, "upper": piece.upper, "lane_id": lane}
+            for lane, piece in surveyed.pieces
+        ]
+        if options.sample is not None:
+            listed = random.sample(listed, max(1, math.ceil(len(listed) * options.sample / 100)))
+        segments = [] if options.is_partial else [("reach", one) for one in segments_of(connection, generation_id)]
+        if options.amcheck:
+            segments += [("tree", one) for one in segments_of(connection, generation_id)]
+        listed += [
+            {"side": side, "relation": one, "lower": None, "upper": None, "lane_id": None} for side, one in segments
+        ]
+        units.write_units(connection, verification_id, "check" if options.is_partial else "total", listed)
+        walking = len(listed)
+    if options.slices is not None:
+        units.set_quota(connection, verification_id, walking, options.slices)
+    return verification_id, surveyed.rows
+
+
+# The same units, of the sides that have sums.
+NEXT_UNITS = """
+INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lower, upper, lane_id)
+SELECT verification_id, %(new)s, ordinal, side, relation, lower, upper, lane_id FROM roir.verification_unit
+ WHERE verification_id = %(id)s AND stage = %(old)s AND side IN ('source', 'entry')
+   AND (side = 'entry' OR lane_id = ANY (%(lanes)s))
+"""
+LOOKS_DUE = """
+INSERT INTO roir.verification_unit (verification_id, stage, ordinal, side, relation, lane_id)
+SELECT %(id)s, 'whole', row_number() OVER (ORDER BY lane_id), 'both', 0, lane_id
+  FROM (SELECT DISTINCT lane_id FROM roir.suspect WHERE verification_id = %(id)s) s
+"""
+
+
+def next_units(
+    connection: Connection, verification_id: int, generation_id: int, old: str, new: str, suspicious: Sequence[int]
+) -> None:
+    """The units of a stage once more, for the next one: of shards without a suspicious bucket none."""
+    lanes = sorted(lane.id for lane in lanes_of(connection, generation_id))
+    # In stage total a lane's bucket is its place.
+    places = set(suspicious) if old == "total" else {one // sums.MOST_BUCKETS for one in suspicious}
+    values = {"id": verification_id, "old": old, "new": new, "lanes": [n for i, n in enumerate(lanes) if i in places]}
+    execute(connection, NEXT_UNITS, values)
+
+
+def plan_looks(connection: Connection, verification_id: int) -> bool:
+    """After the check: a unit for each shard with suspects; True if there is one."""
+    return execute(connection, LOOKS_DUE, {"id": verification_id}).rowcount > 0

@@ -1,0 +1,197 @@
+"""Which rows an index apart names for a condition: one statement on the index server, in one snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    Engine,
+    Interval,
+    Select,
+    Text,
+    cast,
+    func,
+    literal,
+    select,
+    union_all,
+)
+from sqlalchemy import column as new_column
+from sqlalchemy import table as new_table
+from sqlalchemy.dialects.postgresql import JSONB, REGCLASS
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.selectable import SelectBase
+from sqlalchemy.sql.visitors import iterate, replacement_traverse
+
+from airflow_roir.definition import QualifiedName, quote
+from airflow_roir.engine.trouble import said
+from airflow_roir.errors import InvalidInput, NotFound, NotStrict, RightMissing, StaleAnswer
+
+STALE, NO_RIGHT, NOT_READY = "40R01", "42501", "55000"
+# Another generation was published since it was looked up which one it is.
+PUBLISHED = ("40001", "42P01")
+# No such view, or it is none of an index apart.
+WRONG = ("42P01", "42809", "3F000")
+
+
+@dataclass(frozen=True)
+class KeyColumn:
+    """A column of the primary key. type: the base type's name as SQL; domain: the column's own is one over it."""
+
+    name: str
+    type: str
+    domain: bool
+
+
+@dataclass(frozen=True)
+class Home:
+    """A shard's database by its token, and the name of its outbox. tick: how many visits of it are known at least."""
+
+    token: str | None
+    outbox: str
+    tick: int = 0
+
+
+@dataclass(frozen=True)
+class Named:
+    """What an index names in one shard: primary keys by their texts. tick: as of the same snapshot."""
+
+    keys: dict[str, tuple[Any, ...]]
+    tick: int
+
+
+@dataclass(frozen=True)
+class About:
+    """What a reader knows of an index apart. identity: the columns of key and primary key; homes: of the shards.
+
+    primary_key: without the shard's column.
+    """
+
+    generation: int
+    shard_column: str
+    columns: tuple[str, ...]
+    identity: tuple[str, ...]
+    primary_key: tuple[KeyColumn, ...]
+    homes: Mapping[str, Home]
+
+
+def look_up(engine: Engine, index: QualifiedName) -> About:
+    """What the index is now. Raises NotFound, InvalidInput, RightMissing."""
+    try:
+        with engine.connect() as connection:
+            found = connection.execute(select(func.roir.apart(cast(index.sql, REGCLASS)))).scalar_one()
+    except DBAPIError as error:
+        if state_of(error) in WRONG:
+            raise NotFound(said(error)) from error
+        raise translated(error) from error
+    shard = found["shard"]
+    names = [column["source"] for column in found["columns"]]
+    return About(
+        found["generation"],
+        shard,
+        tuple(names),
+        tuple(names[: found["identity"]]),
+        tuple(
+            KeyColumn(c["source"], c["cast"], c["domain"])
+            for c in found["columns"]
+            if c["primary_key"] and c["source"] != shard
+        ),
+        {name: Home(one["home"], one["outbox"]) for name, one in found["shards"].items()},
+    )
+
+
+def check_condition(index: QualifiedName, about: About, table: Any, where: ColumnElement[bool], strict: bool) -> None:
+    """Raise InvalidInput if a condition asks for what the index can't answer."""
+    has = set(about.identity if strict else about.columns)
+    for element in iterate(where):
+        if isinstance(element, SelectBase | CTE):
+            raise InvalidInput(
+                f"index {index}: the condition has a query of its own, which would be another one in each database; "
+                "take its result as values"
+            )
+        if not isinstance(element, ColumnElement) or getattr(element, "table", None) is None:
+            continue
+        if not table.c.contains_column(element):
+            raise InvalidInput(f"index {index}: the condition has {element}, which is no column of {table.fullname}")
+        if element.name not in has:
+            raise InvalidInput(
+                f"index {index}: {quote(element.name)} "
+                + (
+                    "isn't a column of its key or of the primary key; strict reads can't ask for others, since intents "
+                    "have none. Look at the rows that come back"
+                    if strict and element.name in about.columns
+                    else "isn't a column of it"
+                )
+            )
+    missing = [one.name for one in about.primary_key if one.name not in table.c]
+    if missing:
+        raise InvalidInput(
+            f"index {index}: {table.fullname} is mapped without {', '.join(map(quote, missing))}, a part of its "
+            "primary key"
+        )
+
+
+def statement(
+    index: QualifiedName,
+    about: About,
+    table: Any,
+    where: ColumnElement[bool],
+    strict: bool,
+    max_staleness: timedelta | None,
+) -> Any:
+    """Shards and primary keys of what meets a condition: of entries, and if `strict` of intents, too."""
+    entries = _of(index, about, table, where)
+    if max_staleness is not None:
+        # A sub-select: asked once, before any entry is read.
+        fresh = func.roir.fresh(cast(index.sql, REGCLASS), literal(max_staleness, Interval(native=True)))
+        entries = entries.where(select(fresh).scalar_subquery())
+    if not strict:
+        return entries
+    return union_all(entries, _of(QualifiedName("roir_data", f"g{about.generation}_announced"), about, table, where))
+
+
+def _of(name: QualifiedName, about: About, table: Any, where: ColumnElement[bool]) -> Select[Any]:
+    columns: list[Any] = [new_column(c.name, c.type) for c in table.columns if c.name in about.columns]
+    seen: Any = new_table(name.name, *columns, new_column(about.shard_column, Text()), schema=name.schema).alias("e")
+
+    def of_the_entry(element: Any, **_: Any) -> Any:
+        if isinstance(element, ColumnElement) and table.c.contains_column(element):
+            return seen.c[element.name]
+        return None
+
+    key = [seen.c[one.name] for one in about.primary_key]
+    ticks = select(func.roir.ticks(about.generation, type_=JSONB)).scalar_subquery()
+    shard = seen.c[about.shard_column]
+    wanted = [shard.label("p0"), ticks[shard].as_integer().label("p01"), key_text(key).label("p02")]
+    wanted += [column.label(f"p{i}") for i, column in enumerate(key, 1)]
+    return select(*wanted).where(replacement_traverse(where, {}, of_the_entry))
+
+
+def state_of(error: DBAPIError) -> str:
+    """The SQLSTATE of an error, whichever driver."""
+    return getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlstate", None) or ""
+
+
+def translated(error: DBAPIError) -> Exception:
+    """What an error of the index server means to a reader."""
+    kinds: dict[str, type[Exception]] = {STALE: StaleAnswer, NOT_READY: NotStrict, NO_RIGHT: RightMissing}
+    kind = kinds.get(state_of(error))
+    return error if kind is None else kind(said(error))
+
+
+def key_text(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[str]:
+    """SQL that tells primary keys apart: not all values of Python can, or are equal where the server's are."""
+    return cast(func.row(*columns), Text)
+
+
+def read(connection: Connection, wanted: Any) -> dict[str, Named]:
+    """What is named, by the names of the shards."""
+    found: dict[str, Named] = {}
+    for shard, tick, text, *key in connection.execute(wanted):
+        found.setdefault(shard, Named({}, tick or 0)).keys[text] = tuple(key)
+    return found

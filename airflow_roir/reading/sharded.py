@@ -1,0 +1,247 @@
+"""Rows of sharded tables through one index apart from them, at a stated level of consistency (docs/shards.md#read).
+
+from airflow_roir.reading import ShardedIndex
+
+by_email = ShardedIndex(index_engine, "public.users_by_email", {"s0": engine0, "s1": engine1})
+for user, shard in by_email.rows(User, User.email == "x@y", consistency="strict"):
+    ...
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from sqlalchemy import ColumnElement, Engine, FromClause, create_engine, inspect, text
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import QualifiedName, parse_name, quote
+from airflow_roir.errors import InvalidInput, ShardUnreachable
+from airflow_roir.reading import candidates, truth
+from airflow_roir.reading.candidates import About, Named
+
+T = TypeVar("T")
+Level = Literal["eventual", "bounded", "strict"]
+# More threads than this wait for shards in turn.
+THREADS = 32
+DSNS = "SELECT name, dsn FROM roir.shard WHERE removed_at IS NULL"
+
+
+class Found(NamedTuple):
+    """A row, and the name of the shard that it is in."""
+
+    row: Any
+    shard: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The rows that were found, in no order. away: what kept shards from being asked, by their names."""
+
+    found: list[Found]
+    away: dict[str, str] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Found]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    @property
+    def rows(self) -> list[Any]:
+        """The rows alone."""
+        return [one.row for one in self.found]
+
+
+class ShardedIndex:
+    """An index apart from its tables, opened once for many reads, from several threads if you like.
+
+    engine: SQLAlchemy's, of the index server. index: its name as SQL. shards: engines of the shards by the names that
+    `roir shard list` shows; without them their DSNs are read from `roir.shard`, which takes SELECT on that table, and
+    the engines are this object's own: `close` ends them. Each thread takes a connection of each shard that it asks.
+    """
+
+    def __init__(self, engine: Engine, index: str, shards: Mapping[str, Engine] | None = None) -> None:
+        self.index: QualifiedName = parse_name(index, "index")
+        self._engine = engine
+        self._own = shards is None
+        self._shards = dict(_engines(engine) if shards is None else shards)
+        self._lock = threading.Lock()
+        self._about: About | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    def rows(
+        self,
+        source: Any,
+        where: ColumnElement[bool],
+        consistency: Level = "eventual",
+        *,
+        max_staleness: timedelta | float | None = None,
+        partial: bool = False,
+    ) -> Answer:
+        """The rows of a table, in all shards, that meet a condition, each as its shard has it now.
+
+        source: a `Table`, whose rows come back as SQLAlchemy's, or an ORM class, whose instances come back detached.
+        where: over the source's own columns: those of the index, and for `strict` those of key and primary key. Its
+            truth must depend on the row alone.
+        max_staleness: for `bounded`, seconds or a `timedelta`.
+        partial: leave out shards that can't be reached, and name them in `Answer.away`, rather than raise.
+
+        What is guaranteed of a row that met the condition before the call, and still does after it: `eventual`:
+        nothing; `bounded`: it is found if it was committed `max_staleness` before the call; `strict`: it is found. At
+        each level a row that comes back met the condition in a snapshot that its shard took during the call, and comes
+        once. No snapshot spans two shards: of a row that is moved to another shard, inserted there before it is deleted
+        here, `strict` finds at least one. Moved the other way round it may be found in neither.
+
+        Raises StaleAnswer (retry), NotStrict, ShardUnreachable (names the shard), InvalidInput, NotFound, RightMissing.
+        """
+        age = _level(consistency, max_staleness)
+        mapped = not isinstance(source, FromClause)
+        table: Any = inspect(source).local_table if mapped else source
+        strict = consistency == "strict"
+        asked: dict[str, set[str]] = {}
+        answers: dict[str, dict[str, Any]] = {}
+        away: dict[str, str] = {}
+        missed = True
+        while missed:
+            about, named = self._candidates(table, where, strict, age)
+            new = {
+                shard: {text: key for text, key in one.keys.items() if text not in asked.get(shard, ())}
+                for shard, one in named.items()
+                if shard not in away
+            }
+            new = {shard: keys for shard, keys in new.items() if keys}
+            self._check_known(new)
+            calls = {
+                shard: _asking(
+                    self._shards[shard],
+                    shard,
+                    # Of which an eventual answer depends on nothing: a replica may be asked for it.
+                    None if consistency == "eventual" else replace(about.homes[shard], tick=named[shard].tick),
+                    source,
+                    table,
+                    about.primary_key,
+                    where,
+                    list(keys.values()),
+                )
+                for shard, keys in new.items()
+            }
+            for shard, found in self._ask(calls, away if partial else None).items():
+                asked.setdefault(shard, set()).update(new[shard])
+                answers.setdefault(shard, {}).update(found)
+            # What is no more in one shard may be in another one, since before it went.
+            missed = strict and any(len(answers.get(shard, ())) < len(asked.get(shard, ())) for shard in new)
+        return Answer([Found(row, shard) for shard, rows in answers.items() for row in rows.values()], away)
+
+    def close(self) -> None:
+        """End its threads, and the engines that it made."""
+        with self._lock:
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown()
+        if self._own:
+            for engine in self._shards.values():
+                engine.dispose()
+
+    def __enter__(self) -> ShardedIndex:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def _candidates(
+        self, table: Any, where: ColumnElement[bool], strict: bool, age: timedelta | None
+    ) -> tuple[About, dict[str, Named]]:
+        """What the index server names. If another generation was published meanwhile it is asked once more."""
+        fresh = self._about is None
+        while True:
+            about = self._about
+            if about is None:
+                about = self._about = candidates.look_up(self._engine, self.index)
+            candidates.check_condition(self.index, about, table, where, strict)
+            wanted = candidates.statement(self.index, about, table, where, strict, age)
+            try:
+                with self._engine.connect() as connection:
+                    return about, candidates.read(connection, wanted)
+            except DBAPIError as error:
+                self._about = None
+                if fresh or candidates.state_of(error) not in candidates.PUBLISHED:
+                    raise candidates.translated(error) from error
+                fresh = True
+
+    def _check_known(self, named: Mapping[str, Any]) -> None:
+        unknown = [shard for shard in named if shard not in self._shards]
+        if unknown:
+            raise InvalidInput(
+                f"index {self.index}: it names rows of shard {', '.join(map(quote, unknown))}, of which no engine was given"
+            )
+
+    def _ask(self, calls: Mapping[str, Callable[[], T]], away: dict[str, str] | None) -> dict[str, T]:
+        """The results by shard, asked at the same time. away: takes what kept shards from answering; None: raise."""
+        if len(calls) > 1:
+            with self._lock:
+                if self._threads is None:
+                    self._threads = ThreadPoolExecutor(min(THREADS, len(self._shards)), "roir-reading")
+                threads = self._threads
+            running: dict[str, Callable[[], T]] = {shard: threads.submit(call).result for shard, call in calls.items()}
+        else:
+            running = dict(calls)
+        done: dict[str, T] = {}
+        failed: list[Exception] = []
+        # All have ended before anything is raised: none goes on for a reader who has left.
+        for shard, result in running.items():
+            try:
+                done[shard] = result()
+            except ShardUnreachable as error:
+                if away is None:
+                    failed.append(error)
+                else:
+                    away[shard] = str(error)
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+        return done
+
+
+def _asking(*what: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: truth.ask(*what)
+
+
+def _level(consistency: str, max_staleness: timedelta | float | None) -> timedelta | None:
+    if consistency not in ("eventual", "bounded", "strict"):
+        raise InvalidInput(f"consistency {consistency!r}: eventual, bounded or strict")
+    if (consistency == "bounded") != (max_staleness is not None):
+        raise InvalidInput("max_staleness goes with consistency='bounded', and only with it")
+    if max_staleness is None:
+        return None
+    age = max_staleness if isinstance(max_staleness, timedelta) else timedelta(seconds=max_staleness)
+    if age < timedelta(0):
+        raise InvalidInput(f"max_staleness {max_staleness}: 0 or more")
+    return age
+
+
+def _engines(engine: Engine) -> dict[str, Engine]:
+    with engine.connect() as connection:
+        dsns = {row.name: row.dsn for row in connection.execute(text(DSNS))}
+    unknown = [name for name, dsn in dsns.items() if dsn is None]
+    if unknown:
+        raise InvalidInput(
+            f"shard {', '.join(map(quote, unknown))}: the index server knows an Airflow connection and no DSN; give "
+            "the engines of the shards"
+        )
+    return {name: _engine(dsn) for name, dsn in dsns.items()}
+
+
+def _engine(dsn: str) -> Engine:
+    def connect() -> Any:
+        import psycopg2
+
+        return psycopg2.connect(dsn, application_name="roir reading", connect_timeout=10)
+
+    return create_engine("postgresql+psycopg2://", creator=connect)

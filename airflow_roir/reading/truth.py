@@ -1,0 +1,154 @@
+"""The rows of one shard, by their primary keys, as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Engine, FromClause, Text, and_, cast, func, literal, null, select, tuple_
+from sqlalchemy import column as new_column
+from sqlalchemy import table as new_table
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+from sqlalchemy.types import UserDefinedType
+
+from airflow_roir.definition import quote
+from airflow_roir.engine.trouble import first_line, said
+from airflow_roir.errors import NotStrict, RightMissing, RoirError, ShardUnreachable
+from airflow_roir.reading.candidates import NO_RIGHT, Home, KeyColumn, key_text, state_of
+
+# So many rows of a shard are asked for at once: their keys are parts of the statement.
+KEYS = 1000
+# The session, the server: no SQLSTATE, a lost connection, no connection left, a server that shuts down or starts.
+AWAY = ("08", "53", "57P")
+
+Key = tuple[Any, ...]
+
+
+class _Type(UserDefinedType[Any]):
+    """A type by the name that the index server gives it: what a value is bound as may be another one (float4, char)."""
+
+    cache_ok = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_col_spec(self, **_: Any) -> str:
+        return self.name
+
+
+def ask(
+    engine: Engine,
+    shard: str,
+    home: Home | None,
+    source: Any,
+    table: Any,
+    primary_key: Sequence[KeyColumn],
+    where: ColumnElement[bool],
+    keys: Sequence[Key],
+) -> dict[str, Any]:
+    """The rows of these primary keys that meet the condition, by the texts of their keys, and no others.
+
+    home: what the shard must be: another database, a standby, or one that lost commits doesn't say the truth. None:
+    nothing is asked of it. Raises ShardUnreachable, NotStrict, RightMissing, RoirError.
+    """
+    found: dict[str, Any] = {}
+    for start in range(0, len(keys), KEYS):
+        part = keys[start : start + KEYS]
+        try:
+            try:
+                found |= _read(engine, shard, home, source, table, primary_key, where, part)
+            except DBAPIError as error:
+                # A session of the pool that was lost since it was used.
+                if not error.connection_invalidated:
+                    raise
+                found |= _read(engine, shard, home, source, table, primary_key, where, part)
+        except DBAPIError as error:
+            state = state_of(error)
+            if not state or state.startswith(AWAY):
+                raise ShardUnreachable(f"shard {quote(shard)} can't be asked: {first_line(error)}", shard) from error
+            if state == NO_RIGHT:
+                raise RightMissing(
+                    f"shard {quote(shard)}: {said(error)}; readers need SELECT on the table, and on roir_shard.home "
+                    "with USAGE on its schema"
+                ) from error
+            raise RoirError(f"shard {quote(shard)}: {said(error)}") from error
+    return found
+
+
+def _read(
+    engine: Engine,
+    shard: str,
+    home: Home | None,
+    source: Any,
+    table: Any,
+    primary_key: Sequence[KeyColumn],
+    where: ColumnElement[bool],
+    keys: Sequence[Key],
+) -> dict[str, Any]:
+    here: Any
+    if home is None:
+        here = select(literal(True).label("asked")).subquery("roir_home")
+        heads: list[Any] = [null(), null(), null()]
+    else:
+        outbox = new_table("outbox", new_column("name", Text), new_column("tick"), schema="roir_shard")
+        here = (
+            select(
+                cast(new_column("token"), Text).label("token"),
+                select(outbox.c.tick).where(outbox.c.name == home.outbox).scalar_subquery().label("tick"),
+                func.pg_catalog.pg_is_in_recovery().label("standby"),
+            )
+            .select_from(new_table("home", schema="roir_shard"))
+            .subquery("roir_home")
+        )
+        heads = [here.c.token, here.c.tick, here.c.standby]
+    mapped = not isinstance(source, FromClause)
+    columns = [table.c[one.name] for one in primary_key]
+    wanted: list[Any] = [*heads, columns[0].is_not(None), key_text(columns)]
+    wanted += [source] if mapped else list(table.columns)
+    head = len(wanted) - (1 if mapped else len(table.columns))
+    query = select(*wanted).select_from(here.outerjoin(source, and_(_is_one_of(primary_key, columns, keys), where)))
+    found: dict[str, Any] = {}
+    with Session(engine) as session:
+        # Twice the same result: what tells where it is from, and the rows as SQLAlchemy's own.
+        frozen = session.execute(query).unique().freeze()
+        told = frozen().columns(*range(head)).all()
+        rows = frozen().scalars(head).all() if mapped else frozen().columns(*range(head, len(wanted))).all()
+        session.expunge_all()
+    for (token, tick, standby, present, text), row in zip(told, rows, strict=True):
+        if home is not None:
+            _check(shard, home, token, tick, standby)
+        if present:
+            found[text] = row
+    return found
+
+
+def _check(shard: str, home: Home, token: str, tick: int | None, standby: bool) -> None:
+    why = None
+    if standby:
+        why = "a standby answers, which may be behind; its primary must be asked"
+    elif home.token is not None and token != home.token:
+        why = "another database answers than the one that was added"
+    elif tick is None:
+        why = "its capture is gone"
+    elif tick < home.tick:
+        why = "it has lost commits that the index has"
+    if why is not None:
+        raise NotStrict(f"shard {quote(shard)}: {why} (docs/troubleshooting.md#not-strict)")
+
+
+def _is_one_of(
+    primary_key: Sequence[KeyColumn], columns: Sequence[ColumnElement[Any]], keys: Sequence[Key]
+) -> ColumnElement[bool]:
+    types = [_Type(one.type) for one in primary_key]
+    ours: list[Any] = [
+        cast(column, _Type(one.type)) if one.domain else column
+        for one, column in zip(primary_key, columns, strict=True)
+    ]
+    given: list[list[Any]] = [
+        [cast(literal(value, c.type), t) for value, c, t in zip(key, columns, types, strict=True)] for key in keys
+    ]
+    if len(ours) == 1:
+        condition: ColumnElement[bool] = ours[0].in_([key[0] for key in given])
+        return condition
+    return tuple_(*ours).in_([tuple_(*key) for key in given])

@@ -1,0 +1,39 @@
+-- Strict reads of an index apart from its source (docs/architecture.md#apart).
+
+-- The server and its timeline, which a promotion, and a recovery to an earlier moment, begin anew; NULL on a standby.
+CREATE FUNCTION roir.server_history() RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN NOT pg_is_in_recovery()
+                THEN s.system_identifier || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) END
+      FROM pg_control_system() s
+$$;
+
+-- Why a generation can't be read strictly, NULL if it can.
+CREATE FUNCTION roir.strict_problem(generation bigint) RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    who text;
+    found text;
+BEGIN
+    SELECT i.announced_by INTO who FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+     WHERE g.id = strict_problem.generation;
+    IF who IS NULL THEN
+        RETURN 'nobody announces the writes: roir announce INDEX --by server';
+    ELSIF pg_is_in_recovery() THEN
+        RETURN 'this server is a standby, and may not have every announcement yet: ask its primary';
+    END IF;
+    SELECT CASE
+           WHEN l.captured_at IS NULL OR l.strict_from IS NULL
+           THEN format('writers of shard %I don''t announce: roir announce INDEX --by %s', s.name, who)
+           WHEN l.strict_history IS DISTINCT FROM roir.server_history()
+           THEN format('this server was promoted or recovered, and may have lost announcements: roir announce INDEX --by %s', who)
+           WHEN l.doubtful_at IS NOT NULL
+           THEN format('entries of shard %I may be wrong: %s', s.name, l.doubt)
+           WHEN l.fresh_at IS NULL OR l.fresh_at <= l.strict_from
+           THEN format('not all that was written in shard %I before its writers announced has come yet: roir ship', s.name)
+           END INTO found
+      FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+     WHERE l.generation_id = strict_problem.generation AND l.removed_at IS NULL
+     ORDER BY 1 NULLS LAST LIMIT 1;
+    RETURN found;
+END $$;

@@ -1,0 +1,149 @@
+"""An index over shards as its build leaves it, made by hand: face, generation, outboxes, lanes; and its oracle."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+
+from airflow_roir.definition import IndexDefinition, parse_name, quote
+from airflow_roir.engine import catalog
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.plan import Plan
+from airflow_roir.engine.shards import face, home, outbox, sources
+from airflow_roir.engine.shards.lane_shipper import LaneShipper
+from airflow_roir.engine.shards.shard import Lane, Shard, lanes_of
+from servers.shards import Shards
+
+Entries = list[tuple[str | None, ...]]
+
+
+@dataclass(frozen=True)
+class Laid:
+    """An index with one active generation, and a lane for each shard."""
+
+    shards: Shards
+    generation: int
+    definition: IndexDefinition
+    entry: Entry
+
+    @property
+    def database(self) -> Database:
+        return self.shards.database
+
+    @property
+    def lanes(self) -> list[Lane]:
+        with self.database.transaction() as connection:
+            return lanes_of(connection, self.generation)
+
+    def lane(self, shard: str) -> Lane:
+        return next(lane for lane in self.lanes if lane.shard.name == shard)
+
+    def shipper(self, shard: str, owner: str = "a", most: int = 20_000) -> LaneShipper:
+        return LaneShipper(self.database, self.lane(shard).id, owner, most=most)
+
+    def ship(self, *names: str) -> None:
+        """Ship to rest."""
+        for name in names or self.shards.names:
+            shipper = self.shipper(name, "rest")
+            assert shipper.claim(take_over=True)
+            shipper.ship_pass()
+            shipper.release()
+
+    def column(self, name: str) -> object:
+        """Of the only lane, or of the first shard's."""
+        return self.shards.ask(f"SELECT {name} FROM roir.lane WHERE generation_id = %s ORDER BY id", self.generation)[
+            0
+        ][0]
+
+    def base(self) -> Entries:
+        columns = ", ".join(f"{name}::text" for name in self.entry.physical())
+        return sorted(self.shards.ask(f"SELECT {columns} FROM {physical.base(self.generation)}"), key=repr)
+
+    def projection(self) -> Entries:
+        """What the base must be at rest: the union of the shards' projections."""
+        found: Entries = []
+        for name in self.shards.names:
+            values = ", ".join(
+                f"'{name}'" if one.source == "shard" else f"{quote(one.source)}::text" for one in self.entry.columns
+            )
+            table = self.definition.source
+            assert table is not None
+            found += self.shards.ask(f"SELECT {values} FROM {table.sql}", shard=name)
+        return sorted(found, key=repr)
+
+    def assert_exact(self) -> None:
+        assert self.base() == self.projection()
+
+
+def lay(
+    shards: Shards, keys: tuple[str, ...] = ("k",), include: tuple[str, ...] = ("v",), table: str = "public.t"
+) -> Laid:
+    """Lay an index `public.ix` over the shards' table, without copying a row: what is there must come by writes."""
+    database, source_name = shards.database, parse_name(table, "table")
+    definition = IndexDefinition(parse_name("public.ix", "index"), source_name, keys, include)
+    tokens = {
+        name: home.install(Shard(0, name, dsn).database("t", database.limits)) for name, dsn in shards.dsns.items()
+    }
+    first = Shard(0, shards.names[0], shards.dsns[shards.names[0]])
+    with first.database("t", database.limits).transaction() as connection:
+        source = sources.read(connection, source_name)
+    with database.transaction() as connection:
+        face_name = face.create(connection, source, definition, "shard")
+        fronted = catalog.read_source(connection, face_name)
+        entry = Entry.of(fronted, definition, "auto", 1)
+        index_id = execute(
+            connection,
+            "INSERT INTO roir.index (schema_name, name, source_oid, key_columns, included_columns, shard_table, "
+            "shard_column) VALUES ('public', 'ix', %(oid)s, %(keys)s::jsonb, %(include)s::jsonb, %(table)s, 'shard') "
+            "RETURNING id",
+            {
+                "oid": fronted.oid,
+                "keys": json.dumps(list(keys)),
+                "include": json.dumps(list(include)),
+                "table": str(source_name),
+            },
+        ).scalar_one()
+        generation = execute(
+            connection,
+            "INSERT INTO roir.generation (index_id, status, capture_mode, mode_xid, entry, scan) VALUES (%(index)s, "
+            "'building', 'capture', '3', '{}', 'key') RETURNING id",
+            {"index": index_id},
+        ).scalar_one()
+        entry = physical.create(connection, generation, entry, Plan(0, 0, (), (), 1))
+        execute(connection, "UPDATE roir.generation SET capture_mode = 'direct'")
+        execute(
+            connection,
+            "UPDATE roir.generation SET entry = %(entry)s::jsonb, status = 'active', capture_mode = 'active', "
+            "published_at = now() WHERE id = %(id)s",
+            {"id": generation, "entry": json.dumps(entry.as_json())},
+        )
+        for ordinal in (0, 1):
+            physical.seal_segment(connection, generation, ordinal, entry)
+        for name, dsn in shards.dsns.items():
+            shard_id = execute(
+                connection,
+                "INSERT INTO roir.shard (name, dsn, home) VALUES (%(name)s, %(dsn)s, %(home)s) RETURNING id",
+                {"name": name, "dsn": dsn, "home": tokens[name]},
+            ).scalar_one()
+            with Shard(shard_id, name, dsn).database("t", database.limits).transaction() as there:
+                oid = sources.read(there, source_name).oid
+            execute(
+                connection,
+                "INSERT INTO roir.lane (generation_id, shard_id, outbox, source_oid) "
+                "VALUES (%(generation)s, %(shard)s, %(outbox)s, %(oid)s)",
+                {
+                    "generation": generation,
+                    "shard": shard_id,
+                    "outbox": f"o_{secrets.token_hex(8)}",
+                    "oid": oid,
+                },
+            )
+    laid = Laid(shards, generation, definition, entry)
+    for lane in laid.lanes:
+        outbox.install(lane.shard.database("t", database.limits), lane, definition, "x", 500, 30.0)
+    with database.transaction() as connection:
+        execute(connection, "UPDATE roir.lane SET captured_at = clock_timestamp()")
+    return laid

@@ -1,0 +1,127 @@
+"""Partitions of a shard's table that come and go, with rows, while their entries are shipped."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from airflow_roir.engine.shards.lane_shipper import LaneShipper
+from servers.shards import Shards
+from tests.shards.apart import add_all, assert_exact, begin, build_all, seal_all
+from tests.shards.conftest import Make
+
+TABLE = (
+    "CREATE TABLE t (id int, k text, v int, PRIMARY KEY (id)) PARTITION BY RANGE (id)",
+    "CREATE TABLE t_0 PARTITION OF t FOR VALUES FROM (0) TO (100)",
+    "CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (100) TO (200)",
+    "CREATE TABLE t_rest PARTITION OF t DEFAULT",
+    "INSERT INTO t SELECT i, '{shard}' || i % 7, i FROM generate_series(0, 299) i",
+)
+
+
+def ready(shards: Make) -> tuple[Shards, int, list[LaneShipper]]:
+    """Two shards whose index is built, and may be shipped to."""
+    made = add_all(shards(2, *TABLE))
+    prepared, run = begin(made)
+    build_all(made, run)
+    seal_all(made, run)
+    lanes = made.ask("SELECT id FROM roir.lane ORDER BY id")
+    shippers = [LaneShipper(made.database, lane, "test") for (lane,) in lanes]
+    for one in shippers:
+        assert one.claim()
+    return made, prepared.generation_id, shippers
+
+
+def ship(shippers: list[LaneShipper]) -> None:
+    for one in shippers:
+        one.ship_pass()
+
+
+CHANGES = {
+    "detach": ("ALTER TABLE t DETACH PARTITION t_1", "DELETE FROM t_1 WHERE id < 150"),
+    "drop": ("DROP TABLE t_1",),
+    "truncate a leaf": ("TRUNCATE t_1",),
+    "truncate all": ("TRUNCATE t", "INSERT INTO t VALUES (5, 'after', 5), (105, 'after', 5)"),
+    "attach": (
+        "CREATE TABLE t_2 (LIKE t INCLUDING ALL)",
+        "INSERT INTO t_2 SELECT i, 'new', i FROM generate_series(300, 350) i",
+        "ALTER TABLE t ATTACH PARTITION t_2 FOR VALUES FROM (300) TO (400)",
+        "UPDATE t SET k = 'newer' WHERE id = 310",
+    ),
+    "out and in again": (
+        "ALTER TABLE t DETACH PARTITION t_1",
+        "DELETE FROM t_1 WHERE id % 2 = 0",
+        "UPDATE t_1 SET k = 'outside'",
+        "ALTER TABLE t ATTACH PARTITION t_1 FOR VALUES FROM (100) TO (200)",
+    ),
+    "out, and its bounds go to the default": (
+        "ALTER TABLE t DETACH PARTITION t_1",
+        "INSERT INTO t VALUES (120, 'in the default', 1)",
+    ),
+    "a new one": (
+        "CREATE TABLE t_3 PARTITION OF t FOR VALUES FROM (500) TO (600)",
+        "INSERT INTO t VALUES (555, 'x', 1)",
+        "TRUNCATE t_3",
+        "INSERT INTO t VALUES (556, 'x', 1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_partition_brings_or_takes_is_followed(shards: Make, change: str) -> None:
+    made, generation, shippers = ready(shards)
+    ship(shippers)
+    assert_exact(made, generation)
+    made.run(*filter(None, CHANGES[change]), only="s0")
+    ship(shippers)
+    assert_exact(made, generation)
+    # Who writes now is captured by the leaves that there are now.
+    made.run("UPDATE t SET k = k || '!' WHERE id % 3 = 0", "DELETE FROM t WHERE id % 5 = 0")
+    ship(shippers)
+    assert_exact(made, generation)
+    assert made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("seed", range(12))
+def test_random_partitions_come_and_go_between_visits_and_shippers_die(shards: Make, seed: int) -> None:
+    made, generation, shippers = ready(shards)
+    chance = random.Random(seed)
+    out: set[str] = set()
+    bounds = {"t_0": (0, 100), "t_1": (100, 200)}
+    for _ in range(25):
+        what = chance.choice(["write", "write", "out", "in", "visit", "visit", "die"])
+        shard = "s0"
+        if what == "write":
+            made.run(
+                f"INSERT INTO t SELECT i, 'w', {chance.randrange(9)} "
+                f"FROM generate_series({chance.randrange(300)}, 300, 7) i "
+                "ON CONFLICT (id) DO UPDATE SET k = excluded.k || excluded.v",
+                only=shard,
+            )
+        elif what == "out" and (there := sorted(set(bounds) - out)):
+            leaf = chance.choice(there)
+            made.run(f"ALTER TABLE t DETACH PARTITION {leaf}", f"UPDATE {leaf} SET k = 'out'", only=shard)
+            out.add(leaf)
+        elif what == "in" and out:
+            leaf = chance.choice(sorted(out))
+            low, high = bounds[leaf]
+            made.run(
+                f"DELETE FROM t WHERE id >= {low} AND id < {high}",
+                f"ALTER TABLE t ATTACH PARTITION {leaf} FOR VALUES FROM ({low}) TO ({high})",
+                only=shard,
+            )
+            out.discard(leaf)
+        elif what == "visit":
+            for one in shippers:
+                one.apply(one.visit())
+        elif what == "die":
+            for one in shippers:
+                one.close()
+            lanes = [one.lane_id for one in shippers]
+            shippers = [LaneShipper(made.database, lane, "another") for lane in lanes]
+            for one in shippers:
+                assert one.claim(take_over=True)
+    ship(shippers)
+    assert_exact(made, generation)
