@@ -128,7 +128,7 @@ def _visit(
     if variant is Variant.ACK_BEFORE_APPLY:
         gone = tuple((version, ident) for version, ident, _ in answer.rows)
         after = _acknowledged(after, shipper._replace(acked=gone), variant)
-    return answer._replace(tick=tick, step=shard.step), after
+    return answer._replace(tick=tick, step=after.step), after
 
 
 def _acknowledged(shard: Shard, shipper: Shipper, variant: Variant) -> Shard:
@@ -250,8 +250,6 @@ def _settled(
         return intent.xid not in answer.running
     if variant is Variant.BEYOND_THE_END_ANY:
         return True
-    if variant is Variant.BEYOND_THE_END_BY_VALUE:
-        return (intent.ident, intent.xid) in {(i.ident, i.xid) for i in named}
     return intent in named
 
 

@@ -49,6 +49,11 @@ def running(state: State, number: int, bounds: Bounds) -> tuple[int, ...]:
 def _user(state: State, number: int, user: User, bounds: Bounds, variant: Variant) -> Iterator[tuple[str, State]]:
     home, me = bounds.users[number][0], -1 - number
     shard, name = state.shards[home], f"T{number + 1} in S{home + 1}"
+    guesses = variant is Variant.INTENTS_BY_GUESS
+    if guesses and not user.xid and not user.guess:
+        looked = user._replace(guess=projection(shard))
+        yield f"{name} reads", state._replace(users=replaced(state.users, number, looked))
+        return
     if user.left and not user.announced:
         for pk in bounds.primary_keys:
             for value in (*bounds.values, ""):
@@ -60,7 +65,6 @@ def _user(state: State, number: int, user: User, bounds: Bounds, variant: Varian
                 changed = user._replace(left=user.left - 1, xid=xid)
                 if not user.xid:
                     after = after._replace(xid=xid + 1)
-                    changed = changed._replace(guess=projection(shard))
                 what = f"{old or 'nothing'} → {value or 'nothing'}"
                 yield (f"{name}: row {pk}: {what}", _with(state, home, after, number, changed))
     if not user.xid:
@@ -184,7 +188,7 @@ def _build(state: State, bounds: Bounds, variant: Variant) -> Iterator[tuple[str
 
 def _loss(state: State, bounds: Bounds) -> Iterator[tuple[str, State]]:
     """A replica stands still, or a backup is taken, at any moment; later it is what is left."""
-    saved = {kind for kind, *_ in state.saved}
+    saved = {kind.removeprefix("lost ") for kind, *_ in state.saved}
     for kind in bounds.saves:
         if kind in saved:
             continue

@@ -47,7 +47,6 @@ class Variant(Enum):
     INTENTS_BY_GUESS = "a transaction announces what it has read before it wrote"
     SETTLE_WITHOUT_SNAPSHOT = "a visit takes away all intents of what it has seen"
     BEYOND_THE_END_ANY = "intents beyond the snapshot's end go that came after it was taken"
-    BEYOND_THE_END_BY_VALUE = "a named intent is taken away by identity and transaction, not as that row"
     TWO_STATEMENTS = "a reader takes the entries first and the intents in another snapshot"
     NAMED_UNTRUE = "what is named is settled, and its truth isn't applied"
 
