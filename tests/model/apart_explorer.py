@@ -39,7 +39,11 @@ def broken(state: State, bounds: Bounds) -> str:
         else:
             wrong = {ident for ident in truth - there if ident not in pending}
         if wrong:
-            name = "A1: at rest it is not the projection" if not pending else "A2: an entry is wrong, and none will ship it"
+            name = (
+                "A1: at rest it is not the projection"
+                if not pending
+                else "A2: an entry is wrong, and none will ship it"
+            )
             return f"{name}: {sorted(wrong)}"
         if lane.fresh >= 0:
             pasts = [set(past) for past in shard.past[lane.fresh :]]

@@ -62,9 +62,7 @@ def _claim(
         yield f"P{place + 1} claims the lane of S{number + 1}, token {lane.token + 1}", after
 
 
-def _ship(
-    state: State, place: int, shipper: Shipper, bounds: Bounds, variant: Variant
-) -> Iterator[tuple[str, State]]:
+def _ship(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: Variant) -> Iterator[tuple[str, State]]:
     name, number = f"P{place + 1}", shipper.shard
     shard = state.shards[number]
     if shipper.answer is not None:
@@ -96,9 +94,7 @@ def _ship(
         )
 
 
-def _visit(
-    state: State, shard: Shard, shipper: Shipper, bounds: Bounds, variant: Variant
-) -> tuple[Answer, Shard]:
+def _visit(state: State, shard: Shard, shipper: Shipper, bounds: Bounds, variant: Variant) -> tuple[Answer, Shard]:
     """One transaction of the shard. What it refuses changes nothing."""
     stored = shard.tick
     refused = ""
@@ -149,9 +145,7 @@ def _look(state: State, shard: Shard, shipper: Shipper, bounds: Bounds, variant:
     truth = projection(shard)
     pending = sorted((version, ident) for ident, version in outbox(shard).items())
     if variant is Variant.PASS_BY_IDENTITY:
-        ahead = sorted(
-            (row for row in pending if row[1] > shipper.cursor[1]), key=lambda row: row[1]
-        )
+        ahead = sorted((row for row in pending if row[1] > shipper.cursor[1]), key=lambda row: row[1])
     else:
         ahead = [row for row in pending if row[0] > shipper.cursor[0]]
     taken = ahead[: bounds.limit]
@@ -163,9 +157,7 @@ def _look(state: State, shard: Shard, shipper: Shipper, bounds: Bounds, variant:
     return Answer(tuple(rows), shard.tick, shard.xid, open_ones, shard.emptied, last, "", shard.step, shard.lost)
 
 
-def _apply(
-    state: State, place: int, shipper: Shipper, bounds: Bounds, variant: Variant
-) -> Iterator[tuple[str, State]]:
+def _apply(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: Variant) -> Iterator[tuple[str, State]]:
     """One transaction of the index server, under the lock of the lane."""
     answer, number, name = shipper.answer, shipper.shard, f"P{place + 1}"
     assert answer is not None
@@ -221,9 +213,7 @@ def _apply(
         )
 
 
-def _applied(
-    index: Index, lane: Lane, number: int, shipper: Shipper, answer: Answer, variant: Variant
-) -> Index:
+def _applied(index: Index, lane: Lane, number: int, shipper: Shipper, answer: Answer, variant: Variant) -> Index:
     entries = set(index.entries)
     empty = answer.emptied > lane.emptied and variant is not Variant.EMPTIED_FORGOTTEN
     if empty and variant is not Variant.EMPTIED_LAST:
@@ -261,8 +251,9 @@ def _repair(state: State, bounds: Bounds) -> Iterator[tuple[str, State]]:
         if state.repairing is None:
             if state.repairs < bounds.repairs:
                 seen = tuple(entry for entry in state.index.entries if entry[0] == number)
-                yield f"a verification reads the entries of S{number + 1}", state._replace(
-                    repairing=seen, repairs=state.repairs + 1
+                yield (
+                    f"a verification reads the entries of S{number + 1}",
+                    state._replace(repairing=seen, repairs=state.repairs + 1),
                 )
             continue
         shard = state.shards[number]
@@ -319,7 +310,7 @@ def _read(
             state.shards[n]))}  # fmt: skip
     wrong = ""
     for number, shard in enumerate(state.shards):
-        pasts = [{pk for key, pk in past if key in bounds.keys} for past in shard.past[reader.started[number]:]]
+        pasts = [{pk for key, pk in past if key in bounds.keys} for past in shard.past[reader.started[number] :]]
         here = {pk for n, pk in found if n == number}
         if set.intersection(*pasts) - here:
             wrong = "A4: a strict read missed a row that was there before and after it"

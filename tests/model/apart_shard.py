@@ -91,9 +91,7 @@ def _user(state: State, number: int, user: User, bounds: Bounds, variant: Varian
 
 
 def _with(state: State, home: int, shard: Shard, number: int, user: User) -> State:
-    return state._replace(
-        shards=replaced(state.shards, home, shard), users=replaced(state.users, number, user)
-    )
+    return state._replace(shards=replaced(state.shards, home, shard), users=replaced(state.users, number, user))
 
 
 def _write(shard: Shard, pk: int, value: str, me: int) -> tuple[Shard, str] | None:
@@ -124,9 +122,7 @@ def _announced(state: State, home: int, me: int, user: User, variant: Variant) -
         new = [(v[1], v[0]) for v in shard.source if v[2] == me and v[3] == NEVER]
         idents = sorted({*(ident for ident in user.guess if ident[1] in pks), *new})
     added = [Intent(home, ident, user.xid, index.number + n) for n, ident in enumerate(sorted(idents))]
-    index = index._replace(
-        intents=tuple(sorted([*index.intents, *added])), number=index.number + len(added)
-    )
+    index = index._replace(intents=tuple(sorted([*index.intents, *added])), number=index.number + len(added))
     return state._replace(index=index)
 
 
@@ -136,9 +132,7 @@ def late_intents(state: State, bounds: Bounds) -> Iterator[tuple[str, State]]:
         if user.over and user.announced and user.guess:
             home, index = bounds.users[number][0], state.index
             added = [Intent(home, ident, user.xid, index.number + n) for n, ident in enumerate(sorted(user.guess))]
-            index = index._replace(
-                intents=tuple(sorted([*index.intents, *added])), number=index.number + len(added)
-            )
+            index = index._replace(intents=tuple(sorted([*index.intents, *added])), number=index.number + len(added))
             users = replaced(state.users, number, user._replace(guess=()))
             yield f"T{number + 1} announces, late", state._replace(index=index, users=users)
 
@@ -198,16 +192,18 @@ def _loss(state: State, bounds: Bounds) -> Iterator[tuple[str, State]]:
                 side = side._replace(
                     source=_committed_alone(side.source), outbox=_committed_alone(side.outbox), past=(projection(side),)
                 )
-            yield f"the last state of {kind} {number + 1} that will be left", state._replace(
-                saved=(*state.saved, (kind, number, side))
+            yield (
+                f"the last state of {kind} {number + 1} that will be left",
+                state._replace(saved=(*state.saved, (kind, number, side))),
             )
     for place, (kind, number, side) in enumerate(state.saved):
         if kind.startswith("lost"):
             continue
         left = replaced(state.saved, place, (f"lost {kind}", 0, None))
         if isinstance(side, Index):
-            yield "the index server loses its last commits", state._replace(
-                index=side._replace(lost=True), saved=left, copying=None, repairing=None
+            yield (
+                "the index server loses its last commits",
+                state._replace(index=side._replace(lost=True), saved=left, copying=None, repairing=None),
             )
         else:
             now = state.shards[number]
@@ -216,8 +212,9 @@ def _loss(state: State, bounds: Bounds) -> Iterator[tuple[str, State]]:
                 user._replace(over=True, xid=user.xid) if bounds.users[n][0] == number and user.xid else user
                 for n, user in enumerate(state.users)
             )
-            yield f"S{number + 1} loses its last commits", state._replace(
-                shards=replaced(state.shards, number, back), users=users, saved=left, repairing=None
+            yield (
+                f"S{number + 1} loses its last commits",
+                state._replace(shards=replaced(state.shards, number, back), users=users, saved=left, repairing=None),
             )
 
 

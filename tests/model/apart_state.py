@@ -56,10 +56,10 @@ class Bounds:
     """How much is explored.
 
     users: shard and number of statements of each user transaction. rows: the sources at the beginning. limit: rows of
-    a visit. claims: how often a lane is claimed, all together. shippers: how many there are. unanswered: how many answers are lost, of visits and of applications. saves:
-    which sides may lose their last commits, of "shard" and "index". truncates: how many. built: the copies are
-    there. strict: writers announce. readers: strict reads. keys: what a reader looks for. asks: the shard is asked
-    even if a read has nothing to ask it ("every"), or only if something is named ("named"). repairs: verifications.
+    a visit. shippers: how many there are. claims: how often a lane is claimed, all together. unanswered: how many
+    answers are lost, of visits and of applications. saves: which sides may lose their last commits, of "shard" and
+    "index". truncates: how many. built: the copies are there. strict: writers announce. readers: strict reads. keys:
+    what a reader looks for. asks: which shards, "every" one or only those that are "named". repairs: verifications.
     aborts: transactions may roll back.
     """
 
@@ -80,7 +80,6 @@ class Bounds:
     asks: str = "named"
     repairs: int = 0
     aborts: bool = True
-    moves: bool = True
 
 
 class Shard(NamedTuple):
@@ -263,7 +262,9 @@ def canonical(state: State) -> State:
     """
     for number in range(len(state.shards)):
         state = _renumbered(state, number)
-    users = tuple(user._replace(left=0, xid=0, announced=False) if user.over and not user.guess else user for user in state.users)
+    users = tuple(
+        user._replace(left=0, xid=0, announced=False) if user.over and not user.guess else user for user in state.users
+    )
     return state._replace(users=users)
 
 
@@ -286,7 +287,9 @@ def _renumbered(state: State, number: int) -> State:
 
     ticks = _by_order([(0, 0), *(s.tick for s in shards), *(s.tick for s in shippers), *(lane.tick for lane in lanes),
                        *(a.tick for a in answers), *(r.ticks[number] for r in readers)])  # fmt: skip
-    steps = _by_order([(0, 0), *((0, n) for side in (shards, shippers, lanes, answers) for n in (s.step for s in side))])
+    steps = _by_order(
+        [(0, 0), *((0, n) for side in (shards, shippers, lanes, answers) for n in (s.step for s in side))]
+    )
 
     marks = [len(state.shards[number].past)]
     marks += [mark for lane in lanes for mark in (lane.fresh, lane.repaired) if mark >= 0]

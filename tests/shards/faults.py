@@ -87,18 +87,24 @@ class Traffic:
 
     laid: Laid
     seed: int
-    announced: bool = False
+    kills: bool = False
     wrong: list[str] = field(default_factory=list)
     happened: Counter[str] = field(default_factory=Counter)
 
     def run(self, seconds: float) -> None:
         """Traffic for so long; then the network is whole, everything is shipped, and the index is looked at."""
         self._stop = threading.Event()
-        self._proxies = [FaultyProxy(self.laid.shards.index, self.seed * 100 + n) for n in range(4)]
+        dsns = {"": self.laid.shards.index, **self.laid.shards.dsns}
+        self._proxies = {
+            (name, n): FaultyProxy(dsn, self.seed * 100 + 2 * place + n)
+            for place, (name, dsn) in enumerate(dsns.items())
+            for n in range(2)
+        }
         self._done: dict[str, list[tuple[float, int]]] = {name: [(0.0, 0)] for name in self.laid.shards.names}
         work = [(self._write, name, n) for name in self.laid.shards.names for n in range(2)]
         work += [(self._ship, name, n) for name in self.laid.shards.names for n in range(2)]
-        threads = [threading.Thread(target=self._guarded, args=one, daemon=True) for one in [*work, (self._read, "", 0)]]
+        work += [(self._read, "", 0)] + [(self._kill, "", 0)] * self.kills
+        threads = [threading.Thread(target=self._guarded, args=one, daemon=True) for one in work]
         for thread in threads:
             thread.start()
         time.sleep(seconds)
@@ -106,7 +112,7 @@ class Traffic:
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive()
-        for proxy in self._proxies:
+        for proxy in self._proxies.values():
             self.happened += proxy.happened
             proxy.close()
         assert not self.wrong, self.wrong[:3]
@@ -143,13 +149,30 @@ class Traffic:
                     connection.commit()
                     if number == 0:
                         self._done[name].append((time.time(), count))
-            except psycopg2.errors.OperationalError as error:
-                if not error.pgcode:
-                    raise
-                connection.rollback()
-                count -= number == 0
+            except (psycopg2.OperationalError, psycopg2.InterfaceError):
+                # A deadlock, or a server that was killed: perhaps after the commit.
+                connection.close()
+                connection = self._again(name)
             self._stop.wait(chance.uniform(0, 0.02))
         connection.close()
+
+    def _again(self, name: str) -> psycopg2.extensions.connection:
+        until = time.monotonic() + 30
+        while True:
+            try:
+                return psycopg2.connect(self.laid.shards.dsns[name])
+            except psycopg2.OperationalError:
+                assert time.monotonic() < until
+                time.sleep(0.1)
+
+    def _kill(self, name: str, number: int, chance: random.Random) -> None:
+        """A server dies without a checkpoint, and comes back."""
+        while not self._stop.wait(chance.uniform(1, 4)):
+            who = chance.choice(sorted(self.laid.shards.servers))
+            self.laid.shards.servers[who].kill()
+            self.happened[f"{who} was killed"] += 1
+            time.sleep(chance.uniform(0, 0.5))
+            self.laid.shards.servers[who].start()
 
     @staticmethod
     def _statement(cursor: object, chance: random.Random) -> None:
@@ -160,7 +183,7 @@ class Traffic:
                 f"UPDATE t SET k = '{key}', v = {value} WHERE id = {row}",
                 f"UPDATE t SET v = v + 1 WHERE k = '{key}' AND id = {row}",
                 f"DELETE FROM t WHERE id = {row}",
-                f"UPDATE t SET id = {row} WHERE id = {(row + 5) % 12} AND NOT EXISTS (SELECT FROM t x WHERE id = {row})",
+                f"UPDATE t SET id = {row} WHERE id = {(row + 5) % 12} AND NOT EXISTS (SELECT FROM t WHERE id = {row})",
             ],
             [5, 5, 3, 3, 1],
         )[0]
@@ -176,8 +199,8 @@ class Traffic:
 
     def _ship(self, name: str, number: int, chance: random.Random) -> None:
         """Claims, visits, applies, dies, comes back with an old visit, takes over."""
-        index = self._through(self.laid.shards.index, self._proxies[number])
-        shard = self._through(self.laid.shards.dsns[name], self._proxies[2 + number])
+        index = self._through(self.laid.shards.index, self._proxies["", number])
+        shard = self._through(self.laid.shards.dsns[name], self._proxies[name, number])
         shipper: LaneShipper | None = None
         while not self._stop.is_set():
             try:
@@ -200,6 +223,7 @@ class Traffic:
                 dies = chance.random() < 0.01
             except (InShard, DBAPIError, RoirError) as error:
                 self.happened[type(error).__name__] += 1
+                self._stop.wait(0.02)
                 # Some go on with what they remember, as the service does.
                 dies = not isinstance(error, InShard) or chance.random() < 0.3
             if dies and shipper is not None:
@@ -212,15 +236,18 @@ class Traffic:
         """Bounded reads: what was committed before `fresh_at` is there."""
         base = physical.base(self.laid.generation)
         place = {one.source: f"c{n + 1}" for n, one in enumerate(self.laid.entry.columns)}
-        while not self._stop.is_set():
-            found = self.laid.shards.ask(
-                f"SELECT s.name, extract(epoch FROM l.fresh_at)::float8, (SELECT e.{place['v']} FROM {base} e "
-                f"WHERE e.{place['shard']} = s.name AND e.{place['id']} = -1 AND e.{place['k']} = 'count') "
-                "FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id WHERE l.fresh_at IS NOT NULL"
-            )
-            for shard, fresh, count in found:
-                due = max(n for at, n in list(self._done[shard]) if at < fresh)
-                if (count or 0) < due:
-                    self.wrong.append(f"{shard}: fresh at {fresh}, {due} was committed before, the entry says {count}")
-                self.happened["bounded reads"] += due > 0
-            self._stop.wait(0.01)
+        while not self._stop.wait(0.01):
+            with suppress(*(psycopg2.OperationalError, DBAPIError) * self.kills):
+                self._look(base, place)
+
+    def _look(self, base: str, place: dict[str, str]) -> None:
+        found = self.laid.shards.ask(
+            f"SELECT s.name, extract(epoch FROM l.fresh_at)::float8, (SELECT e.{place['v']} FROM {base} e "
+            f"WHERE e.{place['shard']} = s.name AND e.{place['id']} = -1 AND e.{place['k']} = 'count') "
+            "FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id WHERE l.fresh_at IS NOT NULL"
+        )
+        for shard, fresh, count in found:
+            due = max(n for at, n in list(self._done[shard]) if at < fresh)
+            if (count or 0) < due:
+                self.wrong.append(f"{shard}: fresh at {fresh}, {due} was committed before, the entry says {count}")
+            self.happened["bounded reads"] += due > 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections import Counter
 
 import pytest
 
-from tests.shards.conftest import Make
+from servers.shards import shard_servers
+from tests.shards.conftest import TABLE, Make
 from tests.shards.faults import Traffic
 from tests.shards.laid import lay
 
@@ -26,12 +28,17 @@ def test_whatever_the_network_does_nothing_is_lost_and_no_bounded_read_lies(shar
 
 
 @pytest.mark.soak
-def test_it_holds_for_long(shards: Make) -> None:
+def test_it_holds_for_long_while_servers_are_killed() -> None:
     """`make soak-shards SECONDS=…`"""
     until = time.monotonic() + float(os.environ.get("ROIR_SOAK_SECONDS", "60"))
+    rounds, happened = 0, Counter[str]()
     while time.monotonic() < until:
         seed = random.randrange(1_000_000)
         print(f"seed {seed}", flush=True)
-        traffic = Traffic(lay(shards(2)), seed)
-        traffic.run(15.0)
-        print(dict(traffic.happened), flush=True)
+        with shard_servers(2) as made:
+            made.run(TABLE)
+            traffic = Traffic(lay(made), seed, kills=True)
+            traffic.run(20.0)
+        rounds += 1
+        happened += traffic.happened
+        print(rounds, dict(happened), flush=True)

@@ -7,7 +7,9 @@ from airflow_roir.engine.verify.compare import verify
 from tests.shards import apart
 from tests.shards.conftest import Make
 
-FILL = "INSERT INTO t SELECT i, nullif(i % 7, 3)::text, i FROM generate_series({number} * 1000, {number} * 1000 + 400) i"
+FILL = (
+    "INSERT INTO t SELECT i, nullif(i % 7, 3)::text, i FROM generate_series({number} * 1000, {number} * 1000 + 400) i"
+)
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
 
 
