@@ -62,7 +62,7 @@ def _index_row(one: IndexFacts) -> tuple[str, ...]:
         verified(one) if one.generation is not None else "",
         f"{one.rows:,}" if one.rows is not None else "",
         size(one.bytes) if one.bytes else "",
-        size(one.source_bytes) if one.source is not None else "dropped",
+        "dropped" if one.source is None else "in shards" if one.apart else size(one.source_bytes),
     )
 
 

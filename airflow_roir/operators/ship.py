@@ -16,7 +16,7 @@ from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.span import seconds
 from airflow_roir.task.open_database import open_database
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
-from airflow_roir.task.shard_connections import resolve_shards
+from airflow_roir.task.shard_connections import keep_connections
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -71,7 +71,7 @@ class ShipChangesOperator(BaseOperator):
                         "yet; `roir init` creates it"
                     )
                 schema.check_schema(connection, writes=True)
-            resolve_shards(database)
+            keep_connections(database, self.log.warning)
             shipper = Shipper(database, self.log.info, self.every_s, alarm=alarm)
             shipper.owner = f"{owner_of(context['ti'])} {shipper.owner}"
             until = time.monotonic() + turn_s

@@ -21,7 +21,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.history import one_history
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
-from airflow_roir.engine.shards import freshness, lanes
+from airflow_roir.engine.shards import announce, freshness, lanes
 from airflow_roir.engine.shards.freshness import Alarm
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.engine.shards.lanes import Found
@@ -324,6 +324,9 @@ def catch_up(database: Database, run: Run, report: Report = lambda line: None) -
     """
     with database.transaction() as connection:
         row = read_running(connection, run)
+    # Before the moment that all is shipped up to: strict reads are as good then as before the publish.
+    announce.keep_on(database, row.generation_id, report)
+    with database.transaction() as connection:
         waiting = freshness.Waiting(connection, row.generation_id)
     if not waiting.lanes:
         return
