@@ -26,7 +26,7 @@ PINNED = text(
     "set_config('lc_monetary', 'C', true), "
     "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)"
 )
-MARK = text("SELECT set_config('roir_shard.' || :outbox, pg_current_xact_id() || ':' || :version, true)")
+MARK = text("SELECT set_config('roir_shard.' || :outbox, pg_current_xact_id() || ':0:' || :version, true)")
 
 
 def announce(source: Connection, index: Connection) -> int:

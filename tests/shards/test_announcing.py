@@ -13,12 +13,12 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.announcing import announce as announce_by_client
-from airflow_roir.engine.database import Database
-from airflow_roir.engine.shards import announce, intents
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.shards import announce, intents, outbox
 from airflow_roir.engine.shards.lane_shipper import LaneShipper
 from airflow_roir.errors import InvalidInput
 from servers.shards import run_sql
-from tests.shards.announced import INDEX, Scene, add_generation, add_lanes, fresh, scene
+from tests.shards.announced import INDEX, Scene, add_generation, add_lanes, fresh, of_shard, scene
 from tests.shards.conftest import Make
 
 pytestmark = pytest.mark.sample(12)
@@ -465,7 +465,8 @@ def shipped(scene: Scene) -> None:
 def test_the_shipper_settles_what_is_announced(contrib_shards: Make) -> None:
     found = scene(contrib_shards(2, *TABLE), "server")
     found.made.run("UPDATE t SET k = 'n' WHERE id = 1", "UPDATE t SET k = NULL WHERE id = 2")
-    put = f"INSERT INTO {intents.table(found.generation_id)} (c1, c2, c3, xid, at) VALUES ('x', 's0', 9, %s, '2020-01-01')"
+    columns = "(c1, c2, c3, xid, at) VALUES ('x', 's0', 9, %s, '2020-01-01')"
+    put = f"INSERT INTO {intents.table(found.generation_id)} {columns}"
     found.made.ask(put, "3")
     found.made.ask(put, "9000000000")
     for _ in range(2):
@@ -488,3 +489,18 @@ def test_a_visit_that_finds_no_announcing_ends_strict_reads(contrib_shards: Make
     found.made.run("UPDATE roir_shard.outbox SET announced_by = NULL")
     shipped(found)
     assert "writers of shard s0 don't announce" in str(problem(found))
+
+
+@pytest.mark.parametrize("by", ["server", "client"])
+def test_a_repair_has_nothing_to_announce(contrib_shards: Make, by: str) -> None:
+    found = scene(contrib_shards(1, *TABLE), by)
+    [lane] = found.lanes
+    with of_shard(found.made, "s0").transaction() as connection:
+        entry = outbox.read_entry(connection, lane.outbox)
+        assert entry is not None
+        announce.nothing_to_announce(connection, lane.outbox)
+        execute(connection, outbox.touch(lane.outbox, entry, "VALUES ('k1', 1)"))
+    assert found.intents() == []
+    if by == "server":
+        found.made.run("UPDATE t SET v = 0 WHERE id = 1")
+        assert len(found.intents()) == 1

@@ -92,6 +92,15 @@ def announce(database: Database, index: str, by: str | None, report: Callable[[s
         report(f"shard {quote(lane.shard.name)}, generation {lane.generation_id}: done")
 
 
+def nothing_to_announce(connection: Connection, name: str) -> None:
+    """In a transaction that touches entries of an outbox and changes no row: it may commit as it is.
+
+    connection: in the shard. A repair does that; what it touches is as it was before.
+    """
+    mark = "SELECT set_config(%(mark)s, concat_ws(':', pg_current_xact_id(), 0, 9223372036854775807), true)"
+    execute(connection, mark, {"mark": f"{SHARD_SCHEMA}.{name}"})
+
+
 def is_captured(connection: Connection, lane: Lane) -> bool:
     """False before the capture of a lane is committed in its shard, and after it was removed."""
     query = "SELECT captured_at IS NOT NULL AND removed_at IS NULL FROM roir.lane WHERE id = %(id)s"
@@ -421,7 +430,7 @@ def _by_client(mark: str, source: Source) -> str:
         "DECLARE",
         f"  mark text[] := string_to_array(current_setting('{mark}', true), ':');",
         "BEGIN",
-        "  IF mark[1] = pg_current_xact_id()::text AND NEW.version <= mark[2]::bigint THEN",
+        "  IF mark[1] = pg_current_xact_id()::text AND NEW.version <= mark[3]::bigint THEN",
         "    RETURN NULL;",
         "  END IF;",
         "  RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',",
@@ -448,7 +457,7 @@ def _own(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str:
             "  after bigint := 0;",
             "BEGIN",
             "  IF mark[1] = pg_current_xact_id()::text THEN",
-            "    after := mark[2];",
+            "    after := mark[3];",
             "  END IF;",
             "  RETURN QUERY",
             f"  SELECT {lane.generation_id}::bigint, o.version,",
