@@ -18,7 +18,16 @@ from airflow_roir.engine.shards import announce, intents, outbox
 from airflow_roir.engine.shards.lane_shipper import LaneShipper
 from airflow_roir.errors import InvalidInput
 from servers.shards import run_sql
-from tests.shards.announced import INDEX, Scene, add_generation, add_lanes, fresh, of_shard, scene
+from tests.shards.announced import (
+    INDEX,
+    Scene,
+    add_generation,
+    add_lanes,
+    fresh,
+    index_dsn,
+    of_shard,
+    scene,
+)
 from tests.shards.conftest import Make
 
 pytestmark = pytest.mark.sample(12)
@@ -309,6 +318,25 @@ def test_an_index_server_that_cannot_be_reached_is_told_when_it_is_set_up(contri
             announce.announce(found.database, INDEX, "server")
     found.made.run("UPDATE t SET v = 0 WHERE id = 1")
     assert "don't announce" in str(problem(found)) or "nobody" in str(problem(found))
+
+
+def test_an_index_dsn_that_leads_elsewhere_is_refused(contrib_shards: Make) -> None:
+    """To a database with a table of that name."""
+    found, other = scene(contrib_shards(1, *TABLE)), scene(contrib_shards(1, *TABLE))
+    found.made.ask("UPDATE roir.shard SET index_dsn = %s", index_dsn(other.made))
+    with pytest.raises(InvalidInput, match="comes to another database than this one"):
+        announce.announce(found.database, INDEX, "server")
+
+
+def test_a_client_announces_to_each_index_server_its_own(shards: Make) -> None:
+    found, other = scene(shards(1, *TABLE), "client"), scene(shards(1, *TABLE), "client")
+    with Database(found.made.dsns["s0"]).connect() as here, Database(other.made.index).connect() as there:
+        here.execute(text("UPDATE public.t SET v = 0 WHERE id = 1"))
+        assert announce_by_client(here, there) == 0
+        assert other.intents() == []
+        with pytest.raises(DBAPIError, match="was not announced"):
+            here.commit()
+        here.rollback()
 
 
 def test_the_role_of_the_shards_may_write_intents_and_nothing_else(contrib_shards: Make) -> None:
