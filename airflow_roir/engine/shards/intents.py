@@ -154,7 +154,7 @@ def settle(
 
     visited: the entries, by their identities, whose truth as of `snapshot` is applied, all of `looked.named` among
     them. own: the visit's own transaction id, which it drew after the look: what was announced before has a smaller
-    one, but in a history that the shard has lost. A snapshot's end doesn't say that: transactions beyond it may be open.
+    one, but in a history that the shard has lost. A snapshot's end doesn't say that: one beyond it may be open.
     """
     if not looked.horizon:
         return 0
