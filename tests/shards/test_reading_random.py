@@ -55,7 +55,7 @@ class Past:
         for shard, id_ in self.rows:
             values = self.during(since, (shard, id_))
             rows = [row for row in found if (row[3], row[0]) == (shard, id_)]
-            assert all((k, v) in values for _, k, v, _ in rows), f"{what} lies: {rows} of {values}"
+            assert all(k == "a" and (k, v) in values for _, k, v, _ in rows), f"{what} lies: {rows} of {values}"
             old = self.during(since, (shard, id_), before)
             there = all(value is not None and value[0] == "a" for value in values)
             if there and old[0] is not None:

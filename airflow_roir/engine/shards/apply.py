@@ -30,9 +30,10 @@ UPDATE roir.lane SET step = step + %(steps)s, tick = greatest(tick, %(tick)s), e
  WHERE id = %(lane)s AND token = %(token)s
 RETURNING step, clock_timestamp() AS now
 """
-# tick: of the shard, which is the truth from now on, so that the lane goes on; step likewise.
+# tick: of the shard, which is the truth from now on, so that the lane goes on; step likewise. doubtful_at: the last
+# time, since a verification that began before it says nothing about what was lost then.
 DOUBT = """
-UPDATE roir.lane SET doubtful_at = coalesce(doubtful_at, clock_timestamp()), doubt = coalesce(doubt, %(doubt)s),
+UPDATE roir.lane SET doubtful_at = clock_timestamp(), doubt = %(doubt)s,
        tick = CASE WHEN %(lost)s THEN %(tick)s ELSE tick END, step = greatest(step, %(step)s),
        emptied = CASE WHEN %(lost)s THEN least(emptied, %(emptied)s) ELSE emptied END
  WHERE id = %(lane)s AND token = %(token)s
