@@ -25,6 +25,7 @@ from tests.shards import apart
 from tests.shards.conftest import Make
 from tests.shards.verified import FILL, TABLE, Verified, build, found
 
+pytestmark = pytest.mark.slow
 REPAIR = VerifyOptions(repair=True)
 
 
@@ -155,6 +156,8 @@ def _counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         def after(_connection: Any, cursor: Any, statement: str, *_: Any) -> None:
             rows.append(cursor.rowcount if cursor.description and cursor.rowcount > 0 else 0)
+            if rows[-1] > 9:
+                print(rows[-1], statement[:300])
             if cursor.name is not None:
                 # Of what is streamed the number comes last.
                 rows.append(64)
@@ -282,7 +285,9 @@ def test_a_shard_that_is_away_holds_its_own_units_alone(shards: Make, monkeypatc
         "l.id = u.lane_id JOIN roir.shard s ON s.id = l.shard_id WHERE NOT u.done"
     )
     assert left == "s1"
-    assert "waiting for shard s1: " in one.made.ask("SELECT notice FROM roir.operation ORDER BY id DESC LIMIT 1")[0][0]
+    assert (
+        'waiting for shard "s1": ' in one.made.ask("SELECT notice FROM roir.operation ORDER BY id DESC LIMIT 1")[0][0]
+    )
     one.made.ask("UPDATE roir.shard SET dsn = %s, away_until = NULL WHERE name = 's1'", right)
     _finish(database, run)
     assert found(one.made) == []

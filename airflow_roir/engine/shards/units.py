@@ -139,6 +139,21 @@ def next_units(
     execute(connection, NEXT_UNITS, values)
 
 
+SUMMED = """
+SELECT lane_id FROM roir.verification_unit WHERE verification_id = %(id)s AND stage = 'total' AND side = 'source'
+EXCEPT
+SELECT lane_id FROM roir.verification_unit WHERE verification_id = %(id)s AND stage = 'sum' AND side = 'source'
+"""
+
+
+def of_summed(connection: Connection, verification_id: int, generation_id: int, suspicious: list[int]) -> list[int]:
+    """Of the buckets that differ after stage sum, those of shards that were summed: of others one side was alone."""
+    left_out = set(execute(connection, SUMMED, {"id": verification_id}).scalars())
+    lanes = sorted(lane.id for lane in lanes_of(connection, generation_id))
+    places = {place for place, lane in enumerate(lanes) if lane in left_out}
+    return [one for one in suspicious if one // sums.MOST_BUCKETS not in places]
+
+
 def plan_looks(connection: Connection, verification_id: int) -> bool:
     """After the check: a unit for each shard with suspects; True if there is one."""
     return execute(connection, LOOKS_DUE, {"id": verification_id}).rowcount > 0
