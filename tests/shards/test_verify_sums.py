@@ -60,7 +60,7 @@ def _table() -> list[str]:
     for n, values in enumerate(VALUES.values()):
         for value in values:
             row += 1
-            made.append(f"INSERT INTO t (id, c{n}) VALUES ({row}, '{value}')")
+            made.append(f"INSERT INTO t (id, c{n}) VALUES ({row}, $v${value}$v$)")
     return [*made, "INSERT INTO t (id) VALUES (4294967296)"]
 
 
