@@ -24,7 +24,10 @@ from airflow_roir.errors import NotFound
 # A unit of a part costs a round trip to a shard and more: fewer rows aren't worth it.
 LEAST_OF_PARTS = 50
 
-REMOVED = "SELECT id FROM roir.lane WHERE generation_id = %(generation)s AND removed_at IS NOT NULL"
+REMOVED = """
+SELECT l.id FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+ WHERE l.generation_id = %(generation)s AND (l.removed_at IS NOT NULL OR s.removed_at IS NOT NULL)
+"""
 
 
 @dataclass(frozen=True)
