@@ -123,6 +123,10 @@ soak: $(ARCHIVE)  ## Kill everything in every phase, at random moments, for SECO
 	@$(with_java) \
 	  $(BIN)/python -m benchmarks.soak --seconds $(SECONDS) $(ARGS)
 
+.PHONY: soak-shards
+soak-shards: $(STAMP)  ## Shippers behind a failing network, killed servers, by printed seeds, for SECONDS (an hour)
+	ROIR_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest -m soak -s --timeout 0 tests/shards/test_faults.py $(ARGS)
+
 .PHONY: bench
 bench: $(ARCHIVE)  ## The build beside its peers and its limit; ARGS="--rows 200000 --rounds 1", "--data uuid", "--pg 15"
 	@$(with_java) \

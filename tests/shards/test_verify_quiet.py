@@ -33,7 +33,9 @@ def _write(one: Verified, name: str, seed: int, stop: threading.Event, truncates
     with closing(psycopg2.connect(one.made.dsns[name])) as connection, connection.cursor() as cursor:
         connection.autocommit = True
         while not stop.is_set():
-            statement = chance.choice(WRITES).format(id=chance.randrange(420), key=chance.choice(["NULL", "'a'", "'6'"]))
+            statement = chance.choice(WRITES).format(
+                id=chance.randrange(420), key=chance.choice(["NULL", "'a'", "'6'"])
+            )
             if truncates and chance.random() < 0.01:
                 statement = "TRUNCATE t"
             with suppress(errors.UniqueViolation, errors.DeadlockDetected):
@@ -50,9 +52,7 @@ def test_writers_beside_a_verification_are_no_discrepancy(
     monkeypatch.setattr(shard_compare, "REST_S", 0.05)
     one = build(shards(2, TABLE, FILL.replace("{number}", "")))
     stop = threading.Event()
-    writers = [
-        threading.Thread(target=_write, args=(one, name, seed, stop, seed % 3 == 1)) for name in one.made.names
-    ]
+    writers = [threading.Thread(target=_write, args=(one, name, seed, stop, seed % 3 == 1)) for name in one.made.names]
     with one.shipping():
         for writer in writers:
             writer.start()
