@@ -43,7 +43,7 @@ def announce(source: Connection, index: Connection) -> int:
 
     If it raises, roll the transaction back: nothing may be known of what was announced. An intent whose transaction
     doesn't commit costs strict readers a look, until the shipper has taken it away; it is never wrong.
-    Raises InvalidInput if `index` is in a transaction, whose end nobody knows, or commits each statement.
+    Raises InvalidInput if `index` is in a transaction, whose end isn't known, or commits each statement.
     """
     if index.in_transaction():
         raise InvalidInput(
