@@ -30,7 +30,9 @@ with DAG(
             title="PostgreSQL connection",
             description="Id of the Airflow connection of the index server.",
         ),
-        "ship_for": Param("10min", type="string", title="For so long", description="Then the next run goes on: 10min, 1h."),
+        "ship_for": Param(
+            "10min", type="string", title="For so long", description="Then the next run goes on: 10min, 1h."
+        ),
         "warn_age": Param(
             "5min", type="string", title="Too far behind", description="The task fails if a shard is; off: never."
         ),

@@ -40,7 +40,7 @@ class Proxy:
         self._refusing = True
         for pair in self._pairs:
             for end in pair:
-                _reset(end)
+                reset(end)
         self._pairs.clear()
 
     def close(self) -> None:
@@ -57,15 +57,18 @@ class Proxy:
             except OSError:
                 return
             if self._refusing:
-                _reset(client)
+                reset(client)
                 continue
             try:
-                upstream = socket.create_connection(self._target)
+                upstream = self._upstream()
             except OSError:
-                _reset(client)
+                reset(client)
                 continue
             self._pairs.append((client, upstream))
             threading.Thread(target=self._forward, args=(client, upstream), daemon=True).start()
+
+    def _upstream(self) -> socket.socket:
+        return socket.create_connection(self._target)
 
     def _forward(self, client: socket.socket, upstream: socket.socket) -> None:
         other = {client: upstream, upstream: client}
@@ -91,7 +94,8 @@ class Proxy:
             end.close()
 
 
-def _reset(end: socket.socket) -> None:
+def reset(end: socket.socket) -> None:
+    """End a connection so that the other side is told at once."""
     with suppress(OSError):
         # Lingering for no time means a reset instead of an orderly end.
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
