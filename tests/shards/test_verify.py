@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine.verify.compare import verify
 from tests.shards.conftest import Make
@@ -14,6 +16,7 @@ def test_an_index_that_is_right_is_found_right(shards: Make) -> None:
     assert (report.rows, report.entries, report.found, report.complete) == (1203, 1203, 0, True)
 
 
+@pytest.mark.slow
 def test_each_kind_of_damage_is_found_named_and_repaired(shards: Make) -> None:
     one = build(shards(2, TABLE, FILL))
     one.run(

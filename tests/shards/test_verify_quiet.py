@@ -43,16 +43,16 @@ def _write(one: Verified, name: str, seed: int, stop: threading.Event, truncates
             stop.wait(chance.choice([0, 0, 0.002, 0.02]))
 
 
-@pytest.mark.sample(1, 4)
+@pytest.mark.sample(0, 3)
 @pytest.mark.parametrize("seed", range(12))
 def test_writers_beside_a_verification_are_no_discrepancy(
     shards: Make, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does a difference that stays hide among them."""
     monkeypatch.setattr(shard_compare, "REST_S", 0.05)
-    one = build(shards(2, TABLE, FILL.replace("{number}", "")))
-    stop = threading.Event()
-    writers = [threading.Thread(target=_write, args=(one, name, seed, stop, seed % 3 == 1)) for name in one.made.names]
+    one = build(shards(2, TABLE, FILL.replace("{number}", "0")))
+    stop, truncates = threading.Event(), seed % 3 == 1
+    writers = [threading.Thread(target=_write, args=(one, name, seed, stop, truncates)) for name in one.made.names]
     with one.shipping():
         for writer in writers:
             writer.start()
@@ -63,9 +63,13 @@ def test_writers_beside_a_verification_are_no_discrepancy(
             # No row of that key is ever written.
             one.run("INSERT INTO {base} VALUES ('kept', 's1', 3, 7)", "INSERT INTO {base} VALUES ('kept', 'no', 3, 7)")
             report = verify(one.made.database, "ix")
-            assert (report.extra, report.found) == (2, 2), report.first
+            # A TRUNCATE takes that of s1, too.
+            wanted = (1, 2) if truncates else (2,)
+            assert report.extra in wanted
+            assert report.found == report.extra, report.first
             report = verify(one.made.database, "ix", VerifyOptions(repair=True))
-            assert (report.extra, report.found, report.mended) == (2, 2, 2), report.first
+            assert report.extra in wanted
+            assert report.found == report.mended == report.extra, report.first
             assert verify(one.made.database, "ix").found == 0
         finally:
             stop.set()
@@ -75,8 +79,10 @@ def test_writers_beside_a_verification_are_no_discrepancy(
     assert one.is_exact()
 
 
+@pytest.mark.slow
 def test_what_was_not_shipped_yet_is_no_discrepancy(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_compare, "REST_S", 0.01)
+    monkeypatch.setattr(shard_compare, "MOST_LOOKS", 2)
     one = build(shards(2, TABLE, FILL))
     one.made.run("UPDATE t SET v = 0 WHERE id % 2 = 0", "DELETE FROM t WHERE id % 5 = 1")
     for options in (VerifyOptions(), VerifyOptions(sample=100), VerifyOptions(repair=True)):

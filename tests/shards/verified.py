@@ -15,9 +15,7 @@ from servers.shards import Shards
 from tests.shards import apart
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
-FILL = (
-    "INSERT INTO t SELECT i, nullif(i % 7, 3)::text, i FROM generate_series({number} * 1000, {number} * 1000 + 400) i"
-)
+FILL = "INSERT INTO t SELECT n + {number} * 1000, nullif(n % 7, 3)::text, n FROM generate_series(0, 400) n"
 
 
 @dataclass

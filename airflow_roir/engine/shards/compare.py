@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, insert
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import operations
+from airflow_roir.engine import operations, tables
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database, bound, execute
 from airflow_roir.engine.entry import Entry
@@ -63,19 +63,16 @@ DELETE FROM roir.suspect s USING (
  WHERE {of} AND s.identity = a.identity
 """
 NEXT = """
+WITH first AS MATERIALIZED (SELECT identity FROM roir.suspect WHERE {of} ORDER BY looks, id LIMIT %(limit)s)
 SELECT identity, min(looks) AS looks, count(*) FILTER (WHERE NOT of_source) AS entries,
-       bool_or(lane_id IS NULL) AS unplaced FROM roir.suspect WHERE {of}
- GROUP BY identity ORDER BY min(looks), min(id) LIMIT %(limit)s
+       bool_or(lane_id IS NULL) AS unplaced
+  FROM roir.suspect WHERE {of} AND identity IN (SELECT f.identity FROM first f)
+ GROUP BY identity ORDER BY min(looks), min(id)
 """
 SETTLED = "DELETE FROM roir.suspect WHERE {of} AND identity = ANY (%(identities)s::jsonb[])"
 LOOKED = "UPDATE roir.suspect SET looks = looks + 1 WHERE {of} AND identity = ANY (%(identities)s::jsonb[])"
-FOUND = """
-INSERT INTO roir.discrepancy (verification_id, unit_id, kind, key, primary_key, source_values, entry_values, detail)
-VALUES (%(verification)s, %(unit)s, %(kind)s, %(key)s::jsonb, %(primary_key)s::jsonb, %(source)s::jsonb,
-        %(entry)s::jsonb, %(detail)s)
-"""
 SAME_FOUND = """
-SELECT EXISTS (SELECT FROM roir.discrepancy WHERE verification_id = %(verification)s AND kind = %(kind)s
+SELECT EXISTS (SELECT FROM roir.discrepancy WHERE verification_id = %(verification_id)s AND kind = %(kind)s
                   AND key = %(key)s::jsonb AND primary_key = %(primary_key)s::jsonb)
 """
 COUNT_FOUND = "SELECT count(*) FROM roir.discrepancy WHERE verification_id = %(verification)s AND unit_id = %(unit)s"
@@ -88,7 +85,8 @@ SELECT s.name, s.problem FROM roir.verification_unit u JOIN roir.lane l ON l.id 
 CONSTRAINT = "SELECT pg_get_partition_constraintdef(%(relation)s::oid)"
 
 
-OF_LANE = "verification_id = %(verification)s AND lane_id IS NOT DISTINCT FROM %(lane)s"
+OF_LANE = "verification_id = %(verification)s AND lane_id = %(lane)s"
+OF_NO_LANE = "verification_id = %(verification)s AND lane_id IS NULL"
 
 
 class ShardAway(Exception):
@@ -525,27 +523,29 @@ class ApartWorker(VerifyWorker):
         return len(settled)
 
     def note(self, claim: UnitClaim, kind: str, seen: Seen, detail: str | None = None) -> None:
-        """Write a discrepancy down, once: a row and its entry may be called equal, and differently."""
+        """Write a discrepancy down, once: a row and its entry may be of one identity, and look different."""
         entry = self.job.entry
         identity = list(seen.identity)
         ours = seen.ours
+        twice = False
         if ours is not None:
-            shard = identity[self.position]
-            ours = [*ours[: self.position], shard, *ours[self.position :]]
+            ours = [*ours[: self.position], identity[self.position], *ours[self.position :]]
             identity = ours[: entry.identity]
+            twice = seen.theirs is not None and seen.theirs[: entry.identity] != identity
         positions = [i for i in entry.identity_positions if entry.columns[i].primary_key]
         found = {
-            "verification": self.verify_job.verification_id,
-            "unit": claim.id,
+            "verification_id": self.verify_job.verification_id,
+            "unit_id": claim.id,
             "kind": kind,
-            "key": json.dumps(identity[: entry.key]),
-            "primary_key": json.dumps([identity[i] for i in positions]),
-            "source": None if ours is None else json.dumps(ours),
-            "entry": None if seen.theirs is None else json.dumps(seen.theirs),
-            "detail": detail,
+            "key": identity[: entry.key],
+            "primary_key": [identity[i] for i in positions],
         }
-        if not execute(self.connection, SAME_FOUND, found).scalar_one():
-            execute(self.connection, FOUND, found)
+        if twice:
+            same = {name: json.dumps(one) if isinstance(one, list) else one for name, one in found.items()}
+            if execute(self.connection, SAME_FOUND, same).scalar_one():
+                return
+        values = {"source_values": ours, "entry_values": seen.theirs, "detail": detail}
+        self.connection.execute(insert(tables.discrepancy).values(**found, **values))
 
     def _find_doubled(self, claim: UnitClaim, suspects: set[Identity]) -> None:
         """What the heaps have twice, or where no lookup finds it, is damage: a repair by lookups can't repair it."""
@@ -555,7 +555,7 @@ class ApartWorker(VerifyWorker):
             return
         values: dict[str, Any] = {}
         execute(self.connection, damage.WITHOUT_INDEX)
-        listed = sorted(suspects, key=str)
+        listed = sorted(suspects, key=str)[: damage.MOST_NAMED]
         query = (
             f"SELECT s.n, count(*) AS entries FROM ({identities(entry, listed, values)}) s "
             f"JOIN {physical.base(self.job.generation_id)} b ON {entry.equal('b.', 's.')} "

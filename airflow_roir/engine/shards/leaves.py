@@ -36,7 +36,7 @@ UPDATE {SHARD_SCHEMA}.outbox o SET leaves = %(now)s::jsonb, bounds = %(bounds)s:
 """
 CONDITION = "SELECT roir.entry_condition(%(entry)s::jsonb, %(condition)s, 'b')"
 DOUBT = """
-UPDATE roir.lane SET doubtful_at = coalesce(doubtful_at, clock_timestamp()), doubt = coalesce(doubt, %(doubt)s)
+UPDATE roir.lane SET doubtful_at = clock_timestamp(), doubt = coalesce(doubt, %(doubt)s)
  WHERE id = %(lane)s
 """
 # Undefined column, function, table, type: what a bound is written with is not on this server, or was renamed.

@@ -24,7 +24,10 @@ from airflow_roir.errors import NotFound
 # A unit of a part costs a round trip to a shard and more: fewer rows aren't worth it.
 LEAST_OF_PARTS = 50
 
-REMOVED = "SELECT id FROM roir.lane WHERE generation_id = %(generation)s AND removed_at IS NOT NULL"
+REMOVED = """
+SELECT l.id FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+ WHERE l.generation_id = %(generation)s AND (l.removed_at IS NOT NULL OR s.removed_at IS NOT NULL)
+"""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,21 @@ def next_units(
     places = set(suspicious) if old == "total" else {one // sums.MOST_BUCKETS for one in suspicious}
     values = {"id": verification_id, "old": old, "new": new, "lanes": [n for i, n in enumerate(lanes) if i in places]}
     execute(connection, NEXT_UNITS, values)
+
+
+SUMMED = """
+SELECT lane_id FROM roir.verification_unit WHERE verification_id = %(id)s AND stage = 'total' AND side = 'source'
+EXCEPT
+SELECT lane_id FROM roir.verification_unit WHERE verification_id = %(id)s AND stage = 'sum' AND side = 'source'
+"""
+
+
+def of_summed(connection: Connection, verification_id: int, generation_id: int, suspicious: list[int]) -> list[int]:
+    """Of the buckets that differ after stage sum, those of shards that were summed: of others one side was alone."""
+    left_out = set(execute(connection, SUMMED, {"id": verification_id}).scalars())
+    lanes = sorted(lane.id for lane in lanes_of(connection, generation_id))
+    places = {place for place, lane in enumerate(lanes) if lane in left_out}
+    return [one for one in suspicious if one // sums.MOST_BUCKETS not in places]
 
 
 def plan_looks(connection: Connection, verification_id: int) -> bool:

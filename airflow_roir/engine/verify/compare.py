@@ -101,6 +101,8 @@ def finish(database: Database, run: Run) -> None:
             return
         values = {"verification": found.id, "stage": stage}
         differ = list(execute(connection, comparison.SUSPICIOUS, values).scalars())
+        if is_apart and stage == "sum":
+            differ = apart.of_summed(connection, found.id, found.generation_id, differ)
         mixed = execute(connection, MIXED, values).scalar_one()
         execute(connection, FORGET_SUMS, values)
 

@@ -1,0 +1,293 @@
+"""What a verification does about lanes and shards: doubt, shards that are away, removed or restored, tables dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from sqlalchemy import event
+
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import abort, finalize, operations
+from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import Run, start_run
+from airflow_roir.engine.shards import compare as shard_compare
+from airflow_roir.engine.shards.compare import ApartWorker, worker_of
+from airflow_roir.engine.shards.shard import Shard
+from airflow_roir.engine.verify import compare, verification
+from airflow_roir.engine.verify.compare import verify
+from airflow_roir.engine.verify.job import UnitClaim, load
+from airflow_roir.errors import Fenced, VerificationFailed
+from servers.shards import on_server, run_sql
+from tests.shards import apart
+from tests.shards.conftest import Make
+from tests.shards.verified import FILL, TABLE, Verified, build, found
+
+pytestmark = pytest.mark.slow
+REPAIR = VerifyOptions(repair=True)
+
+
+def _doubt(one: Verified, name: str = "s1") -> None:
+    one.made.ask(
+        "UPDATE roir.lane SET doubtful_at = clock_timestamp(), doubt = 'lost' WHERE id = %s", one.lanes[name].id
+    )
+
+
+def test_a_doubtful_lane_is_trusted_after_a_whole_verification_with_repair_that_began_later(shards: Make) -> None:
+    one = build(shards(2, TABLE, FILL))
+    _doubt(one)
+    with one.shipping():
+        verify(one.made.database, "ix")
+        assert one.lane("doubt", "s1") == "lost"
+        verify(one.made.database, "ix", VerifyOptions(repair=True, sample=100))
+        assert one.lane("doubt", "s1") == "lost"
+        verify(one.made.database, "ix", REPAIR)
+        assert (one.lane("doubt", "s1"), one.lane("doubtful_at", "s1")) == (None, None)
+
+
+def test_a_doubt_that_arises_during_a_verification_stays(shards: Make) -> None:
+    one = build(shards(2, TABLE, FILL))
+    _doubt(one)
+    verification.begin(one.made.database, "ix", REPAIR, "test")
+    _doubt(one)
+    run = start_run(one.made.database, "ix", "test", take_over=True)
+    _finish(one.made.database, run)
+    assert one.lane("doubt", "s1") == "lost"
+
+
+def test_what_could_not_be_repaired_leaves_the_doubt(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_roir.engine.shards.mend.PATIENCE_S", 0.3)
+    one = build(shards(2, TABLE, FILL))
+    _doubt(one)
+    one.run("DELETE FROM {base} WHERE c3 = 7")
+    report = verify(one.made.database, "ix", REPAIR)
+    assert (report.missing, report.mended, report.is_exact) == (1, 0, False)
+    assert one.lane("doubt", "s1") == "lost"
+    # It was touched: shipping mends it.
+    one.ship()
+    assert one.is_exact()
+
+
+def test_a_shard_that_was_restored_to_an_older_state_is_repaired_and_trusted(shards: Make) -> None:
+    """By a copy of its database, as a backup has it; nothing else is written."""
+    one = build(shards(2, TABLE, FILL))
+    server, name = on_server(one.made.index, "postgres"), urlsplit(one.made.dsns["s1"]).path[1:]
+    run_sql(server, f"CREATE DATABASE {name}_backup TEMPLATE {name}")
+    one.made.run("UPDATE t SET v = v + 1 WHERE id % 2 = 0; DELETE FROM t WHERE id % 7 = 1", only="s1")
+    one.ship()
+    run_sql(
+        server,
+        f"DROP DATABASE {name} WITH (FORCE)",
+        f"CREATE DATABASE {name} TEMPLATE {name}_backup",
+        f"DROP DATABASE {name}_backup",
+    )
+    assert not one.is_exact()
+    assert verify(one.made.database, "ix").found > 100
+    one.made.run("UPDATE t SET v = 5 WHERE id = 1003", only="s1")
+    with one.shipping():
+        report = verify(one.made.database, "ix", REPAIR)
+        assert report.is_exact
+        # Named when it was visited first, maybe since the verification began.
+        verify(one.made.database, "ix", REPAIR)
+    assert one.lane("doubt", "s1") is None
+    assert one.is_exact()
+
+
+def test_a_base_that_was_restored_is_repaired(shards: Make) -> None:
+    one = build(shards(2, TABLE, FILL))
+    one.run("CREATE TABLE backup AS SELECT * FROM {base}")
+    one.made.run("UPDATE t SET k = 'new' WHERE id % 2 = 0", "DELETE FROM t WHERE id % 3 = 0")
+    one.ship()
+    one.run("TRUNCATE {base}", "INSERT INTO {base} SELECT * FROM backup")
+    with one.shipping():
+        assert verify(one.made.database, "ix", REPAIR).is_exact
+    assert one.is_exact()
+
+
+def test_entries_of_a_removed_shard_and_of_a_dropped_table_go(shards: Make) -> None:
+    one = build(shards(3, TABLE, FILL))
+    one.made.ask("UPDATE roir.lane SET removed_at = now() WHERE id = %s", one.lanes["s2"].id)
+    one.made.run("DROP TABLE t CASCADE", only="s1")
+    report = verify(one.made.database, "ix")
+    assert (report.extra, report.found) == (802, 802)
+    report = verify(one.made.database, "ix", REPAIR)
+    assert (report.extra, report.mended) == (802, 802)
+    assert one.made.ask(f"SELECT DISTINCT c2 FROM {one.base}") == [("s0",)]
+    assert verify(one.made.database, "ix").found == 0
+
+
+def test_a_build_that_went_wrong_is_not_published(shards: Make) -> None:
+    made = shards(2, TABLE, FILL)
+    apart.add_all(made)
+    prepared, run = apart.begin(made, verify="after")
+    apart.build_all(made, run)
+    apart.seal_all(made, run)
+    made.ask(f"DELETE FROM roir_data.g{prepared.generation_id} WHERE c2 = 's1' AND c3 = 1007")
+    with pytest.raises(VerificationFailed, match="missing 1"):
+        finalize.finalize_run(made.database, run)
+    assert found(made) == [("missing", "s1", "1007", None)]
+
+
+# --- what comes over the network
+
+
+def test_no_row_crosses_the_network_where_the_sides_agree(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where they differ, no more than the suspicious buckets hold."""
+    one = build(shards(2, TABLE, FILL))
+    rows = _counting(monkeypatch)
+    assert verify(one.made.database, "ix").rows == 802
+    quiet = sum(rows)
+    assert quiet < 60
+    one.run("DELETE FROM {base} WHERE c3 = 1007")
+    rows.clear()
+    assert verify(one.made.database, "ix").missing == 1
+    assert quiet < sum(rows) < 200
+
+
+def _counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each statement in a shard, the rows that it sent."""
+    rows: list[int] = []
+    made = Shard.database
+
+    def database(self: Shard, *given: Any) -> Database:
+        opened = made(self, *given)
+
+        def after(_connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+            rows.append(cursor.rowcount if cursor.description and cursor.rowcount > 0 else 0)
+            if rows[-1] > 9:
+                print(rows[-1], statement[:300])
+            if cursor.name is not None:
+                # Of what is streamed the number comes last.
+                rows.append(64)
+
+        event.listen(opened.engine, "after_cursor_execute", after)
+        return opened
+
+    monkeypatch.setattr(Shard, "database", database)
+    return rows
+
+
+# --- kills, pauses, fences
+
+
+def _worker(database: Database, run: Run, number: int = 0) -> ApartWorker:
+    connection = database.engine.connect()
+    with connection.begin():
+        verify_job = load(connection, run)
+    found = worker_of(database, connection, verify_job, number)
+    assert isinstance(found, ApartWorker)
+    return found
+
+
+def _finish(database: Database, run: Run) -> None:
+    while True:
+        with database.transaction() as connection:
+            if not execute(
+                connection, "SELECT EXISTS (SELECT FROM roir.verification WHERE finished_at IS NULL)"
+            ).scalar_one():
+                return
+        for _ in compare.work(database, run, 0):
+            pass
+        compare.finish(database, run)
+
+
+def _break(one: Verified) -> None:
+    one.run("DELETE FROM {base} WHERE c3 % 50 = 7", "UPDATE {base} SET c4 = -1 WHERE c3 % 50 = 8")
+
+
+def test_at_every_unit_a_worker_dies_is_fenced_or_pauses_and_the_next_goes_on(shards: Make) -> None:
+    """In turns: what a dead or paused one left, another run does; in the end all is found and repaired."""
+    one = build(shards(2, TABLE, FILL))
+    _break(one)
+    database = one.made.database
+    verification.begin(database, "ix", REPAIR, "test")
+    turn = 0
+    with one.shipping():
+        while operations.find_operation(database, "ix").status != "completed":
+            run = start_run(database, "ix", f"run {turn}", take_over=True)
+            worker = _worker(database, run)
+            claim = worker.claim()
+            if isinstance(claim, Stop):
+                compare.finish(database, run)
+            elif turn % 4 == 0:
+                # Dies while it holds it.
+                pass
+            elif turn % 4 == 1:
+                start_run(database, "ix", "newer", take_over=True)
+                with pytest.raises(Fenced):
+                    _do(worker, claim)
+            elif turn % 4 == 2:
+                operations.pause(database, "ix", "test")
+                _do(worker, claim)
+            else:
+                _do(worker, claim)
+            worker.close()
+            worker.connection.close()
+            turn += 1
+            assert turn < 400
+    told = found(one.made)
+    assert len(told) == 32
+    assert {(kind, outcome) for kind, _, _, outcome in told} == {("missing", "mended"), ("different", "mended")}
+    assert one.is_exact()
+    assert one.made.ask("SELECT count(*) FROM roir.suspect") == [(0,)]
+
+
+def _do(worker: ApartWorker, claim: UnitClaim) -> None:
+    done = None if claim.compared else worker.unit(claim)
+    if done is None or done.found:
+        worker.mend(claim)
+
+
+@pytest.mark.parametrize("stage", ["total", "sum", "check", "whole"])
+def test_an_abort_leaves_nothing(shards: Make, stage: str) -> None:
+    one = build(shards(2, TABLE, FILL))
+    _break(one)
+    database = one.made.database
+    before = apart.entries(one.made, one.generation)
+    begun = verification.begin(database, "ix", VerifyOptions(), "test")
+    run = start_run(database, "ix", "test", take_over=True)
+    while True:
+        with database.transaction() as connection:
+            if verification.stage(connection, begun.verification_id) == stage:
+                break
+        for _ in compare.work(database, run, 0):
+            pass
+        compare.finish(database, run)
+    worker = _worker(database, run)
+    claim = worker.claim()
+    assert isinstance(claim, UnitClaim)
+    abort.abort(database, "ix", "test")
+    with pytest.raises(Fenced):
+        worker.unit(claim)
+    worker.close()
+    worker.connection.close()
+    assert one.made.ask(
+        "SELECT (SELECT count(*) FROM roir.verification_unit), (SELECT count(*) FROM roir.suspect)"
+    ) == [(0, 0)]
+    assert apart.entries(one.made, one.generation) == before
+
+
+def test_a_shard_that_is_away_holds_its_own_units_alone(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_compare, "AWAY_REST_S", 0.05)
+    monkeypatch.setattr("airflow_roir.engine.shards.shard.AWAY_S", 0.5)
+    one = build(shards(2, TABLE, FILL))
+    database = one.made.database
+    verification.begin(database, "ix", VerifyOptions(), "test")
+    right = one.made.dsns["s1"]
+    one.made.ask("UPDATE roir.shard SET dsn = %s WHERE name = 's1'", "postgresql://nobody@127.0.0.1:1/x")
+    run = start_run(database, "ix", "test", take_over=True)
+    for _ in compare.work(database, run, 0):
+        pass
+    [(left,)] = one.made.ask(
+        "SELECT string_agg(DISTINCT s.name, ',') FROM roir.verification_unit u JOIN roir.lane l ON "
+        "l.id = u.lane_id JOIN roir.shard s ON s.id = l.shard_id WHERE NOT u.done"
+    )
+    assert left == "s1"
+    assert (
+        'waiting for shard "s1": ' in one.made.ask("SELECT notice FROM roir.operation ORDER BY id DESC LIMIT 1")[0][0]
+    )
+    one.made.ask("UPDATE roir.shard SET dsn = %s, away_until = NULL WHERE name = 's1'", right)
+    _finish(database, run)
+    assert found(one.made) == []
