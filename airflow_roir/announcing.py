@@ -41,7 +41,7 @@ def announce(source: Connection, index: Connection) -> int:
 
     A table that has indexes on several index servers is announced to each of them, by a call with its connection.
 
-    If it raises, roll the transaction back: nothing may be known of what was announced. An intent whose transaction
+    If it raises, roll the transaction back: it is open how much was announced. An intent whose transaction
     doesn't commit costs strict readers a look, until the shipper has taken it away; it is never wrong.
     Raises InvalidInput if `index` is in a transaction, whose end isn't known, or commits each statement.
     """

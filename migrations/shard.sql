@@ -142,7 +142,7 @@ DECLARE
 BEGIN
     SELECT * INTO o FROM roir_shard.outbox x WHERE x.name = announcing_problem.outbox;
     IF o.announced_by IS NULL THEN
-        RETURN 'nobody announces writes';
+        RETURN 'its writes aren''t announced';
     ELSIF roir_shard.announcing_of(o.name) IS DISTINCT FROM o.announcing THEN
         RETURN 'what announces writes was altered';
     ELSIF NOT EXISTS (SELECT FROM pg_trigger g

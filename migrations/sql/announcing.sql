@@ -1,6 +1,6 @@
 -- Strict reads of an index apart from its source (docs/architecture.md#apart).
 
--- The server, its database, and its timeline, which a promotion, and a recovery to an earlier moment, begin anew; NULL on
+-- The server, its database, and its timeline, which a promotion, and a recovery to an earlier moment, begin again; NULL on
 -- a standby.
 CREATE FUNCTION roir.server_history() RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$

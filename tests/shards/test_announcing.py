@@ -317,7 +317,7 @@ def test_an_index_server_that_cannot_be_reached_is_told_when_it_is_set_up(contri
         with pytest.raises(InvalidInput, match=told):
             announce.announce(found.database, INDEX, "server")
     found.made.run("UPDATE t SET v = 0 WHERE id = 1")
-    assert "don't announce" in str(problem(found)) or "nobody" in str(problem(found))
+    assert "don't announce" in str(problem(found)) or "aren't announced" in str(problem(found))
 
 
 def test_an_index_dsn_that_leads_elsewhere_is_refused(contrib_shards: Make) -> None:
