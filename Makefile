@@ -179,6 +179,11 @@ bench-governor: $(ARCHIVE)  ## An application and a replica beside a build, with
 	@$(with_java) \
 	  $(BIN)/python -m benchmarks.governor $(ARGS)
 
+.PHONY: bench-shards
+bench-shards: $(ARCHIVE)  ## An index over shards: build, lag, commits, lookups; ARGS="--rows 200000 --rounds 1 --seconds 10"
+	@$(with_java) \
+	  $(BIN)/python -m benchmarks.shards $(ARGS)
+
 .PHONY: bench-filters
 bench-filters: $(STAMP)  ## What hashes of keys could be kept as; ARGS="--keys 100000 --rounds 1" for less
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --group filters
@@ -216,6 +221,11 @@ docs-links: $(STAMP)  ## Ask every address outside that the pages name whether i
 demo: $(ARCHIVE)  ## Build a real index under a real Airflow; KEEP=1 leaves it running, SCALE=n takes TPC-H
 	@$(with_java) \
 	  $(BIN)/python -m demo $(if $(call on,$(KEEP)),--keep) $(if $(SCALE),--scale $(SCALE))
+
+.PHONY: demo-shards
+demo-shards: $(ARCHIVE)  ## One index over the flights of three servers, with a writer, a pause, a kill, a shard that stops
+	@$(with_java) \
+	  $(BIN)/python -m demo.shards
 
 .PHONY: demo-stop
 demo-stop: $(STAMP)  ## Stop what `make demo KEEP=1` left running

@@ -19,14 +19,16 @@ from airflow_roir.errors import InvalidInput
 # So many intents are sent at once.
 CHUNK = 1_000
 
-UNANNOUNCED = text("SELECT outbox, generation, version, intent FROM roir_shard.unannounced()")
+UNANNOUNCED = text("SELECT server, outbox, generation, version, intent FROM roir_shard.unannounced()")
 # What a value's text means must not depend on the session; a commit that readers count on must last.
 PINNED = text(
     "SELECT set_config('DateStyle', 'ISO, YMD', true), set_config('IntervalStyle', 'postgres', true), "
     "set_config('lc_monetary', 'C', true), "
     "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)"
 )
-MARK = text("SELECT set_config('roir_shard.' || :outbox, pg_current_xact_id() || ':' || :version, true)")
+# What an index server calls itself in the shards.
+SERVER = text("SELECT concat(system_identifier, '/', current_database()) FROM pg_catalog.pg_control_system()")
+MARK = text("SELECT set_config('roir_shard.' || :outbox, pg_current_xact_id() || ':0:' || :version, true)")
 
 
 def announce(source: Connection, index: Connection) -> int:
@@ -37,6 +39,8 @@ def announce(source: Connection, index: Connection) -> int:
     index: a connection to the index server, outside any transaction, of a role that may INSERT into the intents of the
         index (docs/operations.md#strict).
 
+    A table that has indexes on several index servers is announced to each of them, by a call with its connection.
+
     If it raises, roll the transaction back: nothing may be known of what was announced. An intent whose transaction
     doesn't commit costs strict readers a look, until the shipper has taken it away; it is never wrong.
     Raises InvalidInput if `index` is in a transaction, whose end nobody knows, or commits each statement.
@@ -45,13 +49,15 @@ def announce(source: Connection, index: Connection) -> int:
         raise InvalidInput(
             "the connection to the index server is in a transaction: what it announces must be committed"
         )
-    found = source.execute(UNANNOUNCED).all()
-    if not found:
+    touched = source.execute(UNANNOUNCED).all()
+    if not touched:
         return 0
-    of_generation: defaultdict[int, list[Row[tuple[str, int, int, str]]]] = defaultdict(list)
-    for row in found:
-        of_generation[int(row.generation)].append(row)
+    of_generation: defaultdict[int, list[Row[tuple[str, str, int, int, str]]]] = defaultdict(list)
     with index.begin():
+        server = index.execute(SERVER).scalar_one()
+        found = [row for row in touched if row.server == server]
+        for row in found:
+            of_generation[int(row.generation)].append(row)
         index.execute(PINNED)
         for generation, rows in of_generation.items():
             for first in range(0, len(rows), CHUNK):

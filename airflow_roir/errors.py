@@ -124,7 +124,7 @@ class VerificationFailed(RoirError):
 
 
 class StaleAnswer(RoirError):
-    """An index apart may lack what was committed longer ago than the read allows; the message names the shard. Retry."""
+    """An index apart may lack what was committed longer ago than the read allows; it names the shard. Retry."""
 
 
 class NotStrict(RoirError):

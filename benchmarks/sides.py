@@ -55,7 +55,7 @@ def sides(scene: Scene) -> list[Side]:
             for scan in ("key", "block")
         ]  # fmt: skip
     ours.append(
-        Side("ours spark", f"ours by Spark, local[{width}], without Spark's start and end", _by_spark,
+        Side("ours spark", f"ours by Spark, local[{width}], without Spark's start and end", by_spark,
              lacking=lambda scene: lacks_java())
     )  # fmt: skip
     return ours
@@ -85,7 +85,7 @@ def _build(scene: Scene, workers: int, writers: bool = False, pauses: int = 0, *
     return seconds
 
 
-def _by_spark(scene: Scene) -> Result:
+def by_spark(scene: Scene) -> Result:
     """The real driver. `startup`: from its start to its first worker's; `shutdown`: from the last one's end to its own.
 
     Both are left out of `all`.

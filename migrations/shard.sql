@@ -146,15 +146,16 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- What this transaction has changed and not announced yet, for outboxes that are announced by clients. A row: an intent.
+-- What this transaction has changed and not announced yet, for outboxes that are announced by clients. A row: an intent,
+-- for that index server.
 CREATE FUNCTION roir_shard.unannounced()
-RETURNS TABLE (outbox text, generation bigint, version bigint, intent text)
+RETURNS TABLE (server text, outbox text, generation bigint, version bigint, intent text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         RETURN;
     END IF;
-    FOR outbox IN SELECT o.name FROM roir_shard.outbox o WHERE o.announced_by = 'client' ORDER BY 1 LOOP
-        RETURN QUERY EXECUTE format('SELECT %L::text, u.* FROM roir_shard.%I() u', outbox, outbox || '_own');
+    FOR server, outbox IN SELECT o.server, o.name FROM roir_shard.outbox o WHERE o.announced_by = 'client' ORDER BY 2 LOOP
+        RETURN QUERY EXECUTE format('SELECT %L::text, %L::text, u.* FROM roir_shard.%I() u', server, outbox, outbox || '_own');
     END LOOP;
 END $$;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,14 +34,16 @@ from airflow_roir.cli.app import (
     show,
     show_as_it_is,
 )
-from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName
 from airflow_roir.errors import InvalidInput
+from airflow_roir.quantity import counted, size
 
 if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
     from airflow_roir.engine.forecast.locks import Lock
     from airflow_roir.engine.forecast.space import Space
     from airflow_roir.engine.rehearse import Rehearsal
+    from airflow_roir.engine.source import Source
 
 # Whoever waits for it longer counts writes elsewhere.
 MOST_MEASURED_S = 3_600
@@ -104,10 +107,14 @@ def plan(
             say(f"refused: {refused}")
         raise typer.Exit(InvalidInput.exit_code)
     rehearsal = rehearse.rehearse(database, definition, options, with_trial=not sql)
+    if sql and rehearsal.survey is not None:
+        raise InvalidInput("the DDL of an index over shards isn't foreseen: leave --sql out")
     if sql:
         show_as_it_is(ddl.as_script(ddl.foresee(database, rehearsal, options)))
         return
-    foreseen = locks.foresee(rehearsal.source, rehearsal.index, rehearsal.kind, options, database.limits)
+    foreseen = locks.foresee(_locked(rehearsal), rehearsal.index, rehearsal.kind, options, database.limits)
+    if rehearsal.survey is not None:
+        foreseen = [lock for lock in foreseen if lock.of == locks.VIEW or lock.phase in ("prepare", "build")]
     space = _space(database, rehearsal, options, measure)
     # Replicas that have DSNs of their own are asked, too.
     seen = signals.look(database, Surroundings.of_environment())
@@ -125,6 +132,28 @@ def plan(
         shown = ", ".join(value) or "none" if isinstance(value, list) else value
         show(f"{name.replace('_', ' '):16} {shown}")
     _show_locks(foreseen)
+
+
+def _locked(rehearsal: Rehearsal) -> Source:
+    """The user's table that is locked: in each shard, where it is there."""
+    if rehearsal.survey is None:
+        return rehearsal.source
+    table = rehearsal.survey.table
+    return replace(rehearsal.survey.any_source, name=QualifiedName(table.schema, f"{table.name} in each shard"))
+
+
+def _shards(rehearsal: Rehearsal, as_json: bool) -> Any:
+    assert rehearsal.survey is not None
+    plans = {one.shard.name: one.plan for one in rehearsal.survey.shards}
+    if as_json:
+        return {
+            name: {"rows_estimate": plan.rows, "source_bytes": plan.source_bytes, "ranges": plan.ranges}
+            for name, plan in plans.items()
+        }
+    return [
+        f"{name}: about {counted(plan.rows, 'row')}, {size(plan.source_bytes)}, {counted(plan.ranges, 'range')}"
+        for name, plan in plans.items()
+    ]
 
 
 def _space(database: Database, rehearsal: Rehearsal, options: BuildOptions, measure: int) -> Space | None:
@@ -184,6 +213,10 @@ def _facts(database: Database, rehearsal: Rehearsal, options: BuildOptions, as_j
         "uncaptured_ddl": "refused" if guarded else "detected; a superuser can have it refused: SELECT roir.guard()",
         "view": view.statement(rehearsal.index, 0, entry, rehearsal.kind == "rebuild").replace("g0", "g<id>"),
     }
+    if rehearsal.survey is not None:
+        facts |= {"source": str(rehearsal.survey.table), "shards": _shards(rehearsal, as_json)}
+        # Each visit looks at the capture there.
+        del facts["uncaptured_ddl"]
     if untold:
         facts["early"] = untold
     if untried:

@@ -61,16 +61,6 @@ def source_view(generation_id: int) -> str:
     return f"{DATA_SCHEMA}.g{generation_id}_source"
 
 
-def intent(generation_id: int) -> str:
-    """Of an index over shards: the announced writes (`shards/intents.py`)."""
-    return f"{DATA_SCHEMA}.g{generation_id}_intent"
-
-
-def announced(generation_id: int) -> str:
-    """Of an index over shards: the view of its intents for strict readers (`shards/announced.py`)."""
-    return f"{DATA_SCHEMA}.g{generation_id}_announced"
-
-
 def names(generation_id: int) -> list[str]:
     """The relations that dropping a generation locks; segments belong to the base."""
     return [base(generation_id), delta(generation_id), source_view(generation_id)]

@@ -63,7 +63,7 @@ FAMILIES: dict[str, Family] = {
     "roir_shard_pending_rows": Family("Rows in the shard's outbox, about, when it was visited last.", SHARD),
     "roir_shard_pending_bytes": Family("The size of what holds them.", SHARD),
     "roir_shard_shipped_total": Family("Rows that were shipped from the shard to this generation.", SHARD),
-    "roir_shard_shipper": Family("1: somebody ships it now. 0: nobody does.", SHARD),
+    "roir_shard_shipper": Family("1: a shipper has it now. 0: none has.", SHARD),
     "roir_shard_away": Family("1: the shard can't be reached, or can't be worked with.", SHARD),
     "roir_shard_doubtful": Family("1: commits were lost; verify with a repair ends it.", SHARD),
     "roir_operation_state": Family("1 for the state that it has, 0 for the others.", (*OPERATION, "state")),

@@ -132,10 +132,10 @@ def _begin(
             adopted = _adopt(connection, definition, options, actor)
         if adopted is None:
             raise
-        prepared = adopted
-    _capture_shards(database, prepared, options, report)
-    if prepared.adopted:
-        return prepared
+        _capture_shards(database, adopted, options, report)
+        return adopted
+    if rehearsal.survey is not None:
+        _capture_shards(database, prepared, options, report)
     for line in slow(options, rehearsal.plan.rows, rehearsal.plan.ranges):
         report(line)
     return prepared

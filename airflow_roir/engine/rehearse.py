@@ -81,11 +81,10 @@ def rehearse(
     Raises InvalidInput or NotFound, naming the thing and the remedy; LockNotAcquired, naming who holds the table.
     """
     with database.transaction() as connection:
-        existing, whole = whole_definition(connection, definition)
-        if not whole.shards:
-            existing, definition, source = look(connection, definition, options)
-    if whole.shards:
-        return _rehearse_apart(database, existing, whole, options, report, with_trial)
+        existing, definition, found = look(connection, definition, options)
+    if found is None:
+        return _rehearse_apart(database, existing, definition, options, report, with_trial)
+    source = found
 
     def plan(connection: Connection) -> Rehearsal:
         checks.check_definition(connection, source, definition)
@@ -130,9 +129,6 @@ def _rehearse_apart(
     with_trial: bool,
 ) -> Rehearsal:
     """As `rehearse`, of an index apart from its table: a face that is taken back holds a sample of all shards."""
-    with database.transaction() as connection:
-        check_server_and_options(connection, definition, options, existing)
-        publications.check(connection, options.ignore_publications)
     survey, _ = surveys.survey(database, definition, options, report)
     index = QualifiedName(definition.name.schema or survey.table.schema, definition.name.name)
     definition = replace(definition, name=index, source=survey.table, shard_column=survey.shard_column)
@@ -158,29 +154,27 @@ def _rehearse_apart(
 
 def look(
     connection: Connection, definition: IndexDefinition, options: BuildOptions
-) -> tuple[Row[Any] | None, IndexDefinition, Source]:
-    """The index, if there is one, its definition and its source. Raises what a build is refused for first."""
-    check_schema(connection, writes=True)
-    existing, definition = whole_definition(connection, definition)
-    check_server_and_options(connection, definition, options, existing)
-    assert definition.source is not None
-    source = catalog.read_source(connection, definition.source)
-    for check in of_source(connection, source, options, existing):
-        check()
-    return existing, definition, source
+) -> tuple[Row[Any] | None, IndexDefinition, Source | None]:
+    """The index, if there is one, its definition and its source; None if that is in shards.
 
-
-def check_server_and_options(
-    connection: Connection, definition: IndexDefinition, options: BuildOptions, existing: Row[Any] | None
-) -> None:
-    """Raise what a build is refused for whatever its source is."""
+    Raises what a build is refused for first.
+    """
     # Sizes are measured by a function that is made for that, and undone.
     check_schema(connection, writes=True)
     checks.check_rights(connection)
     checks.check_server(connection)
     check_lock_timeout(connection, options)
+    existing, definition = whole_definition(connection, definition)
+    assert definition.source is not None
     check_options(definition, options, existing)
     live_options.work_columns(connection, options)
+    if definition.shards:
+        publications.check(connection, options.ignore_publications)
+        return existing, definition, None
+    source = catalog.read_source(connection, definition.source)
+    for check in of_source(connection, source, options, existing):
+        check()
+    return existing, definition, source
 
 
 def whole_definition(connection: Connection, definition: IndexDefinition) -> tuple[Row[Any] | None, IndexDefinition]:

@@ -25,7 +25,7 @@ DEFAULT_FOR = "10min"
 
 
 class ShipChangesOperator(BaseOperator):
-    """Ships all lanes of a database that nobody else ships, and then ends: as `roir ship`, in turns.
+    """Ships all lanes of a database that no one else ships, and then ends: as `roir ship`, in turns.
 
     A turn gives all lanes back, so that the next one goes on at once. A shard that can't be reached is named in the
     log; the others go on. If a shard is too far behind when the turn ends, the task fails, so that Airflow's own

@@ -17,6 +17,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.limits import DEFAULT
 from airflow_roir.engine.plan import Plan
 from airflow_roir.engine.shards import announce, face, home, intents, outbox
+from airflow_roir.engine.shards.prepare import SERVER
 from airflow_roir.engine.shards.shard import Lane, Shard, lanes_of
 from servers.shards import Shards
 
@@ -267,8 +268,9 @@ def add_lanes(scene: Scene, generation_id: int) -> None:
         )
     with scene.database.transaction() as connection:
         lanes = lanes_of(connection, generation_id)
+        server = str(execute(connection, SERVER).scalar_one())
     for lane in lanes:
-        outbox.install(of_shard(scene.made, lane.shard.name), lane, scene.definition, "x", 500, 30)
+        outbox.install(of_shard(scene.made, lane.shard.name), lane, scene.definition, server, 500, 30)
 
 
 def fresh(scene: Scene) -> None:

@@ -148,8 +148,8 @@ class Schedule:
     def check_fresh(self) -> None:
         """What was acknowledged before `fresh_at` is in the base, or something later."""
         lanes = self.laid.shards.ask(
-            "SELECT s.name, extract(epoch FROM l.fresh_at)::float8 FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id "
-            "WHERE l.fresh_at IS NOT NULL AND l.doubt IS NULL"
+            "SELECT s.name, extract(epoch FROM l.fresh_at)::float8 "
+            "FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id WHERE l.fresh_at IS NOT NULL AND l.doubt IS NULL"
         )
         base = {(str(shard), int(str(number)), key): value for key, shard, number, value in self.laid.base()}
         for shard, fresh in lanes:

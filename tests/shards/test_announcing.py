@@ -13,12 +13,21 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.announcing import announce as announce_by_client
-from airflow_roir.engine.database import Database
-from airflow_roir.engine.shards import announce, intents
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.shards import announce, intents, outbox
 from airflow_roir.engine.shards.lane_shipper import LaneShipper
 from airflow_roir.errors import InvalidInput
 from servers.shards import run_sql
-from tests.shards.announced import INDEX, Scene, add_generation, add_lanes, fresh, scene
+from tests.shards.announced import (
+    INDEX,
+    Scene,
+    add_generation,
+    add_lanes,
+    fresh,
+    index_dsn,
+    of_shard,
+    scene,
+)
 from tests.shards.conftest import Make
 
 pytestmark = pytest.mark.sample(12)
@@ -311,6 +320,25 @@ def test_an_index_server_that_cannot_be_reached_is_told_when_it_is_set_up(contri
     assert "don't announce" in str(problem(found)) or "nobody" in str(problem(found))
 
 
+def test_an_index_dsn_that_leads_elsewhere_is_refused(contrib_shards: Make) -> None:
+    """To a database with a table of that name."""
+    found, other = scene(contrib_shards(1, *TABLE)), scene(contrib_shards(1, *TABLE))
+    found.made.ask("UPDATE roir.shard SET index_dsn = %s", index_dsn(other.made))
+    with pytest.raises(InvalidInput, match="comes to another database than this one"):
+        announce.announce(found.database, INDEX, "server")
+
+
+def test_a_client_announces_to_each_index_server_its_own(shards: Make) -> None:
+    found, other = scene(shards(1, *TABLE), "client"), scene(shards(1, *TABLE), "client")
+    with Database(found.made.dsns["s0"]).connect() as here, Database(other.made.index).connect() as there:
+        here.execute(text("UPDATE public.t SET v = 0 WHERE id = 1"))
+        assert announce_by_client(here, there) == 0
+        assert other.intents() == []
+        with pytest.raises(DBAPIError, match="was not announced"):
+            here.commit()
+        here.rollback()
+
+
 def test_the_role_of_the_shards_may_write_intents_and_nothing_else(contrib_shards: Make) -> None:
     made = contrib_shards(1, *TABLE)
     [(role,)] = made.ask("SELECT 'announcer_' || current_database()")
@@ -465,7 +493,8 @@ def shipped(scene: Scene) -> None:
 def test_the_shipper_settles_what_is_announced(contrib_shards: Make) -> None:
     found = scene(contrib_shards(2, *TABLE), "server")
     found.made.run("UPDATE t SET k = 'n' WHERE id = 1", "UPDATE t SET k = NULL WHERE id = 2")
-    put = f"INSERT INTO {intents.table(found.generation_id)} (c1, c2, c3, xid, at) VALUES ('x', 's0', 9, %s, '2020-01-01')"
+    columns = "(c1, c2, c3, xid, at) VALUES ('x', 's0', 9, %s, '2020-01-01')"
+    put = f"INSERT INTO {intents.table(found.generation_id)} {columns}"
     found.made.ask(put, "3")
     found.made.ask(put, "9000000000")
     for _ in range(2):
@@ -488,3 +517,18 @@ def test_a_visit_that_finds_no_announcing_ends_strict_reads(contrib_shards: Make
     found.made.run("UPDATE roir_shard.outbox SET announced_by = NULL")
     shipped(found)
     assert "writers of shard s0 don't announce" in str(problem(found))
+
+
+@pytest.mark.parametrize("by", ["server", "client"])
+def test_a_repair_has_nothing_to_announce(contrib_shards: Make, by: str) -> None:
+    found = scene(contrib_shards(1, *TABLE), by)
+    [lane] = found.lanes
+    with of_shard(found.made, "s0").transaction() as connection:
+        entry = outbox.read_entry(connection, lane.outbox)
+        assert entry is not None
+        announce.nothing_to_announce(connection, lane.outbox)
+        execute(connection, outbox.touch(lane.outbox, entry, "VALUES ('k1', 1)"))
+    assert found.intents() == []
+    if by == "server":
+        found.made.run("UPDATE t SET v = 0 WHERE id = 1")
+        assert len(found.intents()) == 1

@@ -169,7 +169,7 @@ def test_strict_reads_beside_writers_and_a_shipper(contrib_shards: Make, by: str
     alive.run(10)
     print(f"seed {seed}: {alive.reads} reads, {alive.writes} transactions")
     assert not alive.wrong, f"seed {seed}: {alive.wrong[:3]}"
-    assert alive.reads and alive.writes
+    assert min(alive.reads, alive.writes) > 0
     found.rest()
     assert found.intents() == []
     assert found.stored() == found.truth()

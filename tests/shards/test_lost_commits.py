@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine.shards import visit as visiting
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.errors import Fenced
-from servers.shards import on_server, run_sql
+from servers.shards import Shards, on_server, run_sql
 from tests.shards.conftest import Make
 from tests.shards.laid import Laid, lay
 
@@ -111,10 +111,10 @@ def test_a_shard_that_lost_nothing_that_was_shipped_is_not(shards: Make, copies:
     laid.assert_exact()
 
 
-@pytest.mark.parametrize("how", ["answer", "zombie"])
-def test_a_lost_commit_is_not_masked_by_visits_that_were_never_applied(shards: Make, copies: Copies, how: str) -> None:
-    """The shard counts on, for one whose answer is lost, or for one that is cut off from the index server."""
-    made = shards(1)
+def masked(made: Shards, copies: Copies, how: str) -> Laid:
+    """A shard that lost a commit counts on, for one whose answer is lost, or for one that is cut off from the index
+    server.
+    """
     laid = lay(made)
     made.run("INSERT INTO t VALUES (0, 'z', 0)")
     zombie = laid.shipper("s0", "zombie")
@@ -135,7 +135,24 @@ def test_a_lost_commit_is_not_masked_by_visits_that_were_never_applied(shards: M
             lost.close()
     zombie.close()
     ship(laid, "b")
-    assert "has lost its last commits" in str(doubt(laid))
+    return laid
+
+
+@pytest.mark.parametrize("how", ["answer", "zombie"])
+def test_a_lost_commit_is_not_masked_by_visits_that_were_never_applied(shards: Make, copies: Copies, how: str) -> None:
+    assert "has lost its last commits" in str(doubt(masked(shards(1), copies, how)))
+
+
+def test_a_shard_that_counts_although_it_has_lost_commits_masks_them(
+    shards: Make, copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broken variant: a visit counts whatever the index server knows."""
+    for condition in ("o.tick >= %(known)s AND ",):
+        assert visiting.VISIT.count(condition) == 2
+        monkeypatch.setattr(visiting, "VISIT", visiting.VISIT.replace(condition, ""))
+    laid = masked(shards(1), copies, "answer")
+    assert doubt(laid) is None
+    assert laid.base() != laid.projection()
 
 
 def test_an_index_server_that_lost_what_was_cleared_away_is_named(shards: Make, copies: Copies) -> None:
@@ -168,9 +185,8 @@ def test_an_index_server_that_lost_what_is_still_in_the_outbox_ships_it_again(sh
     laid.assert_exact()
 
 
-def test_a_late_acknowledgement_of_what_the_index_server_lost_takes_nothing_away(shards: Make, copies: Copies) -> None:
-    """Its shipper was cut off between the apply, which is lost, and the acknowledgement; another has visited since."""
-    made = shards(1)
+def late_acknowledgement(made: Shards, copies: Copies) -> Laid:
+    """A shipper was cut off between an apply, which is lost, and the acknowledgement; another has visited since."""
     laid = lay(made)
     before = copies.keep(made.index)
     made.run("INSERT INTO t VALUES (1, 'a', 1), (2, 'b', 2)")
@@ -190,8 +206,25 @@ def test_a_late_acknowledgement_of_what_the_index_server_lost_takes_nothing_away
     new.ship_pass()
     new.release()
     old.close()
+    return laid
+
+
+def test_a_late_acknowledgement_of_what_the_index_server_lost_takes_nothing_away(shards: Make, copies: Copies) -> None:
+    laid = late_acknowledgement(shards(1), copies)
     assert doubt(laid) is None
     laid.assert_exact()
+
+
+def test_without_the_tick_it_takes_away_what_nobody_ships(
+    shards: Make, copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broken variant: rows go whoever has visited since."""
+    for condition in (" AND tick = %(mine)s", " AND o.tick = %(mine)s"):
+        assert condition in visiting.ACKNOWLEDGE
+        monkeypatch.setattr(visiting, "ACKNOWLEDGE", visiting.ACKNOWLEDGE.replace(condition, ""))
+    laid = late_acknowledgement(shards(1), copies)
+    assert len(laid.base()) == 1
+    assert len(laid.projection()) == 2
 
 
 def test_another_database_is_not_visited_at_all(shards: Make) -> None:

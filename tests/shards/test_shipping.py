@@ -56,6 +56,6 @@ def test_who_was_overtaken_changes_nothing(shards: Make) -> None:
     assert second.claim(take_over=True)
     made.run("UPDATE t SET k = 'new'")
     second.ship_pass()
-    with pytest.raises(Fenced, match="second ships it now"):
+    with pytest.raises(Fenced, match="second has it now"):
         first.apply(late)
     laid.assert_exact()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -62,19 +61,6 @@ def _token_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(applying, "APPLIED", applying.APPLIED.replace(" AND token = %(token)s", " AND %(token)s > 0"))
 
 
-def _visited_before_the_claim(patch: pytest.MonkeyPatch) -> None:
-    apply = LaneShipper.apply
-
-    def late(self: LaneShipper, found: Visit) -> Any:
-        began, after = self.began, self._after
-        self.claim(take_over=True)
-        self.began, self._after = began, after
-        assert self.claimed is not None
-        return apply(self, replace(found, tick=self.claimed.next_tick(), before=self.claimed.known))
-
-    patch.setattr(LaneShipper, "apply", late)
-
-
 def _fresh_after_the_first_visit(patch: pytest.MonkeyPatch) -> None:
     visit = LaneShipper.visit
 
@@ -125,7 +111,6 @@ VARIANTS = [
     _acknowledged_before,
     _deleted_without_version,
     _token_not_checked,
-    _visited_before_the_claim,
     _fresh_after_the_first_visit,
     _emptied_is_not_looked_at,
     _claimed_without_a_new_token,

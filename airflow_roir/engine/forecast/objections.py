@@ -19,6 +19,7 @@ from airflow_roir.engine.forecast import rights
 from airflow_roir.engine.forecast.rights import MissingRight
 from airflow_roir.engine.locks import DENIED
 from airflow_roir.engine.schema import check_schema, check_writable
+from airflow_roir.engine.shards import survey
 from airflow_roir.errors import InvalidInput, RightMissing, RoirError
 
 T = TypeVar("T")
@@ -81,35 +82,45 @@ def find(database: Database, definition: IndexDefinition, options: BuildOptions)
         execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
         notes = _Notes(connection)
         missing = notes(lambda: rights.missing(connection, definition, catalog.default_schemas(connection))) or []
-        _look(connection, definition, options, notes)
+        apart = _look(connection, definition, options, notes)
+        if apart is not None:
+            notes(lambda: survey.look(database, apart, options))
         if not missing:
             notes.refused += notes.rights
         return Objections(tuple(missing), tuple(notes.refused))
 
 
-def _look(connection: Connection, definition: IndexDefinition, options: BuildOptions, notes: _Notes) -> None:
+def _look(
+    connection: Connection, definition: IndexDefinition, options: BuildOptions, notes: _Notes
+) -> IndexDefinition | None:
+    """What is in this database. Returns the whole definition of an index over shards, whose table isn't."""
     notes(lambda: checks.check_server(connection))
     notes(lambda: rehearse.check_lock_timeout(connection, options))
     notes(lambda: check_writable(connection))
     notes(lambda: checks.check_rights(connection))
     if not _passes(notes, lambda: check_schema(connection)):
-        return
+        return None
     found = notes(lambda: rehearse.whole_definition(connection, definition))
     if found is None:
-        return
+        return None
     existing, whole = found
     notes(lambda: rehearse.check_options(whole, options, existing))
     notes(lambda: live_options.work_columns(connection, options))
     assert whole.source is not None
     name = whole.source
+    if whole.shards:
+        view = QualifiedName(whole.name.schema or name.schema, whole.name.name)
+        if existing is None and view.schema is not None:
+            notes(lambda: rehearse.check_name_is_free(connection, view))
+        return whole
     looked = notes(lambda: catalog.look(connection, name))
     if looked is None:
-        return
+        return None
     source, problems = looked
     for problem in problems:
         notes.add(problem)
     if source is None:
-        return
+        return None
     for check in rehearse.of_source(connection, source, options, existing):
         notes(check)
     for check in checks.of_definition(connection, source, whole):
@@ -117,6 +128,7 @@ def _look(connection: Connection, definition: IndexDefinition, options: BuildOpt
     if existing is None:
         index = QualifiedName(whole.name.schema or source.name.schema, whole.name.name)
         notes(lambda: rehearse.check_name_is_free(connection, index))
+    return None
 
 
 def _passes(notes: _Notes, check: Callable[[], None]) -> bool:

@@ -59,6 +59,14 @@ UPDATE roir.lane SET strict_from = clock_timestamp(), strict_history = roir.serv
  WHERE id = %(lane)s AND removed_at IS NULL
 """
 ENDED = "UPDATE roir.lane SET strict_from = NULL, strict_history = NULL WHERE generation_id = ANY (%(ids)s::bigint[])"
+RIGHT = """
+SELECT 1 FROM pg_foreign_table t JOIN pg_foreign_server s ON s.oid = t.ftserver
+ WHERE t.ftrelid = to_regclass(%(table)s) AND s.srvname = %(server)s AND t.ftoptions @> %(options)s::text[]
+"""
+# A writer that holds the foreign table holds it until it ends.
+LOCK_S = 10
+PROBE = "INSERT INTO {table}_intent (xid) VALUES (pg_current_xact_id())"
+PROBED = "DELETE FROM {table} WHERE xid = %(xid)s::xid8 AND {shard} IS NULL"
 PRESENT = f"SELECT to_regclass('{SHARD_SCHEMA}.outbox') IS NOT NULL"
 OUTBOX = f"SELECT server, announced_by, source::bigint FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
 
@@ -90,6 +98,15 @@ def announce(database: Database, index: str, by: str | None, report: Callable[[s
         else:
             install(database, lane, by, report)
         report(f"shard {quote(lane.shard.name)}, generation {lane.generation_id}: done")
+
+
+def nothing_to_announce(connection: Connection, name: str) -> None:
+    """In a transaction that touches entries of an outbox and changes no row: it may commit as it is.
+
+    connection: in the shard. A repair does that; what it touches is as it was before.
+    """
+    mark = "SELECT set_config(%(mark)s, concat_ws(':', pg_current_xact_id(), 0, 9223372036854775807), true)"
+    execute(connection, mark, {"mark": f"{SHARD_SCHEMA}.{name}"})
 
 
 def is_captured(connection: Connection, lane: Lane) -> bool:
@@ -208,7 +225,7 @@ def install(database: Database, lane: Lane, by: str, report: Callable[[str], Non
     if by == SERVER:
         with shard.transaction() as connection:
             _make_foreign_table(connection, lane, shape, server)
-            _try(connection, lane)
+        _try(database, shard, lane)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         for name, text in _functions(lane, entry, shape, by, source):
@@ -318,6 +335,11 @@ def _send(connection: Connection, head: str, options: dict[str, str], before: Se
 def _make_foreign_table(connection: Connection, lane: Lane, shape: intents.Shape, server: str) -> None:
     schema, name = intents.table(lane.generation_id).split(".")
     table = f"{outbox.table(lane.outbox)}_intent"
+    # Writers use one that is there: it is left, if it is right.
+    given = {"table": table, "server": server, "options": [f"schema_name={schema}", f"table_name={name}"]}
+    if execute(connection, RIGHT, given).scalar() is not None:
+        return
+    execute(connection, f"SET LOCAL lock_timeout = '{LOCK_S}s'")
     execute(connection, f"DROP FOREIGN TABLE IF EXISTS {table}")
     columns = shape.entry.definitions_of(shape.entry.identity_positions)
     execute(
@@ -328,17 +350,26 @@ def _make_foreign_table(connection: Connection, lane: Lane, shape: intents.Shape
     rights.take_back(connection, [table])
 
 
-def _try(connection: Connection, lane: Lane) -> None:
-    """Write an intent of nothing, and take it back: what every writer will need, works."""
+def _try(database: Database, shard: Database, lane: Lane) -> None:
+    """Write an intent of nothing, and find it here: what every writer will need works, and leads to this server."""
+    where, table = f"shard {quote(lane.shard.name)}", intents.table(lane.generation_id)
+    change = f"roir shard add {quote(lane.shard.name)} --index-dsn …"
     try:
-        attempt = connection.begin_nested()
-        execute(connection, f"INSERT INTO {outbox.table(lane.outbox)}_intent (xid) VALUES (pg_current_xact_id())")
-        attempt.rollback()
+        with shard.transaction() as connection:
+            execute(connection, PROBE.format(table=outbox.table(lane.outbox)))
+            xid = execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()
     except DBAPIError as error:
         raise InvalidInput(
-            f"shard {quote(lane.shard.name)}: its server can't write to the index server: {said(error)}; look at the "
-            f"shard's --index-dsn: roir shard add {quote(lane.shard.name)} --index-dsn …"
+            f"{where}: its server can't write to the index server: {said(error)}; look at the shard's --index-dsn: "
+            f"{change}"
         ) from None
+    with database.transaction() as connection:
+        column = intents.shape_of(connection, lane.generation_id).column
+        if not execute(connection, PROBED.format(table=table, shard=column), {"xid": xid}).rowcount:
+            raise InvalidInput(
+                f"{where}: what its server writes to the index server comes to another database than this one; look at "
+                f"the shard's --index-dsn: {change}"
+            )
 
 
 def _functions(lane: Lane, entry: Entry, shape: intents.Shape, by: str, source: Source) -> list[tuple[str, str]]:
@@ -421,7 +452,7 @@ def _by_client(mark: str, source: Source) -> str:
         "DECLARE",
         f"  mark text[] := string_to_array(current_setting('{mark}', true), ':');",
         "BEGIN",
-        "  IF mark[1] = pg_current_xact_id()::text AND NEW.version <= mark[2]::bigint THEN",
+        "  IF mark[1] = pg_current_xact_id()::text AND NEW.version <= mark[3]::bigint THEN",
         "    RETURN NULL;",
         "  END IF;",
         "  RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',",
@@ -448,7 +479,7 @@ def _own(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str:
             "  after bigint := 0;",
             "BEGIN",
             "  IF mark[1] = pg_current_xact_id()::text THEN",
-            "    after := mark[2];",
+            "    after := mark[3];",
             "  END IF;",
             "  RETURN QUERY",
             f"  SELECT {lane.generation_id}::bigint, o.version,",

@@ -123,7 +123,7 @@ def check(connection: Connection, route: Route, claim: Claim) -> Row[Any]:
     """Lock a lane's row. Raises Fenced unless the claim holds it, and the generation is there."""
     held = execute(connection, HELD, {"lane": route.lane.id}).one()
     if (held.token, held.owner) != (claim.token, claim.owner):
-        raise Fenced(f"{route.name}: {held.owner or 'nobody'} ships it now; {claim.owner} has changed nothing")
+        raise Fenced(f"{route.name}: {held.owner or 'no shipper'} has it now; {claim.owner} has changed nothing")
     if held.removed_at is not None or held.status == "dropped":
         raise Fenced(f"{route.name}: generation {route.lane.generation_id} is dropped; nothing is shipped to it")
     return held

@@ -22,7 +22,7 @@ from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.scan import KeyReader, Stretch
 from airflow_roir.engine.shards import home, marks, outbox, prepare
 from airflow_roir.engine.shards.copies import ReadFailed, stream
-from airflow_roir.engine.shards.shard import Lane, Shard, lanes_of, set_reached
+from airflow_roir.engine.shards.shard import Lane, Shard, by_id, lanes_of, set_reached
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.errors import LockNotAcquired, NotFound, RoirError, SourceChanged, WorkerFailed
@@ -131,7 +131,9 @@ class ShardReaders:
         if self._side is not None and self._side.lane.shard.id == shard_id:
             return
         self.close()
-        lane = self.lanes[shard_id]
+        # Under its DSN of now.
+        with self.database.transaction() as here:
+            lane = replace(self.lanes[shard_id], shard=by_id(here, shard_id))
         try:
             if any(one.id == lane.id for one in prepare.missing(self.database, self.job.generation_id)):
                 timeout = self.job.options.get("lock_timeout_ms", BuildOptions.lock_timeout_ms)

@@ -98,8 +98,8 @@ class ShardLag:
         """`shard s1: 1.2 s behind, 40 rows to ship`."""
         behind = "not shipped to the end yet" if self.lag_s is None else f"{_seconds(self.lag_s)} behind"
         pending = f", {self.pending:,} rows to ship" if self.pending else ""
-        nobody = "" if self.shipper else ", nobody ships it: roir ship"
-        return f"shard {quote(self.shard)}: {behind}{pending}{nobody}"
+        alone = "" if self.shipper else ", and has no shipper: roir ship"
+        return f"shard {quote(self.shard)}: {behind}{pending}{alone}"
 
 
 def lags(connection: Connection, indexes: Sequence[int] | None = None) -> list[ShardLag]:

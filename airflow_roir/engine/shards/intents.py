@@ -86,7 +86,6 @@ def create(connection: Connection, generation_id: int, entry: Entry) -> None:
     """Make the table of a generation's intents, and the view by which readers see them.
 
     entry: the index server's, with the shard's column.
-
     put: whether there is such a row after the transaction, where that is known. Rights to write into that of an
     earlier generation are given for this one, too.
     """

@@ -50,7 +50,7 @@ class InShard(RoirError):
 class LaneShipper:
     """One lane, and who ships it. Two sessions: on the index server, and in the shard, outside of transactions.
 
-    A lost session is opened anew by the next step. shard: the shard's database.
+    A lost session is opened again by the next step. shard: the shard's database.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Found:
-    """A lane that there is to ship. away: nobody tries to reach its shard now; owner: who has it, if that one lives."""
+    """A lane that there is to ship. away: its shard is not tried now; owner: who has it, if that one lives."""
 
     id: int
     shard_id: int
@@ -132,7 +132,7 @@ def route(connection: Connection, lane_id: int) -> Route:
 
 
 def claim(connection: Connection, lane_id: int, owner: str, take_over: bool = False, above: int = 0) -> Claim | None:
-    """Take a lane that nobody has, or whose shipper has died; None if it is somebody else's, or isn't shipped.
+    """Take a lane that is free, or whose shipper has died; None if it is somebody else's, or isn't shipped.
 
     It waits for the transaction that applies something to it, so what is visited from now on is younger than that.
     take_over: from whoever has it. above: of the shard's tick, a token that it knows and that this server has lost.
@@ -150,7 +150,7 @@ def renew(connection: Connection, lane_id: int, held: Claim) -> None:
     )
     values = {"lane": lane_id, "owner": held.owner, "token": held.token}
     if execute(connection, beat, values).rowcount != 1:
-        raise Fenced(f"lane {lane_id} has another shipper now; {held.owner} stops to ship it")
+        raise Fenced(f"lane {lane_id} has another shipper now; {held.owner} stops")
 
 
 def release(connection: Connection, lane_id: int, held: Claim) -> None:

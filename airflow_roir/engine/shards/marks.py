@@ -7,12 +7,14 @@ the index server. Commits are lost from the newest on: a shard that has the mark
 from __future__ import annotations
 
 from sqlalchemy import Connection, select
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.shards import home
-from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard, lanes_of
+from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard, lanes_of, set_away
+from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import SourceChanged
 
 FOUND = f"SELECT piece, mark FROM {SHARD_SCHEMA}.mark WHERE outbox = %(outbox)s"
@@ -47,9 +49,15 @@ def check_marks(database: Database, index: str, generation_id: int, operation_id
             )
         ).all()
     for lane in lanes:
-        with lane.shard.database(database.application_name, database.limits).transaction() as there:
-            home.check(there, lane.shard)
-            found = {row.piece: row.mark for row in execute(there, FOUND, {"outbox": lane.outbox})}
+        try:
+            with lane.shard.database(database.application_name, database.limits).transaction() as there:
+                home.check(there, lane.shard)
+                found = {row.piece: row.mark for row in execute(there, FOUND, {"outbox": lane.outbox})}
+        except DBAPIError as error:
+            # Whoever waits for it is to see for whom.
+            with database.transaction() as connection:
+                set_away(connection, lane.shard.id, reason_of(error))
+            raise
         if any(found.get(row.id, 0) < row.mark for row in rows if row.shard_id == lane.shard.id):
             raise lost(index, lane.shard)
 

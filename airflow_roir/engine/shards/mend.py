@@ -17,7 +17,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.run import read_control
-from airflow_roir.engine.shards import outbox
+from airflow_roir.engine.shards import announce, outbox
 from airflow_roir.engine.shards.look import Identity, Verdict, identities
 from airflow_roir.engine.shards.shard import Lane
 from airflow_roir.engine.verify.job import UnitClaim
@@ -135,6 +135,7 @@ class Mender:
         # One that is there twice would be touched twice by one statement.
         rows = f"SELECT DISTINCT ON ({columns}) {columns} FROM ({listed}) s ORDER BY {columns}"
         with self.worker.reaching(lane), one.connection.begin():
+            announce.nothing_to_announce(one.connection, lane.outbox)
             execute(one.connection, outbox.touch(lane.outbox, one.entry, rows), values)
         return True
 

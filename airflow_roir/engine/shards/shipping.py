@@ -1,4 +1,4 @@
-"""Shipping: the fold that never ends. Ships all lanes that nobody else ships, each in a thread of its own."""
+"""Shipping: the fold that never ends. Ships all lanes that no one else ships, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.history import one_history
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
-from airflow_roir.engine.shards import freshness, lanes
+from airflow_roir.engine.shards import announce, freshness, lanes
 from airflow_roir.engine.shards.freshness import Alarm
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.engine.shards.lanes import Found
@@ -62,7 +62,7 @@ def own_name() -> str:
 class Shipper:
     """Ships lanes, until it is told to stop. every_s: how old `fresh_at` may get where nothing is written.
 
-    shards, indexes, generation_id: only these, where they are given. alarm: what is too far behind. shares: gives
+    shards, indexes, generation_id: only these, if they are given. alarm: what is too far behind. shares: gives
     lanes to other shippers of the database, and takes a share of theirs.
     """
 
@@ -99,7 +99,7 @@ class Shipper:
 
     @contextmanager
     def running(self) -> Iterator[threading.Thread]:
-        """Ship in the background while the block runs. Gives the thread: it ends before, where an error won't pass."""
+        """Ship in the background while the block runs. Gives the thread, which ends before if an error won't pass."""
         thread = threading.Thread(target=self.run, name="roir-ship", daemon=True)
         thread.start()
         try:
@@ -127,7 +127,7 @@ class Shipper:
         return sorted(lane for lane, one in self._work.items() if one.lives)
 
     def look(self) -> None:
-        """Begin with lanes that nobody ships, as far as they are its share; give some to others."""
+        """Begin with lanes that are free, as far as they are its share; give some to others."""
         connection = self._present()
         with connection.begin():
             found = lanes.to_ship(connection, _listed(self.shards), _listed(self.indexes), self.generation_id)
@@ -293,7 +293,7 @@ def check_shards(connection: Connection, names: Sequence[str]) -> list[str]:
 
 
 def ship_once(shipper: Shipper) -> int:
-    """Ship each lane that nobody else ships to its end, one after the other; returns how many entries that were.
+    """Ship each lane that is free to its end, one after the other; returns how many entries that were.
 
     Raises RoirError where a shard couldn't be shipped: the others were.
     """
@@ -324,6 +324,9 @@ def catch_up(database: Database, run: Run, report: Report = lambda line: None) -
     """
     with database.transaction() as connection:
         row = read_running(connection, run)
+    # Before the moment that all is shipped up to: strict reads are as good then as before the publish.
+    announce.keep_on(database, row.generation_id, report)
+    with database.transaction() as connection:
         waiting = freshness.Waiting(connection, row.generation_id)
     if not waiting.lanes:
         return

@@ -27,6 +27,12 @@ from airflow_roir.errors import InvalidInput
 DEFAULT_COLUMN = "shard"
 # Nothing of this size fits into a B-tree, however well it is compressed.
 HUGE_BYTES = 64 << 10
+OIDS_INSIDE = """
+SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type
+  FROM pg_attribute a CROSS JOIN LATERAL roir.type_tree(a.atttypid) x (oid) JOIN pg_type t ON t.oid = x.oid
+ WHERE a.attrelid = %(source)s AND a.attname = ANY (%(columns)s)
+   AND t.typnamespace = 'pg_catalog'::regnamespace AND t.typname ~ '^(reg[a-z]+|aclitem)$' LIMIT 1
+"""
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ def survey(
     for one, database, source in found:
 
         def cut(connection: Connection, source: Source = source) -> Plan:
-            return make_plan(connection, source, replace(definition, unique=False, nulls_not_distinct=False), share)
+            return make_plan(connection, source, definition, share)
 
         readers = Attempts(database, source.sql, source.relations, options.lock_timeout_ms, 5.0, EXCLUSIVE)
         planned.append(ShardPlan(one, source, readers.run(cut, report)))
@@ -175,7 +181,19 @@ def _read(database: Database, one: Shard, definition: IndexDefinition, options: 
         checks.check_server(connection)
         source = sources.read(connection, definition.source, options.ignore_row_security)
         checks.check_collations(connection, source)
+        _check_types(connection, source, definition)
         return source
+
+
+def _check_types(connection: Connection, source: Source, definition: IndexDefinition) -> None:
+    """Raise InvalidInput for types that have oids inside, which mean nothing on another server."""
+    columns = [*definition.key, *definition.include, *source.primary_key]
+    row = execute(connection, OIDS_INSIDE, {"source": source.oid, "columns": columns}).first()
+    if row is not None:
+        raise InvalidInput(
+            f"column {quote(row.name)} of {source.name} is of type {row.type}, which holds oids of its own database; "
+            "they mean nothing on another server"
+        )
 
 
 def _sample(

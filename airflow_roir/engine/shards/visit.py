@@ -80,8 +80,9 @@ class Visit:
     does. versions: of the outbox rows among them. identities: their texts, in the shard's order, where they were asked
     for. last: the version to go on after; ended: there were no more rows. tick: this visit's, if it found something;
     before: the shard's tick before it; step: what the shard knows of the index server. problem: why the capture may
-    miss writes. unannounced: why writers may commit without an announcement. moved: the partitions aren't those that are captured. pending, bytes: what is in the outbox, about.
-    fits: another shipper has not visited since, and nothing that the index server knows of was lost.
+    miss writes. unannounced: why writers may commit without an announcement. moved: the partitions aren't those that
+    are captured. pending, bytes: what is in the outbox, about. fits: another shipper has not visited since, and nothing
+    that the index server knows of was lost.
     """
 
     tick: int

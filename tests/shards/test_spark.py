@@ -1,0 +1,89 @@
+"""The command line builds over shards on a real Spark, while applications write in each of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+from servers.shards import Shards
+from tests.shards import apart
+from tests.shards.conftest import Make
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
+ROWS = "INSERT INTO t SELECT i, (i % 500)::text, i FROM generate_series(1, 20000) i"
+
+
+def roir(made: Shards, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"ROIR_DSN": made.index, "XDG_STATE_HOME": str(home)}
+    command = [sys.executable, "-m", "airflow_roir.cli", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=400)
+
+
+@contextmanager
+def writers(made: Shards) -> Iterator[list[int]]:
+    """One in each shard, until the block ends; how many transactions each has committed."""
+    stop = threading.Event()
+    done = [0] * len(made.names)
+
+    def write(number: int, dsn: str) -> None:
+        chance = random.Random(number)
+        connection = psycopg2.connect(dsn)
+        while not stop.wait(0.002):
+            row = chance.randrange(1, 25000)
+            with connection, connection.cursor() as cursor:
+                cursor.execute(
+                    chance.choice(
+                        (
+                            "UPDATE t SET k = %(key)s WHERE id = %(row)s",
+                            "UPDATE t SET v = v + 1 WHERE id = %(row)s",
+                            "DELETE FROM t WHERE id = %(row)s",
+                            "INSERT INTO t VALUES (%(row)s, %(key)s, 0) ON CONFLICT DO NOTHING",
+                        )
+                    ),
+                    {"row": row, "key": str(chance.randrange(600))},
+                )
+            done[number] += 1
+        connection.close()
+
+    threads = [threading.Thread(target=write, args=(n, dsn)) for n, dsn in enumerate(made.dsns.values())]
+    for thread in threads:
+        thread.start()
+    try:
+        yield done
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.slow
+def test_from_the_command_to_the_index(shards: Make, tmp_path: Path) -> None:
+    made = shards(3, TABLE, ROWS, "ANALYZE t")
+    for name, dsn in made.dsns.items():
+        added = roir(made, tmp_path, "shard", "add", name, "--dsn", dsn)
+        assert added.returncode == 0, added.stderr
+    what = ("public.ix", "--table", "t", "--keys", "k", "--include", "v", "--shards", ",".join(made.names))
+    planned = roir(made, tmp_path, "plan", *what, "--json")
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["rows_estimate"] == 60_000
+    with writers(made) as done:
+        built = roir(made, tmp_path, "build", *what, "--master", "local[2]", "--ranges", "12", "--batch-rows", "1000")
+        assert built.returncode == 0, built.stderr
+        assert min(done) > 0
+    [(generation,)] = made.ask("SELECT id FROM roir.generation WHERE status = 'active'")
+    apart.ship_all(made, generation)
+    assert apart.assert_exact(made, generation) == made.ask("SELECT count(*) FROM public.ix")[0][0]
+    # Both workers have read, and all shards.
+    assert made.ask("SELECT count(DISTINCT shard) FROM public.ix") == [(3,)]
+    told = roir(made, tmp_path, "status")
+    assert "roir_data" not in told.stdout
