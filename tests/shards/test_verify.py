@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from airflow_roir.definition import VerifyOptions
@@ -35,4 +40,23 @@ def test_each_kind_of_damage_is_found_named_and_repaired(shards: Make) -> None:
     with one.shipping():
         report = verify(one.made.database, "ix", VerifyOptions(repair=True))
     assert (report.found, report.mended) == (5, 5)
+    assert one.is_exact()
+
+
+@pytest.mark.slow
+def test_on_spark_it_finds_and_repairs_the_same(shards: Make) -> None:
+    one = build(shards(2, TABLE, FILL))
+    one.run("DELETE FROM {base} WHERE c3 % 100 = 7", "UPDATE {base} SET c4 = -1 WHERE c3 = 1005")
+    command = ["verify", "ix", "--repair", "--parallelism", "3", "--master", "local[3]", "--json"]
+    with one.shipping():
+        told = subprocess.run(
+            [sys.executable, "-m", "airflow_roir.cli", *command],
+            env=os.environ | {"ROIR_DSN": one.made.index},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert told.returncode == 0, told.stderr
+    report = json.loads(told.stdout)
+    assert (report["missing"], report["different"], report["mended"], report["complete"]) == (8, 1, 9, True)
     assert one.is_exact()
