@@ -195,6 +195,11 @@ class IndexDefinition:
                 f"index {self.name}: only a unique index tells NULLs apart or not; give unique, too, or leave "
                 "nulls_not_distinct out"
             )
+        if self.unique and self.shards:
+            raise InvalidInput(
+                f"index {self.name}: an index over shards can't be unique: what one shard commits no other one can "
+                "refuse. It can tell who shares a key: SELECT … FROM the index GROUP BY its key HAVING count(*) > 1"
+            )
         if (self.source is None) != (not self.key):
             raise InvalidInput(
                 f"index {self.name}: give the table and the key columns together, "

@@ -34,6 +34,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_roir.operators.change",
                     "airflow_roir.operators.revert",
                     "airflow_roir.operators.clean_up",
+                    "airflow_roir.operators.ship",
                     "airflow_roir.operators.detach_partition",
                     "airflow_roir.operators.attach_partition",
                 ],

@@ -123,7 +123,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM pg_proc p WHERE p.oid = to_regprocedure(format('roir_shard.%I()', outbox || '_announce'))
 $$;
 
--- Why a writer may commit without an announcement, NULL if none can, or none has to. Asked in each visit.
+-- Why a writer may commit without an announcement, NULL if none can. Asked in each visit.
 CREATE FUNCTION roir_shard.announcing_problem(outbox text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -131,7 +131,7 @@ DECLARE
 BEGIN
     SELECT * INTO o FROM roir_shard.outbox x WHERE x.name = announcing_problem.outbox;
     IF o.announced_by IS NULL THEN
-        RETURN NULL;
+        RETURN 'nobody announces writes';
     ELSIF roir_shard.announcing_of(o.name) IS DISTINCT FROM o.announcing THEN
         RETURN 'what announces writes was altered';
     ELSIF NOT EXISTS (SELECT FROM pg_trigger g

@@ -24,6 +24,7 @@ from airflow_roir.cli import (  # noqa: F401
     plan,
     role,
     shard,
+    ship,
     spark_archive,
     spark_server,
     status,

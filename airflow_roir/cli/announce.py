@@ -24,7 +24,9 @@ def announce(
     index: Index,
     by: Annotated[
         By,
-        typer.Option(help="The shards' servers (postgres_fdw), the clients themselves (airflow_roir.announcing), nobody."),
+        typer.Option(
+            help="The shards' servers (postgres_fdw), the clients themselves (airflow_roir.announcing), nobody."
+        ),
     ],
 ) -> None:
     """Let each write in the shards be announced before it commits, so that the index can be read strictly."""

@@ -62,7 +62,7 @@ def _index_row(one: IndexFacts) -> tuple[str, ...]:
         verified(one) if one.generation is not None else "",
         f"{one.rows:,}" if one.rows is not None else "",
         size(one.bytes) if one.bytes else "",
-        size(one.source_bytes) if one.source is not None else "dropped",
+        "dropped" if one.source is None else "in shards" if one.apart else size(one.source_bytes),
     )
 
 
@@ -109,6 +109,13 @@ def index_notes(one: IndexFacts) -> Iterator[str]:
         yield "a rebuild would win nothing that is worth it"
     if one.bloat is not None and one.bloat.note:
         yield f"bloat: {printable(one.bloat.note)}"
+    for shard in one.shards:
+        if shard.generation == "active":
+            yield printable(str(shard))
+        if shard.problem is not None:
+            yield f"problem: shard {printable(shard.shard)}: {printable(shard.problem)}"
+        if shard.doubt is not None:
+            yield f"in doubt: {printable(shard.doubt)}: roir verify {name} --repair"
     for line in one.warnings:
         yield f"warning: {printable(line)}"
 

@@ -81,8 +81,9 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
     if phase == Phase.FOLD:
         folded = fold.work(database, run, report)
         persist(database, run, lambda: fold.finish(database, run, folded), report)
-    if row.options.get("verify", "after") in ("after", "both") and not is_apart:
-        persist(database, run, lambda: fold.follow_partitions(database, run, report), report)
+    if row.options.get("verify", "after") in ("after", "both"):
+        if not is_apart:
+            persist(database, run, lambda: fold.follow_partitions(database, run, report), report)
         found = compare.verify_build(database, run)
         report(f"compared with the table: {found}")
         if not found.is_exact:

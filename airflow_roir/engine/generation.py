@@ -16,6 +16,7 @@ from airflow_roir.engine.catalog import columns_of
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, equality_operators
 from airflow_roir.engine.plan import Bound, Plan
+from airflow_roir.engine.shards import intents
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.tables import DATA_SCHEMA, SCHEMA
 
@@ -63,6 +64,11 @@ def source_view(generation_id: int) -> str:
 def intent(generation_id: int) -> str:
     """Of an index over shards: the announced writes (`shards/intents.py`)."""
     return f"{DATA_SCHEMA}.g{generation_id}_intent"
+
+
+def announced(generation_id: int) -> str:
+    """Of an index over shards: the view of its intents for strict readers (`shards/announced.py`)."""
+    return f"{DATA_SCHEMA}.g{generation_id}_announced"
 
 
 def names(generation_id: int) -> list[str]:
@@ -249,7 +255,7 @@ def drop(connection: Connection, generation_id: int) -> None:
     )
     execute(connection, "DELETE FROM roir.emptied WHERE generation_id = %(id)s", {"id": generation_id})
     forget_hashes(connection, generation_id)
-    execute(connection, f"DROP TABLE IF EXISTS {intent(generation_id)}")
+    intents.drop(connection, generation_id)
     execute(connection, f"DROP VIEW IF EXISTS {source_view(generation_id)}")
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
 

@@ -20,10 +20,13 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.plain import plain_fields
 from airflow_roir.engine.relation_size import relation_sizes
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards import freshness
+from airflow_roir.engine.shards.freshness import ShardLag
+from airflow_roir.engine.shards.shard import TABLE_OF
 
 # operation: the newest one. An index of which a drop was killed half-way has no generation any more.
-INDEXES = """
-SELECT i.id, i.schema_name, i.name, i.source_oid, i.is_unique, i.nulls_not_distinct,
+INDEXES = f"""
+SELECT {TABLE_OF} AS table_apart, i.id, i.schema_name, i.name, i.source_oid, i.is_unique, i.nulls_not_distinct,
        n.nspname AS source_schema, c.relname AS source_name,
        clock_timestamp() AS now,
        (SELECT max(o.id) FROM roir.operation o WHERE o.index_id = i.id) AS newest,
@@ -118,7 +121,8 @@ class IndexFacts:
     state: published, building (for the first time) or not published. source is None if the table was dropped.
     rows: entries, about. generation, published_at, age_seconds: of what readers see. revert_until: when the replaced
     generation is dropped. verified: None if what readers see was never verified. operation: the unfinished one.
-    bloat: None if nothing is published.
+    bloat: None if nothing is published. apart: the table is in shards, and source_bytes isn't known here; shards: how
+    far each of them is behind.
     """
 
     index: str
@@ -138,6 +142,8 @@ class IndexFacts:
     warnings: tuple[str, ...]
     bloat: Bloat | None
     operation: int | None
+    apart: bool = False
+    shards: tuple[ShardLag, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: moments in ISO 8601."""
@@ -172,6 +178,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
     leaves = _grouped(execute(connection, LEAVES, {"sources": sorted({row.source_oid for row in rows})}).all())
     sizes = relation_sizes(connection, [oid for of in (stores, leaves) for oids in of.values() for oid in oids])
     verified = {row.index_id: _verified(row) for row in execute(connection, VERIFIED, {"indexes": ids})}
+    behind = freshness.lags(connection, ids)
     gone = _grouped(execute(connection, GONE, {"indexes": ids}).all())
 
     def takes(generation: int) -> int:
@@ -193,7 +200,9 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
         found.append(
             IndexFacts(
                 index=str(name),
-                source=str(QualifiedName(row.source_schema, row.source_name)) if row.source_name else None,
+                source=row.table_apart
+                or (str(QualifiedName(row.source_schema, row.source_name)) if row.source_name else None),
+                apart=row.table_apart is not None,
                 state="published" if active else "building" if shown else "not published",
                 unique=row.is_unique,
                 nulls_not_distinct=row.nulls_not_distinct,
@@ -211,6 +220,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 warnings=tuple(warnings),
                 bloat=swollen,
                 operation=row.unfinished,
+                shards=tuple(one for one in behind if one.index_id == row.id),
             )
         )
     return found

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 DATABASE = ("database",)
 INDEX = (*DATABASE, "index")
+SHARD = (*INDEX, "shard")
 OPERATION = (*INDEX, "kind", "operation")
 SIGNAL = (*OPERATION, "signal")
 
@@ -55,6 +56,16 @@ FAMILIES: dict[str, Family] = {
         "that failed aren't counted: the server's log has them.",
         INDEX,
     ),
+    "roir_shard_lag_seconds": Family(
+        "All that was committed in the shard so long ago is in the index. Missing before it was shipped to its end.",
+        SHARD,
+    ),
+    "roir_shard_pending_rows": Family("Rows in the shard's outbox, about, when it was visited last.", SHARD),
+    "roir_shard_pending_bytes": Family("The size of what holds them.", SHARD),
+    "roir_shard_shipped_total": Family("Rows that were shipped from the shard to this generation.", SHARD),
+    "roir_shard_shipper": Family("1: somebody ships it now. 0: nobody does.", SHARD),
+    "roir_shard_away": Family("1: the shard can't be reached, or can't be worked with.", SHARD),
+    "roir_shard_doubtful": Family("1: commits were lost; verify with a repair ends it.", SHARD),
     "roir_operation_state": Family("1 for the state that it has, 0 for the others.", (*OPERATION, "state")),
     "roir_operation_phase": Family("1 for the phase that it is in, 0 for the others.", (*OPERATION, "phase")),
     "roir_operation_driven": Family("1: a run drives it, and has given a sign of life lately.", OPERATION),

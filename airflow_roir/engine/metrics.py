@@ -30,6 +30,7 @@ from airflow_roir.engine.metric_families import Samples
 from airflow_roir.engine.operations import HEARTBEAT_FRESH_S
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT, relation_sizes
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards import freshness
 from airflow_roir.errors import InvalidInput, RoirError, SchemaMissing, SchemaVersionMismatch
 from airflow_roir.operation import Phase, Status
 
@@ -39,7 +40,7 @@ LOOK_S = 5.0
 LOCK_MS = 20
 CANCELLED = "57014"
 # Signals of which there is one for each replica, slot or disk. What else a reading is of has a new name each time.
-OF_FEW = ("replica_lag", "replica_delay", "slot_wal", "slot_room", "free_space")
+OF_FEW = ("replica_lag", "replica_delay", "slot_wal", "slot_room", "free_space", "shard_lag", "outbox")
 REFUSED = ("42501", "28000", "28P01")
 
 INDEXES = """
@@ -180,6 +181,7 @@ class _Look:
         self._part("queue", self._queue)
         self._part("verifications", lambda: self._verifications(indexes))
         self._part("lock waits", self._lock_waits)
+        self._part("shards", self._shards)
         self._part("capture", lambda: self._captures(indexes))
 
     def _part(self, part: str, look: Callable[[], None], index: str = "") -> None:
@@ -213,6 +215,20 @@ class _Look:
             if row.index_id in names:
                 self._samples.add("roir_index_verification_age_seconds", max(0.0, row.age), names[row.index_id])
                 self._samples.add("roir_index_discrepancies", max(0, row.wrong), names[row.index_id])
+
+    def _shards(self) -> None:
+        for one in freshness.lags(self._connection):
+            # One that is kept for a revert has the same labels.
+            if one.generation != "active":
+                continue
+            labels = (one.index, one.shard)
+            self._samples.add("roir_shard_lag_seconds", one.lag_s, *labels)
+            self._samples.add("roir_shard_pending_rows", one.pending, *labels)
+            self._samples.add("roir_shard_pending_bytes", one.pending_bytes, *labels)
+            self._samples.add("roir_shard_shipped_total", one.shipped, *labels)
+            self._samples.add("roir_shard_shipper", one.shipper is not None, *labels)
+            self._samples.add("roir_shard_away", one.problem is not None, *labels)
+            self._samples.add("roir_shard_doubtful", one.doubt is not None, *labels)
 
     def _lock_waits(self) -> None:
         waits = execute(self._connection, LOCK_WAITS, {"fresh": FRESH_S}).scalar_one()

@@ -90,7 +90,7 @@ def make_plan(connection: Connection, source: Source, definition: IndexDefinitio
 
 
 def segments_for(options: BuildOptions, rows: int) -> int:
-    """How many segments a base of so many entries is cut into."""
+    """How many segments a base is cut into. rows: of the source."""
     per_segment = ROWS_PER_SEGMENT_THROTTLED if options.throttle not in (None, "", "off") else ROWS_PER_SEGMENT
     return options.segments or min(MOST_SEGMENTS, max(options.parallelism, rows // per_segment))
 

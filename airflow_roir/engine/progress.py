@@ -25,6 +25,7 @@ from airflow_roir.engine.held_up import AtWork, HeldUp, Workers, at_work, cut, h
 from airflow_roir.engine.plain import number, plain_fields
 from airflow_roir.engine.remedies import remedy
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards.shard import TABLE_OF
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import Phase, Status
 
@@ -38,9 +39,9 @@ DELTA_BLOCKS = 128
 LOOK_LOCK_MS = 20
 LOOK_MS = 5_000
 
-OPERATION = """
+OPERATION = f"""
 SELECT r.*, o.generation_id, o.epoch, o.ticked_at, o.options, o.spark_ui, i.source_oid,
-       i.source_oid::oid::regclass::text AS source,
+       coalesce({TABLE_OF}, i.source_oid::oid::regclass::text) AS source,
        extract(epoch FROM clock_timestamp() - o.heartbeat_at)::float8 AS heartbeat_age,
        clock_timestamp() AS now,
        EXISTS (SELECT FROM roir.duplicate d WHERE d.operation_id = o.id) AS has_duplicates,

@@ -12,7 +12,6 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
-from airflow_roir.engine.shards import face
 from airflow_roir.engine.source import Source
 from airflow_roir.generation_state import CaptureMode, GenerationStatus
 
@@ -94,11 +93,7 @@ def retire_for_good(connection: Connection, generation_ids: list[int]) -> None:
 
 
 def forget_index(connection: Connection, index_id: int) -> None:
-    """Mark an index as dropped: its name is free. The face of one that is apart from its source goes."""
-    index = tables.index
-    table = connection.execute(select(index.c.shard_table).where(index.c.id == index_id)).scalar_one()
-    if table is not None and (source := catalog.source_if_there(connection, index_id)) is not None:
-        face.drop(connection, source.name)
+    """Mark an index as dropped: its name is free."""
     connection.execute(
         update(tables.index).where(tables.index.c.id == index_id).values(dropped_at=func.clock_timestamp())
     )

@@ -13,6 +13,7 @@ from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, l
 from airflow_roir.task.form_values import optional_text, whole_number, yes_or_no
 from airflow_roir.task.options_operator import option_of
 from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
+from airflow_roir.task.shard_connections import add_shards
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -25,6 +26,8 @@ NUMBERS = (
     "segments",
     "max_rows_per_second",
     "revert_window_s",
+    "shard_parallelism",
+    "max_lag_s",
 )
 TRUTHS = ("ignore_row_security", "ignore_publications", "census")
 WORDS = ("scan", "covering", "verify", "on_duplicate")
@@ -39,9 +42,11 @@ class PrepareIndexBuildOperator(RoirOperator):
     table, keys, include: source table, key columns in order and included columns, as SQL identifiers, the columns
         comma-separated or as a list. If all are empty, an existing index is rebuilt with its own definition.
     unique, nulls_not_distinct: see `IndexDefinition`. A rebuild keeps both.
-    parallelism, batch_rows, batch_ms, ranges, segments, max_rows_per_second, revert_window_s, scan, covering, verify,
-        ignore_row_security, ignore_publications, on_duplicate, census: see `BuildOptions`; numbers and booleans may be
-        given as text; None or '' takes the default there.
+    shards: of an index over tables on other servers, the names of shards or of Airflow connections, as a list or
+        comma-separated; a rebuild keeps those that it has. shard_column: see `IndexDefinition`.
+    parallelism, batch_rows, batch_ms, ranges, segments, max_rows_per_second, revert_window_s, shard_parallelism,
+        max_lag_s, scan, covering, verify, ignore_row_security, ignore_publications, on_duplicate, census: see
+        `BuildOptions`; numbers and booleans may be given as text; None or '' takes the default there.
     throttle, windows, max_duration_s, priority, warn_after_s, abort_after_s: see `WorkOptions`; seconds may be given as
         `2h`, too.
 
@@ -60,6 +65,8 @@ class PrepareIndexBuildOperator(RoirOperator):
         *TRUTHS,
         *UNIQUENESS,
         *WORK_OPTIONS,
+        "shards",
+        "shard_column",
     )
 
     def __init__(
@@ -84,6 +91,10 @@ class PrepareIndexBuildOperator(RoirOperator):
         nulls_not_distinct: bool | str | None = None,
         on_duplicate: str | None = None,
         census: bool | str | None = None,
+        shards: str | Sequence[str] | None = None,
+        shard_column: str | None = None,
+        shard_parallelism: int | str | None = None,
+        max_lag_s: int | str | None = None,
         throttle: str | None = None,
         windows: str | None = None,
         max_duration_s: int | str | None = None,
@@ -112,6 +123,10 @@ class PrepareIndexBuildOperator(RoirOperator):
         self.nulls_not_distinct = nulls_not_distinct
         self.on_duplicate = on_duplicate
         self.census = census
+        self.shards = shards
+        self.shard_column = shard_column
+        self.shard_parallelism = shard_parallelism
+        self.max_lag_s = max_lag_s
         self.throttle = throttle
         self.windows = windows
         self.max_duration_s = max_duration_s
@@ -126,10 +141,12 @@ class PrepareIndexBuildOperator(RoirOperator):
             self.log.info("DAG %s is paused; nothing is prepared yet. Unpause the DAG to continue", ti.dag_id)
             raise leave(LEAVE_S)
         with failing_clearly():
+            definition = self.definition()
+            database = self.get_database()
+            if definition.shards:
+                add_shards(database, definition.shards)
             try:
-                prepared = prepare.prepare(
-                    self.get_database(), self.definition(), self.options(), owner_of(ti), report=self.log.info
-                )
+                prepared = prepare.prepare(database, definition, self.options(), owner_of(ti), report=self.log.info)
             except OperationRunning as reason:
                 self.log.info("Waiting: %s", reason)
                 raise leave(LOOK_AGAIN_S) from None
@@ -146,7 +163,8 @@ class PrepareIndexBuildOperator(RoirOperator):
         unique, nulls_not_distinct = (bool(yes_or_no(name, getattr(self, name))) for name in UNIQUENESS)
         table = optional_text(self.table)
         columns = (_columns(self.keys), _columns(self.include))
-        return IndexDefinition.parse(self.index, table, *columns, unique, nulls_not_distinct)
+        shards = (_columns(self.shards), optional_text(self.shard_column))
+        return IndexDefinition.parse(self.index, table, *columns, unique, nulls_not_distinct, *shards)
 
     def options(self) -> BuildOptions:
         """The options that the rendered fields give, defaults for empty ones. Raises InvalidInput."""

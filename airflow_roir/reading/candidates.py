@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import (
     CTE,
+    BigInteger,
     ColumnElement,
     Connection,
     Engine,
@@ -167,7 +168,7 @@ def _of(name: QualifiedName, about: About, table: Any, where: ColumnElement[bool
     key = [seen.c[one.name] for one in about.primary_key]
     ticks = select(func.roir.ticks(about.generation, type_=JSONB)).scalar_subquery()
     shard = seen.c[about.shard_column]
-    wanted = [shard.label("p0"), ticks[shard].as_integer().label("p01"), key_text(key).label("p02")]
+    wanted = [shard.label("p0"), cast(ticks[shard].astext, BigInteger).label("p01"), key_text(key).label("p02")]
     wanted += [column.label(f"p{i}") for i, column in enumerate(key, 1)]
     return select(*wanted).where(replacement_traverse(where, {}, of_the_entry))
 

@@ -10,7 +10,7 @@ for user, shard in by_email.rows(User, User.email == "x@y", consistency="strict"
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -135,7 +135,7 @@ class ShardedIndex:
                 asked.setdefault(shard, set()).update(new[shard])
                 answers.setdefault(shard, {}).update(found)
             # What is no more in one shard may be in another one, since before it went.
-            missed = strict and any(len(answers.get(shard, ())) < len(asked.get(shard, ())) for shard in new)
+            missed = strict and any(_has_gone(asked.get(shard, ()), answers.get(shard, ())) for shard in new)
         return Answer([Found(row, shard) for shard, rows in answers.items() for row in rows.values()], away)
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class ShardedIndex:
         unknown = [shard for shard in named if shard not in self._shards]
         if unknown:
             raise InvalidInput(
-                f"index {self.index}: it names rows of shard {', '.join(map(quote, unknown))}, of which no engine was given"
+                f"index {self.index}: give an engine of shard {', '.join(map(quote, unknown))}, too: it has such rows"
             )
 
     def _ask(self, calls: Mapping[str, Callable[[], T]], away: dict[str, str] | None) -> dict[str, T]:
@@ -207,6 +207,10 @@ class ShardedIndex:
         if failed:
             raise failed[0]
         return done
+
+
+def _has_gone(asked: Sized, found: Sized) -> bool:
+    return len(found) < len(asked)
 
 
 def _asking(*what: Any) -> Callable[[], dict[str, Any]]:

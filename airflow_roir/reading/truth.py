@@ -111,7 +111,9 @@ def _read(
     found: dict[str, Any] = {}
     with Session(engine) as session:
         # Twice the same result: what tells where it is from, and the rows as SQLAlchemy's own.
-        frozen = session.execute(query).unique().freeze()
+        result = session.execute(query)
+        # Values of a column needn't be hashable; an instance that loads others by a join comes in several rows.
+        frozen = (result.unique() if mapped else result).freeze()
         told = frozen().columns(*range(head)).all()
         rows = frozen().scalars(head).all() if mapped else frozen().columns(*range(head, len(wanted))).all()
         session.expunge_all()

@@ -9,10 +9,11 @@ from typing import Any
 from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import argument
+from airflow_roir.definition import argument, quote
 from airflow_roir.engine import duplicate_report
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import Run
+from airflow_roir.engine.shards.shard import AWAY
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import Phase
 from airflow_roir.quantity import counted, shared
@@ -72,6 +73,7 @@ class News:
         self._groups: set[int] = set()
         self._last_group = self._last_duplicate = 0
         self._groups_told = 0
+        self._away: dict[str, str] = {}
 
     def say(self, line: str) -> None:
         """A line of this phase."""
@@ -116,6 +118,7 @@ class News:
         A database that can't be reached is no news: whoever needs it says so.
         """
         self.duplicates()
+        self.shards()
         if (counts := self._count()) is None or counts.done == self._done:
             return
         # Units of a verification come in stages: then there are more of them than before.
@@ -132,6 +135,17 @@ class News:
                 self._told.add(row.ordinal)
                 what = "" if row.rows is None else f": {counted(row.rows, 'row')} in {row.seconds:.1f} s"
                 self.say(f"{noun} {row.ordinal} done, {len(self._told)} of {counts.pieces}{what}")
+
+    def shards(self) -> None:
+        """Say which shards can't be read, and which can again: the ranges of the others are continued."""
+        if self._phase != Phase.BUILD:
+            return
+        now = {row.name: row.problem for row in self._read(AWAY)}
+        for name in sorted(now.keys() - self._away.keys()):
+            self.say(f"shard {quote(name)} can't be read: {now[name]}; its ranges wait")
+        for name in sorted(self._away.keys() - now.keys()):
+            self.say(f"shard {quote(name)} can be read again")
+        self._away = now
 
     def duplicates(self, again: bool = False) -> None:
         """Say which rows share a key of a unique index, as they are found.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from airflow_roir.engine.database import Database
 
 PARTS = """
-SELECT i.schema_name, i.name, n.nspname AS source_schema, c.relname AS source_name, o.generation_id
+SELECT i.schema_name, i.name, n.nspname AS source_schema, c.relname AS source_name, o.generation_id, i.shard_table
   FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
   LEFT JOIN pg_class c ON c.oid = i.source_oid::oid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE o.id = %(operation)s
@@ -42,7 +42,8 @@ def published_facts(database: Database, operation_id: int) -> dict[str, Any]:
         verified = {name: getattr(report, name) for name in COUNTS}
     return {
         "index": str(QualifiedName(row.schema_name, row.name)),
-        "source": row.source_name and str(QualifiedName(row.source_schema, row.source_name)),
+        # The face is nobody's data set.
+        "source": row.shard_table or (row.source_name and str(QualifiedName(row.source_schema, row.source_name))),
         "kind": now.kind,
         "operation_id": operation_id,
         "generation_id": row.generation_id,

@@ -22,6 +22,7 @@ from airflow_roir.hooks.roir import RoirHook
 from airflow_roir.one_line import one_line
 from airflow_roir.task.form_values import optional_text
 from airflow_roir.task.open_database import open_database
+from airflow_roir.task.shard_connections import keep_connections
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
@@ -67,7 +68,9 @@ class RoirOperator(BaseOperator):
             f"operation {one_line(operation)}, " if operation else "",
             one_line(str(self.postgres_conn_id)),
         )
-        return open_database(self.postgres_conn_id, f"roir airflow {self.task_id}")
+        database = open_database(self.postgres_conn_id, f"roir airflow {self.task_id}")
+        keep_connections(database, self.log.warning)
+        return database
 
 
 def owner_of(ti: RuntimeTaskInstanceProtocol) -> str:

@@ -1,11 +1,12 @@
 -- Strict reads of an index apart from its source (docs/architecture.md#apart).
 
--- The server and its timeline, which a promotion, and a recovery to an earlier moment, begin anew; NULL on a standby.
+-- The server, its database, and its timeline, which a promotion, and a recovery to an earlier moment, begin anew; NULL on
+-- a standby.
 CREATE FUNCTION roir.server_history() RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN NOT pg_is_in_recovery()
-                THEN s.system_identifier || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) END
-      FROM pg_control_system() s
+                THEN concat_ws('/', s.system_identifier, d.oid, left(pg_walfile_name(pg_current_wal_lsn()), 8)) END
+      FROM pg_control_system() s, pg_database d WHERE d.datname = current_database()
 $$;
 
 -- Why a generation can't be read strictly, NULL if it can.

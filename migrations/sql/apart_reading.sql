@@ -142,7 +142,7 @@ BEGIN
 END $$;
 
 -- What roir.strict sends. about: as roir.apart tells. key: values as texts that read alike everywhere.
---     unnamed: the entries that no intent names.  named: of each shard, the primary keys that intents name, as arguments of unnest.
+--     unnamed: the entries that no intent names.  named: of each shard, the primary keys that intents name, as SQL.
 --     before, after: the statement for a shard, around these.  definition, result: its columns here.
 CREATE FUNCTION roir.strict_statements(about jsonb, view regclass, key jsonb, OUT unnamed text, OUT named text, OUT before text,
                                        OUT after text, OUT definition text, OUT result text)
@@ -173,10 +173,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                   view, j.ours, j.intents, j.same),
            format('SELECT a.shard, concat_ws('', '', %s) AS keys FROM (SELECT DISTINCT s.%I AS shard, %s FROM %s s WHERE %s) '
                   'a (shard, %s) GROUP BY a.shard ORDER BY a.shard',
-                  (SELECT string_agg(format('format(''%%L::text[]'', array_agg(concat(a.n%s)))', c.number), ', ' ORDER BY c.number)
+                  (SELECT string_agg(format('format(''pg_catalog.unnest(%%L::text[])'', array_agg(concat(a.n%s)))', c.number), ', ' ORDER BY c.number)
                      FROM rest c), about ->> 'shard', j.primary_key, j.intents, j.ours,
                   (SELECT string_agg(format('n%s', c.number), ', ' ORDER BY c.number) FROM rest c)),
-           format('s.* FROM roir_shard.home h LEFT JOIN (SELECT true, %s FROM %s s JOIN pg_catalog.unnest(',
+           format('s.* FROM roir_shard.home h LEFT JOIN (SELECT true, %s FROM %s s JOIN ROWS FROM (',
                   (SELECT string_agg(format('s.%I', c.name), ', ' ORDER BY c.position) FROM part c WHERE NOT c.is_shard),
                   about ->> 'table'),
            format(') n (%s) ON %s%s) s ON true',

@@ -4,7 +4,7 @@
 CREATE FUNCTION roir.signals(OUT name text, OUT unit text) RETURNS SETOF record
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     VALUES ('replica_lag', 'bytes'), ('replica_delay', 'seconds'), ('slot_wal', 'bytes'), ('slot_room', 'bytes'),
-           ('oldest_transaction', 'seconds'), ('free_space', 'bytes'), ('query', 'number'),
+           ('oldest_transaction', 'seconds'), ('free_space', 'bytes'), ('shard_lag', 'seconds'), ('outbox', 'bytes'), ('query', 'number'),
            ('commit_latency', 'seconds'), ('active_sessions', 'number'), ('lock_waits', 'number'),
            ('wal_rate', 'bytes'), ('checkpoints', 'number')
 $$;

@@ -66,7 +66,7 @@ def rendered(dag: DAG, task_id: str, **conf: Any) -> Any:
 
 def test_every_file_is_a_dag_without_an_error(bag: DagBag) -> None:
     assert bag.import_errors == {}
-    shipped = {"rebuild_index", "verify_index", "clean_up_indexes", "control_index"}
+    shipped = {"rebuild_index", "verify_index", "clean_up_indexes", "control_index", "ship_changes"}
     examples = {"rebuild_bloated_indexes", "verify_indexes_weekly"}
     assert set(bag.dags) == shipped | examples
     # Whoever copies the whole folder has not asked for builds at night.
@@ -109,6 +109,14 @@ def test_clean_up_is_scheduled_and_alone(bag: DagBag) -> None:
     assert dag.timetable.can_be_scheduled
     assert (dag.max_active_runs, dag.catchup) == (1, False)
     assert dag.task_ids == ["clean_up"]
+
+
+def test_shipping_goes_on_all_the_time_and_waits_to_be_switched_on(bag: DagBag) -> None:
+    dag = bag.dags["ship_changes"]
+    assert dag.timetable.summary == "@continuous"
+    assert (dag.max_active_runs, dag.catchup, dag.is_paused_upon_creation) == (1, False, True)
+    task = rendered(dag, "ship")
+    assert (task.postgres_conn_id, task.ship_for, task.warn_age) == ("postgres_default", "10min", "5min")
 
 
 def test_every_field_of_the_form_is_explained(bag: DagBag) -> None:

@@ -182,7 +182,8 @@ def test_the_public_has_no_right_to_anything_of_ours(database: Database, dsn: st
         # Nobody can call one of an event trigger.
         "AND prorettype <> 'event_trigger'::regtype",
     )
-    assert sorted(definers) == [("is_in_mode",), ("published",)], "only what tells how a generation stands"
+    telling = ["apart", "fresh", "is_in_mode", "is_strict", "published", "server_history", "strict_problem", "ticks"]
+    assert sorted(definers) == [(name,) for name in telling], "only what tells how a generation stands"
     assert sql(
         user,
         "SELECT DISTINCT p.proconfig::text FROM pg_proc p WHERE prosecdef AND proname IN ('published', 'is_in_mode')",

@@ -124,8 +124,10 @@ class Scene:
         with self.made.shard(lane.shard.name).transaction() as connection:
             execute(
                 connection,
-                f"DELETE FROM {outbox.table(lane.outbox)} WHERE version IN (SELECT version FROM {outbox.table(lane.outbox)} "
-                "WHERE version = ANY (%(versions)s::bigint[]) FOR UPDATE SKIP LOCKED)",
+                "DELETE FROM {table} WHERE version IN (SELECT version FROM {table} "
+                "WHERE version = ANY (%(versions)s::bigint[]) FOR UPDATE SKIP LOCKED)".replace(
+                    "{table}", outbox.table(lane.outbox)
+                ),
                 {"versions": versions},
             )
 
@@ -149,7 +151,8 @@ class Scene:
         base, named = generation.base(self.generation_id), intents.table(self.generation_id)
         found = execute(
             connection,
-            f"SELECT 'entry' AS kind, b.c2 AS shard, b.c3 AS id, b.c1 AS k, b.c4 AS v FROM {base} b WHERE b.c1 = %(key)s "
+            f"SELECT 'entry' AS kind, b.c2 AS shard, b.c3 AS id, b.c1 AS k, b.c4 AS v FROM {base} b "
+            "WHERE b.c1 = %(key)s "
             f"AND NOT EXISTS (SELECT FROM {named} i WHERE i.c1 = b.c1 AND i.c2 = b.c2 AND i.c3 = b.c3) "
             f"UNION ALL SELECT DISTINCT 'intent', i.c2, i.c3, i.c1, NULL::int FROM {named} i WHERE i.c1 = %(key)s",
             {"key": key},
@@ -200,7 +203,8 @@ def scene(made: Shards, by: str | None = None, key: tuple[str, ...] = ("k",)) ->
         index_id = execute(
             connection,
             "INSERT INTO roir.index (schema_name, name, source_oid, key_columns, included_columns, shard_table, "
-            "shard_column) VALUES ('public', 't_by_k', %(oid)s, %(key)s::jsonb, '[\"v\"]', 'public.t', 'shard') RETURNING id",
+            "shard_column) VALUES ('public', 't_by_k', %(oid)s, %(key)s::jsonb, '[\"v\"]', 'public.t', 'shard') "
+            "RETURNING id",
             {"oid": faced.oid, "key": json.dumps(list(key))},
         ).scalar_one()
         generation_id = add_generation(connection, index_id, entry)
@@ -242,6 +246,8 @@ def add_generation(connection: Connection, index_id: int, entry: Entry, status: 
         "UPDATE roir.generation SET entry = %(entry)s::jsonb WHERE id = %(id)s",
         {"id": generation_id, "entry": json.dumps(entry.as_json())},
     )
+    for ordinal in (0, 1):
+        generation.seal_segment(connection, generation_id, ordinal, entry)
     intents.create(connection, generation_id, entry)
     assert isinstance(generation_id, int)
     return generation_id

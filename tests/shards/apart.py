@@ -13,8 +13,10 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.prepare import PreparedOperation
 from airflow_roir.engine.run import Run, start_run
-from airflow_roir.engine.shards import home
+from airflow_roir.engine.shards import registry
 from airflow_roir.engine.shards.copy_ranges import ShardReaders
+from airflow_roir.engine.shards.lane_shipper import LaneShipper
+from airflow_roir.engine.shards.shard import lanes_of
 from servers.shards import Shards
 
 
@@ -27,8 +29,7 @@ def add_all(made: Shards) -> Shards:
 
 def add(made: Shards, name: str) -> None:
     """One database becomes a shard."""
-    token = home.install(made.shard(name))
-    made.ask("INSERT INTO roir.shard (name, dsn, home) VALUES (%s, %s, %s)", name, made.dsns[name], token)
+    registry.add(made.database, name, made.dsns[name])
 
 
 def begin(
@@ -54,6 +55,18 @@ def seal_all(made: Shards, run: Run) -> None:
     for _ in seal.work(made.database, run, 0):
         pass
     seal.finish(made.database, run)
+
+
+def ship_all(made: Shards, generation_id: int) -> None:
+    """All that is in the outboxes of a generation."""
+    with made.database.transaction() as connection:
+        lanes = lanes_of(connection, generation_id)
+    for lane in lanes:
+        shipper = LaneShipper(made.database, lane.id, "test", lane.shard.database("test", made.database.limits))
+        assert shipper.claim(take_over=True)
+        shipper.ship_pass()
+        shipper.acknowledge()
+        shipper.close()
 
 
 def finish_all(made: Shards, run: Run) -> None:

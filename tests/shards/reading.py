@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from psycopg2.extensions import parse_dsn
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, Text, create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import NullPool
 
 from airflow_roir.announcing import announce
+from airflow_roir.definition import parse_name
 from airflow_roir.engine import view
 from airflow_roir.reading import ShardedIndex
 from servers.shards import Shards, run_sql
@@ -97,34 +99,33 @@ def ground(made: Shards, by: str | None = "client") -> Iterator[Ground]:
     """An index public.t_by_k on t (k), including v."""
     scene = announced.scene(made, by)
     with made.database.transaction() as connection:
-        view.show(connection, announced_name(), scene.index_id, scene.generation_id, scene.entry, guarded=False)
+        view.show(
+            connection, parse_name(announced.INDEX), scene.index_id, scene.generation_id, scene.entry, guarded=False
+        )
     engines = {name: engine(dsn) for name, dsn in made.dsns.items()}
     index_engine = engine(made.index)
     with ShardedIndex(index_engine, announced.INDEX, engines) as index:
-        yield_ = Ground(scene, index, engines, index_engine)
-        yield_.ship()
-        yield_.refresh()
-        yield yield_
-
-
-def announced_name() -> Any:
-    from airflow_roir.definition import parse_name
-
-    return parse_name(announced.INDEX)
+        found = Ground(scene, index, engines, index_engine)
+        found.ship()
+        found.refresh()
+        yield found
 
 
 def with_servers(ground: Ground) -> None:
-    """What strict reads in SQL need: dblink, and a foreign server for each shard."""
-    import psycopg2.extensions
+    """What strict reads in SQL need."""
+    create_servers(ground.made)
 
-    run_sql(ground.made.index, *EXTENSIONS)
-    for name, dsn in ground.made.dsns.items():
-        given = psycopg2.extensions.parse_dsn(dsn)
+
+def create_servers(made: Shards) -> None:
+    """dblink, and a foreign server for each shard."""
+    run_sql(made.index, *EXTENSIONS)
+    for name, dsn in made.dsns.items():
+        given = parse_dsn(dsn)
         user = given.pop("user")
         given.pop("password", None)
         options = ", ".join(f"{key} '{value}'" for key, value in given.items())
         run_sql(
-            ground.made.index,
+            made.index,
             f'CREATE SERVER "{name}" FOREIGN DATA WRAPPER dblink_fdw OPTIONS ({options})',
             f"CREATE USER MAPPING FOR PUBLIC SERVER \"{name}\" OPTIONS (user '{user}')",
         )

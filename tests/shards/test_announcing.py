@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.announcing import announce as announce_by_client
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.shards import announce, intents
+from airflow_roir.engine.shards.lane_shipper import LaneShipper
 from airflow_roir.errors import InvalidInput
 from servers.shards import run_sql
 from tests.shards.announced import INDEX, Scene, add_generation, add_lanes, fresh, scene
@@ -450,3 +451,40 @@ def psycopg_engine(dsn: str, options: str) -> Any:
     from sqlalchemy import create_engine
 
     return create_engine("postgresql+psycopg2://", creator=lambda: psycopg2.connect(dsn, options=options)).connect()
+
+
+def shipped(scene: Scene) -> None:
+    """By the engine's own shipper."""
+    for lane in scene.lanes:
+        with closing(LaneShipper(scene.database, lane.id, "test")) as shipper:
+            assert shipper.claim(take_over=True)
+            shipper.ship_pass()
+            shipper.release()
+
+
+def test_the_shipper_settles_what_is_announced(contrib_shards: Make) -> None:
+    found = scene(contrib_shards(2, *TABLE), "server")
+    found.made.run("UPDATE t SET k = 'n' WHERE id = 1", "UPDATE t SET k = NULL WHERE id = 2")
+    put = f"INSERT INTO {intents.table(found.generation_id)} (c1, c2, c3, xid, at) VALUES ('x', 's0', 9, %s, '2020-01-01')"
+    found.made.ask(put, "3")
+    found.made.ask(put, "9000000000")
+    for _ in range(2):
+        shipped(found)
+    assert found.intents() == []
+    assert found.stored() == found.truth()
+    assert problem(found) is None
+
+
+def test_a_visit_that_finds_no_announcing_ends_strict_reads(contrib_shards: Make) -> None:
+    found = scene(contrib_shards(1, *TABLE), "server")
+    [lane] = found.lanes
+    found.made.run(f"ALTER TABLE roir_shard.{lane.outbox} DISABLE TRIGGER roir_announce")
+    shipped(found)
+    assert "writers of shard s0 don't announce" in str(problem(found))
+    announce.announce(found.database, INDEX, "server")
+    shipped(found)
+    assert problem(found) is None
+    # As after a restore of the shard from a backup that is older than the announcing.
+    found.made.run("UPDATE roir_shard.outbox SET announced_by = NULL")
+    shipped(found)
+    assert "writers of shard s0 don't announce" in str(problem(found))

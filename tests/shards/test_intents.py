@@ -162,7 +162,7 @@ def test_an_intent_of_a_history_that_was_lost_goes(found: Scene) -> None:
 
 
 def test_a_transaction_id_that_is_given_again_protects_itself(found: Scene, writer: Writer) -> None:
-    """Lost intent and new one have the same entry and transaction id; the visit of before settles the lost one alone."""
+    """Lost intent and new one have the same entry and transaction id; an old visit settles the lost one alone."""
     [lane] = found.lanes
     ahead = next_xid(found) + 5
     put(found, 1, "n", ahead)

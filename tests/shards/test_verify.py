@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine.verify.compare import verify
-from tests.shards import apart
 from tests.shards.conftest import Make
-
-FILL = (
-    "INSERT INTO t SELECT i, nullif(i % 7, 3)::text, i FROM generate_series({number} * 1000, {number} * 1000 + 400) i"
-)
-TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"
+from tests.shards.verified import FILL, TABLE, build
 
 
 def test_an_index_that_is_right_is_found_right(shards: Make) -> None:
-    one = apart.build(shards(3, TABLE, FILL))
+    one = build(shards(3, TABLE, FILL))
     report = verify(one.made.database, "ix")
     assert (report.rows, report.entries, report.found, report.complete) == (1203, 1203, 0, True)
 
 
 def test_each_kind_of_damage_is_found_named_and_repaired(shards: Make) -> None:
-    one = apart.build(shards(2, TABLE, FILL))
-    one.made.ask(f"DELETE FROM {one.base} WHERE c2 = 's0' AND c3 IN (7, 10)")
-    one.made.ask(f"UPDATE {one.base} SET c4 = -1 WHERE c2 = 's1' AND c3 = 1005")
-    one.made.ask(f"INSERT INTO {one.base} VALUES ('6', 's1', 7, 7), ('6', 'nobody', 1, 1)")
+    one = build(shards(2, TABLE, FILL))
+    one.run(
+        "DELETE FROM {base} WHERE c2 = 's0' AND c3 IN (7, 10)",
+        "UPDATE {base} SET c4 = -1 WHERE c2 = 's1' AND c3 = 1005",
+        "INSERT INTO {base} VALUES ('6', 's1', 7, 7), ('6', 'nobody', 1, 1)",
+    )
     report = verify(one.made.database, "ix")
     assert (report.missing, report.different, report.extra) == (2, 1, 2)
     assert {(found["kind"], found["primary_key"]["shard"]) for found in report.first} == {
@@ -35,4 +32,4 @@ def test_each_kind_of_damage_is_found_named_and_repaired(shards: Make) -> None:
     with one.shipping():
         report = verify(one.made.database, "ix", VerifyOptions(repair=True))
     assert (report.found, report.mended) == (5, 5)
-    assert one.entries() == one.rows()
+    assert one.is_exact()

@@ -55,6 +55,13 @@ CHECKPOINT = """
 SELECT 100 * %(rate)s * extract(epoch FROM current_setting('checkpoint_timeout')::interval)::float8
   / (pg_size_bytes(current_setting('max_wal_size')) / (1 + current_setting('checkpoint_completion_target')::float8))
 """
+# Of what readers see. Of a generation that isn't shipped to its end yet the capture's age is the lag.
+OUTBOXES = """
+SELECT s.name, extract(epoch FROM clock_timestamp() - coalesce(l.fresh_at, l.captured_at))::float8 AS lag,
+       coalesce(l.pending_bytes, 0)::float8 AS bytes
+  FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.shard s ON s.id = l.shard_id
+ WHERE g.status = 'active' AND l.removed_at IS NULL AND l.captured_at IS NOT NULL
+"""
 PLACES = """
 SELECT inet_server_addr() IS NULL AS local, current_setting('data_directory') AS data,
        array(SELECT pg_tablespace_location(oid) FROM pg_tablespace WHERE pg_tablespace_location(oid) <> '') AS others
@@ -168,6 +175,14 @@ class SignalReader:
         rows = [row for row in execute(connection, SLOTS) if row.room is not None]
         worst = min(rows, key=lambda row: row.room, default=None)
         return (None, "") if worst is None else (max(0.0, worst.room), worst.name)
+
+    def _shard_lag(self, connection: Connection) -> tuple[float | None, str]:
+        worst = max(execute(connection, OUTBOXES).all(), key=lambda row: row.lag, default=None)
+        return (None, "") if worst is None else (max(0.0, worst.lag), worst.name)
+
+    def _outbox(self, connection: Connection) -> tuple[float | None, str]:
+        worst = max(execute(connection, OUTBOXES).all(), key=lambda row: row.bytes, default=None)
+        return (None, "") if worst is None else (worst.bytes, worst.name)
 
     def _oldest_transaction(self, connection: Connection) -> tuple[float, str]:
         row = execute(connection, OLDEST).one()

@@ -41,6 +41,8 @@ SIGNALS = {
         Signal("slot_room", "bytes", "replication slot {of} has room for {value} of WAL", stops=True, below=True),
         Signal("oldest_transaction", "seconds", "a transaction has been open for {value} ({of})", stops=True),
         Signal("free_space", "bytes", "{value} are free on {of}", stops=True, below=True),
+        Signal("shard_lag", "seconds", "shard {of} is {value} behind", stops=True),
+        Signal("outbox", "bytes", "the outbox of shard {of} holds {value}", stops=True),
         Signal("query", "number", "the throttle's query says {value}", stops=True),
         Signal("commit_latency", "seconds", "a commit takes {value}", steers=True),
         Signal("active_sessions", "number", "{value} sessions are active", steers=True),

@@ -1,8 +1,8 @@
 """Announcing: before a transaction of a shard commits, its intents are committed on the index server.
 
 By the shard's server: a deferred trigger of the outbox writes them through postgres_fdw, whose remote transaction
-commits just before its own. By a client: it writes them itself (`airflow_roir.announcing`), and the same trigger refuses
-the commit if it hasn't (docs/architecture.md#apart).
+commits just before its own. By a client: it writes them itself (`airflow_roir.announcing`), and the same trigger
+refuses the commit if it hasn't (docs/architecture.md#apart).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import psycopg2
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import QualifiedName, parse_name, quote
+from airflow_roir.definition import parse_name, quote
 from airflow_roir.engine import catalog, operations, rights
 from airflow_roir.engine.capture.plpgsql import function, literal
 from airflow_roir.engine.database import Database, bound, execute, said
@@ -153,8 +153,8 @@ def _check_extension(connection: Connection, lane: Lane, source: Source) -> None
     where = f"shard {quote(lane.shard.name)}"
     if not found.present and not found.available:
         raise InvalidInput(
-            f"{where}: its server hasn't the extension postgres_fdw. Install PostgreSQL's contrib there, or let clients "
-            "announce: --by client"
+            f"{where}: its server hasn't the extension postgres_fdw. Install PostgreSQL's contrib there, or let "
+            "clients announce: --by client"
         )
     if not found.present and not found.mighty:
         raise RightMissing(
@@ -228,7 +228,8 @@ def install(database: Database, lane: Lane, by: str, report: Callable[[str], Non
         name = f"{outbox.trigger(lane.outbox)}_w"
         execute(
             connection,
-            f"CREATE TRIGGER {name} BEFORE TRUNCATE ON {source.sql} FOR EACH STATEMENT EXECUTE FUNCTION {table}_whole()",
+            f"CREATE TRIGGER {name} BEFORE TRUNCATE ON {source.sql} FOR EACH STATEMENT "
+            f"EXECUTE FUNCTION {table}_whole()",
         )
         execute(connection, f"ALTER TABLE {source.sql} ENABLE ALWAYS TRIGGER {name}")
         execute(
@@ -258,26 +259,13 @@ def remove(lane: Lane, database: Database, report: Callable[[str], None] = lambd
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         lock()
-        drop(connection, lane.outbox, source.name)
+        outbox.drop_announcing(connection, lane.outbox, source.name)
         ended = f"UPDATE {SHARD_SCHEMA}.outbox SET announced_by = NULL, announcing = NULL WHERE name = %(name)s"
         execute(connection, ended, {"name": lane.outbox})
 
     drain = Drain(shard, source.sql, source.relations, database.limits.attempt_ms, PATIENCE_S)
     with telling_of_names():
         drain.run(body, report, [source.sql])
-
-
-def drop(connection: Connection, name: str, source: QualifiedName | None) -> None:
-    """Drop all that announces an outbox, where it is; its table and its source are locked by the caller.
-
-    connection: to the shard; source: the table, if it is still there.
-    """
-    if source is not None:
-        execute(connection, f"DROP TRIGGER IF EXISTS {outbox.trigger(name)}_w ON {source.sql}")
-    table = outbox.table(name)
-    execute(connection, f"DROP FUNCTION IF EXISTS {table}_announce(), {table}_whole(), {table}_own() CASCADE")
-    execute(connection, f"DROP FOREIGN TABLE IF EXISTS {table}_intent")
-    execute(connection, f"DROP INDEX IF EXISTS {table}_xid")
 
 
 def _drop_triggers(connection: Connection, name: str, source: Source) -> None:
@@ -358,11 +346,12 @@ def _functions(lane: Lane, entry: Entry, shape: intents.Shape, by: str, source: 
     name = lane.outbox
     mark = f"{SHARD_SCHEMA}.{name}"
     announced = _by_server(mark, lane, entry, shape) if by == SERVER else _by_client(mark, source)
+    refused = f"{source.name} is indexed with strict reads, and a TRUNCATE cannot be announced"
     whole = "\n".join(
         [
             "BEGIN",
             "  RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',",
-            f"    MESSAGE = {literal(f'{source.name} is indexed with strict reads, and a TRUNCATE cannot be announced')},",
+            f"    MESSAGE = {literal(refused)},",
             "    HINT = 'DELETE the rows; or, before: roir announce ... --by off.';",
             "END",
         ]
@@ -427,6 +416,7 @@ def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str
 
 def _by_client(mark: str, source: Source) -> str:
     """Refuses a commit with rows that the client hasn't announced."""
+    refused = f"what this transaction changed in {source.name} was not announced to the index server"
     lines = [
         "DECLARE",
         f"  mark text[] := string_to_array(current_setting('{mark}', true), ':');",
@@ -435,7 +425,7 @@ def _by_client(mark: str, source: Source) -> str:
         "    RETURN NULL;",
         "  END IF;",
         "  RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',",
-        f"    MESSAGE = {literal(f'what this transaction changed in {source.name} was not announced to the index server')},",
+        f"    MESSAGE = {literal(refused)},",
         "    HINT = 'After the last change, before the commit: airflow_roir.announcing.announce(source, index).';",
         "END",
     ]

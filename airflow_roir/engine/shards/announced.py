@@ -5,14 +5,9 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
+from airflow_roir.engine import generation
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.tables import DATA_SCHEMA
-
-
-def view(generation_id: int) -> str:
-    """The identities that intents name, under the names that the index's view gives them."""
-    return f"{DATA_SCHEMA}.g{generation_id}_announced"
 
 
 def create(connection: Connection, generation_id: int, entry: Entry) -> None:
@@ -23,12 +18,14 @@ def create(connection: Connection, generation_id: int, entry: Entry) -> None:
     columns = ", ".join(f"c{i + 1} AS {quote(entry.columns[i].source)}" for i in entry.identity_positions)
     execute(
         connection,
-        f"CREATE VIEW {view(generation_id)} AS SELECT {columns} FROM {DATA_SCHEMA}.g{generation_id}_intent "
-        f"WHERE (SELECT roir.may_read({generation_id}) AND roir.is_strict({generation_id}))",
+        f"CREATE VIEW {generation.announced(generation_id)} AS SELECT {columns} "
+        f"FROM {generation.intent(generation_id)} "
+        # In this order: another generation may be shown meanwhile.
+        f"WHERE (SELECT CASE WHEN roir.is_strict({generation_id}) THEN roir.may_read({generation_id}) END)",
     )
-    execute(connection, f"GRANT SELECT ON {view(generation_id)} TO PUBLIC")
+    execute(connection, f"GRANT SELECT ON {generation.announced(generation_id)} TO PUBLIC")
 
 
 def drop(connection: Connection, generation_id: int) -> None:
     """Drop it, where there is one."""
-    execute(connection, f"DROP VIEW IF EXISTS {view(generation_id)}")
+    execute(connection, f"DROP VIEW IF EXISTS {generation.announced(generation_id)}")

@@ -19,7 +19,7 @@ from airflow_roir.engine.shards.visit import Acknowledged, Visit
 from airflow_roir.errors import Fenced
 
 HELD = """
-SELECT l.token, l.owner, l.tick, l.step, l.emptied, l.doubtful_at, l.removed_at, g.status
+SELECT l.token, l.owner, l.tick, l.step, l.emptied, l.strict_from, l.doubtful_at, l.removed_at, g.status
   FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id WHERE l.id = %(lane)s FOR UPDATE OF l
 """
 APPLIED = """
@@ -30,13 +30,18 @@ UPDATE roir.lane SET step = step + %(steps)s, tick = greatest(tick, %(tick)s), e
  WHERE id = %(lane)s AND token = %(token)s
 RETURNING step, clock_timestamp() AS now
 """
-# tick: of the shard, which is the truth from now on, so that the lane goes on; step likewise.
+# tick: of the shard, which is the truth from now on, so that the lane goes on; step likewise. doubtful_at: the last
+# time, since a verification that began before it says nothing about what was lost then.
 DOUBT = """
-UPDATE roir.lane SET doubtful_at = coalesce(doubtful_at, clock_timestamp()), doubt = coalesce(doubt, %(doubt)s),
+UPDATE roir.lane SET doubtful_at = clock_timestamp(), doubt = %(doubt)s,
        tick = CASE WHEN %(lost)s THEN %(tick)s ELSE tick END, step = greatest(step, %(step)s),
        emptied = CASE WHEN %(lost)s THEN least(emptied, %(emptied)s) ELSE emptied END
  WHERE id = %(lane)s AND token = %(token)s
 RETURNING tick, step, emptied
+"""
+# Until announcing is begun anew, in each visit that finds it so.
+UNANNOUNCED = """
+UPDATE roir.lane SET strict_from = NULL, strict_history = NULL WHERE id = %(lane)s AND strict_from IS NOT NULL
 """
 # By index, whatever the statistics say; of a shard that was emptied all is read anyway.
 BY_INDEX = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
@@ -84,6 +89,8 @@ def apply(
             return Applied(None, None, doubt=why, again=True)
     if visit.ticked and visit.tick <= held.tick:
         raise Fenced(f"{route.name}: a later visit was applied; {claim.owner} has changed nothing")
+    if visit.unannounced is not None and held.strict_from is not None:
+        execute(connection, UNANNOUNCED, {"lane": route.lane.id})
     if visit.emptied > held.emptied:
         _empty(connection, route)
     if visit.rows:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -81,9 +82,13 @@ COUNT_FOUND = "SELECT count(*) FROM roir.discrepancy WHERE verification_id = %(v
 AWAY = """
 SELECT s.name, s.problem FROM roir.verification_unit u JOIN roir.lane l ON l.id = u.lane_id
   JOIN roir.shard s ON s.id = l.shard_id
- WHERE u.verification_id = %(verification)s AND NOT u.done AND s.away_until > clock_timestamp() ORDER BY s.name
+ WHERE u.verification_id = %(verification)s AND (NOT u.done OR u.claim_epoch IS NOT NULL)
+   AND s.away_until > clock_timestamp() ORDER BY s.name
 """
 CONSTRAINT = "SELECT pg_get_partition_constraintdef(%(relation)s::oid)"
+
+
+OF_LANE = "verification_id = %(verification)s AND lane_id IS NOT DISTINCT FROM %(lane)s"
 
 
 class ShardAway(Exception):
@@ -148,8 +153,8 @@ class ApartWorker(VerifyWorker):
                     entry = None
                 elif entry is None:
                     raise SourceChanged(
-                        f"index {self.job.run.index}: the capture of shard {quote(lane.shard.name)} is gone; rebuild the "
-                        "index"
+                        f"index {self.job.run.index}: the capture of shard {quote(lane.shard.name)} is gone; rebuild "
+                        "the index"
                     )
                 else:
                     entry = sums.followed(entry, source)
@@ -249,9 +254,7 @@ class ApartWorker(VerifyWorker):
     def _sums(self, claim: UnitClaim) -> dict[str, Any]:
         buckets = None if claim.stage == "total" else self.verify_job.buckets
         if claim.side == "source":
-            found = self._in_shard(
-                claim, lambda one, name, where, values: self._summed(one, name, where, values, buckets)
-            )
+            found = self._in_shard(claim, partial(self._summed, buckets))
             return NO_SUMS if found is None else found
         with self.connection.begin():
             name = self.reading.hold(claim)
@@ -266,7 +269,7 @@ class ApartWorker(VerifyWorker):
             return {**row._mapping, "snapshot": None}
 
     def _summed(
-        self, one: InShard, name: str, where: str, values: dict[str, Any], buckets: int | None
+        self, buckets: int | None, one: InShard, name: str, where: str, values: dict[str, Any]
     ) -> dict[str, Any]:
         assert one.entry is not None
         read = comparison.of_source(one.entry, "r")
@@ -285,9 +288,9 @@ class ApartWorker(VerifyWorker):
         An entry in a segment where no lookup finds it is of no lane.
         """
         terms = []
-        for sign, bound in ((">=", claim.lower), ("<", claim.upper)):
-            if bound is not None and bound != [0]:
-                terms.append(f"r.ctid {sign} '({int(bound[0])},0)'::tid")
+        for sign, block in ((">=", claim.lower), ("<", claim.upper)):
+            if block is not None and block != [0]:
+                terms.append(f"r.ctid {sign} '({int(block[0])},0)'::tid")
         belongs = execute(self.connection, CONSTRAINT, {"relation": claim.relation}).scalar() or "true"
         shard = f"r.c{self.position + 1}"
         names = {place: comparison.literal(lane.shard.name) for place, lane in enumerate(self.lanes)}
@@ -555,7 +558,8 @@ class ApartWorker(VerifyWorker):
         listed = sorted(suspects, key=str)
         query = (
             f"SELECT s.n, count(*) AS entries FROM ({identities(entry, listed, values)}) s "
-            f"JOIN {physical.base(self.job.generation_id)} b ON {entry.equal('b.', 's.')} GROUP BY s.n HAVING count(*) > 1"
+            f"JOIN {physical.base(self.job.generation_id)} b ON {entry.equal('b.', 's.')} "
+            "GROUP BY s.n HAVING count(*) > 1"
         )
         for row in execute(self.connection, query, values).all():
             said = f"{row.entries} entries of this key and primary key, read without an index. {remedy}"

@@ -83,7 +83,9 @@ def table(generation_id: int) -> str:
 
 
 def create(connection: Connection, generation_id: int, entry: Entry) -> None:
-    """Make the table of a generation's intents, and the view by which readers see them. entry: the index server's, with the shard's column.
+    """Make the table of a generation's intents, and the view by which readers see them.
+
+    entry: the index server's, with the shard's column.
 
     put: whether there is such a row after the transaction, where that is known. Rights to write into that of an
     earlier generation are given for this one, too.
@@ -152,7 +154,7 @@ def settle(
 
     visited: the entries, by their identities, whose truth as of `snapshot` is applied, all of `looked.named` among
     them. own: the visit's own transaction id, which it drew after the look: what was announced before has a smaller
-    one, but in a history that the shard has lost. A snapshot's end doesn't say that: transactions beyond it may be open.
+    one, but in a history that the shard has lost. A snapshot's end doesn't say that: one beyond it may be open.
     """
     if not looked.horizon:
         return 0

@@ -153,8 +153,10 @@ class LaneShipper:
             self.began, self._after = None, 0
             return applied
         if found.moved:
-            assert self._here is not None
-            leaves.follow(connection, self._in_shard(), self.route, self.claimed, self._here)
+            with self._shard_side():
+                there = self._in_shard()
+                assert self._here is not None
+                leaves.follow(connection, there, self.route, self.claimed, self._here)
         advance(self.claimed, found)
         self._done = applied.done
         self._after = found.last
@@ -254,6 +256,10 @@ class LaneShipper:
         """What fails in the block fails in the shard. Whatever it is, the session there is over."""
         try:
             yield
+        except Fenced:
+            raise
         except (DBAPIError, RoirError) as error:
+            if self._index is not None and self._index.invalidated:
+                raise
             self._there = None
             raise InShard(self.route.lane.shard, error) from error

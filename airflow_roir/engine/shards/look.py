@@ -96,7 +96,7 @@ def look(index: Connection, shard: Connection | None, sides: Sides, wanted: Sequ
         before = on_index(index, sides, wanted)
     ours = _in_shard(shard, sides, wanted)
     if all(_is_equal(mine, yours) for mine, yours in zip(ours, before, strict=True)):
-        return [_seen(one, *pair, settled=True) for one, *pair in zip(wanted, ours, before, strict=True)]
+        return [_seen(one, mine, then, settled=True) for one, mine, then in zip(wanted, ours, before, strict=True)]
     with index.begin():
         after = on_index(index, sides, wanted)
     quiet = bool(after) and after[0].step - before[0].step <= 1
@@ -201,7 +201,8 @@ def _found(entry: Entry, table: str, digested: Sequence[str]) -> str:
     # Renumbered, since `whole` names columns by their places.
     inner = ", ".join(f"{name} AS c{i + 1}" for i, name in enumerate(digested))
     of_whole = whole(replace(entry, columns=tuple(chosen)), "w.")
-    select = f"true AS present, {comparison.texts(entry, 'b.')} AS texts, (SELECT {of_whole} FROM (SELECT {inner}) w) AS whole"
+    texts = comparison.texts(entry, "b.")
+    select = f"true AS present, {texts} AS texts, (SELECT {of_whole} FROM (SELECT {inner}) w) AS whole"
     return by_identity(entry, table, select)
 
 

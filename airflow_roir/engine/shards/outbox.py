@@ -265,11 +265,22 @@ def _drop(connection: Connection, name: str, relations: list[QualifiedName]) -> 
         execute(connection, f"DROP TRIGGER IF EXISTS {trigger(name)}_t ON {relation.sql}")
     if relations:
         execute(connection, f"DROP TRIGGER IF EXISTS {trigger(name)} ON {relations[0].sql}")
+    drop_announcing(connection, name, relations[0] if relations else None)
     execute(connection, f"DROP VIEW IF EXISTS {view(name)}")
     # A leaf that was detached has kept its trigger of TRUNCATE.
     execute(connection, f"DROP FUNCTION IF EXISTS {touch_function(name)}(), {emptied_function(name)}() CASCADE")
     execute(connection, f"DROP TABLE IF EXISTS {table(name)}")
     execute(connection, f"DELETE FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s", {"name": name})
+
+
+def drop_announcing(connection: Connection, name: str, source: QualifiedName | None) -> None:
+    """Drop what announces the writes (`announce.py`), where it is; the caller has locked the source, if it is there."""
+    if source is not None:
+        execute(connection, f"DROP TRIGGER IF EXISTS {trigger(name)}_w ON {source.sql}")
+    functions = ", ".join(f"{table(name)}_{one}()" for one in ("announce", "whole", "own"))
+    execute(connection, f"DROP FUNCTION IF EXISTS {functions} CASCADE")
+    execute(connection, f"DROP FOREIGN TABLE IF EXISTS {table(name)}_intent")
+    execute(connection, f"DROP INDEX IF EXISTS {table(name)}_xid")
 
 
 def _is_installed(connection: Connection) -> bool:

@@ -14,7 +14,7 @@ from airflow_roir.definition import IndexDefinition, argument, quote
 from airflow_roir.engine import catalog, operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.rehearse import Rehearsal
-from airflow_roir.engine.shards import face, outbox
+from airflow_roir.engine.shards import announce, face, outbox
 from airflow_roir.engine.shards.shard import Lane, lanes_of, set_away, set_reached
 from airflow_roir.engine.stored_definition import stored_definition
 from airflow_roir.engine.trouble import reason_of, trouble_of
@@ -125,6 +125,8 @@ def capture(
                 .values(captured_at=func.clock_timestamp())
             )
             set_reached(connection, lane.shard.id)
+    # Writes are announced for the new generation before readers see it.
+    announce.keep_on(database, lane.generation_id, report)
 
 
 @contextmanager

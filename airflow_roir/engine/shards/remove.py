@@ -10,11 +10,11 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine import operations, tables
-from airflow_roir.engine.database import Database
-from airflow_roir.engine.shards import home, outbox
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.shards import face, home, outbox
 from airflow_roir.engine.shards.prepare import held
 from airflow_roir.engine.shards.shard import Shard, by_id, set_away
-from airflow_roir.engine.trouble import reason_of
+from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.errors import RoirError
 from airflow_roir.generation_state import GenerationStatus
 
@@ -25,9 +25,9 @@ def release(
     patience_s: float,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
-    """Remove the outboxes and triggers of dropped generations, of one index or of all. Safe to call again.
+    """Remove the outboxes and triggers of dropped generations, of one index or of all, and faces of dropped indexes.
 
-    Returns a line for each shard that still has some, with the reason; the next clean-up tries again.
+    Safe to call again. Returns a line for each shard that still has some: the next clean-up tries again.
     """
     lane, generation, index, shard = tables.lane, tables.generation, tables.index, tables.shard
     query = (
@@ -40,12 +40,12 @@ def release(
     )
     if index_id is not None:
         query = query.where(index.c.id == index_id)
+    waiting = _drop_faces(database)
     with database.transaction() as connection:
         rows: list[Row[Any]] = list(connection.execute(query))
         left = [(row, by_id(connection, row.shard_id)) for row in rows]
     # One that is away once is away for all that it has, and each try would take its time.
     away: dict[int, str] = {}
-    waiting = []
     for row, one in left:
         if row.removed_at is not None:
             # Whoever took the shard away has given up what is there.
@@ -59,6 +59,20 @@ def release(
                 f"index {name}: its capture in shard {quote(one.name)} is left ({row.outbox}): {away[one.id]}"
             )
     return waiting
+
+
+def _drop_faces(database: Database) -> list[str]:
+    try:
+        with database.transaction() as connection:
+            execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
+            # A face is made in the transaction that makes its index: none of them is only being prepared.
+            for name in face.left_over(connection):
+                face.drop(connection, name)
+    except DBAPIError as error:
+        if trouble_of(error) is None or error.connection_invalidated:
+            raise
+        return [f"the face of an index that was dropped is left: {reason_of(error)}"]
+    return []
 
 
 def _remove(

@@ -10,11 +10,25 @@ from sqlalchemy import Connection, Row, event, select, text, update
 
 from airflow_roir.definition import quote
 from airflow_roir.engine import tables
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.limits import Limits
 from airflow_roir.errors import InvalidInput, NotFound
 
 SHARD_SCHEMA = "roir_shard"
+
+# SQL, of index i: the table and its shards, where it is apart from them; else NULL.
+TABLE_OF = """
+(i.shard_table || coalesce(' in ' || (
+    SELECT string_agg(s.name, ', ' ORDER BY s.name) FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+     WHERE l.generation_id = (SELECT max(x.id) FROM roir.generation x
+                               WHERE x.index_id = i.id AND x.status <> 'dropped')), ''))
+"""
+# Of the operation's shards those that can't be read now, and why.
+AWAY = """
+SELECT s.name, s.problem FROM roir.operation o
+  JOIN roir.lane l ON l.generation_id = o.generation_id JOIN roir.shard s ON s.id = l.shard_id
+ WHERE o.id = %(operation)s AND s.problem IS NOT NULL ORDER BY s.name
+"""
 
 # So long nobody tries to reach a shard that was out of reach.
 AWAY_S = 15.0
@@ -88,6 +102,11 @@ def lanes_of(connection: Connection, generation_id: int) -> list[Lane]:
         .order_by(shard.c.name)
     )
     return [Lane(row.lane, generation_id, _shard(row), row.outbox, row.source_oid) for row in found]
+
+
+def away(connection: Connection, operation_id: int) -> dict[str, str]:
+    """The shards of an operation that can't be read now, by name, with the reasons."""
+    return {row.name: row.problem for row in execute(connection, AWAY, {"operation": operation_id})}
 
 
 def set_away(connection: Connection, shard_id: int, problem: str) -> None:

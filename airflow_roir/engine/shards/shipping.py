@@ -15,6 +15,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.definition import parse_name
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.history import one_history
@@ -24,9 +25,9 @@ from airflow_roir.engine.shards import freshness, lanes
 from airflow_roir.engine.shards.freshness import Alarm
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.engine.shards.lanes import Found
-from airflow_roir.engine.shards.shard import set_away
+from airflow_roir.engine.shards.shard import find, set_away
 from airflow_roir.engine.trouble import is_transient, reason_of
-from airflow_roir.errors import Fenced, HistoryChanged, RoirError
+from airflow_roir.errors import Fenced, HistoryChanged, InvalidInput, RoirError
 
 # By the sessions that hold this lock, shared, the shippers of a database count each other.
 PRESENT = 1919904115  # 'rois'
@@ -97,15 +98,15 @@ class Shipper:
             self.end()
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Ship in the background while the block runs."""
+    def running(self) -> Iterator[threading.Thread]:
+        """Ship in the background while the block runs. Gives the thread: it ends before, where an error won't pass."""
         thread = threading.Thread(target=self.run, name="roir-ship", daemon=True)
         thread.start()
         try:
-            yield
+            yield thread
         finally:
             self.stop()
-            thread.join(5.0)
+            thread.join(2.0)
 
     def end(self, within_s: float = 0.8) -> None:
         """Give all lanes back. Who hangs in a network is left behind: another shipper takes its lane over."""
@@ -273,6 +274,22 @@ class _Work:
         with self.shipper.database.transaction() as connection:
             set_away(connection, error.shard.id, reason_of(error.error))
         self.shipper.release()
+
+
+def index_ids(connection: Connection, names: Sequence[str]) -> list[int]:
+    """The ids of indexes apart. Raises NotFound, InvalidInput."""
+    found = []
+    for name in names:
+        row = operations.find_index(connection, parse_name(name, "index"))
+        if row.shard_table is None:
+            raise InvalidInput(f"index {name} is over a table of this server; there is nothing to ship to it")
+        found.append(int(row.id))
+    return found
+
+
+def check_shards(connection: Connection, names: Sequence[str]) -> list[str]:
+    """The names of shards that there are. Raises NotFound."""
+    return [find(connection, name).name for name in names]
 
 
 def ship_once(shipper: Shipper) -> int:

@@ -1,9 +1,9 @@
 """The SQL that hashes and sums rows in a shard and entries on the index server, so that equal ones have equal sums.
 
 The sides may be of other versions, encodings and collations. So a row is hashed through records alone, whose hash is
-made of those of its columns, the same whatever type the column has: numbers, times and bytes have had the same hash since
-there is one, text is hashed as bytes (collation "C") in UTF8, and all else by its text, under pinned settings. Were a
-hash another one somewhere, all would be looked into, and nothing found: only texts decide.
+made of those of its columns: numbers, times and bytes have had the same hash since there is one, text is hashed as
+bytes (collation "C") in UTF8, and all else by its text, under pinned settings. Were a hash another one somewhere, all
+would be looked into, and nothing found: only texts decide.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import Connection, insert
 
@@ -20,6 +21,9 @@ from airflow_roir.engine.shards.shard import Lane, lanes_of
 from airflow_roir.engine.verify import units
 from airflow_roir.errors import NotFound
 
+# A unit of a part costs a round trip to a shard and more: fewer rows aren't worth it.
+LEAST_OF_PARTS = 50
+
 REMOVED = "SELECT id FROM roir.lane WHERE generation_id = %(generation)s AND removed_at IS NOT NULL"
 
 
@@ -33,7 +37,7 @@ class Survey:
 
 
 def survey(database: Database, generation_id: int, options: VerifyOptions) -> Survey | None:
-    """Cut the shards' tables by primary key; None if the index isn't apart. Raises what keeps a shard from being read."""
+    """Cut the shards' tables by primary key; None if the index isn't apart. Raises what a shard can't be read for."""
     with database.transaction() as connection:
         lanes = live_lanes(connection, generation_id)
         if not lanes_of(connection, generation_id):
@@ -48,11 +52,15 @@ def survey(database: Database, generation_id: int, options: VerifyOptions) -> Su
             except NotFound:
                 continue
             most = units.UNITS_OF_PARTS if options.in_parts else units.MOST_UNITS
-            least = 1 if options.in_parts else limits_of(connection).unit_rows
-            counted, cut = cut_source(connection, source, lambda n, least=least, most=most: max(least, n // most))
+            least = LEAST_OF_PARTS if options.in_parts else limits_of(connection).unit_rows
+            counted, cut = cut_source(connection, source, partial(_rows_per_unit, least, most))
             rows += counted
             pieces += [(lane.id, piece) for piece in cut]
     return Survey(generation_id, rows, tuple(pieces))
+
+
+def _rows_per_unit(least: int, most: int, rows: int) -> int:
+    return max(least, rows // most)
 
 
 def live_lanes(connection: Connection, generation_id: int) -> list[Lane]:

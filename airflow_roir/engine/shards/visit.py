@@ -59,7 +59,8 @@ ticked AS (
     RETURNING o.step)
 SELECT h.tick AS tick_before, coalesce(t.step, h.step) AS step, h.emptied, t.step IS NOT NULL AS ticked,
        pg_current_snapshot()::text AS snapshot, CASE WHEN t.step IS NOT NULL THEN pg_current_xact_id()::text END AS xid,
-       {schema}.capture_problem(h.name) AS problem, {schema}.leaves(h.source) IS DISTINCT FROM h.leaves AS moved,
+       {schema}.capture_problem(h.name) AS problem, {schema}.announcing_problem(h.name) AS unannounced,
+       {schema}.leaves(h.source) IS DISTINCT FROM h.leaves AS moved,
        c.rows AS counted, CASE WHEN c.rows > {counted} THEN pg_stat_get_live_tuples('{table}'::regclass) END AS about,
        CASE WHEN c.rows > 0 THEN pg_relation_size('{table}'::regclass) ELSE 0 END AS bytes,
        l.version, l.is_there, l.entry, l.identity
@@ -79,7 +80,7 @@ class Visit:
     does. versions: of the outbox rows among them. identities: their texts, in the shard's order, where they were asked
     for. last: the version to go on after; ended: there were no more rows. tick: this visit's, if it found something;
     before: the shard's tick before it; step: what the shard knows of the index server. problem: why the capture may
-    miss writes. moved: the partitions aren't those that are captured. pending, bytes: what is in the outbox, about.
+    miss writes. unannounced: why writers may commit without an announcement. moved: the partitions aren't those that are captured. pending, bytes: what is in the outbox, about.
     fits: another shipper has not visited since, and nothing that the index server knows of was lost.
     """
 
@@ -91,6 +92,7 @@ class Visit:
     snapshot: str
     xid: str | None
     problem: str | None
+    unannounced: str | None
     moved: bool
     pending: int
     bytes: int
@@ -181,6 +183,7 @@ def visit(
         snapshot=head.snapshot,
         xid=head.xid,
         problem=head.problem,
+        unannounced=head.unannounced,
         moved=head.moved,
         pending=head.counted if head.about is None else max(head.counted, head.about),
         bytes=head.bytes,

@@ -69,8 +69,8 @@ def load(connection: Connection, run: Run) -> VerifyJob:
     found = verification.unfinished(connection, row.id)
     generation = execute(
         connection,
-        "SELECT g.entry, g.status, i.source_oid, i.shard_column FROM roir.generation g JOIN roir.index i ON i.id = g.index_id "
-        "WHERE g.id = %(id)s",
+        "SELECT g.entry, g.status, i.source_oid, i.shard_column FROM roir.generation g "
+        "JOIN roir.index i ON i.id = g.index_id WHERE g.id = %(id)s",
         {"id": found.generation_id},
     ).one()
     source = catalog.read_source_by_oid(connection, generation.source_oid)

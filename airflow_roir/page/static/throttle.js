@@ -10,6 +10,8 @@ const NAMES = {
   slot_room: "Room of slots",
   oldest_transaction: "Oldest transaction",
   free_space: "Free space",
+  shard_lag: "Lag of shards",
+  outbox: "Outboxes",
   query: "Your own query",
   commit_latency: "Commit latency",
   active_sessions: "Active sessions",
@@ -23,7 +25,7 @@ const NAMES = {
   cancelled: "Others cancelled it",
 };
 // Whose value it is.
-const WHOSE = { replica_lag: "replica ", replica_delay: "replica ", slot_wal: "slot ", slot_room: "slot " };
+const WHOSE = { replica_lag: "replica ", replica_delay: "replica ", slot_wal: "slot ", slot_room: "slot ", shard_lag: "shard ", outbox: "shard " };
 const WIDTH = 300;
 const HEIGHT = 60;
 

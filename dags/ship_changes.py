@@ -1,0 +1,45 @@
+"""Ships what shards write to the indexes over them, all the time: each run ships for ten minutes, and the next begins.
+
+Copy this file into your DAGs folder, if no `roir ship` runs as a service. Pause the DAG and shipping ends with the run
+that is under way; shards keep what they write until it goes on. If a shard is too far behind at the end of a run, its
+task fails: give it an `on_failure_callback` that tells you. For another index server copy the file again, with another
+`dag_id` and connection.
+"""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG, Param
+
+from airflow_roir.operators.ship import ShipChangesOperator
+
+with DAG(
+    dag_id="ship_changes",
+    description="Ship the changes of shards to the indexes over them",
+    doc_md=__doc__,
+    schedule="@continuous",
+    catchup=False,
+    max_active_runs=1,
+    # Without shards there is nothing to ship.
+    is_paused_upon_creation=True,
+    params={
+        "postgres_conn_id": Param(
+            "postgres_default",
+            type="string",
+            minLength=1,
+            examples=["postgres_default"],
+            title="PostgreSQL connection",
+            description="Id of the Airflow connection of the index server.",
+        ),
+        "ship_for": Param("10min", type="string", title="For so long", description="Then the next run goes on: 10min, 1h."),
+        "warn_age": Param(
+            "5min", type="string", title="Too far behind", description="The task fails if a shard is; off: never."
+        ),
+    },
+    tags=["roir"],
+) as dag:
+    ShipChangesOperator(
+        task_id="ship",
+        postgres_conn_id="{{ params.postgres_conn_id }}",
+        ship_for="{{ params.ship_for }}",
+        warn_age="{{ params.warn_age }}",
+    )

@@ -1,0 +1,151 @@
+"""Random schedules of writers and shippers; and that the same search finds shippers that are wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.shards import apply as applying
+from airflow_roir.engine.shards import lane_shipper, lanes
+from airflow_roir.engine.shards import visit as visiting
+from airflow_roir.engine.shards.lane_shipper import NOW, LaneShipper
+from airflow_roir.engine.shards.visit import Acknowledged, Visit
+from tests.shards.conftest import Make
+from tests.shards.laid import lay
+from tests.shards.schedule import Broken, Schedule
+
+SEED = int(os.environ.get("ROIR_SEED", "0")) or random.SystemRandom().randrange(1 << 30)
+STEPS = 150
+
+
+@pytest.mark.sample(2, 12)
+@pytest.mark.parametrize("number", range(60))
+def test_whatever_order_the_base_is_the_union_and_fresh_at_is_true(shards: Make, number: int) -> None:
+    made = shards(2)
+    schedule = Schedule(lay(made), SEED + number)
+    schedule.run(STEPS)
+    assert made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
+
+
+def _acknowledged_before(patch: pytest.MonkeyPatch) -> None:
+    visit = LaneShipper.visit
+
+    def early(self: LaneShipper) -> Visit:
+        found = visit(self)
+        if found.ticked:
+            done = Acknowledged(found.tick, 0, found.versions)
+            visiting.acknowledge(self._in_shard(), self.route, done)
+        return found
+
+    patch.setattr(LaneShipper, "visit", early)
+
+
+def _deleted_without_version(patch: pytest.MonkeyPatch) -> None:
+    old = "x.version = ANY (%(acked)s::bigint[])"
+    assert old in visiting.ACKNOWLEDGE
+    patch.setattr(visiting, "ACKNOWLEDGE", visiting.ACKNOWLEDGE.replace(old, "%(acked)s::bigint[] <> '{{}}'"))
+
+
+def _token_not_checked(patch: pytest.MonkeyPatch) -> None:
+    def unchecked(connection: Any, route: Any, claim: Any) -> Any:
+        row = execute(connection, applying.HELD, {"lane": route.lane.id}).one()
+        return type("Row", (), dict(row._mapping) | {"tick": 0})
+
+    patch.setattr(applying, "check", unchecked)
+    patch.setattr(applying, "APPLIED", applying.APPLIED.replace(" AND token = %(token)s", " AND %(token)s > 0"))
+
+
+def _visited_before_the_claim(patch: pytest.MonkeyPatch) -> None:
+    apply = LaneShipper.apply
+
+    def late(self: LaneShipper, found: Visit) -> Any:
+        began, after = self.began, self._after
+        self.claim(take_over=True)
+        self.began, self._after = began, after
+        assert self.claimed is not None
+        return apply(self, replace(found, tick=self.claimed.next_tick(), before=self.claimed.known))
+
+    patch.setattr(LaneShipper, "apply", late)
+
+
+def _fresh_after_the_first_visit(patch: pytest.MonkeyPatch) -> None:
+    visit = LaneShipper.visit
+
+    def late(self: LaneShipper) -> Visit:
+        begins = self.began is None
+        found = visit(self)
+        if begins:
+            with self.database.transaction() as connection:
+                self.began = _now(connection)
+        return found
+
+    apply = LaneShipper.apply
+
+    def forgets(self: LaneShipper, found: Visit) -> Any:
+        applied = apply(self, found)
+        self.began = None if found.ended else self.began
+        return applied
+
+    def and_later(self: LaneShipper, found: Visit) -> Any:
+        # As a slow shipper: what was committed since the visit is claimed, too.
+        if found.ended:
+            with self.database.transaction() as connection:
+                self.began = _now(connection)
+        return forgets(self, found)
+
+    patch.setattr(LaneShipper, "visit", late)
+    patch.setattr(LaneShipper, "apply", and_later)
+
+
+def _now(connection: Any) -> datetime:
+    found: datetime = execute(connection, NOW).scalar_one()
+    return found
+
+
+def _emptied_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(applying, "_empty", lambda connection, route: None)
+
+
+def _claimed_without_a_new_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        lanes, "CLAIM", lanes.CLAIM.replace("greatest(l.token, %(above)s) + 1", "greatest(l.token, 1 + 0 * %(above)s)")
+    )
+    patch.setattr(lane_shipper.lanes, "CLAIM", lanes.CLAIM)
+    _token_not_checked(patch)
+
+
+VARIANTS = [
+    _acknowledged_before,
+    _deleted_without_version,
+    _token_not_checked,
+    _visited_before_the_claim,
+    _fresh_after_the_first_visit,
+    _emptied_is_not_looked_at,
+    _claimed_without_a_new_token,
+]
+
+
+@pytest.mark.sample(2, 7)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda one: one.__name__[1:])
+def test_the_search_finds_what_is_wrong(
+    shards: Make, monkeypatch: pytest.MonkeyPatch, variant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    variant(monkeypatch)
+    made = shards(1)
+    laid = lay(made)
+
+    def search() -> None:
+        for number in range(60):
+            made.run("TRUNCATE t")
+            laid.ship()
+            Schedule(laid, SEED + number).run(STEPS)
+
+    with pytest.raises(Broken):
+        search()
