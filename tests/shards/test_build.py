@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+from psycopg2 import errors
 from sqlalchemy import Engine, event
 
 from airflow_roir.engine import build, operations
@@ -76,13 +77,13 @@ def test_values_of_every_type_arrive_as_they_are(shards: Make, kind: str, litera
     made = shards(1, *values.SETUP)
     try:
         made.run(f"CREATE TABLE t (id int PRIMARY KEY, k {kind}, v int)")
-    except Exception as missing:  # a collation of ICU, where the server has none
+        made.run(*(f"INSERT INTO t VALUES ({number}, {literal}, 1)" for number, literal in enumerate(literals)))
+    except (errors.UndefinedObject, errors.FeatureNotSupported) as missing:
+        # The embedded server has neither ICU nor XML.
         pytest.skip(str(missing))
     for statement in values.SETUP:
         made.ask(statement)
-    for number, literal in enumerate(literals):
-        made.run(f"INSERT INTO t VALUES ({number}, {literal}, 1)")
-    if not ordered or any(word in kind for word in ("positive",)):
+    if not ordered:
         made.run("INSERT INTO t VALUES (1000, NULL, 1)")
     apart.add_all(made)
     if kind.startswith(("reg", "aclitem")):
