@@ -58,7 +58,7 @@ def test_a_doubt_that_arises_during_a_verification_stays(shards: Make) -> None:
 
 
 def test_what_could_not_be_repaired_leaves_the_doubt(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_roir.engine.shards.mend.PATIENCE_S", 0.3)
+    monkeypatch.setattr("airflow_roir.engine.shards.repair.PATIENCE_S", 0.3)
     one = build(shards(2, TABLE, FILL))
     _doubt(one)
     one.run("DELETE FROM {base} WHERE c3 = 7")

@@ -25,7 +25,7 @@ from airflow_roir.engine.database import Database, bound, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.run import read_control
-from airflow_roir.engine.shards import home, mend, outbox, sources, sums
+from airflow_roir.engine.shards import home, outbox, repair, sources, sums
 from airflow_roir.engine.shards.look import Identity, Seen, Sides, Verdict, identities, look, look_locked
 from airflow_roir.engine.shards.shard import Lane, lanes_of, set_away, set_reached
 from airflow_roir.engine.shards.units import live_lanes
@@ -94,7 +94,7 @@ class ShardAway(Exception):
 
 
 def batched(listed: Sequence[Identity], most: int) -> Iterator[Sequence[Identity]]:
-    """In parts of so many at the most."""
+    """In parts of this many at the most."""
     for first in range(0, len(listed), most):
         yield listed[first : first + most]
 
@@ -215,7 +215,7 @@ class ApartWorker(VerifyWorker):
     def mend(self, claim: UnitClaim) -> bool:
         """Repair what was found in a compared unit, by the shards; False if a pause came between. Raises Fenced."""
         try:
-            if not mend.Mender(self, claim).mend():
+            if not repair.Mender(self, claim).mend():
                 return False
         except ShardAway:
             # Still claimed: whoever claims it next goes on.

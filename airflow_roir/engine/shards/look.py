@@ -44,7 +44,7 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Seen:
-    """An entry on both sides. ours, theirs: all columns in the shard and on the index server, None where it isn't."""
+    """An entry on both sides. ours, theirs: its columns in the shard and on the index server, None if there is none."""
 
     identity: Identity
     verdict: Verdict

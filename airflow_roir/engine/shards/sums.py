@@ -24,7 +24,7 @@ MOST_BUCKETS = 65_536
 
 
 def is_utf8(connection: Connection) -> bool:
-    """Whether the bytes of its texts are those of UTF8, or nobody knows what they are."""
+    """Whether the bytes of its texts are those of UTF8, or it isn't known what they are."""
     raw: Any = connection.connection.dbapi_connection
     return raw.get_parameter_status("server_encoding") in ("UTF8", "SQL_ASCII")
 

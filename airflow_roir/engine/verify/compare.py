@@ -21,7 +21,7 @@ from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
 from airflow_roir.engine.running import read_running
-from airflow_roir.engine.shards import mend
+from airflow_roir.engine.shards import repair
 from airflow_roir.engine.shards import units as apart
 from airflow_roir.engine.shards.compare import worker_of
 from airflow_roir.engine.shards.shard import lanes_of
@@ -149,7 +149,7 @@ def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
     assert last is not None
     if last.complete and last.found == last.mended:
         marks.forgive(connection, last.generation_id)
-        mend.trust(connection, last)
+        repair.trust(connection, last)
     said = f"{last.rows} rows: missing {last.missing}, extra {last.extra}, different {last.different}"
     said += f", damaged {last.damaged}" if last.damaged else ""
     said += f", duplicate {last.duplicate}" if last.duplicate else ""

@@ -1,7 +1,7 @@
-"""Repairs an index apart from its source: touches entries in their shards, and lets shipping mend them.
+"""Repairs an index apart from its source: touches entries in their shards, and waits until they are shipped.
 
 Nothing is written past shipping, so a repair is as right as that. Only entries of shards that the index doesn't have
-any more, and of tables that were dropped, are deleted here: nobody ships those.
+any more, and of tables that were dropped, are deleted here: those aren't shipped.
 """
 
 from __future__ import annotations
