@@ -41,9 +41,9 @@ def announce(source: Connection, index: Connection) -> int:
 
     A table that has indexes on several index servers is announced to each of them, by a call with its connection.
 
-    If it raises, roll the transaction back: nothing may be known of what was announced. An intent whose transaction
+    If it raises, roll the transaction back: it is open how much was announced. An intent whose transaction
     doesn't commit costs strict readers a look, until the shipper has taken it away; it is never wrong.
-    Raises InvalidInput if `index` is in a transaction, whose end nobody knows, or commits each statement.
+    Raises InvalidInput if `index` is in a transaction, whose end isn't known, or commits each statement.
     """
     if index.in_transaction():
         raise InvalidInput(

@@ -77,8 +77,10 @@ END $$;
 -- What the capture of an outbox does, as text: another text is another function.
 CREATE FUNCTION roir_shard.capture_of(outbox text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT md5(concat_ws('|', p.prosrc, p.prosecdef, p.proconfig, p.proowner::regrole))
-      FROM pg_proc p WHERE p.oid = to_regprocedure(format('roir_shard.%I()', outbox || '_touch'))
+    SELECT md5(string_agg(concat_ws('|', n.part, p.prosrc, p.prosecdef, p.proconfig, p.proowner::regrole), '|'
+                          ORDER BY n.part))
+      FROM unnest(ARRAY['_touch', '_emptied']) AS n (part)
+      LEFT JOIN pg_proc p ON p.oid = to_regprocedure(format('roir_shard.%I()', outbox || n.part))
 $$;
 
 -- Why what is written to a source may not be in an outbox, NULL if all is well. Asked in each visit.
@@ -99,17 +101,26 @@ BEGIN
     SELECT t.oid INTO relation
       FROM (SELECT o.source AS oid UNION ALL SELECT p.relation FROM roir_shard.partition_tree(o.source) p WHERE p.leaf) t
      WHERE NOT EXISTS (SELECT FROM pg_trigger g
-                        WHERE g.tgrelid = t.oid AND g.tgenabled = 'A' AND g.tgtype & 1 <> 0
+                        -- After each row that is inserted, updated or deleted, whatever changes.
+                        WHERE g.tgrelid = t.oid AND g.tgenabled = 'A' AND g.tgtype = 29 AND g.tgqual IS NULL
+                          AND cardinality(g.tgattr::int2[]) = 0
                           AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_touch')))
      LIMIT 1;
     IF FOUND THEN
         RETURN format('the capture trigger of %s is missing or disabled', relation::regclass);
     END IF;
-    IF NOT EXISTS (SELECT FROM pg_trigger g
-                    WHERE g.tgrelid = o.source AND g.tgenabled = 'A' AND g.tgtype & 32 <> 0
-                      AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_emptied')))
-       AND NOT EXISTS (SELECT FROM pg_partitioned_table p WHERE p.partrelid = o.source) THEN
-        RETURN format('the capture trigger of TRUNCATE of %s is missing or disabled', o.source::regclass);
+    -- A leaf that has come gets its trigger when it is followed; none of its rows is shipped before.
+    SELECT t.oid INTO relation
+      FROM (SELECT o.source AS oid WHERE NOT EXISTS (SELECT FROM pg_partitioned_table p WHERE p.partrelid = o.source)
+            UNION ALL
+            SELECT p.relation FROM roir_shard.partition_tree(o.source) p
+             WHERE p.leaf AND o.leaves ->> p.relation::text = p.link) t
+     WHERE NOT EXISTS (SELECT FROM pg_trigger g
+                        WHERE g.tgrelid = t.oid AND g.tgenabled = 'A' AND g.tgtype & 32 <> 0 AND g.tgqual IS NULL
+                          AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_emptied')))
+     LIMIT 1;
+    IF FOUND THEN
+        RETURN format('the capture trigger of TRUNCATE of %s is missing or disabled', relation::regclass);
     END IF;
     RETURN NULL;
 END $$;
@@ -131,7 +142,7 @@ DECLARE
 BEGIN
     SELECT * INTO o FROM roir_shard.outbox x WHERE x.name = announcing_problem.outbox;
     IF o.announced_by IS NULL THEN
-        RETURN 'nobody announces writes';
+        RETURN 'its writes aren''t announced';
     ELSIF roir_shard.announcing_of(o.name) IS DISTINCT FROM o.announcing THEN
         RETURN 'what announces writes was altered';
     ELSIF NOT EXISTS (SELECT FROM pg_trigger g

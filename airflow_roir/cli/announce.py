@@ -25,7 +25,7 @@ def announce(
     by: Annotated[
         By,
         typer.Option(
-            help="The shards' servers (postgres_fdw), the clients themselves (airflow_roir.announcing), nobody."
+            help="The shards' servers (postgres_fdw), the clients themselves (airflow_roir.announcing), or neither."
         ),
     ],
 ) -> None:
@@ -34,6 +34,6 @@ def announce(
 
     announcing.announce(database_of(context), index, None if by is By.off else by.value, say)
     if by is By.off:
-        show(f"nobody announces the writes of {index} any more; strict reads are refused")
+        show(f"the writes of {index} are not announced any more; strict reads are refused")
     else:
         show(f"the writes of {index} are announced; strict reads begin once each shard has been shipped again")

@@ -6,6 +6,8 @@ change of a table that it doesn't have, and replicates nothing more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import Connection
 
 from airflow_roir.definition import quote
@@ -27,16 +29,19 @@ SELECT p.pubname AS name, p.puballtables AS everything,
 """
 
 
-def found(connection: Connection) -> list[str]:
-    """Each such publication in a line: its name, why our tables are in it, and what to do."""
+OURS = (DATA_SCHEMA, SCHEMA)
+
+
+def found(connection: Connection, ours: Sequence[str] = OURS) -> list[str]:
+    """Each such publication in a line: its name, why our tables are in it, and what to do. ours: our schemas there."""
     lines = []
-    for row in execute(connection, FIND, {"ours": [SCHEMA, DATA_SCHEMA]}):
+    for row in execute(connection, FIND, {"ours": list(ours)}):
         name = quote(row.name)
         if row.everything:
             # A publication of all tables can't be made one of some.
             lines.append(
-                f"publication {name} is for all tables, so it contains the index's own tables in {DATA_SCHEMA} and "
-                f"{SCHEMA}, too. A PostgreSQL subscriber stops at their first change: logical replication target "
+                f"publication {name} is for all tables, so it contains the index's own tables in {' and '.join(ours)}"
+                ", too. A PostgreSQL subscriber stops at their first change: logical replication target "
                 "relation does not exist. Publish only your own schemas instead: CREATE PUBLICATION … FOR TABLES IN "
                 f"SCHEMA public, then ALTER SUBSCRIPTION … SET PUBLICATION …, then DROP PUBLICATION {name}"
             )
@@ -49,13 +54,13 @@ def found(connection: Connection) -> list[str]:
     return lines
 
 
-def check(connection: Connection, ignore: bool) -> None:
+def check(connection: Connection, ignore: bool, ours: Sequence[str] = OURS) -> None:
     """Raise InvalidInput if the tables of a new generation would be published.
 
     ignore: the user knows that the subscribers can take it. Only prepare checks this; `roir status` warns of a later
     one.
     """
-    if not ignore and (lines := found(connection)):
+    if not ignore and (lines := found(connection, ours)):
         raise InvalidInput(
             f"{'. '.join(lines)}. If its subscribers skip unknown tables (as Debezium does, by its list of tables), "
             "set ignore_publications (roir build --ignore-publications)"

@@ -1,6 +1,6 @@
 -- Strict reads of an index apart from its source (docs/architecture.md#apart).
 
--- The server, its database, and its timeline, which a promotion, and a recovery to an earlier moment, begin anew; NULL on
+-- The server, its database, and its timeline, which a promotion, and a recovery to an earlier moment, begin again; NULL on
 -- a standby.
 CREATE FUNCTION roir.server_history() RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
@@ -19,7 +19,7 @@ BEGIN
     SELECT i.announced_by INTO who FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
      WHERE g.id = strict_problem.generation;
     IF who IS NULL THEN
-        RETURN 'nobody announces the writes: roir announce INDEX --by server';
+        RETURN 'the writes are not announced: roir announce INDEX --by server';
     ELSIF pg_is_in_recovery() THEN
         RETURN 'this server is a standby, and may not have every announcement yet: ask its primary';
     END IF;

@@ -221,7 +221,7 @@ def problem(scene: Scene) -> str | None:
 
 def test_strict_reads_begin_with_the_first_pass_after_the_last_shard(contrib_shards: Make) -> None:
     found = scene(contrib_shards(2, *TABLE))
-    assert "nobody announces the writes" in str(problem(found))
+    assert "writes are not announced" in str(problem(found))
     fresh(found)
     announce.announce(found.database, INDEX, "server")
     assert "not all that was written in shard s0" in str(problem(found))
@@ -235,7 +235,7 @@ def test_strict_reads_begin_with_the_first_pass_after_the_last_shard(contrib_sha
     found.made.ask("UPDATE roir.lane SET strict_history = 'another/1'")
     assert "was promoted or recovered" in str(problem(found))
     announce.announce(found.database, INDEX, None)
-    assert "nobody announces the writes" in str(problem(found))
+    assert "writes are not announced" in str(problem(found))
 
 
 def test_a_clock_that_was_set_back_makes_nothing_fresh(contrib_shards: Make) -> None:
@@ -317,7 +317,7 @@ def test_an_index_server_that_cannot_be_reached_is_told_when_it_is_set_up(contri
         with pytest.raises(InvalidInput, match=told):
             announce.announce(found.database, INDEX, "server")
     found.made.run("UPDATE t SET v = 0 WHERE id = 1")
-    assert "don't announce" in str(problem(found)) or "nobody" in str(problem(found))
+    assert "don't announce" in str(problem(found)) or "aren't announced" in str(problem(found))
 
 
 def test_an_index_dsn_that_leads_elsewhere_is_refused(contrib_shards: Make) -> None:

@@ -83,6 +83,18 @@ def test_what_a_partition_brings_or_takes_is_followed(shards: Make, change: str)
     assert made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
 
 
+def test_a_new_partition_that_is_emptied_between_a_visit_and_what_follows_it(shards: Make) -> None:
+    made, generation, shippers = ready(shards)
+    ship(shippers)
+    made.run("CREATE TABLE t_3 PARTITION OF t FOR VALUES FROM (500) TO (600)", "INSERT INTO t VALUES (555, 'x', 1)")
+    found = [one.visit() for one in shippers]
+    made.run("TRUNCATE t_3")
+    for one, visit in zip(shippers, found, strict=True):
+        one.apply(visit)
+    ship(shippers)
+    assert_exact(made, generation)
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_partitions_come_and_go_between_visits_and_shippers_die(shards: Make, seed: int) -> None:

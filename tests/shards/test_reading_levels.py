@@ -271,7 +271,7 @@ def test_an_older_snapshot_of_the_index_is_refused_by_the_server(both: Ground, i
 
 
 NOT_YET = {
-    "nobody announces": "UPDATE roir.index SET announced_by = NULL",
+    "not announced": "UPDATE roir.index SET announced_by = NULL",
     "not drained": "UPDATE roir.lane SET fresh_at = strict_from",
     "doubtful": "UPDATE roir.lane SET doubtful_at = now(), doubt = 'it lost commits'",
     "another history": "UPDATE roir.lane SET strict_history = 'another'",

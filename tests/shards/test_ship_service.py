@@ -156,6 +156,20 @@ def test_a_removal_and_an_upsert_use_the_index_of_the_base(shards: Make) -> None
         assert "Seq Scan on g" not in plan, plan
 
 
+def test_a_visit_asks_the_catalogs_once_however_many_rows_it_reads(shards: Make) -> None:
+    made = shards(1)
+    laid = lay(made)
+    made.run("INSERT INTO t SELECT i, 'k' || i, i FROM generate_series(1, 500) i")
+    calls = "SELECT calls FROM pg_stat_user_functions WHERE funcname = 'capture_problem'"
+    made.run(f"ALTER DATABASE {made.dsns['s0'].rsplit('/', 1)[1]} SET track_functions = 'all'")
+    shipper = laid.shipper("s0")
+    assert shipper.claim()
+    assert shipper.visit().rows == 500
+    shipper.release()
+    until(lambda: made.ask(calls, shard="s0"), "the statistics are written")
+    assert made.ask(calls, shard="s0") == [(1,)]
+
+
 def shippers(laid: Laid, count: int) -> list[Shipper]:
     return [Shipper(laid.database, every_s=0.1) for _ in range(count)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.shards import apply as applying
-from airflow_roir.engine.shards import lane_shipper, lanes
 from airflow_roir.engine.shards import visit as visiting
 from airflow_roir.engine.shards.lane_shipper import NOW, LaneShipper
 from airflow_roir.engine.shards.visit import Acknowledged, Visit
@@ -99,12 +99,9 @@ def _emptied_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(applying, "_empty", lambda connection, route: None)
 
 
-def _claimed_without_a_new_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        lanes, "CLAIM", lanes.CLAIM.replace("greatest(l.token, %(above)s) + 1", "greatest(l.token, 1 + 0 * %(above)s)")
-    )
-    patch.setattr(lane_shipper.lanes, "CLAIM", lanes.CLAIM)
-    _token_not_checked(patch)
+def _fresh_before_the_end(patch: pytest.MonkeyPatch) -> None:
+    visit = LaneShipper.visit
+    patch.setattr(LaneShipper, "visit", lambda self: replace(visit(self), ended=True))
 
 
 VARIANTS = [
@@ -113,7 +110,7 @@ VARIANTS = [
     _token_not_checked,
     _fresh_after_the_first_visit,
     _emptied_is_not_looked_at,
-    _claimed_without_a_new_token,
+    _fresh_before_the_end,
 ]
 
 

@@ -72,7 +72,7 @@ OUTBOX = f"SELECT server, announced_by, source::bigint FROM {SHARD_SCHEMA}.outbo
 
 
 def announce(database: Database, index: str, by: str | None, report: Callable[[str], None] = lambda line: None) -> None:
-    """Let a shard's server (`server`), its clients (`client`) or nobody (None) announce the writes of an index.
+    """Let a shard's server (`server`), its clients (`client`) or neither (None) announce the writes of an index.
 
     Waits in each shard until the writers in flight have ended. Safe to call again, which goes on where it stopped; and
     it must be called again once the index server has failed over. Until every shard is done, and has shipped once more,

@@ -162,7 +162,10 @@ class LaneShipper:
         self._after = found.last
         if found.rows:
             self._size.took(found.rows, self._took + time.monotonic() - begun)
-        if found.ended:
+        if found.moved:
+            # A leaf that had no trigger of TRUNCATE yet may have been emptied since: its rows are looked at again.
+            self._done, self.began, self._after = None, None, 0
+        elif found.ended:
             self.began, self._after = applied.now, 0
         elif not found.ticked:
             # Somebody else visited at the same moment.

@@ -44,7 +44,7 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Seen:
-    """An entry on both sides. ours, theirs: its columns in the shard and on the index server, None if there is none."""
+    """An entry on both sides. ours, theirs: all columns in the shard and on the index server, None if it isn't."""
 
     identity: Identity
     verdict: Verdict

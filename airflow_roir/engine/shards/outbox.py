@@ -200,8 +200,22 @@ def _emptied(name: str, source: Source, entry: Entry) -> str:
         ]
     else:
         columns = ", ".join(f"s.{quote(column.source)}" for column in entry.columns[: entry.identity])
-        text = touch(name, entry, f"SELECT {columns} FROM ONLY %s s").replace("'", "''")
-        lines = [f"EXECUTE format('{text}', TG_RELID::regclass);"]
+        # Of columns that are called anything.
+        select = f"SELECT {columns} FROM ONLY ".replace("%", "%%")
+        text = touch(name, entry, f"{select}%s s").replace("'", "''")
+        lines = [
+            "IF pg_relation_size(TG_RELID) = 0 THEN",
+            "  RETURN NULL;",
+            # Rows that came since are not in its snapshot, and go all the same.
+            "ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN",
+            "  RAISE feature_not_supported USING",
+            "    MESSAGE = format('%s can''t be truncated at this isolation level', TG_RELID::regclass),",
+            "    DETAIL = 'Its table has a roir index on another server, whose entries of rows that this snapshot '",
+            "      'doesn''t see would stay.',",
+            "    HINT = 'Truncate it in a READ COMMITTED transaction, or use DELETE.';",
+            "END IF;",
+            f"EXECUTE format('{text}', TG_RELID::regclass);",
+        ]
     body = "\n".join(["BEGIN", *indent(lines), "  RETURN NULL;", "END"])
     return function(emptied_function(name), body, BY_INDEX)
 

@@ -1,7 +1,7 @@
-"""Repairs an index apart from its source: touches entries in their shards, and waits until they are shipped.
+"""Repairs an index apart from its source: touches entries in their shards, and lets shipping repair them.
 
 Nothing is written past shipping, so a repair is as right as that. Only entries of shards that the index doesn't have
-any more, and of tables that were dropped, are deleted here: those aren't shipped.
+any more, and of tables that were dropped, are deleted here: no shipper brings those.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ def check_shards(connection: Connection, names: Sequence[str]) -> list[str]:
 def ship_once(shipper: Shipper) -> int:
     """Ship each lane that is free to its end, one after the other; returns how many entries that were.
 
-    Raises RoirError where a shard couldn't be shipped: the others were.
+    Raises RoirError if a shard couldn't be shipped: the others were.
     """
     rows, failed = 0, []
     with shipper.database.transaction() as connection:

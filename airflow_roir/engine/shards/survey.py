@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 from sqlalchemy import Connection
 
 from airflow_roir.definition import AUTO, SOURCE, BuildOptions, IndexDefinition, QualifiedName, Scan, quote
-from airflow_roir.engine import catalog, checks
+from airflow_roir.engine import catalog, checks, publications
 from airflow_roir.engine import plan as plans
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -20,7 +20,7 @@ from airflow_roir.engine.locks import EXCLUSIVE, Attempts
 from airflow_roir.engine.plan import Piece, Plan, make_plan
 from airflow_roir.engine.shards import face, home, shard, sources
 from airflow_roir.engine.shards.copies import copy_in, copy_out
-from airflow_roir.engine.shards.shard import Shard
+from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput
 
@@ -181,6 +181,7 @@ def _read(database: Database, one: Shard, definition: IndexDefinition, options: 
         checks.check_server(connection)
         source = sources.read(connection, definition.source, options.ignore_row_security)
         checks.check_collations(connection, source)
+        publications.check(connection, options.ignore_publications, [SHARD_SCHEMA])
         _check_types(connection, source, definition)
         return source
 

@@ -36,9 +36,13 @@ DELETE FROM {table} t WHERE t.ctid = ANY (ARRAY(
     SELECT x.ctid FROM {table} x WHERE x.version = ANY (%(acked)s::bigint[]) FOR UPDATE SKIP LOCKED))
    AND EXISTS (SELECT FROM {schema}.outbox o WHERE o.name = %(name)s AND o.tick = %(mine)s);
 """
+# What is asked of the catalogs is in a part of its own, or it would be asked for each row.
 VISIT = """
 WITH header AS MATERIALIZED (
-    SELECT o.*, o.tick >= %(known)s AND o.tick < %(tick)s AS fits FROM {schema}.outbox o WHERE o.name = %(name)s),
+    SELECT o.*, o.tick >= %(known)s AND o.tick < %(tick)s AS fits, {schema}.capture_problem(o.name) AS problem,
+           {schema}.announcing_problem(o.name) AS unannounced,
+           {schema}.leaves(o.source) IS DISTINCT FROM o.leaves AS moved
+      FROM {schema}.outbox o WHERE o.name = %(name)s),
 picked AS MATERIALIZED (
     SELECT t.version, {touched} FROM {table} t
      WHERE t.version > %(after)s AND (SELECT h.fits FROM header h)
@@ -56,16 +60,18 @@ ticked AS (
     UPDATE {schema}.outbox o SET tick = %(tick)s
      WHERE o.name = %(name)s AND o.tick >= %(known)s AND o.tick < %(tick)s
        AND (EXISTS (SELECT FROM asked) OR o.emptied > %(emptied)s)
-    RETURNING o.step)
+    RETURNING o.step),
+size AS MATERIALIZED (
+    SELECT x.rows AS counted,
+           CASE WHEN x.rows > {counted} THEN pg_stat_get_live_tuples('{table}'::regclass) END AS about,
+           CASE WHEN x.rows > 0 THEN pg_relation_size('{table}'::regclass) ELSE 0 END AS bytes
+      FROM (SELECT count(*) AS rows FROM (SELECT FROM {table} LIMIT {counted} + 1) y) x)
 SELECT h.tick AS tick_before, coalesce(t.step, h.step) AS step, h.emptied, t.step IS NOT NULL AS ticked,
        pg_current_snapshot()::text AS snapshot, CASE WHEN t.step IS NOT NULL THEN pg_current_xact_id()::text END AS xid,
-       {schema}.capture_problem(h.name) AS problem, {schema}.announcing_problem(h.name) AS unannounced,
-       {schema}.leaves(h.source) IS DISTINCT FROM h.leaves AS moved,
-       c.rows AS counted, CASE WHEN c.rows > {counted} THEN pg_stat_get_live_tuples('{table}'::regclass) END AS about,
-       CASE WHEN c.rows > 0 THEN pg_relation_size('{table}'::regclass) ELSE 0 END AS bytes,
+       h.problem, h.unannounced, h.moved, c.counted, c.about, c.bytes,
        l.version, l.is_there, l.entry, l.identity
   FROM header h
- CROSS JOIN (SELECT count(*) AS rows FROM (SELECT FROM {table} LIMIT {counted} + 1) x) c
+ CROSS JOIN size c
   LEFT JOIN ticked t ON true
   LEFT JOIN looked l ON true
  ORDER BY l.version
