@@ -6,7 +6,6 @@ from contextlib import suppress
 
 import pytest
 
-from airflow_roir.definition import QualifiedName
 from airflow_roir.engine import catalog
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry, EntryColumn
@@ -66,7 +65,7 @@ def _table() -> list[str]:
 
 def _hashes(dsn: str) -> dict[int, tuple[int, int]]:
     with Database(dsn).transaction() as connection:
-        columns = catalog.columns_of(connection, catalog.found(connection, QualifiedName("public", "t"))[0])
+        columns = catalog.columns_of(connection, execute(connection, "SELECT 't'::regclass::oid").scalar_one())
         entry = Entry(
             tuple(
                 EntryColumn(one.name, one.type, one.cast, one.collation, one.name == "id", False, one.oid_alias)
