@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.model.apart_explorer import explore
 from tests.model.apart_scenarios import DEFAULT, LARGE, NOT_PROMISED
@@ -53,8 +54,13 @@ HARMLESS = [
 ]
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("name", SCENARIOS)
+def _by_time(name: str, *values: object) -> ParameterSet:
+    """What takes more than two seconds is slow."""
+    return pytest.param(*values, marks=[pytest.mark.slow] if ALL[name][1] >= 2_000 else [])
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", [_by_time(name, name) for name in SCENARIOS])
 def test_what_is_apart_keeps_its_invariants(name: str) -> None:
     bounds, least, reached = SCENARIOS[name]
     found = explore(bounds)
@@ -70,8 +76,10 @@ def test_every_variant_is_looked_at() -> None:
     assert {Variant.CORRECT, *(variant for variant, *_ in looked)} == set(Variant)
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize(("variant", "name", "invariant"), MISTAKES + MISTAKES_LARGE * IS_LARGE)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    ("variant", "name", "invariant"), [_by_time(one[1], *one) for one in MISTAKES + MISTAKES_LARGE * IS_LARGE]
+)
 def test_each_mistake_is_found(variant: Variant, name: str, invariant: str) -> None:
     found = explore(ALL[name][0], variant)
     print(f"{variant.value}, in {name}:\n{found}")
@@ -79,13 +87,13 @@ def test_each_mistake_is_found(variant: Variant, name: str, invariant: str) -> N
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("variant", "name"), HARMLESS)
+@pytest.mark.parametrize(("variant", "name"), [_by_time(one[1], *one) for one in HARMLESS])
 def test_what_is_there_twice_can_be_left_out_once(variant: Variant, name: str) -> None:
     found = explore(ALL[name][0], variant)
     assert not found.violation, f"not a second line of defence any more, list it as a mistake: {found}"
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOT_PROMISED)
 def test_what_is_not_promised_can_be(name: str) -> None:
     """Or the documents promise too little."""
