@@ -13,12 +13,14 @@ import psycopg2
 import psycopg2.extensions
 from sqlalchemy import MetaData, Table, create_engine
 
+from airflow_roir.errors import NotStrict
 from airflow_roir.reading.sharded import Level, ShardedIndex
 from benchmarks.apart import Apart, connect, email, emails
 from benchmarks.apart_index import INDEX
 from benchmarks.quantile import quantile
 
 WARM_UP = 20
+PATIENCE_S = 60.0
 EVENTUAL = f"SELECT shard, id, at FROM {INDEX} WHERE email = %s"
 BOUNDED = EVENTUAL + f" AND (SELECT roir.fresh('{INDEX}', interval '10 s'))"
 ALL = "SELECT id, at FROM orders WHERE email = %s"
@@ -56,6 +58,20 @@ def _wait(session: Any) -> None:
         select.select([session] if reading else [], [] if reading else [session], [])
 
 
+def _wait_until_strict(ask: Ask) -> None:
+    """What was written before the announcing must have been shipped."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            ask(email(0))
+        except NotStrict:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
 def measure(scene: Apart, lookups: int) -> list[dict[str, Any]]:
     """Median and p99 of each way, in turns, a lookup each. All must find the same number of rows."""
     engine = create_engine(scene.index)
@@ -85,6 +101,7 @@ def measure(scene: Apart, lookups: int) -> list[dict[str, Any]]:
             "rows, bounded": rows("bounded", max_staleness=10),
             "rows, strict": rows("strict"),
         }
+        _wait_until_strict(ways["rows, strict"])
         chance = random.Random(len(scene.dsns))
         taken: dict[str, list[float]] = {way: [] for way in ways}
         for number in range(lookups + WARM_UP):

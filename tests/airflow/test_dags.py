@@ -113,7 +113,7 @@ def test_clean_up_is_scheduled_and_alone(bag: DagBag) -> None:
 
 def test_shipping_goes_on_all_the_time_and_waits_to_be_switched_on(bag: DagBag) -> None:
     dag = bag.dags["ship_changes"]
-    assert dag.timetable.summary == "@continuous"
+    assert type(dag.timetable).__name__ == "ContinuousTimetable"
     assert (dag.max_active_runs, dag.catchup, dag.is_paused_upon_creation) == (1, False, True)
     task = rendered(dag, "ship")
     assert (task.postgres_conn_id, task.ship_for, task.warn_age) == ("postgres_default", "10min", "5min")

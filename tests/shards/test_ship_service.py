@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import event
@@ -161,7 +163,7 @@ def test_a_visit_asks_the_catalogs_once_however_many_rows_it_reads(shards: Make)
     laid = lay(made)
     made.run("INSERT INTO t SELECT i, 'k' || i, i FROM generate_series(1, 500) i")
     calls = "SELECT calls FROM pg_stat_user_functions WHERE funcname = 'capture_problem'"
-    made.run(f"ALTER DATABASE {made.dsns['s0'].rsplit('/', 1)[1]} SET track_functions = 'all'")
+    made.run(f"ALTER DATABASE {urlsplit(made.dsns['s0']).path[1:]} SET track_functions = 'all'")
     shipper = laid.shipper("s0")
     assert shipper.claim()
     assert shipper.visit().rows == 500
@@ -203,6 +205,23 @@ def test_a_shipper_that_is_started_gets_a_share_and_who_dies_leaves_his(shards: 
     assert laid.shards.ask("SELECT count(*) FROM roir.lane WHERE owner IS NOT NULL") == [(0,)]
 
 
+@pytest.mark.slow
+def test_who_rests_for_long_keeps_the_lane(shards: Make) -> None:
+    laid = lay(shards(1))
+    beat = "SELECT heartbeat_at FROM roir.lane WHERE fresh_at IS NOT NULL"
+    with Shipper(laid.database, every_s=3600).running():
+        until(lambda: laid.shards.ask(beat), "a first pass")
+        # Passes follow each other less and less often, then there is none for an hour.
+        kept = "SELECT fresh_at, heartbeat_at FROM roir.lane"
+        seen: list[tuple[Any, ...]] = []
+
+        def beats_alone() -> bool:
+            seen.extend(laid.shards.ask(kept))
+            return any(a[0] == b[0] and a[1] != b[1] for a, b in pairwise(seen))
+
+        until(beats_alone, "a sign of life without a pass")
+
+
 def test_a_shard_that_is_away_is_named_and_the_others_go_on(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     made = shards(2)
     laid = lay(made)
@@ -234,7 +253,7 @@ def test_sessions_that_are_lost_on_either_side_are_opened_again(shards: Make) ->
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
             )
             for dsn in (made.index, made.dsns["s1"]):
-                made.ask(end, dsn.rsplit("/", 1)[1])
+                made.ask(end, urlsplit(dsn).path[1:])
     assert laid.base() == laid.projection()
 
 

@@ -294,11 +294,12 @@ class ApartWorker(VerifyWorker):
         names = {place: comparison.literal(lane.shard.name) for place, lane in enumerate(self.lanes)}
         places = " ".join(f"WHEN {name} THEN {place}" for place, name in names.items())
         ids = " ".join(f"WHEN {name} THEN {self.lanes[place].id}" for place, name in names.items())
-        misplaced = f"CASE WHEN ({belongs}) IS FALSE THEN {{}} ELSE {{}} END"
+        misplaced = f"CASE WHEN ({belongs}) IS FALSE THEN"
         return (
             " AND ".join(terms) or "true",
-            misplaced.format(len(names), f"CASE {shard} {places} ELSE {len(names)} END"),
-            misplaced.format("NULL", f"CASE {shard} {ids} END"),
+            # A bound may have braces: an array's.
+            f"{misplaced} {len(names)} ELSE CASE {shard} {places} ELSE {len(names)} END END",
+            f"{misplaced} NULL ELSE CASE {shard} {ids} END END",
         )
 
     def _in_shard(

@@ -204,7 +204,7 @@ class LaneShipper:
 
     def release(self) -> None:
         """Give the lane back, if it is still ours, and end the sessions."""
-        with suppress(DBAPIError):
+        with suppress(DBAPIError, RoirError):
             if self.claimed is not None:
                 connection = self._on_index()
                 with connection.begin():

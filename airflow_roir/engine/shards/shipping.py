@@ -33,6 +33,8 @@ from airflow_roir.errors import Fenced, HistoryChanged, InvalidInput, RoirError
 PRESENT = 1919904115  # 'rois'
 # How often a shipper looks which lanes there are, and who else ships.
 LOOK_S = 1.0
+# Well within the time after which others take a lane over.
+RENEW_S = 3.0
 # A shard that can't be reached is tried again this often before it is away: a restart takes a second or two.
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.2
@@ -224,6 +226,13 @@ class _Work:
         return not self.lives
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            # A no-op if another shipper has the lane.
+            self.shipper.release()
+
+    def _work(self) -> None:
         wait = FIRST_WAIT_S
         while not self._stop.is_set():
             try:
@@ -242,17 +251,13 @@ class _Work:
                     return
                 self._stop.wait(wait)
                 wait = min(2 * wait, LONGEST_WAIT_S)
-            finally:
-                if self._stop.is_set():
-                    self.shipper.release()
 
     def _ship(self) -> None:
         """Ship pass after pass until it shall stop. A shard that stays away ends it, too."""
         if not self.shipper.claim():
-            self.shipper.close()
             return
         failed, pause = 0, 0.0
-        while not self._stop.wait(pause):
+        while not self._rest(pause):
             try:
                 rows = self.shipper.ship_pass(self._stop.is_set)
             except InShard as error:
@@ -269,11 +274,19 @@ class _Work:
             # Soon again while there is something to do.
             pause = self._whole.every_s / 10 if rows else min(max(2 * pause, 0.01), self._whole.every_s)
 
+    def _rest(self, seconds: float) -> bool:
+        """Wait, alive; True if it shall stop."""
+        while seconds > RENEW_S:
+            if self._stop.wait(RENEW_S):
+                return True
+            self.shipper.renew()
+            seconds -= RENEW_S
+        return self._stop.wait(seconds)
+
     def _set_away(self, error: InShard) -> None:
         self._whole.report(f"{error}; its changes wait")
         with self.shipper.database.transaction() as connection:
             set_away(connection, error.shard.id, reason_of(error.error))
-        self.shipper.release()
 
 
 def index_ids(connection: Connection, names: Sequence[str]) -> list[int]:
