@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import random
-import select
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from select import select as wait_for
 from typing import Any
 
 import psycopg2
 import psycopg2.extensions
-from sqlalchemy import MetaData, Table, create_engine
+from sqlalchemy import Engine, MetaData, Table, create_engine, select
 
 from airflow_roir.errors import NotStrict
 from airflow_roir.reading.sharded import Level, ShardedIndex
-from benchmarks.apart import Apart, connect, email, emails
+from benchmarks.apart import Apart, connect, email, emails, parsed, run
 from benchmarks.apart_index import INDEX
 from benchmarks.quantile import quantile
 
@@ -23,6 +24,7 @@ WARM_UP = 20
 PATIENCE_S = 60.0
 EVENTUAL = f"SELECT shard, id, at FROM {INDEX} WHERE email = %s"
 BOUNDED = EVENTUAL + f" AND (SELECT roir.fresh('{INDEX}', interval '10 s'))"
+STRICT = f"SELECT shard, id, at FROM roir.strict(NULL::{INDEX}, jsonb_build_object('email', %s))"
 ALL = "SELECT id, at FROM orders WHERE email = %s"
 
 Ask = Callable[[str], list[Any]]
@@ -52,10 +54,44 @@ class Shards:
             session.close()
 
 
+class SlowShards:
+    """Likewise as an application has it: SQLAlchemy, and a thread for each shard."""
+
+    def __init__(self, scene: Apart, table: Table) -> None:
+        self._engines = [create_engine(dsn) for dsn in scene.dsns.values()]
+        self._threads = ThreadPoolExecutor(len(self._engines))
+        self._table = table
+
+    def __call__(self, one: str) -> list[Any]:
+        def ask(engine: Engine) -> list[Any]:
+            with engine.connect() as connection:
+                return list(connection.execute(select(self._table).where(self._table.c.email == one)))
+
+        return [row for found in self._threads.map(ask, self._engines) for row in found]
+
+    def close(self) -> None:
+        """End the sessions."""
+        self._threads.shutdown()
+        for engine in self._engines:
+            engine.dispose()
+
+
+def _reachable_from_sql(scene: Apart) -> None:
+    """What `roir.strict` asks the shards by."""
+    run(scene.index, "CREATE EXTENSION IF NOT EXISTS dblink")
+    for name, dsn in scene.dsns.items():
+        options = ", ".join(f"{option} '{value}'" for option, value in parsed(dsn).items())
+        run(
+            scene.index,
+            f"CREATE SERVER {name} FOREIGN DATA WRAPPER dblink_fdw OPTIONS ({options})",
+            f"CREATE USER MAPPING FOR PUBLIC SERVER {name} OPTIONS (user 'postgres')",
+        )
+
+
 def _wait(session: Any) -> None:
     while (state := session.poll()) != psycopg2.extensions.POLL_OK:
         reading = state == psycopg2.extensions.POLL_READ
-        select.select([session] if reading else [], [] if reading else [session], [])
+        wait_for([session] if reading else [], [] if reading else [session], [])
 
 
 def _wait_until_strict(ask: Ask) -> None:
@@ -76,9 +112,11 @@ def measure(scene: Apart, lookups: int) -> list[dict[str, Any]]:
     """Median and p99 of each way, in turns, a lookup each. All must find the same number of rows."""
     engine = create_engine(scene.index)
     table = Table("orders", MetaData(), autoload_with=create_engine(next(iter(scene.dsns.values()))))
+    _reachable_from_sql(scene)
     with (
         closing(connect(scene.index)) as session,
         closing(Shards(scene)) as shards,
+        closing(SlowShards(scene, table)) as slow,
         ShardedIndex(engine, INDEX) as index,
     ):
 
@@ -95,8 +133,10 @@ def measure(scene: Apart, lookups: int) -> list[dict[str, Any]]:
 
         ways: dict[str, Ask] = {
             "all shards, in parallel": shards,
+            "all shards, SQLAlchemy and threads": slow,
             "entries, eventual": entries(EVENTUAL),
             "entries, bounded": entries(BOUNDED),
+            "entries, strict": entries(STRICT),
             "rows, eventual": rows("eventual"),
             "rows, bounded": rows("bounded", max_staleness=10),
             "rows, strict": rows("strict"),

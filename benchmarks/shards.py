@@ -93,7 +93,7 @@ def lookups(chosen: argparse.Namespace) -> list[dict[str, Any]]:
             make_index(scene, announced_by="server")
             with apart_lag.shipping(scene):
                 found += apart_lookups.measure(scene, chosen.lookups)
-        say(str(found[-6:]))
+        say(str(found[-8:]))
     return found
 
 
