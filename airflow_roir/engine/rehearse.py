@@ -171,7 +171,12 @@ def look(
     if definition.shards:
         publications.check(connection, options.ignore_publications)
         return existing, definition, None
-    source = catalog.read_source(connection, definition.source)
+    # That of an index is known by its oid: another table may have taken its name since it was looked up.
+    if existing is None:
+        source = catalog.read_source(connection, definition.source)
+    else:
+        source = catalog.read_source_by_oid(connection, existing.source_oid)
+        definition = replace(definition, source=source.name)
     for check in of_source(connection, source, options, existing):
         check()
     return existing, definition, source

@@ -380,6 +380,7 @@ FOUND = [
     ("abort", "parts", "schema", "DROP TRIGGER"),
     ("repair", "plain", "gone", "LOCK TABLE"),
     ("sync", "parts", "joining", "LOCK TABLE ONLY app.n1"),
+    ("prepare a rebuild", "plain", "schema taken", "SELECT roir.throttle_of"),
 ]
 
 
