@@ -27,9 +27,9 @@ CREATE TABLE roir_shard.outbox (
     step bigint NOT NULL DEFAULT 0,
     -- The version of the last TRUNCATE.
     emptied bigint NOT NULL DEFAULT 0,
-    -- The leaves whose rows are captured, with the transactions that linked them.
+    -- The parts whose rows are captured (roir_shard.parts), with their links.
     leaves jsonb NOT NULL DEFAULT '{}',
-    -- And their bounds, by which their entries are found once they are gone.
+    -- And their bounds, by which their entries are found once they are others.
     bounds jsonb NOT NULL DEFAULT '{}',
     -- Of the capture's function, as it was made.
     capture text NOT NULL DEFAULT '',
@@ -59,19 +59,35 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM pg_class c WHERE c.oid = ANY (source || others)
 $$;
 
--- The leaves of a source, with the transactions that linked them.
+-- What the rows of a source are in: its leaves, or itself if it has no partitions. Rows that come, go or change without a
+-- trigger make another link: of the transaction that attached a leaf, and of the expressions of its generated columns.
+CREATE FUNCTION roir_shard.parts(source oid) RETURNS TABLE (relation oid, link text)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN QUERY
+    SELECT p.relation, concat_ws(' ', p.link,
+                                 (SELECT string_agg(d.oid::text, ' ' ORDER BY d.oid)
+                                    FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+                                   WHERE d.adrelid = p.relation AND a.attgenerated = 's'))
+      FROM (SELECT t.relation, t.link FROM roir_shard.partition_tree(parts.source) t
+             WHERE t.leaf AND EXISTS (SELECT FROM pg_partitioned_table r WHERE r.partrelid = parts.source)
+            UNION ALL
+            SELECT c.oid, NULL FROM pg_class c WHERE c.oid = parts.source AND c.relkind <> 'p') p;
+END $$;
+
 CREATE FUNCTION roir_shard.leaves(source oid) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, t.link), '{}') FROM roir_shard.partition_tree(source) t
-             WHERE t.leaf);
+    RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, t.link), '{}') FROM roir_shard.parts(source) t);
 END $$;
 
 CREATE FUNCTION roir_shard.bounds(source oid) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, pg_get_partition_constraintdef(t.relation)), '{}')
-              FROM roir_shard.partition_tree(source) t WHERE t.leaf);
+    -- A table without partitions, or a default partition alone, has none.
+    RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text,
+                                             coalesce(pg_get_partition_constraintdef(t.relation), 'true')), '{}')
+              FROM roir_shard.parts(source) t);
 END $$;
 
 -- What the capture of an outbox does, as text: another text is another function.
@@ -98,8 +114,25 @@ BEGIN
     ELSIF roir_shard.capture_of(o.name) IS DISTINCT FROM o.capture THEN
         RETURN 'the function of its capture was altered';
     END IF;
+    -- Columns are captured by their names; of one that isn't there writes fail.
+    IF EXISTS (SELECT FROM jsonb_array_elements(o.entry -> 'columns') c
+                 JOIN pg_attribute a ON a.attrelid = o.source AND a.attname = c ->> 'source'
+                WHERE NOT a.attisdropped AND a.attnum <> (c ->> 'attnum')::int) THEN
+        RETURN 'another column has the name of an indexed one';
+    ELSIF (SELECT array_agg(k.number::int ORDER BY k.number)
+             FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey::int2[]) AS k (number)
+            WHERE i.indrelid = o.source AND i.indisprimary)
+          IS DISTINCT FROM (SELECT array_agg((c ->> 'attnum')::int ORDER BY (c ->> 'attnum')::int)
+                              FROM jsonb_array_elements(o.entry -> 'columns') c WHERE (c ->> 'primary_key')::boolean) THEN
+        RETURN 'its primary key was dropped or altered';
+    END IF;
+    SELECT p.relation INTO relation FROM roir_shard.parts(o.source) p JOIN pg_class c ON c.oid = p.relation
+     WHERE c.relkind <> 'r' OR c.relpersistence <> 'p' LIMIT 1;
+    IF FOUND THEN
+        RETURN format('%s is unlogged or foreign', relation::regclass);
+    END IF;
     SELECT t.oid INTO relation
-      FROM (SELECT o.source AS oid UNION ALL SELECT p.relation FROM roir_shard.partition_tree(o.source) p WHERE p.leaf) t
+      FROM (SELECT o.source AS oid UNION SELECT p.relation FROM roir_shard.parts(o.source) p) t
      WHERE NOT EXISTS (SELECT FROM pg_trigger g
                         -- After each row that is inserted, updated or deleted, whatever changes.
                         WHERE g.tgrelid = t.oid AND g.tgenabled = 'A' AND g.tgtype = 29 AND g.tgqual IS NULL
@@ -111,10 +144,8 @@ BEGIN
     END IF;
     -- A leaf that has come gets its trigger when it is followed; none of its rows is shipped before.
     SELECT t.oid INTO relation
-      FROM (SELECT o.source AS oid WHERE NOT EXISTS (SELECT FROM pg_partitioned_table p WHERE p.partrelid = o.source)
-            UNION ALL
-            SELECT p.relation FROM roir_shard.partition_tree(o.source) p
-             WHERE p.leaf AND o.leaves ->> p.relation::text = p.link) t
+      FROM (SELECT p.relation AS oid FROM roir_shard.parts(o.source) p
+             WHERE p.relation = o.source OR o.leaves ->> p.relation::text = p.link) t
      WHERE NOT EXISTS (SELECT FROM pg_trigger g
                         WHERE g.tgrelid = t.oid AND g.tgenabled = 'A' AND g.tgtype & 32 <> 0 AND g.tgqual IS NULL
                           AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_emptied')))

@@ -265,6 +265,9 @@ ALTERED = {
     "a capture trigger that is disabled": "ALTER TABLE t DISABLE TRIGGER ALL",
     "another primary key": "ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t ADD PRIMARY KEY (v)",
     "a table that is gone": "DROP TABLE t CASCADE",
+    "columns that exchange their names": "ALTER TABLE t RENAME k TO x; ALTER TABLE t RENAME v TO k; "
+    "ALTER TABLE t RENAME x TO v",
+    "a table that a crash empties": "ALTER TABLE t SET UNLOGGED",
 }
 
 
@@ -277,8 +280,8 @@ def test_what_is_altered_in_a_shard_ends_the_build(shards: Make, statement: str)
         step_all(worker)
 
 
-def test_columns_that_are_renamed_or_exchange_their_names_are_followed(shards: Make) -> None:
-    """By number: a copy by name would put one column's values into the other."""
+def test_columns_that_are_renamed_are_followed(shards: Make) -> None:
+    """By number. Writes fail until the column has its name again."""
     table = "CREATE TABLE t (id int PRIMARY KEY, a text, b text)"
     made = apart.add_all(shards(1, table, "INSERT INTO t SELECT i, 'a' || i, 'b' || i FROM generate_series(1, 100) i"))
     prepared, run = apart.begin(made, keys="a", include="b", ranges=1, batch_rows=10)
@@ -288,7 +291,7 @@ def test_columns_that_are_renamed_or_exchange_their_names_are_followed(shards: M
         first = worker.batch(claim)
         assert isinstance(first, build.Batch)
         assert first.claim is not None
-        made.run("ALTER TABLE t RENAME a TO x", "ALTER TABLE t RENAME b TO a", "ALTER TABLE t RENAME x TO b")
+        made.run("ALTER TABLE t RENAME a TO x", "ALTER TABLE t RENAME b TO y")
         second = worker.batch(first.claim)
         assert isinstance(second, build.Batch)
         made.run("ALTER TABLE t RENAME TO other", "ALTER TABLE other RENAME id TO number")

@@ -88,9 +88,24 @@ def test_the_sweep_finds_a_broken_capture(shards: Make, variant: str) -> None:
     assert made.problem() is not None
 
 
-@pytest.mark.parametrize("kind", ["row", "truncate", "leaf", "function", "emptied", "narrowed"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "row",
+        "truncate",
+        "leaf",
+        "function",
+        "emptied",
+        "narrowed",
+        "names",
+        "number",
+        "key",
+        "unlogged",
+        "unlogged leaf",
+    ],
+)
 def test_a_capture_that_somebody_has_changed_is_noticed(shards: Make, kind: str) -> None:
-    made = capture(shards(1, *(PARTITIONED if kind == "leaf" else (TABLE,))))
+    made = capture(shards(1, *(PARTITIONED if "leaf" in kind else (TABLE,))))
     name = made.lane.outbox
     assert made.problem() is None
     change = {
@@ -102,9 +117,26 @@ def test_a_capture_that_somebody_has_changed_is_noticed(shards: Make, kind: str)
         "SECURITY DEFINER AS 'BEGIN RETURN NULL; END'",
         "narrowed": f"CREATE OR REPLACE TRIGGER {outbox.trigger(name)} AFTER INSERT ON t FOR EACH ROW "
         f"EXECUTE FUNCTION {outbox.touch_function(name)}(); ALTER TABLE t ENABLE ALWAYS TRIGGER {outbox.trigger(name)}",
+        # Columns are captured by their names: the touches are of other entries.
+        "names": "ALTER TABLE t RENAME k TO x; ALTER TABLE t RENAME v TO k; ALTER TABLE t RENAME x TO v",
+        "number": "ALTER TABLE t RENAME k TO x; ALTER TABLE t ADD k text",
+        "key": "ALTER TABLE t DROP CONSTRAINT t_pkey",
+        "unlogged": "ALTER TABLE t SET UNLOGGED",
+        "unlogged leaf": "ALTER TABLE t2 SET UNLOGGED",
     }[kind]
     made.shards.run(change)
     assert made.problem() is not None
+
+
+def test_what_keeps_the_capture_whole_is_no_problem(shards: Make) -> None:
+    made = capture(shards(1, TABLE))
+    made.shards.run(
+        "CREATE TABLE child () INHERITS (t)",
+        "ALTER TABLE t RENAME k TO x; ALTER TABLE t RENAME x TO k",
+        "ALTER TABLE t ADD more int; ALTER TABLE t RENAME more TO other; ALTER TABLE t DROP other",
+        "ALTER TABLE t RENAME TO other",
+    )
+    assert made.problem() is None
 
 
 def test_a_leaf_is_not_truncated_in_a_transaction_that_may_not_see_all_its_rows(shards: Make) -> None:

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from airflow_roir.engine.shards.lane_shipper import LaneShipper
+from airflow_roir.engine.shards.shard import lanes_of
 from servers.shards import Shards
-from tests.shards.apart import add_all, assert_exact, begin, build_all, seal_all
+from tests.shards.apart import add_all, assert_exact, begin, build_all, seal_all, ship_all
 from tests.shards.conftest import Make
 
 TABLE = (
@@ -81,6 +82,59 @@ def test_what_a_partition_brings_or_takes_is_followed(shards: Make, change: str)
     ship(shippers)
     assert_exact(made, generation)
     assert made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
+
+
+GENERATED = "k text, v int GENERATED ALWAYS AS (n % 5) STORED, n int"
+EXPRESSIONS = {
+    "of a table": (("CREATE TABLE t (id int PRIMARY KEY, {})",), "t"),
+    "of a partitioned table": (
+        ("CREATE TABLE t (id int PRIMARY KEY, {}) PARTITION BY RANGE (id)", *TABLE[1:4]),
+        "t",
+    ),
+    "of a leaf": (("CREATE TABLE t (id int PRIMARY KEY, {}) PARTITION BY RANGE (id)", *TABLE[1:4]), "t_1"),
+    "of a default partition alone": (
+        ("CREATE TABLE t (id int PRIMARY KEY, {}) PARTITION BY RANGE (id)", TABLE[3]),
+        "t_rest",
+    ),
+}
+
+
+@pytest.mark.parametrize("key", [True, False])
+@pytest.mark.parametrize("kind", EXPRESSIONS)
+def test_values_that_are_generated_anew_are_followed(shards: Make, kind: str, key: bool, pg: int) -> None:
+    """No trigger fires for them."""
+    if pg < 17:
+        pytest.skip("PostgreSQL 17 has SET EXPRESSION")
+    table, relation = EXPRESSIONS[kind]
+    rows = "INSERT INTO t (id, k, n) SELECT i, '{shard}', i FROM generate_series(0, 299) i"
+    made = add_all(shards(2, *(one.replace("{}", GENERATED) for one in table), rows))
+    prepared, run = begin(made, keys="v" if key else "k", include="k" if key else "v")
+    build_all(made, run)
+    seal_all(made, run)
+    with made.database.transaction() as connection:
+        lanes = [one.id for one in lanes_of(connection, prepared.generation_id)]
+    shippers = [LaneShipper(made.database, lane, "test") for lane in lanes]
+    assert all(one.claim() for one in shippers)
+    ship(shippers)
+    made.run(f"ALTER TABLE {relation} ALTER v SET EXPRESSION AS (n % 7)", only="s0")
+    made.run("DELETE FROM t WHERE id % 3 = 0", "UPDATE t SET n = n + 1 WHERE id % 4 = 0")
+    ship(shippers)
+    assert_exact(made, prepared.generation_id)
+    made.run("UPDATE t SET n = n + 1 WHERE id % 2 = 0", "TRUNCATE t", "INSERT INTO t (id, k, n) VALUES (1, 'a', 1)")
+    ship(shippers)
+    assert assert_exact(made, prepared.generation_id) == 2
+    assert made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
+
+
+def test_a_default_partition_that_was_alone_is_followed_when_it_goes(shards: Make) -> None:
+    """It has no bounds."""
+    made = add_all(shards(2, TABLE[0], TABLE[3], TABLE[4]))
+    prepared, run = begin(made)
+    build_all(made, run)
+    seal_all(made, run)
+    made.run("ALTER TABLE t DETACH PARTITION t_rest", only="s0")
+    ship_all(made, prepared.generation_id)
+    assert assert_exact(made, prepared.generation_id) == 300
 
 
 def test_a_new_partition_that_is_emptied_between_a_visit_and_what_follows_it(shards: Make) -> None:

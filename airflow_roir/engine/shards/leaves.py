@@ -1,4 +1,5 @@
-"""Partitions that come and go in a shard: no trigger tells of their rows, so the shipper does.
+"""Partitions that come and go in a shard, and generated columns with another expression: no trigger tells of such rows,
+so the shipper does.
 
 Entries of a leaf that is gone are deleted by its bounds, which the primary key holds; then the rows that are within
 these bounds now are touched, and all rows of a leaf that came. Touches come after the deletion, so nothing is lost,
@@ -51,7 +52,8 @@ def follow(index: Connection, there: Connection, route: Route, claim: Claim, her
     name = route.lane.outbox
     seen = execute(there, SEEN, {"name": name}).one()
     gone = [leaf for leaf, link in seen.known.items() if seen.now.get(leaf) != link]
-    came = [leaf for leaf, link in seen.now.items() if seen.known.get(leaf) != link]
+    # A table without partitions is its only part, and within its bounds.
+    came = [leaf for leaf, link in seen.now.items() if seen.known.get(leaf) != link and int(leaf) != seen.source]
     conditions = [seen.bounds[leaf] for leaf in gone if seen.bounds.get(leaf)]
     deleted = 0
     with index.begin():
