@@ -451,6 +451,12 @@ def test_the_index_connection_must_be_able_to_commit(shards: Make) -> None:
         there.execute(text("SELECT 1"))
         with pytest.raises(InvalidInput, match="is in a transaction"):
             announce_by_client(here, there)
+        there.rollback()
+        with (
+            psycopg_engine(found.made.index, "").execution_options(isolation_level="AUTOCOMMIT") as alone,
+            pytest.raises(InvalidInput, match="commits each statement"),
+        ):
+            announce_by_client(here, alone)
 
 
 def test_values_of_any_type_are_announced_as_they_are(shards: Make) -> None:
