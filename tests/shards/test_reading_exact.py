@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
+import psycopg2
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Numeric, Table, Text, Time, TypeDecorator, literal_column
 from sqlalchemy.dialects.postgresql import INTERVAL, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from airflow_roir.engine.shards import announced as announced_view
 from airflow_roir.engine.shards import intents
 from airflow_roir.errors import NotStrict
 from servers.shards import run_sql
@@ -152,3 +155,32 @@ def test_an_index_server_that_was_renamed_is_announced_to_again(shards: Make) ->
             found.write("s0", "UPDATE t SET v = 9")
         announced.announce.announce(found.scene.database, announced.INDEX, "client")
         found.write("s0", "UPDATE t SET v = 9")
+
+
+def test_statistics_tell_no_intents_to_who_may_not_read_them(shards: Make) -> None:
+    with ground(shards(1, *TABLE)) as found:
+        made, intent = found.made, intents.table(found.scene.generation_id)
+        [(role,)] = made.ask("SELECT 'spy_' || current_database()")
+        run_sql(
+            made.index,
+            f"INSERT INTO {intent} (c1, c2, c3, xid) SELECT 'secret', 's0', i, '3' FROM generate_series(1, 1000) i",
+            f"ANALYZE {intent}",
+            f"CREATE ROLE {role} LOGIN",
+            f"GRANT USAGE ON SCHEMA roir, roir_data TO {role}",
+            f"CREATE SCHEMA AUTHORIZATION {role}",
+        )
+        try:
+            spy = psycopg2.connect(made.index.replace("//postgres:@", f"//{role}:@"))
+            with closing(spy), spy.cursor() as cursor:
+                cursor.execute(
+                    "CREATE FUNCTION tell(text, text) RETURNS bool LANGUAGE plpgsql AS "
+                    "$$ BEGIN RAISE NOTICE '%', $1; RETURN true; END $$"
+                )
+                cursor.execute(
+                    "CREATE OPERATOR === (FUNCTION = tell, LEFTARG = text, RIGHTARG = text, RESTRICT = eqsel)"
+                )
+                view = announced_view.view(found.scene.generation_id)
+                cursor.execute(f"EXPLAIN SELECT FROM {view} WHERE k === 'x'")
+                assert spy.notices == []
+        finally:
+            run_sql(made.index, f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")

@@ -439,7 +439,7 @@ def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str
         "    RETURN NULL;",
         "  END IF;",
         # No own row has a greater one, and each that gets a greater one has an event of its own.
-        f"  last := currval('{SHARD_SCHEMA}.version');",
+        f"  last := pg_sequence_last_value('{SHARD_SCHEMA}.version');",
         f"  {into}",
         f"  SELECT {', '.join(_values(lane, entry, shape, 'o'))}, mine FROM {mark} o",
         "   WHERE o.xid = mine AND o.version BETWEEN NEW.version AND last",
