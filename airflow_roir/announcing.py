@@ -49,6 +49,10 @@ def announce(source: Connection, index: Connection) -> int:
         raise InvalidInput(
             "the connection to the index server is in a transaction: what it announces must be committed"
         )
+    if getattr(index.connection.dbapi_connection, "autocommit", False):
+        raise InvalidInput(
+            "the connection to the index server commits each statement: what announcing sets would be lost"
+        )
     touched = source.execute(UNANNOUNCED).all()
     if not touched:
         return 0
@@ -70,12 +74,17 @@ def announce(source: Connection, index: Connection) -> int:
 
 def _insert(index: Connection, generation: int, intents: list[str]) -> None:
     # Only of their own names is a statement made.
-    columns = ", ".join([f"c{i + 1}" for i in range(len(json.loads(intents[0])) - 1)] + ["xid"])
+    given = json.loads(intents[0])
+    numbers = range(1, len(given))
+    columns = ", ".join([f"c{i}" for i in numbers] + ["xid"])
+    # A value of jsonb comes in an array.
+    values = ", ".join([f"r.c{i}" if f"c{i}" in given else f"e.value -> 'j{i}' -> 0" for i in numbers] + ["r.xid"])
     table = f"roir_data.g{generation}_intent"
     index.execute(
         text(
-            f"INSERT INTO {table} ({columns}) SELECT {columns} "
-            f"FROM jsonb_populate_recordset(NULL::{table}, CAST(:rows AS jsonb))".replace("::", "\\:\\:")
+            f"INSERT INTO {table} ({columns}) SELECT {values} "
+            "FROM jsonb_array_elements(CAST(:rows AS jsonb)) e (value) "
+            f"CROSS JOIN LATERAL jsonb_populate_record(CAST(NULL AS {table}), e.value) r"
         ),
         {"rows": f"[{','.join(intents)}]"},
     )

@@ -24,6 +24,7 @@ DEFAULT_SEGMENT = 0
 # A publication of all tables has ours too, and then a table without one refuses every UPDATE and DELETE, a user's
 # write to the source with it. Keys may be NULL, so no index will do. Each segment: a partition inherits none.
 REPLICA_IDENTITY = "REPLICA IDENTITY FULL"
+CAPTURED = "SELECT EXISTS (SELECT FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL)"
 
 
 def base(generation_id: int) -> str:
@@ -245,7 +246,9 @@ def drop(connection: Connection, generation_id: int) -> None:
     )
     execute(connection, "DELETE FROM roir.emptied WHERE generation_id = %(id)s", {"id": generation_id})
     forget_hashes(connection, generation_id)
-    intents.drop(connection, generation_id)
+    # Shards whose writers announce need the table until they are released.
+    if not execute(connection, CAPTURED, {"id": generation_id}).scalar_one():
+        intents.drop(connection, generation_id)
     execute(connection, f"DROP VIEW IF EXISTS {source_view(generation_id)}")
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
 

@@ -20,6 +20,7 @@ from sqlalchemy import (
     func,
     literal,
     select,
+    type_coerce,
     union_all,
 )
 from sqlalchemy import column as new_column
@@ -27,6 +28,7 @@ from sqlalchemy import table as new_table
 from sqlalchemy.dialects.postgresql import JSONB, REGCLASS
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import SelectBase
+from sqlalchemy.sql.sqltypes import NULLTYPE
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from airflow_roir.definition import QualifiedName, quote
@@ -38,6 +40,19 @@ STALE, NO_RIGHT, NOT_READY = "40R01", "42501", "55000"
 PUBLISHED = ("40001", "42P01")
 # No such view, or it is none of an index apart.
 WRONG = ("42P01", "42809", "3F000")
+# Types whose texts depend on settings of the session, by the beginnings of their names.
+BY_DRIVER = (
+    "date",
+    "timestamp",
+    "tsrange",
+    "tstzrange",
+    "tsmultirange",
+    "tstzmultirange",
+    "real",
+    "double",
+    "bytea",
+    "money",
+)
 
 
 @dataclass(frozen=True)
@@ -169,8 +184,18 @@ def _of(name: QualifiedName, about: About, table: Any, where: ColumnElement[bool
     ticks = select(func.roir.ticks(about.generation, type_=JSONB)).scalar_subquery()
     shard = seen.c[about.shard_column]
     wanted = [shard.label("p0"), cast(ticks[shard].astext, BigInteger).label("p01"), key_text(key).label("p02")]
-    wanted += [column.label(f"p{i}") for i, column in enumerate(key, 1)]
+    # Not by the types of the table's columns, which may give back another value than they took.
+    wanted += [
+        _exact(c, one.type).label(f"p{i}") for i, (c, one) in enumerate(zip(key, about.primary_key, strict=True), 1)
+    ]
     return select(*wanted).where(replacement_traverse(where, {}, of_the_entry))
+
+
+def _exact(column: ColumnElement[Any], of: str) -> ColumnElement[Any]:
+    """A value that comes back as it was: as text where that doesn't depend on settings; else as the driver has it."""
+    if of.startswith(BY_DRIVER):
+        return type_coerce(column, NULLTYPE)
+    return func.concat(column, type_=Text())
 
 
 def state_of(error: DBAPIError) -> str:

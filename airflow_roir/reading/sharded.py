@@ -21,7 +21,7 @@ from sqlalchemy import ColumnElement, Engine, FromClause, create_engine, inspect
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, parse_name, quote
-from airflow_roir.errors import InvalidInput, ShardUnreachable
+from airflow_roir.errors import InvalidInput, NotStrict, ShardUnreachable
 from airflow_roir.reading import candidates, truth
 from airflow_roir.reading.candidates import About, Named
 
@@ -101,6 +101,19 @@ class ShardedIndex:
         Raises StaleAnswer (retry), NotStrict, ShardUnreachable (names the shard), InvalidInput, NotFound, RightMissing.
         """
         age = _level(consistency, max_staleness)
+        known = self._about
+        try:
+            return self._rows(source, where, consistency, age, partial)
+        except (InvalidInput, NotStrict):
+            # Of an index that was built anew since it was looked up? The old capture may be gone.
+            if known is None or candidates.look_up(self._engine, self.index) == known:
+                raise
+        self._about = None
+        return self._rows(source, where, consistency, age, partial)
+
+    def _rows(
+        self, source: Any, where: ColumnElement[bool], consistency: Level, age: timedelta | None, partial: bool
+    ) -> Answer:
         mapped = not isinstance(source, FromClause)
         table: Any = inspect(source).local_table if mapped else source
         strict = consistency == "strict"
@@ -117,6 +130,8 @@ class ShardedIndex:
             }
             new = {shard: keys for shard, keys in new.items() if keys}
             self._check_known(new)
+            if strangers := [shard for shard in new if shard not in about.homes]:
+                raise NotStrict(f"index {self.index}: it has come to {', '.join(map(quote, strangers))} meanwhile")
             calls = {
                 shard: _asking(
                     self._shards[shard],

@@ -109,15 +109,27 @@ def _read(
     head = len(wanted) - (1 if mapped else len(table.columns))
     query = select(*wanted).select_from(here.outerjoin(source, and_(_is_one_of(primary_key, columns, keys), where)))
     found: dict[str, Any] = {}
-    with Session(engine) as session:
+
+    def asked(session: Session) -> list[tuple[Any, Any]]:
         # Twice the same result: what tells where it is from, and the rows as SQLAlchemy's own.
         result = session.execute(query)
         # Values of a column needn't be hashable; an instance that loads others by a join comes in several rows.
         frozen = (result.unique() if mapped else result).freeze()
         told = frozen().columns(*range(head)).all()
         rows = frozen().scalars(head).all() if mapped else frozen().columns(*range(head, len(wanted))).all()
+        return list(zip(told, rows, strict=True))
+
+    with engine.connect() as connection, Session(connection) as session:
+        answered = asked(session)
+        if home is not None and not answered:
+            # A class may have criteria of its own (inheritance, inner joins), which took what tells it away. Before the
+            # rows, in a transaction of its own: a standby may be promoted meanwhile.
+            session.rollback()
+            _check(shard, home, *session.execute(select(*heads)).one())
+            session.rollback()
+            answered = asked(session)
         session.expunge_all()
-    for (token, tick, standby, present, text), row in zip(told, rows, strict=True):
+    for (token, tick, standby, present, text), row in answered:
         if home is not None:
             _check(shard, home, token, tick, standby)
         if present:
@@ -147,9 +159,7 @@ def _is_one_of(
         cast(column, _Type(one.type)) if one.domain else column
         for one, column in zip(primary_key, columns, strict=True)
     ]
-    given: list[list[Any]] = [
-        [cast(literal(value, c.type), t) for value, c, t in zip(key, columns, types, strict=True)] for key in keys
-    ]
+    given: list[list[Any]] = [[cast(literal(value), t) for value, t in zip(key, types, strict=True)] for key in keys]
     if len(ours) == 1:
         condition: ColumnElement[bool] = ours[0].in_([key[0] for key in given])
         return condition

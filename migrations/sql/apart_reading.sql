@@ -131,7 +131,7 @@ LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     why text := CASE WHEN standby THEN 'a standby answers, which may be behind; its primary must be asked'
                      WHEN token IS DISTINCT FROM home THEN 'another database answers than the one that was added'
-                     WHEN counted IS NULL THEN 'its capture is gone'
+                     WHEN counted IS NULL THEN 'its capture is gone, or another table has its name'
                      WHEN counted < ticks THEN 'it has lost commits that the index has' END;
 BEGIN
     IF why IS NOT NULL THEN
@@ -231,7 +231,7 @@ BEGIN
                 MESSAGE = format('index %s: %I isn''t a column of its key or of the primary key', view, one.name),
                 HINT = 'Intents have no others. Put further conditions into the query around roir.strict.';
         ELSIF one.value <> 'null' THEN
-            EXECUTE CASE WHEN one.type = 'pg_catalog.jsonb' THEN format('SELECT concat(%L::jsonb)', one.value)
+            EXECUTE CASE WHEN one.type = 'jsonb' THEN format('SELECT concat(%L::jsonb)', one.value)
                          WHEN jsonb_typeof(one.value) IN ('array', 'object')
                          THEN format('SELECT concat(r.x) FROM jsonb_to_record(%L) r (x %s)', jsonb_build_object('x', one.value), one.type)
                          ELSE format('SELECT concat(%L::%s)', one.value #>> '{}', one.type) END INTO read;
@@ -258,8 +258,10 @@ BEGIN
                 'WHERE CASE WHEN roir.is_truth($1, $3, d.token, $4, d.tick, d.standby) THEN d.present END',
                 how.result, dblink, how.definition)
                 USING asked.shard, concat(
-                    format('SELECT h.token::text, (SELECT o.tick FROM roir_shard.outbox o WHERE o.name = %L), '
-                           'pg_catalog.pg_is_in_recovery(), ', about #>> ARRAY['shards', asked.shard, 'outbox']),
+                    -- Another table may have taken the name of ours.
+                    format('SELECT h.token::text, (SELECT o.tick FROM roir_shard.outbox o WHERE o.name = %L AND '
+                           'o.source = pg_catalog.to_regclass(%L)), pg_catalog.pg_is_in_recovery(), ',
+                           about #>> ARRAY['shards', asked.shard, 'outbox'], about ->> 'table'),
                     how.before, asked.keys, how.after),
                 about #>> ARRAY['shards', asked.shard, 'home'], (ticks ->> asked.shard)::bigint;
         EXCEPTION WHEN connection_exception OR connection_failure OR sqlclient_unable_to_establish_sqlconnection THEN

@@ -122,6 +122,22 @@ TRANSACTIONS = {
         ],
         [("k1", 1), ("k0", 3)],
     ),
+    "after sequences were forgotten": (["UPDATE t SET v = 9 WHERE id = 1", "DISCARD SEQUENCES"], [("k1", 1)]),
+    "by a cursor that stays": (
+        [
+            "CREATE FUNCTION pg_temp.w() RETURNS int LANGUAGE sql AS 'UPDATE t SET v = 9 WHERE id = 2 RETURNING 1'",
+            "UPDATE t SET v = 9 WHERE id = 1",
+            "DECLARE c CURSOR WITH HOLD FOR SELECT pg_temp.w()",
+        ],
+        [("k1", 1), ("k2", 2)],
+    ),
+    "merge": (
+        [
+            "MERGE INTO t USING (VALUES (1), (7)) s (id) ON t.id = s.id "
+            "WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (s.id, 'n', 7)"
+        ],
+        [("k1", 1), ("n", 7)],
+    ),
     "after a reset": (["UPDATE t SET v = 9 WHERE id = 1", "RESET ALL"], [("k1", 1)]),
 }
 
@@ -451,6 +467,12 @@ def test_the_index_connection_must_be_able_to_commit(shards: Make) -> None:
         there.execute(text("SELECT 1"))
         with pytest.raises(InvalidInput, match="is in a transaction"):
             announce_by_client(here, there)
+        there.rollback()
+        with (
+            psycopg_engine(found.made.index, "").execution_options(isolation_level="AUTOCOMMIT") as alone,
+            pytest.raises(InvalidInput, match="commits each statement"),
+        ):
+            announce_by_client(here, alone)
 
 
 def test_values_of_any_type_are_announced_as_they_are(shards: Make) -> None:

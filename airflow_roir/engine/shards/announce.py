@@ -59,14 +59,16 @@ UPDATE roir.lane SET strict_from = clock_timestamp(), strict_history = roir.serv
  WHERE id = %(lane)s AND removed_at IS NULL
 """
 ENDED = "UPDATE roir.lane SET strict_from = NULL, strict_history = NULL WHERE generation_id = ANY (%(ids)s::bigint[])"
+CALLED = "SELECT concat(system_identifier, '/', current_database()) FROM pg_control_system()"
 RIGHT = """
 SELECT 1 FROM pg_foreign_table t JOIN pg_foreign_server s ON s.oid = t.ftserver
  WHERE t.ftrelid = to_regclass(%(table)s) AND s.srvname = %(server)s AND t.ftoptions @> %(options)s::text[]
 """
+NOW_CALLED = f"UPDATE {SHARD_SCHEMA}.outbox SET server = %(server)s WHERE name = %(name)s AND server <> %(server)s"
 # A writer that holds the foreign table holds it until it ends.
 LOCK_S = 10
 PROBE = "INSERT INTO {table}_intent (xid) VALUES (pg_current_xact_id())"
-PROBED = "DELETE FROM {table} WHERE xid = %(xid)s::xid8 AND {shard} IS NULL"
+PROBED = "DELETE FROM {table} WHERE {shard} IS NULL RETURNING xid::text"
 PRESENT = f"SELECT to_regclass('{SHARD_SCHEMA}.outbox') IS NOT NULL"
 OUTBOX = f"SELECT server, announced_by, source::bigint FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
 
@@ -211,6 +213,7 @@ def install(database: Database, lane: Lane, by: str, report: Callable[[str], Non
     check(lane, by, database)
     shard = lane.shard.database("roir announce", database.limits)
     with database.transaction() as connection:
+        called = str(execute(connection, CALLED).scalar_one())
         shape = intents.shape_of(connection, lane.generation_id)
         if by == SERVER:
             role = connection_of(lane)["user"]
@@ -220,6 +223,8 @@ def install(database: Database, lane: Lane, by: str, report: Callable[[str], Non
         entry = outbox.read_entry(connection, lane.outbox)
         if entry is None:
             raise NotFound(f"shard {quote(lane.shard.name)}: the outbox {lane.outbox} is gone")
+        # It has another name after an ALTER DATABASE or a pg_upgrade, and clients announce by that.
+        execute(connection, NOW_CALLED, {"name": lane.outbox, "server": called})
         if by == SERVER:
             server = _reach(connection, lane, source)
     if by == SERVER:
@@ -365,7 +370,8 @@ def _try(database: Database, shard: Database, lane: Lane) -> None:
         ) from None
     with database.transaction() as connection:
         column = intents.shape_of(connection, lane.generation_id).column
-        if not execute(connection, PROBED.format(table=table, shard=column), {"xid": xid}).rowcount:
+        # With what an earlier one left that was killed.
+        if xid not in execute(connection, PROBED.format(table=table, shard=column)).scalars().all():
             raise InvalidInput(
                 f"{where}: what its server writes to the index server comes to another database than this one; look at "
                 f"the shard's --index-dsn: {change}"
@@ -433,7 +439,7 @@ def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str
         "    RETURN NULL;",
         "  END IF;",
         # No own row has a greater one, and each that gets a greater one has an event of its own.
-        f"  last := currval('{SHARD_SCHEMA}.version');",
+        f"  last := pg_sequence_last_value('{SHARD_SCHEMA}.version');",
         f"  {into}",
         f"  SELECT {', '.join(_values(lane, entry, shape, 'o'))}, mine FROM {mark} o",
         "   WHERE o.xid = mine AND o.version BETWEEN NEW.version AND last",
@@ -470,8 +476,12 @@ def _own(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str:
     pairs = []
     for i in shape.entry.identity_positions:
         cast = shape.entry.columns[i].cast
-        value = values[i] if cast == "jsonb" else f"({values[i]})::text" if "." not in cast else f"concat({values[i]})"
-        pairs.append(f"'c{i + 1}', {value}")
+        if cast == "jsonb":
+            # In an array, which is empty for NULL: else JSON's null would be read as that.
+            array = f"CASE WHEN {values[i]} IS NULL THEN jsonb_build_array() ELSE jsonb_build_array({values[i]}) END"
+            pairs.append(f"'j{i + 1}', {array}")
+            continue
+        pairs.append(f"'c{i + 1}', " + (f"({values[i]})::text" if "." not in cast else f"concat({values[i]})"))
     body = "\n".join(
         [
             "DECLARE",

@@ -20,13 +20,16 @@ def create(connection: Connection, generation_id: int, entry: Entry) -> None:
 
     Whoever may read the index may read it: it asks for that, and whether strict reads are possible, once per query.
     """
+    row = next(i for i in entry.identity_positions if entry.columns[i].primary_key)
     columns = ", ".join(f"c{i + 1} AS {quote(entry.columns[i].source)}" for i in entry.identity_positions)
     execute(
         connection,
         f"CREATE VIEW {view(generation_id)} AS SELECT {columns} "
         f"FROM {DATA_SCHEMA}.g{generation_id}_intent "
-        # In this order: another generation may be shown meanwhile.
-        f"WHERE (SELECT CASE WHEN roir.is_strict({generation_id}) THEN roir.may_read({generation_id}) END)",
+        # That by which `roir announce` tries the way names nothing. In this order: another generation may be shown
+        # meanwhile.
+        f"WHERE c{row + 1} IS NOT NULL "
+        f"AND (SELECT CASE WHEN roir.is_strict({generation_id}) THEN roir.may_read({generation_id}) END)",
     )
     execute(connection, f"GRANT SELECT ON {view(generation_id)} TO PUBLIC")
 

@@ -11,12 +11,19 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import quote
 from airflow_roir.engine import operations, tables
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.shards import face, home, outbox
+from airflow_roir.engine.shards import face, home, intents, outbox
 from airflow_roir.engine.shards.prepare import held
 from airflow_roir.engine.shards.shard import Shard, by_id, set_away
 from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.errors import RoirError
 from airflow_roir.generation_state import GenerationStatus
+
+UNUSED = """
+SELECT g.id FROM roir.generation g
+ WHERE g.status = 'dropped' AND to_regclass('roir_data.g' || g.id || '_intent') IS NOT NULL
+   AND NOT EXISTS (SELECT FROM roir.lane l WHERE l.generation_id = g.id AND l.removed_at IS NULL)
+ ORDER BY g.id
+"""
 
 
 def release(
@@ -58,6 +65,23 @@ def release(
             waiting.append(
                 f"index {name}: its capture in shard {quote(one.name)} is left ({row.outbox}): {away[one.id]}"
             )
+    return waiting + _drop_intents(database)
+
+
+def _drop_intents(database: Database) -> list[str]:
+    """The intents of dropped generations whose writers announce no more: until then each commit needs the table."""
+    with database.transaction() as connection:
+        left = list(execute(connection, UNUSED).scalars())
+    waiting = []
+    for generation_id in left:
+        try:
+            with database.transaction() as connection:
+                execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
+                intents.drop(connection, generation_id)
+        except DBAPIError as error:
+            if trouble_of(error) is None or error.connection_invalidated:
+                raise
+            waiting.append(f"the intents of generation {generation_id} are left: {reason_of(error)}")
     return waiting
 
 
