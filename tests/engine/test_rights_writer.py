@@ -320,8 +320,6 @@ def test_what_runs_with_our_rights_is_known(scene: Scene) -> None:
         "roir.apart": (False, True, True),
         "roir.is_strict": (False, True, True),
         "roir.ticks": (False, True, True),
-        "roir.strict_problem": (False, True, True),
-        "roir.server_history": (False, True, True),
         "roir.take_sample": (False, True, False),
         "roir.note_arrival": (False, True, False),
         "roir.note_taken": (False, True, False),

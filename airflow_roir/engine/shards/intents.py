@@ -109,8 +109,10 @@ def create(connection: Connection, generation_id: int, entry: Entry) -> None:
 
 def drop(connection: Connection, generation_id: int) -> None:
     """Drop it, where there is one."""
-    announced.drop(connection, generation_id)
-    execute(connection, f"DROP TABLE IF EXISTS {table(generation_id)}")
+    found = execute(connection, "SELECT to_regclass(%(name)s)", {"name": table(generation_id)}).scalar()
+    if found is not None:
+        announced.drop(connection, generation_id)
+        execute(connection, f"DROP TABLE IF EXISTS {table(generation_id)}")
 
 
 def look(connection: Connection, lane: Lane, limit: int, old_s: float = OLD_S) -> Look:
