@@ -82,12 +82,14 @@ def _open_closed_streams() -> None:
 def _said(error: DBAPIError) -> str:
     """What the server said, with its remedy. The statement and its values stay out of it."""
     diagnostics = getattr(error.orig, "diag", None)
+    # Which shard it was.
+    where = "".join(f"{one}: " for one in error.detail)
     if diagnostics is None or diagnostics.message_primary is None:
-        return str(error.orig).strip()
+        return where + str(error.orig).strip().expandtabs(4)
     detail, hint = diagnostics.message_detail, diagnostics.message_hint
     return "\n".join(
         [
-            diagnostics.message_primary,
+            where + diagnostics.message_primary,
             *([f"DETAIL:  {detail}"] if detail else []),
             *([f"HINT:  {hint}"] if hint else []),
         ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_roir.cli.cells import fitted, printable, wrapped
 from airflow_roir.cli.look import PAUSING, Look
-from airflow_roir.definition import argument
+from airflow_roir.definition import argument, quote
 from airflow_roir.operation import BY_DUPLICATES, QUEUED, Status
 from airflow_roir.quantity import counted, duration, left, lost, percent, rate, shared, size
 
@@ -113,7 +113,7 @@ def index_notes(one: IndexFacts) -> Iterator[str]:
         if shard.generation == "active":
             yield printable(str(shard))
         if shard.problem is not None:
-            yield f"problem: shard {printable(shard.shard)}: {printable(shard.problem)}"
+            yield f"problem: shard {printable(quote(shard.shard))}: {printable(shard.problem)}"
         if shard.doubt is not None:
             yield f"in doubt: {printable(shard.doubt)}: roir verify {name} --repair"
     for line in one.warnings:

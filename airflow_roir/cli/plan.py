@@ -34,7 +34,7 @@ from airflow_roir.cli.app import (
     show,
     show_as_it_is,
 )
-from airflow_roir.definition import BuildOptions, IndexDefinition, QualifiedName
+from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.errors import InvalidInput
 from airflow_roir.quantity import counted, size
 
@@ -114,7 +114,11 @@ def plan(
         return
     foreseen = locks.foresee(_locked(rehearsal), rehearsal.index, rehearsal.kind, options, database.limits)
     if rehearsal.survey is not None:
-        foreseen = [lock for lock in foreseen if lock.of == locks.VIEW or lock.phase in ("prepare", "build")]
+        foreseen = [
+            lock if lock.of == locks.VIEW else replace(lock, on=f"{lock.on} in each shard")
+            for lock in foreseen
+            if lock.of == locks.VIEW or lock.phase in ("prepare", "build")
+        ]
     space = _space(database, rehearsal, options, measure)
     # Replicas that have DSNs of their own are asked, too.
     seen = signals.look(database, Surroundings.of_environment())
@@ -135,11 +139,8 @@ def plan(
 
 
 def _locked(rehearsal: Rehearsal) -> Source:
-    """The user's table that is locked: in each shard, where it is there."""
-    if rehearsal.survey is None:
-        return rehearsal.source
-    table = rehearsal.survey.table
-    return replace(rehearsal.survey.any_source, name=QualifiedName(table.schema, f"{table.name} in each shard"))
+    """The user's table that is locked: of any shard, where it is there."""
+    return rehearsal.source if rehearsal.survey is None else rehearsal.survey.any_source
 
 
 def _shards(rehearsal: Rehearsal, as_json: bool) -> Any:

@@ -208,7 +208,10 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 nulls_not_distinct=row.nulls_not_distinct,
                 rows=None if swollen is None else swollen.rows,
                 bytes=takes(shown.id) if shown else 0,
-                source_bytes=sum(sizes[oid].own for oid in leaves.get(row.source_oid, ()) if oid in sizes),
+                # An index apart has an empty table here in place of its source.
+                source_bytes=0
+                if row.table_apart
+                else sum(sizes[oid].own for oid in leaves.get(row.source_oid, ()) if oid in sizes),
                 generation=active.id if active else None,
                 published_at=active.published_at if active else None,
                 age_seconds=(row.now - active.published_at).total_seconds() if active else None,

@@ -56,7 +56,7 @@ def test_other_versions_of_the_small_schema_are_told_with_the_remedy(shards: Mak
         registry.add(made.database, "a", made.dsns["s0"])
 
 
-@pytest.mark.parametrize("name", ["", " a", "a\n", "x" * 64, "\x1b[1m"])
+@pytest.mark.parametrize("name", ["", " a", "a\n", "x" * 64, "\x1b[1m", "a,b"])
 def test_names_that_no_entry_should_carry_are_refused(shards: Make, name: str) -> None:
     made = shards(1)
     with pytest.raises(InvalidInput):

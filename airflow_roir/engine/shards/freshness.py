@@ -98,7 +98,8 @@ class ShardLag:
         """`shard s1: 1.2 s behind, 40 rows to ship`."""
         behind = "not shipped to the end yet" if self.lag_s is None else f"{_seconds(self.lag_s)} behind"
         pending = f", {self.pending:,} rows to ship" if self.pending else ""
-        alone = "" if self.shipper else ", and has no shipper: roir ship"
+        # No shipper keeps a shard that it can't work with.
+        alone = "" if self.shipper else ", and has no shipper" + ("" if self.problem else ": roir ship")
         return f"shard {quote(self.shard)}: {behind}{pending}{alone}"
 
 

@@ -38,6 +38,11 @@ SELECT s.id, s.name, s.dsn, s.conn_id, s.index_dsn IS NOT NULL AS announces, s.a
          WHERE l.shard_id = s.id AND l.removed_at IS NULL) AS doubt
   FROM roir.shard s WHERE s.removed_at IS NULL ORDER BY s.name
 """
+# The foreign servers that announcing has made in a shard.
+REACHED = """
+SELECT srvname FROM pg_foreign_server
+ WHERE srvname ~ '^roir index server [0-9a-f]{8} ' AND pg_has_role(srvowner, 'USAGE') ORDER BY 1
+"""
 SHOWN = ("host", "port", "dbname", "user", "service")
 
 
@@ -181,6 +186,9 @@ def _leave(database: Database) -> None:
         there = execute(connection, f"SELECT to_regclass('{SHARD_SCHEMA}.outbox') IS NOT NULL").scalar_one()
         if there and not execute(connection, f"SELECT EXISTS (SELECT FROM {SHARD_SCHEMA}.outbox)").scalar_one():
             execute(connection, f"DROP SCHEMA {SHARD_SCHEMA} CASCADE")
+            for server in list(execute(connection, REACHED).scalars()):
+                # With the user mapping, which has a password.
+                execute(connection, f"DROP SERVER {quote(server)} CASCADE")
 
 
 def _find(connection: Connection, name: str) -> Shard | None:
@@ -191,10 +199,12 @@ def _find(connection: Connection, name: str) -> Shard | None:
 
 
 def _check_name(name: str) -> None:
-    if not name or not name.isprintable() or len(name.encode()) > LONGEST_NAME or name != name.strip():
+    # Commas are between the names of --shards.
+    fits = name == name.strip() and name.isprintable() and "," not in name
+    if not name or not fits or len(name.encode()) > LONGEST_NAME:
         raise InvalidInput(
             f"{name!r} can't be a shard's name: it stands in each of its entries. Take 1 to {LONGEST_NAME} bytes of "
-            "printable signs, without blanks at the ends"
+            "printable signs, without blanks at the ends and without commas"
         )
 
 

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, event, select, text, update
+from sqlalchemy import Connection, ExceptionContext, Row, event, select, text, update
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine import tables
@@ -56,7 +57,12 @@ class Shard:
             )
         database = Database(self.dsn, application_name, limits)
         event.listen(database.engine, "before_cursor_execute", _in_shard, retval=True)
+        event.listen(database.engine, "handle_error", self._name)
         return database
+
+    def _name(self, failed: ExceptionContext) -> None:
+        if isinstance(failed.sqlalchemy_exception, DBAPIError):
+            failed.sqlalchemy_exception.add_detail(f"shard {quote(self.name)}")
 
 
 # What a shard shares with an index server has another schema there. Quoted names are nobody's.
@@ -120,6 +126,16 @@ def set_away(connection: Connection, shard_id: int, problem: str) -> None:
             problem=problem,
             problem_at=text("coalesce(problem_at, clock_timestamp())"),
         )
+    )
+
+
+def set_problem(connection: Connection, shard_id: int, problem: str) -> None:
+    """Write down what is wrong with a shard's changes; it is worked with all the same."""
+    shard = tables.shard
+    connection.execute(
+        update(shard)
+        .where(shard.c.id == shard_id)
+        .values(problem=problem, problem_at=text("coalesce(problem_at, clock_timestamp())"))
     )
 
 

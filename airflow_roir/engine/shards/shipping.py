@@ -15,9 +15,9 @@ from typing import TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import parse_name
+from airflow_roir.definition import parse_name, quote
 from airflow_roir.engine import operations
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.database import Database, execute, said
 from airflow_roir.engine.history import one_history
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
@@ -25,7 +25,7 @@ from airflow_roir.engine.shards import announce, freshness, lanes
 from airflow_roir.engine.shards.freshness import Alarm
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.engine.shards.lanes import Found
-from airflow_roir.engine.shards.shard import find, set_away
+from airflow_roir.engine.shards.shard import find, set_away, set_problem
 from airflow_roir.engine.trouble import is_transient, reason_of
 from airflow_roir.errors import Fenced, HistoryChanged, InvalidInput, RoirError
 
@@ -43,6 +43,13 @@ LONGEST_WAIT_S = 5.0
 KEEP_S = 60.0
 # In `catch_up`: what is left to ship may take a second or so after the switch.
 FEW = 10_000
+LANE = """
+SELECT l.shard_id, s.name AS shard, format('%%I.%%I', i.schema_name, i.name) AS index,
+       l.removed_at IS NULL AND i.dropped_at IS NULL AND g.status <> 'dropped' AS live
+  FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
+  JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
+ WHERE l.id = %(lane)s
+"""
 ENTER = f"SELECT pg_advisory_lock_shared({PRESENT}, 1)"
 SHIPPERS = f"""
 SELECT l.pid, l.pid = pg_backend_pid() AS own FROM pg_locks l
@@ -246,7 +253,8 @@ class _Work:
                 # The index server. The lane may be somebody else's by now.
                 self.shipper.close()
                 if isinstance(error, DBAPIError) and not is_transient(error):
-                    self._whole.report(f"lane {self.shipper.lane_id}: {reason_of(error)}")
+                    if (refused := note_refused(self.shipper.database, self.shipper.lane_id, error)) is not None:
+                        self._whole.report(refused)
                     self._stop.wait(LONGEST_WAIT_S)
                     return
                 self._stop.wait(wait)
@@ -289,6 +297,20 @@ class _Work:
             set_away(connection, error.shard.id, reason_of(error.error))
 
 
+def note_refused(database: Database, lane_id: int, error: DBAPIError) -> str | None:
+    """Write down that the index server doesn't take what a shard has, and why; None if the index was dropped.
+
+    Other indexes over the shard are shipped on.
+    """
+    with database.transaction() as connection:
+        row = execute(connection, LANE, {"lane": lane_id}).one()
+        if not row.live:
+            return None
+        problem = f"the index server doesn't take its changes of index {row.index}: {said(error)}"
+        set_problem(connection, row.shard_id, problem)
+    return f"shard {quote(row.shard)}: {problem}; they wait"
+
+
 def index_ids(connection: Connection, names: Sequence[str]) -> list[int]:
     """The ids of indexes apart. Raises NotFound, InvalidInput."""
     found = []
@@ -322,6 +344,11 @@ def ship_once(shipper: Shipper) -> int:
             with shipper.database.transaction() as connection:
                 set_away(connection, error.shard.id, reason_of(error.error))
             failed.append(str(error))
+        except DBAPIError as error:
+            if is_transient(error):
+                raise
+            if (refused := note_refused(shipper.database, one.id, error)) is not None:
+                failed.append(refused)
         finally:
             lane.release()
     if failed:

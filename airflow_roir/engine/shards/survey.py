@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import AUTO, SOURCE, BuildOptions, IndexDefinition, QualifiedName, Scan, quote
 from airflow_roir.engine import catalog, checks, publications
 from airflow_roir.engine import plan as plans
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import cover
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts
@@ -27,6 +28,8 @@ from airflow_roir.errors import InvalidInput
 DEFAULT_COLUMN = "shard"
 # Nothing of this size fits into a B-tree, however well it is compressed.
 HUGE_BYTES = 64 << 10
+# Data exception, integrity constraint violation: of an enum or a domain that is another one on the index server.
+NOT_TAKEN = ("22", "23")
 OIDS_INSIDE = """
 SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type
   FROM pg_attribute a CROSS JOIN LATERAL roir.type_tree(a.atttypid) x (oid) JOIN pg_type t ON t.oid = x.oid
@@ -227,4 +230,12 @@ def _sample(
     # COPY has no constants.
     literal = "'" + one.shard.name.replace("'", "''") + "'"
     execute(connection, f"ALTER TABLE {into.sql} ALTER {quote(found.shard_column)} SET DEFAULT {literal}")
-    copy_in(connection, f"{into.sql} ({', '.join(map(quote, read))})", rows)
+    try:
+        copy_in(connection, f"{into.sql} ({', '.join(map(quote, read))})", rows)
+    except DBAPIError as error:
+        if sqlstate(error)[:2] not in NOT_TAKEN:
+            raise
+        raise InvalidInput(
+            f"the index server doesn't take rows of {one.source.name} of shard {quote(one.shard.name)}: {said(error)}. "
+            "Make its types there as they are in the shard"
+        ) from None
