@@ -14,6 +14,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards.shard import lanes_of
 from airflow_roir.errors import InvariantViolated, NotFound
 from airflow_roir.generation_state import GenerationStatus
 
@@ -61,7 +62,7 @@ def revert(
             )
         view.show(connection, name, found.id, replaced.id, Entry.from_json(replaced.entry))
         _retire(connection, shown)
-        _activate(connection, replaced)
+        _activate(connection, replaced, is_apart=bool(lanes_of(connection, replaced.id)))
         view.hide(connection, replaced.id)
         said = f"generation {replaced.id} is shown again, not {shown.id}" + (f": {reason}" if reason else "")
         operations.record_event(connection, found.id, None, actor, "revert", said)
@@ -108,9 +109,12 @@ def _retire(connection: Connection, shown: Row[tuple[object, ...]]) -> None:
     )
 
 
-def _activate(connection: Connection, replaced: Row[tuple[object, ...]]) -> None:
-    # Its publish stays what it was: every younger snapshot has seen each of its entries ever since.
-    values = {"status": GenerationStatus.ACTIVE.value, "retired_at": None, "drop_after": None}
+def _activate(connection: Connection, replaced: Row[tuple[object, ...]], is_apart: bool) -> None:
+    # Its publish stays what it was: every younger snapshot has seen each of its entries ever since. That isn't so of a
+    # generation that is shipped to: its view is guarded until no snapshot is older than this.
+    values: dict[str, object] = {"status": GenerationStatus.ACTIVE.value, "retired_at": None, "drop_after": None}
+    if is_apart:
+        values |= {"mode_xid": text("pg_current_xact_id()::text"), "published_at": func.clock_timestamp()}
     _change(connection, replaced.id, GenerationStatus.RETIRED, **values)
 
 

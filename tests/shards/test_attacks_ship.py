@@ -1,0 +1,70 @@
+"""What was found by attacking shipping: reverts, other servers under a DSN, tables that are gone, dumps."""
+
+from __future__ import annotations
+
+import psycopg2
+import pytest
+
+from airflow_roir.engine import clean_up, revert
+from airflow_roir.engine.shards import registry
+from airflow_roir.errors import Fenced
+from servers.shards import Shards, run_sql
+from tests.engine import steps
+from tests.shards.apart import add_all, begin, finish_all, ship_all
+from tests.shards.conftest import Make
+from tests.shards.laid import lay
+from tests.shards.test_lost_commits import Copies, copies
+
+
+__all__ = ["copies"]
+
+
+def rebuilt(shards: Make) -> tuple[Shards, int, int]:
+    """An index that was rebuilt; the ids of both generations."""
+    made = add_all(shards(1))
+    prepared, run = begin(made)
+    finish_all(made, run)
+    made.run("INSERT INTO t VALUES (1, 'a', 1)")
+    again, run = begin(made, keys=None, include=None, table=None)
+    finish_all(made, run)
+    return made, prepared.generation_id, again.generation_id
+
+
+def test_a_snapshot_from_before_a_revert_is_not_fresh_by_what_it_does_not_read(shards: Make) -> None:
+    """It sees that the other generation is shown, and reads this one, which may be behind, or in doubt."""
+    made, old, new = rebuilt(shards)
+    ship_all(made, new)
+    # The one that was replaced is far behind: its row isn't there.
+    assert made.ask(f"SELECT count(*) FROM roir_data.g{old}") == [(0,)]
+    reader = steps.session(made.index)
+    reader.set_session(isolation_level="REPEATABLE READ")
+    steps.sql(reader, "SELECT 1")
+    revert.revert(made.database, "public.ix", "test")
+    # As long as it is there the guard stays.
+    assert clean_up.clean_up(made.database).guards_removed == 0
+    with pytest.raises(psycopg2.errors.SerializationFailure):
+        steps.sql(reader, "SELECT * FROM public.ix WHERE k = 'a' AND (SELECT roir.fresh('public.ix', '1 h'))")
+    reader.rollback()
+    reader.close()
+    assert clean_up.clean_up(made.database).guards_removed == 1
+    with pytest.raises(psycopg2.Error, match="lags|not been shipped"):
+        made.ask("SELECT * FROM public.ix WHERE k = 'a' AND (SELECT roir.fresh('public.ix', '0 s'))")
+
+
+def test_a_shard_that_gets_another_dsn_is_shipped_from_there(shards: Make, copies: Copies) -> None:
+    """The old server lives on, and its sessions, too: what is shipped from there is as fresh as nothing is."""
+    made = shards(1)
+    laid = lay(made)
+    made.run("INSERT INTO t VALUES (1, 'a', 1)")
+    laid.ship()
+    moved = copies.keep(made.dsns["s0"])
+    shipper = laid.shipper("s0")
+    assert shipper.claim()
+    shipper.ship_pass()
+    registry.add(made.database, "s0", moved)
+    run_sql(moved, "INSERT INTO t VALUES (2, 'b', 2)")
+    with pytest.raises(Fenced, match="no shipper"):
+        shipper.ship_pass()
+    shipper.close()
+    laid.ship()
+    assert [row[0] for row in laid.base()] == ["a", "b"]
