@@ -127,7 +127,7 @@ def _values(schema: dict[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     types = schema.get("type", "string")
     kinds = [types] if isinstance(types, str) else types
-    said = {"string": "text", "integer": "whole number", "boolean": "yes or no", "number": "number"}
+    said = {"string": "text", "integer": "whole number", "boolean": "yes or no", "number": "number", "array": "list"}
     text = " or ".join(said[kind] for kind in kinds if kind != "null")
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None:
