@@ -8,7 +8,7 @@ import pytest
 from airflow_roir.engine import clean_up, revert
 from airflow_roir.engine.shards import registry
 from airflow_roir.errors import Fenced
-from servers.shards import Shards, run_sql
+from servers.shards import Shards, on_server, run_sql
 from tests.engine import steps
 from tests.shards.apart import add_all, begin, finish_all, ship_all
 from tests.shards.conftest import Make
@@ -56,7 +56,7 @@ def test_a_shard_that_gets_another_dsn_is_shipped_from_there(shards: Make, copie
     laid = lay(made)
     made.run("INSERT INTO t VALUES (1, 'a', 1)")
     laid.ship()
-    moved = copies.keep(made.dsns["s0"])
+    moved = on_server(made.dsns["s0"], copies.keep(made.dsns["s0"]))
     shipper = laid.shipper("s0")
     assert shipper.claim()
     shipper.ship_pass()

@@ -108,6 +108,8 @@ def add(
         else:
             cleared: dict[str, None] = {"away_until": None, "problem": None, "problem_at": None}
             connection.execute(update(tables.shard).where(tables.shard.c.id == known.id).values(**values, **cleared))
+            if known.dsn != values.get("dsn", known.dsn):
+                _leave_the_old_server(connection, known.id)
         return shard.find(connection, name)
 
 
@@ -116,6 +118,14 @@ def keep_dsn(connection: Connection, name: str, dsn: str) -> None:
     found = shard.find(connection, name)
     if found.dsn != dsn:
         connection.execute(update(tables.shard).where(tables.shard.c.id == found.id).values(dsn=dsn))
+        _leave_the_old_server(connection, found.id)
+
+
+def _leave_the_old_server(connection: Connection, shard_id: int) -> None:
+    """Whoever ships from the server that had another DSN stops: its sessions may live on, and what it says is old."""
+    lane = tables.lane
+    gone = {"token": lane.c.token + 1, "owner": None, "heartbeat_at": None}
+    connection.execute(update(lane).where(lane.c.shard_id == shard_id, lane.c.removed_at.is_(None)).values(**gone))
 
 
 def listed(database: Database) -> list[ListedShard]:
