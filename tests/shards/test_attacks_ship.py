@@ -15,7 +15,6 @@ from tests.shards.conftest import Make
 from tests.shards.laid import lay
 from tests.shards.test_lost_commits import Copies, copies
 
-
 __all__ = ["copies"]
 
 
