@@ -46,7 +46,7 @@ def test_a_snapshot_from_before_a_revert_is_not_fresh_by_what_it_does_not_read(s
     reader.rollback()
     reader.close()
     assert clean_up.clean_up(made.database).guards_removed == 1
-    with pytest.raises(psycopg2.Error, match="lags|not been shipped"):
+    with pytest.raises(psycopg2.Error, match=r"lags|not been shipped"):
         made.ask("SELECT * FROM public.ix WHERE k = 'a' AND (SELECT roir.fresh('public.ix', '0 s'))")
 
 
