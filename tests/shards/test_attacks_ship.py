@@ -7,7 +7,8 @@ import pytest
 
 from airflow_roir.engine import clean_up, revert
 from airflow_roir.engine.shards import registry
-from airflow_roir.errors import Fenced
+from airflow_roir.engine.shards.shipping import Shipper, ship_once
+from airflow_roir.errors import Fenced, RoirError
 from servers.shards import Shards, on_server, run_sql
 from tests.engine import steps
 from tests.shards.apart import add_all, begin, finish_all, ship_all
@@ -67,3 +68,36 @@ def test_a_shard_that_gets_another_dsn_is_shipped_from_there(shards: Make, copie
     shipper.close()
     laid.ship()
     assert [row[0] for row in laid.base()] == ["a", "b"]
+
+
+GONE = {
+    "the table": ("DROP TABLE t CASCADE", "its table was dropped"),
+    "the outbox": ("DELETE FROM roir_shard.outbox", "its outbox is gone"),
+    "the view": ("DROP VIEW roir_shard.{outbox}_source", None),
+}
+
+
+@pytest.mark.parametrize("kind", GONE)
+def test_a_table_that_is_gone_is_told_and_the_rest_of_its_shard_is_worked_with(shards: Make, kind: str) -> None:
+    made = shards(1)
+    laid = lay(made)
+    made.run("INSERT INTO t VALUES (1, 'a', 1)")
+    laid.ship()
+    statement, doubt = GONE[kind]
+    made.run(statement.format(outbox=laid.lane("s0").outbox))
+    shipper = Shipper(made.database)
+    with pytest.raises(RoirError, match='shard "s0"'):
+        ship_once(shipper)
+    assert made.ask("SELECT away_until, problem IS NOT NULL FROM roir.shard") == [(None, True)]
+    [(found,)] = made.ask("SELECT doubt FROM roir.lane")
+    assert found == (doubt and f'shard "s0": {doubt}, so that writes may be missing here')
+
+
+def test_a_shard_that_is_another_database_is_away(shards: Make) -> None:
+    made = shards(1)
+    lay(made)
+    made.run("UPDATE roir_shard.home SET token = gen_random_uuid()")
+    with pytest.raises(RoirError, match="another database"):
+        ship_once(Shipper(made.database))
+    assert made.ask("SELECT away_until IS NOT NULL FROM roir.shard") == [(True,)]
+    assert made.ask("SELECT doubt FROM roir.lane") == [(None,)]

@@ -129,6 +129,16 @@ def check(connection: Connection, route: Route, claim: Claim) -> Row[Any]:
     return held
 
 
+def distrust(connection: Connection, route: Route, claim: Claim, problem: str) -> None:
+    """Write down that a capture may miss writes, where no visit can tell. Raises Fenced."""
+    held = check(connection, route, claim)
+    values = {"lane": route.lane.id, "token": claim.token, "lost": False, "tick": 0, "step": 0, "emptied": 0}
+    why = _missing(route, problem)
+    execute(connection, DOUBT, values | {"doubt": why})
+    if held.doubtful_at is None:
+        operations.record_event(connection, route.index_id, None, claim.owner, "doubt", why)
+
+
 def advance(claim: Claim, visit: Visit) -> None:
     """After the commit: what the claim knows."""
     if visit.ticked:
@@ -153,7 +163,11 @@ def _why(route: Route, visit: Visit, held: Row[Any]) -> str | None:
             f"this server has lost its last commits, by a failover to a replica or a restore: {shard} has cleared away "
             f"what step {visit.step} applied, and here step {held.step} was the last one"
         )
-    return None if visit.problem is None else f"{shard}: {visit.problem}, so that writes may be missing here"
+    return None if visit.problem is None else _missing(route, visit.problem)
+
+
+def _missing(route: Route, problem: str) -> str:
+    return f"shard {quote(route.lane.shard.name)}: {problem}, so that writes may be missing here"
 
 
 def _doubt(connection: Connection, route: Route, claim: Claim, visit: Visit, why: str, lost: bool, new: bool) -> None:

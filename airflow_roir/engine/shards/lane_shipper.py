@@ -17,10 +17,10 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.shards import home, intents, lanes, leaves, outbox
 from airflow_roir.engine.shards import visit as visits
-from airflow_roir.engine.shards.apply import Applied, advance, apply, has_columns_of
+from airflow_roir.engine.shards.apply import Applied, advance, apply, distrust, has_columns_of
 from airflow_roir.engine.shards.intents import Look
 from airflow_roir.engine.shards.lanes import Claim, Route
-from airflow_roir.engine.shards.shard import Shard, set_reached
+from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard, set_reached
 from airflow_roir.engine.shards.visit import Acknowledged, Visit
 from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.errors import Fenced, RoirError, SourceChanged
@@ -31,6 +31,7 @@ MOST_ROWS = 20_000
 # So many old intents are answered beside a visit's own rows.
 NAMED = 1_000
 NOW = "SELECT clock_timestamp()"
+PROBLEM = f"SELECT {SHARD_SCHEMA}.capture_problem(%(name)s)"
 
 
 class InShard(RoirError):
@@ -174,6 +175,25 @@ class LaneShipper:
 
     def _settle(self, connection: Connection, found: Visit) -> None:
         intents.settle(connection, self.route.lane, found.identities, self._looked, found.snapshot, found.xid)
+
+    def is_shards_fault(self) -> bool:
+        """After a visit that failed: False if the shard answers, so that it is this lane's capture. Raises Fenced.
+
+        If the capture may miss writes, the lane is in doubt then: a visit couldn't tell.
+        """
+        try:
+            with self._shard_side():
+                there = self._in_shard()
+                problem = execute(there, PROBLEM, {"name": self.route.lane.outbox}).scalar()
+        except InShard as error:
+            if not isinstance(error.error, SourceChanged):
+                return True
+            problem = str(error.error)
+        if problem is not None and self.claimed is not None:
+            connection = self._on_index()
+            with connection.begin():
+                distrust(connection, self.route, self.claimed, problem)
+        return False
 
     def renew(self) -> None:
         """A sign of life while there is nothing to apply. Raises Fenced."""

@@ -25,7 +25,7 @@ from airflow_roir.engine.shards import announce, freshness, lanes
 from airflow_roir.engine.shards.freshness import Alarm
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.engine.shards.lanes import Found
-from airflow_roir.engine.shards.shard import find, set_away, set_problem
+from airflow_roir.engine.shards.shard import AWAY_S, find, set_away, set_problem
 from airflow_roir.engine.trouble import is_transient, reason_of
 from airflow_roir.errors import Fenced, HistoryChanged, InvalidInput, RoirError
 
@@ -216,6 +216,7 @@ class _Work:
     def __init__(self, whole: Shipper, lane: int) -> None:
         self._whole = whole
         self._stop = threading.Event()
+        self._said: str | None = None
         # A session's history is its thread's affair: another lane may have claimed in the next one already.
         self.shipper = LaneShipper(whole.database.named(whole.database.application_name), lane, whole.owner)
         self._thread = threading.Thread(target=self._run, name=f"roir-lane-{lane}", daemon=True)
@@ -273,8 +274,12 @@ class _Work:
                 if self._stop.is_set():
                     return
                 if failed >= ATTEMPTS or not error.passes:
-                    self._set_away(error)
-                    return
+                    if note_failed(self.shipper, error):
+                        self._whole.report(f"{error}; its changes wait")
+                        return
+                    self._say(f"{error}; its changes of index {self.shipper.route.index} wait")
+                    failed, pause = 0, AWAY_S
+                    continue
                 self.shipper.renew()
                 pause = FIRST_WAIT_S * 2 ** (failed - 1)
                 continue
@@ -291,10 +296,18 @@ class _Work:
             seconds -= RENEW_S
         return self._stop.wait(seconds)
 
-    def _set_away(self, error: InShard) -> None:
-        self._whole.report(f"{error}; its changes wait")
-        with self.shipper.database.transaction() as connection:
-            set_away(connection, error.shard.id, reason_of(error.error))
+    def _say(self, line: str) -> None:
+        if line != self._said:
+            self._whole.report(line)
+        self._said = line
+
+
+def note_failed(shipper: LaneShipper, error: InShard) -> bool:
+    """Write down that a shard is away; or False if it answers: then only this lane can't be shipped."""
+    is_away = error.passes or shipper.is_shards_fault()
+    with shipper.database.transaction() as connection:
+        (set_away if is_away else set_problem)(connection, error.shard.id, reason_of(error.error))
+    return is_away
 
 
 def note_refused(database: Database, lane_id: int, error: DBAPIError) -> str | None:
@@ -341,8 +354,7 @@ def ship_once(shipper: Shipper) -> int:
             if lane.claim():
                 rows += lane.ship_pass()
         except InShard as error:
-            with shipper.database.transaction() as connection:
-                set_away(connection, error.shard.id, reason_of(error.error))
+            note_failed(lane, error)
             failed.append(str(error))
         except DBAPIError as error:
             if is_transient(error):
