@@ -99,6 +99,19 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       LEFT JOIN pg_proc p ON p.oid = to_regprocedure(format('roir_shard.%I()', outbox || n.part))
 $$;
 
+-- Whether a database was restored from a dump since an outbox was made in it: its tables have other oids than were written
+-- down. The view of the source is of the table that there is.
+CREATE FUNCTION roir_shard.is_restored(outbox text) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM roir_shard.outbox o
+                     JOIN pg_rewrite r ON r.ev_class = to_regclass(format('roir_shard.%I', o.name || '_source'))
+                    WHERE o.name = is_restored.outbox
+                      AND NOT EXISTS (SELECT FROM pg_depend d
+                                       WHERE d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+                                         AND d.refclassid = 'pg_class'::regclass AND d.refobjid = o.source));
+END $$;
+
 -- Why what is written to a source may not be in an outbox, NULL if all is well. Asked in each visit.
 CREATE FUNCTION roir_shard.capture_problem(outbox text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -109,6 +122,8 @@ BEGIN
     SELECT * INTO o FROM roir_shard.outbox x WHERE x.name = capture_problem.outbox;
     IF o.name IS NULL THEN
         RETURN 'its outbox is gone';
+    ELSIF roir_shard.is_restored(o.name) THEN
+        RETURN 'its database was restored from a dump; rebuild the index';
     ELSIF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = o.source) THEN
         RETURN 'its table was dropped';
     ELSIF roir_shard.capture_of(o.name) IS DISTINCT FROM o.capture THEN

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import psycopg2
 import pytest
 
-from airflow_roir.engine import clean_up, revert
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import clean_up, drop, revert
 from airflow_roir.engine.shards import registry
 from airflow_roir.engine.shards.shipping import Shipper, ship_once
-from airflow_roir.errors import Fenced, RoirError
+from airflow_roir.engine.verify import compare
+from airflow_roir.errors import Fenced, RoirError, SourceChanged
+from servers.postgres import programs
 from servers.shards import Shards, on_server, run_sql
 from tests.engine import steps
-from tests.shards.apart import add_all, begin, finish_all, ship_all
+from tests.shards.apart import add_all, assert_exact, begin, finish_all, ship_all
 from tests.shards.conftest import Make
 from tests.shards.laid import lay
 from tests.shards.test_lost_commits import Copies, copies
@@ -101,3 +107,39 @@ def test_a_shard_that_is_another_database_is_away(shards: Make) -> None:
         ship_once(Shipper(made.database))
     assert made.ask("SELECT away_until IS NOT NULL FROM roir.shard") == [(True,)]
     assert made.ask("SELECT doubt FROM roir.lane") == [(None,)]
+
+
+def test_a_shard_that_was_restored_from_a_dump_is_told_and_no_entry_of_it_goes(
+    shards: Make, server: str, pg: int, tmp_path: Path
+) -> None:
+    """Its tables have other oids. A verification that took its table for dropped would delete all its entries."""
+    made = add_all(shards(2))
+    _, run = begin(made)
+    made.run("INSERT INTO t SELECT i, 'k' || i, i FROM generate_series(1, 20) i")
+    finish_all(made, run)
+    dump, name = tmp_path / "dump", "restored_shard"
+    subprocess.run([programs(pg) / "pg_dump", "-Fc", "-f", dump, made.dsns["s0"]], check=True)
+    run_sql(server, f"CREATE DATABASE {name}")
+    try:
+        restored = on_server(made.dsns["s0"], name)
+        run_sql(restored, "CREATE TABLE padding (); DROP TABLE padding")
+        subprocess.run([programs(pg) / "pg_restore", "--exit-on-error", "-d", restored, dump], check=True)
+        made.dsns["s0"] = restored
+        registry.add(made.database, "s0", restored)
+        made.run("INSERT INTO t VALUES (99, 'later', 1)")
+        with pytest.raises(SourceChanged, match='shard "s0" was restored from a dump'):
+            compare.verify(made.database, "public.ix", VerifyOptions(repair=True), "test")
+        ship_once(Shipper(made.database))
+        found = made.ask("SELECT doubt FROM roir.lane ORDER BY shard_id")
+        assert "restored from a dump" in found[0][0]
+        assert found[1] == (None,)
+        assert made.ask("SELECT count(*) FROM public.ix") == [(42,)]
+        again, run = begin(made, keys=None, include=None, table=None)
+        finish_all(made, run)
+        assert_exact(made, again.generation_id)
+        assert made.ask("SELECT doubt FROM roir.lane WHERE generation_id = %s", again.generation_id) == [(None,)] * 2
+        drop.drop_index(made.database, "public.ix", "test")
+        assert made.ask("SELECT count(*) FROM roir_shard.outbox", shard="s0") == [(0,)]
+        made.run("INSERT INTO t VALUES (100, 'free', 1)")
+    finally:
+        run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 
+import psycopg2
 import pytest
 
+from airflow_roir.definition import parse_name
+from airflow_roir.engine import view
 from airflow_roir.engine.shards.lane_shipper import LaneShipper
 from airflow_roir.engine.shards.shard import lanes_of
 from servers.shards import Shards
 from tests.shards.apart import add_all, assert_exact, begin, build_all, seal_all, ship_all
 from tests.shards.conftest import Make
+from tests.shards.laid import lay
 
 TABLE = (
     "CREATE TABLE t (id int, k text, v int, PRIMARY KEY (id)) PARTITION BY RANGE (id)",
@@ -124,6 +128,29 @@ def test_values_that_are_generated_anew_are_followed(shards: Make, kind: str, ke
     ship(shippers)
     assert assert_exact(made, prepared.generation_id) == 2
     assert made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL") == []
+
+
+def test_nothing_is_fresh_while_rows_that_were_generated_anew_are_on_their_way(shards: Make, pg: int) -> None:
+    if pg < 17:
+        pytest.skip("PostgreSQL 17 has SET EXPRESSION")
+    table, _ = EXPRESSIONS["of a table"]
+    made = shards(1, *(one.replace("{}", GENERATED) for one in table))
+    laid = lay(made, ("k",), ("v",))
+    made.run("INSERT INTO t (id, k, n) VALUES (1, 'a', 1)")
+    laid.ship()
+    asked = "SELECT k FROM public.ix WHERE k = 'a' AND (SELECT roir.fresh('public.ix', '1 h'))"
+    with made.database.transaction() as connection:
+        view.show(connection, parse_name("public.ix", "index"), 1, laid.generation, laid.entry, guarded=False)
+    assert made.ask(asked) == [("a",)]
+    made.run("ALTER TABLE t ALTER v SET EXPRESSION AS (n % 7)")
+    shipper = laid.shipper("s0")
+    assert shipper.claim()
+    shipper.apply(shipper.visit())
+    assert laid.base() == []
+    with pytest.raises(psycopg2.Error, match="has not been shipped to its end"):
+        made.ask(asked)
+    shipper.ship_pass()
+    assert made.ask(asked) == [("a",)]
 
 
 def test_a_default_partition_that_was_alone_is_followed_when_it_goes(shards: Make) -> None:

@@ -144,7 +144,7 @@ class ApartWorker(VerifyWorker):
                     home.check(connection, lane.shard)
                     entry = outbox.read_entry(connection, lane.outbox)
                     try:
-                        source = sources.read_by_oid(connection, lane.source_oid)
+                        source = sources.read_by_oid(connection, lane)
                     except NotFound:
                         source = None
                 if source is None:

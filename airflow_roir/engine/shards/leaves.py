@@ -60,6 +60,9 @@ def follow(index: Connection, there: Connection, route: Route, claim: Claim, her
         check(index, route, claim)
         for condition in conditions:
             deleted += _delete(index, route, claim, condition)
+        if any(leaf in seen.now for leaf in gone):
+            # Its rows are there, and their entries aren't until they are shipped.
+            execute(index, "UPDATE roir.lane SET fresh_at = NULL WHERE id = %(lane)s", {"lane": route.lane.id})
     source = catalog.name_of(there, seen.source).sql
     columns = ", ".join(f"s.{quote(column.source)}" for column in here.columns[: here.identity])
     statements = []

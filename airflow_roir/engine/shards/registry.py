@@ -193,6 +193,8 @@ def remove(
 
 def _leave(database: Database) -> None:
     with database.transaction() as connection:
+        # Another index server may be about to capture here.
+        execute(connection, "SELECT pg_advisory_xact_lock(hashtext('roir_shard'))")
         there = execute(connection, f"SELECT to_regclass('{SHARD_SCHEMA}.outbox') IS NOT NULL").scalar_one()
         if there and not execute(connection, f"SELECT EXISTS (SELECT FROM {SHARD_SCHEMA}.outbox)").scalar_one():
             execute(connection, f"DROP SCHEMA {SHARD_SCHEMA} CASCADE")

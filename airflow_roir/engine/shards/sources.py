@@ -10,8 +10,9 @@ from airflow_roir.definition import IndexDefinition, QualifiedName, quote
 from airflow_roir.engine import catalog, checks
 from airflow_roir.engine.catalog import identity_columns
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane
 from airflow_roir.engine.source import Column, Source
-from airflow_roir.errors import InvalidInput, RightMissing
+from airflow_roir.errors import InvalidInput, RightMissing, SourceChanged
 
 ROLE = "SELECT session_user::text, rolsuper FROM pg_roles WHERE rolname = session_user"
 
@@ -24,9 +25,14 @@ def read(connection: Connection, name: QualifiedName, ignore_row_security: bool 
     return source
 
 
-def read_by_oid(connection: Connection, oid: int) -> Source:
-    """As `read`, of a table that is captured already. Raises NotFound."""
-    source = catalog.read_source_by_oid(connection, oid)
+def read_by_oid(connection: Connection, lane: Lane) -> Source:
+    """As `read`, of a lane's table. Raises NotFound, and SourceChanged if its oid means nothing any more."""
+    if execute(connection, f"SELECT {SHARD_SCHEMA}.is_restored(%(name)s)", {"name": lane.outbox}).scalar_one():
+        raise SourceChanged(
+            f"shard {quote(lane.shard.name)} was restored from a dump, which gives each table another oid: rebuild the "
+            "index, which goes on being shipped to meanwhile"
+        )
+    source = catalog.read_source_by_oid(connection, lane.source_oid)
     check_owner(connection, source)
     return source
 

@@ -51,7 +51,7 @@ def survey(database: Database, generation_id: int, options: VerifyOptions) -> Su
         with shard.transaction() as connection:
             home.check(connection, lane.shard)
             try:
-                source = sources.read_by_oid(connection, lane.source_oid)
+                source = sources.read_by_oid(connection, lane)
             except NotFound:
                 continue
             most = units.UNITS_OF_PARTS if options.in_parts else units.MOST_UNITS

@@ -41,7 +41,7 @@ VISIT = """
 WITH header AS MATERIALIZED (
     SELECT o.*, o.tick >= %(known)s AND o.tick < %(tick)s AS fits, {schema}.capture_problem(o.name) AS problem,
            {schema}.announcing_problem(o.name) AS unannounced,
-           {schema}.leaves(o.source) IS DISTINCT FROM o.leaves AS moved
+           {schema}.leaves(o.source) IS DISTINCT FROM o.leaves AND NOT {schema}.is_restored(o.name) AS moved
       FROM {schema}.outbox o WHERE o.name = %(name)s),
 picked AS MATERIALIZED (
     SELECT t.version, {touched} FROM {table} t
