@@ -50,7 +50,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!airflow_roir\.).*"),
     # A type variable.
-    (r"py:class", r"airflow_roir\.reading\.Row"),
+    (r"py:class", r"airflow_roir\.reading(\.local)?\.Row"),
     (r"py:class", r"airflow_roir\.engine\.(source|entry|entry_size|scan_choice|plan)\.(?!Plan$).*"),
 ]
 autodoc_typehints = "signature"

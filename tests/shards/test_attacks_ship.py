@@ -36,6 +36,7 @@ def rebuilt(shards: Make) -> tuple[Shards, int, int]:
     return made, prepared.generation_id, again.generation_id
 
 
+@pytest.mark.slow
 def test_a_snapshot_from_before_a_revert_is_not_fresh_by_what_it_does_not_read(shards: Make) -> None:
     """It sees that the other generation is shown, and reads this one, which may be behind, or in doubt."""
     made, old, new = rebuilt(shards)
