@@ -33,13 +33,14 @@ def test_every_peer_copies_all_rows_and_leaves_nothing() -> None:
 
 @pytest.mark.slow
 def test_the_load_writes_to_every_shard_and_all_are_asked() -> None:
-    with apart(2, contrib.ensure(contrib.CELERP), "64MB", of_one_server=True) as scene:
+    version = contrib.ensure(contrib.CELERP)
+    with apart(2, version, "64MB", of_one_server=True) as scene:
         scene.load(ROWS)
         ask = Shards(scene)
         before = {n: len(ask(email(n))) for n in range(0, emails(ROWS), 50)}
         assert set(before.values()) == {3}
         told: dict[str, float] = {}
-        with apart_lag.writing(scene, contrib.CELERP, 200, told):
+        with apart_lag.writing(scene, version, 200, told):
             time.sleep(4)
         assert told["written_per_second"] > 0
         assert any(len(ask(email(n))) != 3 for n in range(emails(ROWS)))

@@ -322,11 +322,13 @@ def fail(connection: Connection, row: OperationRow, actor: str, error: str, epoc
 def has_paused(database: Database, operation_id: int, owner: str) -> bool:
     """True if an operation is paused, so that its driver, whose Spark isn't up yet, need not come up at all.
 
-    owner: the run that it is; its heartbeat is forgotten, as the run itself would do at its end.
+    owner: the run that it is; its heartbeat is forgotten, as the run itself would do at its end. A pause that the run
+    before it took upon itself, because it fails meanwhile, is nobody's wish: `start_run` lifts it.
     """
     operation = tables.operation
     with database.transaction() as connection:
-        if read_operation(connection, operation_id).status != Status.PAUSED:
+        row = read_operation(connection, operation_id)
+        if row.status != Status.PAUSED or (row.paused_by == row.owner and row.owner != owner):
             return False
         connection.execute(
             update(operation)

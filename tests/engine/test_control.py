@@ -216,8 +216,12 @@ def test_what_an_older_run_pauses_for_is_not_kept_by_the_run_that_takes_over(dat
     """Its terminal is gone, say, and it hears of that between the user's resume and the new run's start."""
     _, older = steps.begin(database)
     settle(database, older, OSError("nobody listens"), fatal=False)
+    # Nor while its Spark starts.
+    assert not operations.has_paused(database, older.operation_id, "newer")
+    assert operations.has_paused(database, older.operation_id, older.owner)
     newer = start_run(database, "ix", "newer", take_over=True, lift_pause=False)
     operations.pause(database, "ix", "somebody")
+    assert operations.has_paused(database, newer.operation_id, "newest")
     with pytest.raises(OperationPaused, match="somebody"):
         start_run(database, "ix", "newest", take_over=True, lift_pause=False)
     assert newer.epoch > older.epoch
