@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import tempfile
@@ -18,7 +19,8 @@ from benchmarks.writers import pgbench
 
 # What an application asks that waits for its own write.
 LOOK_EVERY_S = 0.005
-PROBE_EVERY_S = 0.1
+# At random: a probe that follows the last one would always fall into the same moment of the shipper's rest.
+PROBE_EVERY_S = (0.05, 0.35)
 PATIENCE_S = 60.0
 WARM_UP_S = 3.0
 PGBENCH = ("-n", "-M", "prepared", "-c", "4", "-T", "36000", "-P", "1")
@@ -32,9 +34,9 @@ UPDATE orders SET email = 'user' || :n || '@example.org' WHERE id = :place * {st
 
 
 @contextmanager
-def shipping(scene: Apart) -> Iterator[subprocess.Popen[bytes]]:
+def shipping(scene: Apart, every_s: float = 1.0) -> Iterator[subprocess.Popen[bytes]]:
     """`roir ship` beside the block."""
-    process = roir(scene, "ship")
+    process = roir(scene, "ship", "--every", f"{every_s * 1000:.0f}ms")
     try:
         yield process
         if process.poll() is not None:
@@ -78,13 +80,14 @@ def writing(scene: Apart, version: int, per_second: int, told: dict[str, float])
         told["written_per_second"] = round(rate)
 
 
-def measure(scene: Apart, version: int, per_second: int, seconds: float) -> dict[str, Any]:
+def measure(scene: Apart, version: int, per_second: int, every_s: float, seconds: float) -> dict[str, Any]:
     """Milliseconds from a commit in a shard until a lookup on the index server finds it."""
     told: dict[str, float] = {}
-    with shipping(scene), writing(scene, version, per_second, told):
+    with shipping(scene, every_s), writing(scene, version, per_second, told):
         time.sleep(WARM_UP_S)
         lags = _probe(scene, seconds)
     return {
+        "every_s": every_s,
         "wanted_per_second": per_second,
         **told,
         "probes": len(lags),
@@ -98,6 +101,7 @@ def _probe(scene: Apart, seconds: float) -> list[float]:
     """Rows that nobody else writes, one shard after the other."""
     shards, index = [connect(dsn) for dsn in scene.dsns.values()], connect(scene.index)
     lags: list[float] = []
+    chance = random.Random(7)
     begun = time.monotonic()
     number = time.time_ns()
     while time.monotonic() < begun + seconds:
@@ -114,7 +118,7 @@ def _probe(scene: Apart, seconds: float) -> list[float]:
                     raise TimeoutError(f"nothing was shipped within {PATIENCE_S:g} s")
                 time.sleep(LOOK_EVERY_S)
         lags.append(time.perf_counter() - committed)
-        time.sleep(PROBE_EVERY_S)
+        time.sleep(chance.uniform(*PROBE_EVERY_S))
     for session in (*shards, index):
         session.close()
     return lags

@@ -66,9 +66,11 @@ def lag(chosen: argparse.Namespace) -> list[dict[str, Any]]:
         add_shards(scene)
         make_index(scene)
         found = []
-        for rate in chosen.rates:
-            found.append({"shards": chosen.lag_shards, **apart_lag.measure(scene, chosen.pg, rate, chosen.seconds)})
-            say(str(found[-1]))
+        for every in chosen.every:
+            for rate in chosen.rates:
+                one = apart_lag.measure(scene, chosen.pg, rate, every, chosen.seconds)
+                found.append({"shards": chosen.lag_shards, **one})
+                say(str(one))
         return found
 
 
@@ -108,11 +110,12 @@ def tables(results: dict[str, Any]) -> Iterable[str]:
         yield from (f"| {name} | – | – | left out: {why} |" for name, why in built["left_out"].items())
     if lags := results.get("lag"):
         yield "\nLag, from the commit in a shard to the lookup that finds it\n"
-        yield "| shards | writes/s asked for | writes/s | p50, ms | p99, ms |\n| --- | --- | --- | --- | --- |"
+        yield "| shards | `--every` | writes/s asked for | writes/s | p50, ms | p99, ms |"
+        yield "| --- | --- | --- | --- | --- | --- |"
         for one in lags:
             yield (
-                f"| {one['shards']} | {one['wanted_per_second']:,} | {one['written_per_second']:,} | {one['p50_ms']:g} "
-                f"| {one['p99_ms']:g} |"
+                f"| {one['shards']} | {one['every_s']:g} s | {one['wanted_per_second']:,} "
+                f"| {one['written_per_second']:,} | {one['p50_ms']:g} | {one['p99_ms']:g} |"
             )
     if costs := results.get("commits"):
         yield "\nA transaction of one UPDATE\n"
@@ -144,6 +147,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rates", type=int, nargs="+", default=[100, 1000], help="writes per second")
+    parser.add_argument("--every", type=float, nargs="+", default=[1, 0.1], help="seconds; of roir ship")
     parser.add_argument("--seconds", type=float, default=60, help="of each rate")
     parser.add_argument("--lag-shards", type=int, default=1)
     parser.add_argument("--commits", type=int, default=1000, help="of each turn")

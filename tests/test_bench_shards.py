@@ -54,7 +54,7 @@ def test_all_that_was_measured_is_in_the_tables() -> None:
         tables(
             {
                 "build": {"rows": 1000, "left_out": {"y": "no y here"}, "sides": [side]},
-                "lag": [{"shards": 1, "wanted_per_second": 1000, "written_per_second": 998, **ms}],
+                "lag": [{"shards": 1, "every_s": 1.0, "wanted_per_second": 1000, "written_per_second": 998, **ms}],
                 "commits": [{"way": "no index", "ratio": 1.0, "added_ms": 0.0, **ms}],
                 "lookups": [{"shards": n, "way": way, **ms} for n in (1, 16) for way in ("eventual", "strict")],
             }
@@ -62,7 +62,7 @@ def test_all_that_was_measured_is_in_the_tables() -> None:
     )
     assert "| the x | 12,345 | 2.5 | 1.25 |" in printed
     assert "| y | – | – | left out: no y here |" in printed
-    assert "| 1 | 1,000 | 998 | 0.5 | 2.25 |" in printed
+    assert "| 1 | 1 s | 1,000 | 998 | 0.5 | 2.25 |" in printed
     assert "| no index | 0.50 | 2.25 | 1.00 | 0.00 |" in printed
     assert "| shards | eventual | strict |" in printed
     assert "| 16 | 0.50 / 2.25 | 0.50 / 2.25 |" in printed
