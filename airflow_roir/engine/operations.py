@@ -323,7 +323,7 @@ def has_paused(database: Database, operation_id: int, owner: str) -> bool:
     """True if an operation is paused, so that its driver, whose Spark isn't up yet, need not come up at all.
 
     owner: the run that it is; its heartbeat is forgotten, as the run itself would do at its end. A pause that the run
-    before it took upon itself, because it fails meanwhile, is nobody's wish: `start_run` lifts it.
+    before it took upon itself, because it fails meanwhile, doesn't count: `start_run` lifts it.
     """
     operation = tables.operation
     with database.transaction() as connection:
