@@ -39,7 +39,8 @@ SELECT {TABLE_OF} AS table_apart, i.id, i.schema_name, i.name, i.source_oid, i.i
  ORDER BY i.schema_name, i.name
 """
 GENERATIONS = """
-SELECT id, index_id, status, published_at, retired_at, drop_after, ghosts
+SELECT id, index_id, status, published_at, retired_at, drop_after, ghosts, unique_from,
+       CASE WHEN status = 'active' THEN roir.unique_problem(id) END AS unique_problem
   FROM roir.generation WHERE status <> 'dropped' AND index_id = ANY (%(indexes)s)
  ORDER BY id DESC
 """
@@ -122,7 +123,8 @@ class IndexFacts:
     rows: entries, about. generation, published_at, age_seconds: of what readers see. revert_until: when the replaced
     generation is dropped. verified: None if what readers see was never verified. operation: the unfinished one.
     bloat: None if nothing is published. apart: the table is in shards, and source_bytes isn't known here; shards: how
-    far each of them is behind.
+    far each of them is behind. Of what readers see, if it is unique over shards: unique_since: from when on no two
+    shards have a key; unique_problem: why they may.
     """
 
     index: str
@@ -144,6 +146,8 @@ class IndexFacts:
     operation: int | None
     apart: bool = False
     shards: tuple[ShardLag, ...] = ()
+    unique_since: datetime | None = None
+    unique_problem: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: moments in ISO 8601."""
@@ -224,6 +228,8 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 bloat=swollen,
                 operation=row.unfinished,
                 shards=tuple(one for one in behind if one.index_id == row.id),
+                unique_since=active.unique_from if active and active.unique_problem is None else None,
+                unique_problem=active.unique_problem if active else None,
             )
         )
     return found
