@@ -15,7 +15,16 @@ from airflow_roir.definition import parse_name, quote
 from airflow_roir.engine import catalog, operations, rights
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import Drain, telling_of_names
-from airflow_roir.engine.shards import announce_end, announce_functions, foreign, home, intents, lane_lock, outbox
+from airflow_roir.engine.shards import (
+    announce_end,
+    announce_functions,
+    foreign,
+    holders,
+    home,
+    intents,
+    lane_lock,
+    outbox,
+)
 from airflow_roir.engine.shards.announce_functions import CLIENT, SERVER
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, lanes_of
 from airflow_roir.engine.source import Source
@@ -39,6 +48,10 @@ BY = """
 UPDATE roir.lane l SET announced_by = %(by)s FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE l.id = %(lane)s AND g.id = l.generation_id AND i.announced_by = %(by)s
 """
+UNGUARDED = f"SELECT {SHARD_SCHEMA}.unique_problem(name) FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s AND is_unique"
+UNIQUE = """
+SELECT i.name FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(id)s AND i.is_unique
+"""
 
 
 def announce(
@@ -49,14 +62,19 @@ def announce(
     Waits in each shard until the writers in flight have ended. Safe to call again, which goes on where it stopped; and
     it must be called again once the index server has failed over. Until every shard is done, and has shipped once more,
     strict reads are refused. None ends them at once; returns a line for each shard that is away then: its writers
-    announce until the next call, or clean-up, that reaches it. Raises NotFound, InvalidInput, RightMissing,
-    LockNotAcquired.
+    announce until the next call, or clean-up, that reaches it. What was enforced of a unique index is so no more, until
+    `enforce.enforce_index` begins it again. Raises NotFound, InvalidInput, RightMissing, LockNotAcquired.
     """
     with database.transaction() as connection:
         row = operations.find_index(connection, parse_name(index, "index"))
         apart = execute(connection, "SELECT shard_table FROM roir.index WHERE id = %(id)s", {"id": row.id}).scalar_one()
         if apart is None:
             raise InvalidInput(f"index {index} isn't apart from its source: every read of it is strict")
+        if row.is_unique and by == CLIENT:
+            raise InvalidInput(
+                f"index {index} is unique over shards, and a client that announces wrongly would break that for all "
+                "others: let the servers announce (--by server)"
+            )
         generations = list(execute(connection, LIVE, {"index": row.id}).scalars())
         lanes = [lane for one in generations for lane in lanes_of(connection, one) if is_captured(connection, lane)]
     if by is not None:
@@ -66,6 +84,8 @@ def announce(
         values = {"id": row.id, "by": by}
         execute(connection, "UPDATE roir.index SET announced_by = %(by)s WHERE id = %(id)s", values)
         execute(connection, ENDED, {"ids": generations})
+        for one in generations if row.is_unique else ():
+            holders.end(connection, one, None, operations.default_actor())
     if by is None:
         return announce_end.end_left(database, row.id, PATIENCE_S, report)
     for lane in lanes:
@@ -131,6 +151,9 @@ def check(lane: Lane, by: str, database: Database) -> None:
         if by == SERVER:
             foreign.connection_of(lane)
             foreign.check_extension(connection, lane, source)
+        unguarded = execute(connection, UNGUARDED, {"name": lane.outbox}).scalar()
+        if unguarded is not None:
+            raise InvalidInput(f"shard {quote(shard.name)}: {unguarded}; make it before writes are announced")
 
 
 def install(database: Database, lane: Lane, by: str, report: Callable[[str], None] = lambda line: None) -> None:
@@ -151,6 +174,7 @@ def _install(database: Database, lane: Lane, by: str, report: Callable[[str], No
             return
         called = str(execute(connection, CALLED).scalar_one())
         shape = intents.shape_of(connection, lane.generation_id)
+        unique: str | None = execute(connection, UNIQUE, {"id": lane.generation_id}).scalar()
         if by == SERVER:
             role = foreign.connection_of(lane)["user"]
             execute(connection, f"GRANT INSERT ON {intents.table(lane.generation_id)} TO {quote(role)}")
@@ -169,7 +193,7 @@ def _install(database: Database, lane: Lane, by: str, report: Callable[[str], No
         foreign.probe(database, shard, lane)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
-        for name, text in announce_functions.functions(lane, entry, shape, by, source):
+        for name, text in announce_functions.functions(lane, entry, shape, by, source, unique):
             execute(connection, text)
             rights.take_back(connection, (), [f"{SHARD_SCHEMA}.{name}()"])
         if by == CLIENT:
