@@ -26,7 +26,8 @@ from airflow_roir.engine.shards.shard import TABLE_OF
 
 # operation: the newest one. An index of which a drop was killed half-way has no generation any more.
 INDEXES = f"""
-SELECT {TABLE_OF} AS table_apart, i.id, i.schema_name, i.name, i.source_oid, i.is_unique, i.nulls_not_distinct,
+SELECT {TABLE_OF} AS table_apart, i.announced_by,
+       i.id, i.schema_name, i.name, i.source_oid, i.is_unique, i.nulls_not_distinct,
        n.nspname AS source_schema, c.relname AS source_name,
        clock_timestamp() AS now,
        (SELECT max(o.id) FROM roir.operation o WHERE o.index_id = i.id) AS newest,
@@ -122,7 +123,8 @@ class IndexFacts:
     rows: entries, about. generation, published_at, age_seconds: of what readers see. revert_until: when the replaced
     generation is dropped. verified: None if what readers see was never verified. operation: the unfinished one.
     bloat: None if nothing is published. apart: the table is in shards, and source_bytes isn't known here; shards: how
-    far each of them is behind.
+    far each of them is behind; announced_by: who announces writes for strict reads, server or client; strict_problem:
+    why these are refused now, None if they aren't.
     """
 
     index: str
@@ -144,6 +146,8 @@ class IndexFacts:
     operation: int | None
     apart: bool = False
     shards: tuple[ShardLag, ...] = ()
+    announced_by: str | None = None
+    strict_problem: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: moments in ISO 8601."""
@@ -224,9 +228,18 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 bloat=swollen,
                 operation=row.unfinished,
                 shards=tuple(one for one in behind if one.index_id == row.id),
+                announced_by=row.announced_by,
+                strict_problem=_strict_problem(connection, row.announced_by, active),
             )
         )
     return found
+
+
+def _strict_problem(connection: Connection, announced_by: str | None, active: Row[Any] | None) -> str | None:
+    if announced_by is None or active is None:
+        return None
+    found = execute(connection, "SELECT roir.strict_problem(%(id)s)", {"id": active.id}).scalar_one()
+    return None if found is None else str(found)
 
 
 def _grouped(rows: Sequence[Row[Any]]) -> dict[int, list[Any]]:
