@@ -137,6 +137,12 @@ generation = Table(
     Column("shape", JSONB(none_as_null=True)),
     # Of a unique one: duplicates were looked for in all that transactions before this one wrote to the delta.
     Column("looked_xid", Text),
+    # Of one that is unique over shards: what holders do (`holders.py`), since when they refuse, in which history of
+    # this server, and why they do no more.
+    Column("unique_mode", Text),
+    _moment("unique_from"),
+    Column("unique_history", Text),
+    Column("unique_lost", Text),
     _one_of("status", GenerationStatus),
     _one_of("capture_mode", CaptureMode),
     _one_of("scan", Scan),
@@ -146,6 +152,8 @@ generation = Table(
         name="mode_of_status",
     ),
     CheckConstraint("status <> 'retired' OR drop_after IS NOT NULL", name="retired_ends"),
+    CheckConstraint("unique_mode IN ('off', 'count', 'refuse')", name="unique_mode"),
+    CheckConstraint("(unique_mode IS NOT DISTINCT FROM 'refuse') = (unique_from IS NOT NULL)", name="unique_since"),
 )
 for _status in (GenerationStatus.BUILDING.value, GenerationStatus.ACTIVE.value):
     Index(

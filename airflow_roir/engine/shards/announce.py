@@ -15,7 +15,7 @@ from airflow_roir.definition import parse_name, quote
 from airflow_roir.engine import catalog, operations, rights
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import Drain, telling_of_names
-from airflow_roir.engine.shards import announce_functions, foreign, home, intents, outbox
+from airflow_roir.engine.shards import announce_functions, foreign, holders, home, intents, outbox
 from airflow_roir.engine.shards.announce_functions import CLIENT, SERVER
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, lanes_of
 from airflow_roir.engine.source import Source
@@ -36,6 +36,10 @@ ENDED = "UPDATE roir.lane SET strict_from = NULL, strict_history = NULL WHERE ge
 CALLED = "SELECT concat(system_identifier, '/', current_database()) FROM pg_control_system()"
 NOW_CALLED = f"UPDATE {SHARD_SCHEMA}.outbox SET server = %(server)s WHERE name = %(name)s AND server <> %(server)s"
 OUTBOX = f"SELECT server, announced_by, source::bigint FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
+UNGUARDED = f"SELECT {SHARD_SCHEMA}.unique_problem(name) FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s AND is_unique"
+UNIQUE = """
+SELECT i.name FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(id)s AND i.is_unique
+"""
 PRESENT = f"SELECT to_regclass('{SHARD_SCHEMA}.outbox') IS NOT NULL"
 
 
@@ -44,13 +48,19 @@ def announce(database: Database, index: str, by: str | None, report: Callable[[s
 
     Waits in each shard until the writers in flight have ended. Safe to call again, which goes on where it stopped; and
     it must be called again once the index server has failed over. Until every shard is done, and has shipped once more,
-    strict reads are refused. Raises NotFound, InvalidInput, RightMissing, LockNotAcquired.
+    strict reads are refused. What was enforced of a unique index is so no more, until `enforce.enforce_index` begins it
+    again. Raises NotFound, InvalidInput, RightMissing, LockNotAcquired.
     """
     with database.transaction() as connection:
         row = operations.find_index(connection, parse_name(index, "index"))
         apart = execute(connection, "SELECT shard_table FROM roir.index WHERE id = %(id)s", {"id": row.id}).scalar_one()
         if apart is None:
             raise InvalidInput(f"index {index} isn't apart from its source: every read of it is strict")
+        if row.is_unique and by == CLIENT:
+            raise InvalidInput(
+                f"index {index} is unique over shards, and a client that announces wrongly would break that for all "
+                "others: let the servers announce (--by server)"
+            )
         generations = list(execute(connection, LIVE, {"index": row.id}).scalars())
         lanes = [lane for one in generations for lane in lanes_of(connection, one) if is_captured(connection, lane)]
     if by is not None:
@@ -60,6 +70,8 @@ def announce(database: Database, index: str, by: str | None, report: Callable[[s
         values = {"id": row.id, "by": by}
         execute(connection, "UPDATE roir.index SET announced_by = %(by)s WHERE id = %(id)s", values)
         execute(connection, ENDED, {"ids": generations})
+        for one in generations if row.is_unique else ():
+            holders.end(connection, one, None, operations.default_actor())
     for lane in lanes:
         if by is None:
             remove(lane, database, report)
@@ -125,6 +137,9 @@ def check(lane: Lane, by: str, database: Database) -> None:
         if by == SERVER:
             foreign.connection_of(lane)
             foreign.check_extension(connection, lane, source)
+        unguarded = execute(connection, UNGUARDED, {"name": lane.outbox}).scalar()
+        if unguarded is not None:
+            raise InvalidInput(f"shard {quote(shard.name)}: {unguarded}; make it before writes are announced")
 
 
 def install(database: Database, lane: Lane, by: str, report: Callable[[str], None] = lambda line: None) -> None:
@@ -137,6 +152,7 @@ def install(database: Database, lane: Lane, by: str, report: Callable[[str], Non
     with database.transaction() as connection:
         called = str(execute(connection, CALLED).scalar_one())
         shape = intents.shape_of(connection, lane.generation_id)
+        unique: str | None = execute(connection, UNIQUE, {"id": lane.generation_id}).scalar()
         if by == SERVER:
             role = foreign.connection_of(lane)["user"]
             execute(connection, f"GRANT INSERT ON {intents.table(lane.generation_id)} TO {quote(role)}")
@@ -155,7 +171,7 @@ def install(database: Database, lane: Lane, by: str, report: Callable[[str], Non
         foreign.probe(database, shard, lane)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
-        for name, text in announce_functions.functions(lane, entry, shape, by, source):
+        for name, text in announce_functions.functions(lane, entry, shape, by, source, unique):
             execute(connection, text)
             rights.take_back(connection, (), [f"{SHARD_SCHEMA}.{name}()"])
         if by == CLIENT:

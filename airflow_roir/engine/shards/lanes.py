@@ -51,7 +51,8 @@ RETURNING l.token, l.tick, l.step, l.emptied
 ROUTE = """
 SELECT l.id, l.generation_id, l.shard_id, l.outbox, l.source_oid, g.entry, i.id AS index_id, i.schema_name,
        i.name, i.shard_column,
-       to_regclass(format('roir_data.g%%s_intent', g.id)) IS NOT NULL AS announced
+       to_regclass(format('roir_data.g%%s_intent', g.id)) IS NOT NULL AS announced,
+       g.unique_mode IS NOT NULL AS unique
   FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
  WHERE l.id = %(lane)s
 """
@@ -61,7 +62,7 @@ SELECT l.id, l.generation_id, l.shard_id, l.outbox, l.source_oid, g.entry, i.id 
 class Route:
     """What a shipper must know of a lane. entry: of the index server; column: the position of the shard's name in it.
 
-    announced: whether there is room for intents.
+    announced: whether there is room for intents. unique: whether keys have holders.
     """
 
     lane: Lane
@@ -70,6 +71,7 @@ class Route:
     index_id: int
     index: str
     announced: bool
+    unique: bool
 
     @property
     def name(self) -> str:
@@ -128,7 +130,7 @@ def route(connection: Connection, lane_id: int) -> Route:
     entry = physical.followed(connection, row.generation_id, Entry.from_json(row.entry))
     lane = Lane(row.id, row.generation_id, by_id(connection, row.shard_id), row.outbox, row.source_oid)
     column = next(i for i, one in enumerate(entry.columns) if one.source == row.shard_column)
-    return Route(lane, entry, column, row.index_id, str(operations.index_name(row)), row.announced)
+    return Route(lane, entry, column, row.index_id, str(operations.index_name(row)), row.announced, row.unique)
 
 
 def claim(connection: Connection, lane_id: int, owner: str, take_over: bool = False, above: int = 0) -> Claim | None:
