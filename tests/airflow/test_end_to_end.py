@@ -26,7 +26,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations, status
 from airflow_roir.errors import NotStrict
 from airflow_roir.reading import ShardedIndex
-from servers.airflow import StandaloneAirflow, wait_until
+from servers.airflow import AirflowError, StandaloneAirflow, wait_until
 from servers.postgres import embedded_postgres
 from tests.comparison import compare
 from tests.conftest import run_sql
@@ -351,7 +351,11 @@ def test_an_index_over_shards_is_built_changed_in_a_pause_shipped_and_read(
     for dsn in orders.values():
         run_sql(dsn, "UPDATE orders SET email = 'moved' WHERE id % 1000 = 1", "DELETE FROM orders WHERE id % 1000 = 2")
     airflow.unpause(DAG)
-    wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end")
+    try:
+        wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end")
+    except AirflowError as late:
+        said = [airflow.task_log(DAG, run, task) for task in ("build", "finalize")]
+        raise AirflowError("\n".join([str(late), str(standing()), *said])) from None
     assert airflow.run_state(DAG, run) == "success", airflow.task_log(DAG, run, "build")
     done = standing()
     assert (done.status, done.parallelism, done.shard_parallelism) == ("completed", 4, 2)
