@@ -1,7 +1,8 @@
 """Writers of several shards that take, swap and give up the same few keys, and what must be true of them.
 
 Each writer changes rows of its own alone, so it knows them. A row has its key *for sure* from when its commit has
-returned until the commit that takes it away begins, and *maybe* from when its commit begins until that other one has returned.
+returned until the commit that takes it away begins, and *maybe* from when its commit begins until that other one has
+returned.
 """
 
 from __future__ import annotations
