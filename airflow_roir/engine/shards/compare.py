@@ -27,7 +27,7 @@ from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.run import read_control
 from airflow_roir.engine.shards import home, outbox, repair, sources, sums
 from airflow_roir.engine.shards.look import Identity, Seen, Sides, Verdict, identities, look, look_locked
-from airflow_roir.engine.shards.shard import Lane, lanes_of, set_away, set_reached
+from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, lanes_of, set_away, set_reached
 from airflow_roir.engine.shards.units import live_lanes
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.trouble import reason_of, trouble_of
@@ -82,6 +82,8 @@ SELECT s.name, s.problem FROM roir.verification_unit u JOIN roir.lane l ON l.id 
  WHERE u.verification_id = %(verification)s AND (NOT u.done OR u.claim_epoch IS NOT NULL)
    AND s.away_until > clock_timestamp() ORDER BY s.name
 """
+# Under the lock: to read what somebody else owns is to run his code.
+OWNERS = f"SELECT {SHARD_SCHEMA}.check_owners(%(outbox)s)"
 CONSTRAINT = "SELECT pg_get_partition_constraintdef(%(relation)s::oid)"
 
 
@@ -334,6 +336,7 @@ class ApartWorker(VerifyWorker):
         name: str | None = execute(one.connection, there, {"relation": claim.relation}).scalar()
         if name is None or not self.locked(one.connection, name):
             return None
+        execute(one.connection, OWNERS, {"outbox": one.lane.outbox})
         after = execute(one.connection, there, {"relation": claim.relation}).scalar()
         return name if name == after else None
 
