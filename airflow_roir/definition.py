@@ -287,7 +287,9 @@ class Scan(str, Enum):
 # What can change while an operation lives: columns of its row, which nothing else repeats.
 LIVE_NUMBERS = ("parallelism", "batch_rows", "max_rows_per_second")
 WORK_OPTIONS = ("throttle", "windows", "max_duration_s", "priority", "warn_after_s", "abort_after_s")
-LIVE_OPTIONS = (*LIVE_NUMBERS, *WORK_OPTIONS)
+# Of an index over shards alone.
+LIVE_APART = ("shard_parallelism",)
+LIVE_OPTIONS = (*LIVE_NUMBERS, *LIVE_APART, *WORK_OPTIONS)
 COVERING = ("auto", "all", "none")
 VERIFY = ("after", "before", "both", "none")
 VERIFY_BEFORE = ("before", "both")
@@ -405,14 +407,15 @@ class BuildOptions(WorkOptions):
 
     @classmethod
     def asked(cls, **given: Any) -> BuildOptions:
-        """The options that a user gives, with the default for None; a rate limit of 0 is none.
+        """The options that a user gives, with the default for None; a limit of 0 is none.
 
         Raises InvalidInput, also for batches and rates below `MIN_BATCH_ROWS` and `MIN_ROWS_PER_SECOND`.
         """
         check_live_options({name: given.get(name) for name in LIVE_OPTIONS})
         found = {name: value for name, value in given.items() if value is not None}
-        if found.get("max_rows_per_second") == 0:
-            del found["max_rows_per_second"]
+        for name in ("max_rows_per_second", "shard_parallelism"):
+            if found.get(name) == 0:
+                del found[name]
         return cls(**found)
 
     def fixed(self) -> dict[str, Any]:
@@ -487,6 +490,7 @@ _LIVE: dict[str, tuple[int, int, str | None]] = {
     "parallelism": (1, MAX_PARALLELISM, None),
     "batch_rows": (MIN_BATCH_ROWS, MAX_BATCH_ROWS, None),
     "max_rows_per_second": (MIN_ROWS_PER_SECOND, MAX_ROWS_PER_SECOND, "no limit"),
+    "shard_parallelism": (1, MAX_PARALLELISM, "no limit"),
     "max_duration_s": (1, 365 * 86_400, "no limit"),
     "priority": (-100, 100, None),
     "warn_after_s": (1, 365 * 86_400, "never"),

@@ -221,6 +221,7 @@ def _prepare(
                 parallelism=options.parallelism,
                 batch_rows=options.batch_rows,
                 max_rows_per_second=options.max_rows_per_second,
+                shard_parallelism=options.shard_parallelism,
                 **live_options.work_columns(connection, options),
                 options=options.fixed(),
                 scan_of=shared.of if shared else None,

@@ -253,6 +253,7 @@ def _look(connection: Connection, row: Row[Any]) -> Progress:
             "parallelism": row.parallelism,
             "batch_rows": row.batch_rows,
             "max_rows_per_second": row.max_rows_per_second,
+            "shard_parallelism": row.shard_parallelism,
         },
         owner=_text(row.owner),
         heartbeat_age=number(row.heartbeat_age),

@@ -296,6 +296,8 @@ operation = Table(
     Column("parallelism", Integer, nullable=False),
     Column("batch_rows", Integer, nullable=False),
     Column("max_rows_per_second", Integer),
+    # Of an index apart: the most workers that read one shard.
+    Column("shard_parallelism", Integer),
     Column("options", JSONB, nullable=False),
     Column("rows_estimate", BigInteger, nullable=False),
     Column("fingerprint", Text, nullable=False),
@@ -360,6 +362,7 @@ operation = Table(
     CheckConstraint("abort_after_s > 0", name="abort_after"),
     CheckConstraint("priority BETWEEN -100 AND 100", name="priority"),
     CheckConstraint(f"max_rows_per_second BETWEEN 1 AND {MAX_ROWS_PER_SECOND}", name="rate"),
+    CheckConstraint(f"shard_parallelism BETWEEN 1 AND {MAX_PARALLELISM}", name="shard_parallelism"),
 )
 Index(
     "operation_one_live",

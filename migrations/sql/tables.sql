@@ -155,6 +155,7 @@ CREATE TABLE roir.operation (
     parallelism integer NOT NULL CONSTRAINT operation_parallelism CHECK (parallelism BETWEEN 1 AND 256),
     batch_rows integer NOT NULL CONSTRAINT operation_batch_rows CHECK (batch_rows BETWEEN 1 AND 10000000),
     max_rows_per_second integer CONSTRAINT operation_rate CHECK (max_rows_per_second BETWEEN 1 AND 1000000000),
+    shard_parallelism integer CONSTRAINT operation_shard_parallelism CHECK (shard_parallelism BETWEEN 1 AND 256),
     options jsonb NOT NULL,
     rows_estimate bigint NOT NULL,
     fingerprint text NOT NULL,

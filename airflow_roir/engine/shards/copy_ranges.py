@@ -37,7 +37,13 @@ scan_range.shard_id IS NOT NULL AND (
     OR claim_epoch IS DISTINCT FROM %(epoch)s AND scan_range.shard_id = ANY (ARRAY(
         SELECT h.shard_id FROM roir.scan_range h JOIN roir.operation o ON o.id = h.operation_id
          WHERE o.id = %(operation)s AND NOT h.done AND h.claim_epoch = %(epoch)s
-         GROUP BY h.shard_id, o.options HAVING count(*) >= (o.options ->> 'shard_parallelism')::int)))
+         GROUP BY h.shard_id, o.shard_parallelism HAVING count(*) >= o.shard_parallelism)))
+"""
+# SQL: whether the holder of range r is a reader too many of its shard, since fewer are wanted now.
+TOO_MANY = """
+o.shard_parallelism <= (SELECT count(*) FROM roir.scan_range h
+                         WHERE h.operation_id = o.id AND h.shard_id = r.shard_id AND NOT h.done
+                           AND h.claim_epoch = o.epoch AND h.id < r.id)
 """
 # To be counted one after the other.
 COUNTED = "SELECT pg_advisory_xact_lock(hashtext('roir claims'), %(operation)s::int)"
@@ -123,9 +129,8 @@ class ShardReaders:
         return None if column is None else cls(database, job, lanes, column)
 
     def count_claims(self, connection: Connection) -> None:
-        """Before a claim, where a shard's readers are limited: two workers at once would both be the last one."""
-        if self.job.options.get("shard_parallelism"):
-            execute(connection, COUNTED, {"operation": self.job.run.operation_id})
+        """Before a claim: where a shard's readers are limited two workers at once would both be the last one."""
+        execute(connection, COUNTED, {"operation": self.job.run.operation_id})
 
     def open(self, shard_id: int) -> None:
         """Begin a session in a shard, and the capture there, if that wasn't possible before. Raises ShardAway."""

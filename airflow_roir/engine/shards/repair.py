@@ -124,7 +124,7 @@ class Mender:
 
     def _touch(self, lane: Lane, wanted: list[Identity]) -> bool:
         """Touch entries in their shard; False if their table was dropped: then they are deleted."""
-        one = self.worker.shard(lane)
+        one = self.worker.sessions.of(lane)
         if one.entry is None:
             self._delete(wanted, lane)
             return False
@@ -134,7 +134,7 @@ class Mender:
         columns = ", ".join(one.entry.physical(one.entry.identity_positions, prefix="s."))
         # One that is there twice would be touched twice by one statement.
         rows = f"SELECT DISTINCT ON ({columns}) {columns} FROM ({listed}) s ORDER BY {columns}"
-        with self.worker.reaching(lane), one.connection.begin():
+        with self.worker.sessions.reaching(lane), one.connection.begin():
             announce.nothing_to_announce(one.connection, lane.outbox)
             execute(one.connection, outbox.touch(lane.outbox, one.entry, rows), values)
         return True
@@ -172,7 +172,7 @@ class Mender:
         """Look again. What is written to all the while was shipped since, and each write of it will be."""
         by_identity = {self._identity(row): row.id for row in batch}
         for _ in range(LOOKS):
-            seen = self.worker.look(list(by_identity))
+            seen = self.worker.judge.look(list(by_identity))
             right = [one.identity for one in seen if one.verdict == Verdict.EQUAL]
             ids = [by_identity.pop(identity) for identity in right]
             with self.connection.begin():
