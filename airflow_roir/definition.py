@@ -161,8 +161,8 @@ def parse_shards(text: str | Sequence[str] | None) -> tuple[str, ...]:
 class IndexDefinition:
     """A named index: its source, key columns in order, and included columns (docs/architecture.md#words).
 
-    unique: no two rows of the source may have the same key, over all its partitions. nulls_not_distinct: nor the same
-    NULLs (docs/architecture.md#uniqueness). In a rebuild both may be left out: the index knows them itself.
+    unique: no two rows of the source may have the same key, over all its partitions, or shards. nulls_not_distinct: nor
+    the same NULLs (docs/architecture.md#uniqueness). In a rebuild both may be left out: the index knows them itself.
 
     shards: the servers that have the table, of an index apart from it (docs/architecture.md#apart); a rebuild keeps
     those that it has, unless it names others. shard_column: the view's column that tells the shard; None is `shard`.
@@ -195,10 +195,10 @@ class IndexDefinition:
                 f"index {self.name}: only a unique index tells NULLs apart or not; give unique, too, or leave "
                 "nulls_not_distinct out"
             )
-        if self.unique and self.shards:
+        if self.nulls_not_distinct and self.shards:
             raise InvalidInput(
-                f"index {self.name}: an index over shards can't be unique: what one shard commits no other one can "
-                "refuse. It can tell who shares a key: SELECT … FROM the index GROUP BY its key HAVING count(*) > 1"
+                f"index {self.name}: over shards NULLs are distinct, and several rows may have them; leave "
+                "nulls_not_distinct out"
             )
         if (self.source is None) != (not self.key):
             raise InvalidInput(
@@ -220,6 +220,11 @@ class IndexDefinition:
             raise InvalidInput(
                 f"index {self.name}: column {quote(both[0])} is a key column already; don't include it again"
             )
+
+    @property
+    def unique_here(self) -> bool:
+        """True if the entries' own table has each key once. Over shards it can't: it tells what they have committed."""
+        return self.unique and not self.shards
 
     @classmethod
     def parse(

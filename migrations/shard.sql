@@ -37,6 +37,8 @@ CREATE TABLE roir_shard.outbox (
     announced_by text CHECK (announced_by IN ('server', 'client')),
     -- Of the function that announces, as it was made.
     announcing text,
+    -- Whether no two shards may have a key of the index.
+    is_unique boolean NOT NULL DEFAULT false,
     created_at timestamptz NOT NULL DEFAULT now()
 );
 
@@ -256,6 +258,44 @@ BEGIN
                        WHERE g.tgrelid = o.source AND g.tgenabled = 'A' AND g.tgtype & 34 = 34
                          AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_whole'))) THEN
         RETURN 'a trigger that announces writes is missing or disabled';
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Whether no two rows of a table can have the same values in these columns, of which none is NULL, once their transactions
+-- have committed: an index of its own sees to that, on these columns or some of them, by the equality that other indexes go by.
+CREATE FUNCTION roir_shard.is_unique(source oid, columns int[]) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH equal (opclass, operator, type, is_default) AS (
+        SELECT c.oid, o.amopopr, c.opcintype, c.opcdefault
+          FROM pg_opclass c JOIN pg_am a ON a.oid = c.opcmethod AND a.amname = 'btree'
+          JOIN pg_amop o ON o.amopfamily = c.opcfamily AND o.amoplefttype = c.opcintype AND o.amoprighttype = c.opcintype
+                        AND o.amopstrategy = 3)
+    SELECT EXISTS (
+        SELECT FROM pg_index i
+         WHERE i.indrelid = source AND i.indisunique AND i.indisvalid AND i.indislive AND NOT i.indisexclusion
+           AND i.indpred IS NULL AND i.indexprs IS NULL
+           AND NOT EXISTS (
+               SELECT FROM generate_series(0, i.indnkeyatts - 1) n
+                 LEFT JOIN pg_collation l ON l.oid = i.indcollation[n]
+                WHERE i.indkey[n] <> ALL (columns) OR NOT coalesce(l.collisdeterministic, true)
+                   OR NOT EXISTS (SELECT FROM equal e JOIN equal d ON d.type = e.type AND d.operator = e.operator AND d.is_default
+                                   WHERE e.opclass = i.indclass[n])))
+$$;
+
+-- Why two rows of a shard may share a key of a unique index, NULL if they can't. Asked in each visit.
+CREATE FUNCTION roir_shard.unique_problem(outbox text) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    o record;
+    columns int[];
+BEGIN
+    SELECT * INTO o FROM roir_shard.outbox x WHERE x.name = unique_problem.outbox;
+    columns := array(SELECT (c.value ->> 'attnum')::int
+                       FROM jsonb_array_elements(o.entry -> 'columns') WITH ORDINALITY AS c (value, position)
+                      WHERE c.position <= (o.entry ->> 'key')::int);
+    IF NOT roir_shard.is_unique(o.source, columns) THEN
+        RETURN 'its table has no unique index of its own on the key any more';
     END IF;
     RETURN NULL;
 END $$;

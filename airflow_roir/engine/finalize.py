@@ -15,6 +15,7 @@ from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
+from airflow_roir.engine.shards import enforce
 from airflow_roir.engine.shards.catch_up import catch_up
 from airflow_roir.engine.shards.shard import Lane, lanes_of
 from airflow_roir.engine.shortage import persist
@@ -94,6 +95,7 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
     if is_apart:
         # A verification takes its time, and nobody else may ship.
         persist(database, run, lambda: catch_up(database, run, report), report)
+        persist(database, run, lambda: enforce.keep_on(database, row.generation_id, report), report)
     persist(database, run, lambda: publish.publish(database, run, report), report)
 
 

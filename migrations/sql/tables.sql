@@ -48,6 +48,11 @@ CREATE TABLE roir.generation (
     scan text NOT NULL DEFAULT 'key' CONSTRAINT generation_scan CHECK (scan IN ('key', 'block', 'index')),
     shape jsonb,
     looked_xid text,
+    unique_mode text CONSTRAINT generation_unique_mode CHECK (unique_mode IN ('off', 'count', 'refuse')),
+    unique_from timestamptz,
+    unique_history text,
+    unique_lost text,
+    CONSTRAINT generation_unique_since CHECK ((unique_mode IS NOT DISTINCT FROM 'refuse') = (unique_from IS NOT NULL)),
     CONSTRAINT generation_mode_of_status CHECK (CASE status WHEN 'building' THEN capture_mode IN ('capture', 'direct')
                                                             WHEN 'dropped' THEN capture_mode = 'none'
                                                             ELSE capture_mode = 'active' END),
@@ -90,6 +95,7 @@ CREATE TABLE roir.lane (
     tick bigint NOT NULL DEFAULT '0',
     emptied bigint NOT NULL DEFAULT '0',
     fresh_at timestamptz,
+    announced_by text CONSTRAINT lane_announced_by CHECK (announced_by IN ('server', 'client')),
     strict_from timestamptz,
     strict_history text,
     pending bigint,

@@ -1,255 +1,207 @@
-"""A network whose faults come by a seed, and what works through it: two shippers of each lane, writers, a reader."""
+"""Everything at once over an index of shards, behind a failing network, and the oracle of it.
+
+Writers that announce, by the server or by clients; shippers step by step, and `roir ship` as a process that is killed;
+readers at each level; verifications, rebuilds, reverts; servers that die. At rest the index is the union of the shards'
+projections; strict reads never miss, and never make up; bounded reads don't lie.
+"""
 
 from __future__ import annotations
 
 import random
-import socket
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import psycopg2
-from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
-from airflow_roir.errors import RoirError
-from tests.crash.network import Proxy, reset
-from tests.shards.laid import Laid
+from airflow_roir.engine.shards import announce, registry
+from servers.shards import Shards
+from tests.shards import apart, fault_hands
+from tests.shards.fault_readers import INDEX, BoundedReader, StrictReader
+from tests.shards.fault_writers import KEYS, Contender, Keeper, ids_of
+from tests.shards.faulty_network import Network
+from tests.shards.histories import Histories
+from tests.shards.reading import create_servers
 
-# What may happen to what is sent, in one direction, and how often in 1,000 times.
-FAULTS = {"delay": 40, "cut": 4, "answer lost": 6, "half open": 1}
-
-
-class FaultyProxy(Proxy):
-    """Forwards, but delays some messages, cuts some connections before or after the server got what was sent, or
-    leaves one half open: nothing comes through any more, and the server isn't told.
-
-    happened: how often what did.
-    """
-
-    def __init__(self, server: str, seed: int) -> None:
-        self._server = psycopg2.extensions.parse_dsn(server)
-        self._random = random.Random(seed)
-        self.happened: Counter[str] = Counter()
-        self.faulty = True
-        super().__init__(("", 0))
-
-    def _upstream(self) -> socket.socket:
-        host, port = self._server.get("host", "127.0.0.1"), int(self._server.get("port", "5432"))
-        if not host.startswith("/"):
-            return socket.create_connection((host, port))
-        upstream = socket.socket(socket.AF_UNIX)
-        upstream.connect(f"{host}/.s.PGSQL.{port}")
-        return upstream
-
-    def _forward(self, client: socket.socket, upstream: socket.socket) -> None:
-        # A thread for each direction, so that one is slow while the other isn't.
-        threading.Thread(target=self._pump, args=(upstream, client, True), daemon=True).start()
-        self._pump(client, upstream, False)
-
-    def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
-        with suppress(OSError, ValueError):
-            while data := source.recv(65_536):
-                fault = self._fault(answers)
-                if fault == "delay":
-                    time.sleep(self._random.uniform(0, 0.03))
-                elif fault in ("cut", "answer lost"):
-                    break
-                elif fault == "half open":
-                    time.sleep(0.3)
-                    break
-                sink.sendall(data)
-        for end in (source, sink):
-            reset(end)
-
-    def _fault(self, answers: bool) -> str:
-        """What happens to this piece. An answer that is lost was of something that the server did."""
-        if not self.faulty:
-            return ""
-        drawn = self._random.randrange(1000)
-        for name, share in FAULTS.items():
-            if drawn < share:
-                if (name == "cut" and answers) or (name == "answer lost" and not answers):
-                    return ""
-                self.happened[name] += 1
-                return name
-            drawn -= share
-        return ""
+TABLE = (
+    "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+    "CREATE TABLE done (writer int PRIMARY KEY, n int NOT NULL)",
+    "INSERT INTO t SELECT i, 'old', i FROM generate_series(1000, 1099) i",
+)
+LANES = """
+SELECT l.id, g.id, g.status = 'active' FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id
+ WHERE g.status IN ('active', 'retired') AND l.captured_at IS NOT NULL AND l.removed_at IS NULL ORDER BY l.id
+"""
+SHOWN = """
+SELECT s.name FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.shard s ON s.id = l.shard_id
+ WHERE g.status = %s
+"""
 
 
 @dataclass
 class Traffic:
-    """Everything at once, until `stop`. wrong: what a reader saw that must not be. happened: what else did."""
+    """made: with contrib's extensions where servers announce. by: who announces at first, None: nobody.
 
-    laid: Laid
+    kills: servers die. hands: somebody verifies, rebuilds and so on. service: `roir ship` runs, too.
+    wrong: what was seen that must not be. happened: what else was. said: what was refused, with its reason.
+    """
+
+    made: Shards
     seed: int
+    by: str | None = "client"
     kills: bool = False
+    hands: bool = False
+    service: bool = False
     wrong: list[str] = field(default_factory=list)
     happened: Counter[str] = field(default_factory=Counter)
+    said: list[str] = field(default_factory=list)
+
+    # The ways of the network: two of shippers, two of writers, those of others. What takes many steps comes to no end
+    # where each step fails now and then.
+    WRITERS, READERS, SERVICE, HANDS, SERVERS = 2, 4, 5, 6, 7
+    NAMED = (SERVICE, HANDS)
+    WAYS = (0.6, 0.2, 0.5, 0.5, 0.3, 0.1, 0.03, 0.3)
+
+    def __post_init__(self) -> None:
+        self.stopped = threading.Event()
+        self.network = Network(self.made, self.seed, self.WAYS)
+        self.done: dict[str, list[tuple[float, int]]] = {name: [(0.0, 0)] for name in self.made.names}
+        self.histories = Histories((name, id_) for name in self.made.names for one in range(2) for id_ in ids_of(one))
+        self.covered: set[str] = set(self.made.names)
+        self.in_sql = self.by == announce.SERVER
+        self.ways_to_announce = [announce.SERVER, announce.CLIENT] if self.in_sql else [announce.CLIENT]
 
     def run(self, seconds: float) -> None:
-        """Traffic for so long; then the network is whole, everything is shipped, and the index is looked at."""
-        self._stop = threading.Event()
-        dsns = {"": self.laid.shards.index, **self.laid.shards.dsns}
-        self._proxies = {
-            (name, n): FaultyProxy(dsn, self.seed * 100 + 2 * place + n)
-            for place, (name, dsn) in enumerate(dsns.items())
-            for n in range(2)
-        }
-        self._done: dict[str, list[tuple[float, int]]] = {name: [(0.0, 0)] for name in self.laid.shards.names}
-        work = [(self._write, name, n) for name in self.laid.shards.names for n in range(2)]
-        work += [(self._ship, name, n) for name in self.laid.shards.names for n in range(2)]
-        work += [(self._read, "", 0)] + [(self._kill, "", 0)] * self.kills
-        threads = [threading.Thread(target=self._guarded, args=one, daemon=True) for one in work]
-        for thread in threads:
-            thread.start()
-        time.sleep(seconds)
-        self._stop.set()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
-        for proxy in self._proxies.values():
-            self.happened += proxy.happened
-            proxy.close()
-        assert not self.wrong, self.wrong[:3]
-        self.laid.ship()
-        self.laid.assert_exact()
-        doubts = self.laid.shards.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL")
-        assert not doubts, f"nothing was lost: {doubts}"
-
-    def _guarded(self, what: object, name: str, number: int) -> None:
+        """So long; then the network is whole, all is shipped, and the index is looked at."""
         try:
-            what(name, number, random.Random(f"{self.seed} {name} {number} {what}"))  # type: ignore[operator]
+            self.set_up()
+            self.network.fail()
+            threads = [threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in self._works()]
+            for thread in threads:
+                thread.start()
+            self.stopped.wait(seconds)
+            self.stopped.set()
+            for thread in threads:
+                thread.join(60)
+                assert not thread.is_alive(), f"{thread} hangs"
+            self.happened += self.network.heal()
+            assert not self.wrong, "\n".join(self.wrong[:5])
+            self.rest()
+        finally:
+            self.stopped.set()
+            self.network.close()
+
+    def set_up(self) -> None:
+        """Build it, let writers announce, and send everybody through the network."""
+        for name in self.made.names:
+            # To dial a name takes a server of the other side's address, which a proxy has for everybody.
+            index = self.network.dsn("", self.SERVERS) if self.by == announce.SERVER else None
+            registry.add(self.made.database, name, self.made.dsns[name], index_dsn=index)
+        prepared, run = apart.begin(self.made, index=INDEX, verify="none")
+        apart.finish_all(self.made, run)
+        if self.in_sql:
+            create_servers(self.made, {name: self.network.dsn(name, self.READERS) for name in self.made.names})
+        if self.by is not None:
+            announce.announce(self.made.database, INDEX, self.by)
+        # Strict reads begin now.
+        apart.ship_all(self.made, prepared.generation_id)
+        for name in self.made.names:
+            registry.add(self.made.database, name, self.network.dsn(name, self.SERVICE))
+
+    def _works(self) -> list[Callable[[], None]]:
+        works: list[Callable[[], None]] = []
+        for name in self.made.names:
+            for number in range(2):
+                works.append(Contender(self, name, number, self._chance(f"contender {name} {number}")).run)
+                works.append(Keeper(self, name, number, self._chance(f"keeper {name} {number}")).run)
+                works.append(fault_hands.Shipper(self, name, number, self._chance(f"shipper {name} {number}")).run)
+        works.append(BoundedReader(self).run)
+        if self.by is not None:
+            works += [StrictReader(self, number, self._chance(f"reader {number}")).run for number in range(2)]
+        if self.kills:
+            works.append(fault_hands.Killer(self, self._chance("killer")).run)
+        if self.service:
+            works.append(fault_hands.Service(self, self._chance("service")).run)
+        if self.hands:
+            works.append(fault_hands.Hands(self, self._chance("hands")).run)
+        return works
+
+    def _chance(self, what: str) -> random.Random:
+        return random.Random(f"{self.seed} {what}")
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
         except BaseException as error:
             self.wrong.append(f"{type(error).__name__}: {error}")
+            self.stopped.set()
             raise
 
-    def _write(self, name: str, number: int, chance: random.Random) -> None:
-        """Transactions over few rows; the one with the id -1 counts them, and is known to be committed after it is."""
-        connection = psycopg2.connect(self.laid.shards.dsns[name])
-        count = 0
-        while not self._stop.is_set():
-            try:
-                with connection.cursor() as cursor:
-                    if number == 0:
-                        count += 1
-                        cursor.execute(
-                            "INSERT INTO t VALUES (-1, 'count', %s) ON CONFLICT (id) DO UPDATE SET v = excluded.v",
-                            (count,),
-                        )
-                    # In the order of ids, so that writers don't deadlock with each other: if one does, it is ours.
-                    rows = sorted(chance.sample(range(12), chance.randrange(1, 4)))
-                    for row in rows:
-                        self._statement(cursor, chance, row, moves=rows == [row] and number > 0)
-                if chance.random() < 0.2 and number:
-                    connection.rollback()
-                else:
-                    connection.commit()
-                    if number == 0:
-                        self._done[name].append((time.time(), count))
-            except (psycopg2.OperationalError, psycopg2.InterfaceError):
-                # A deadlock, or a server that was killed: perhaps after the commit.
-                connection.close()
-                connection = self._again(name)
-            self._stop.wait(chance.uniform(0, 0.02))
-        connection.close()
+    def through(self, name: str, way: int) -> Database:
+        """A server by one of the ways to it."""
+        return Database(self.network.dsn(name, way), "roir tests", self.made.database.limits)
 
-    def _again(self, name: str) -> psycopg2.extensions.connection:
-        until = time.monotonic() + 30
+    def until_it_answers(self, work: Callable[[], None]) -> None:
+        """Try it again while a server is away."""
+        until = time.monotonic() + 60
         while True:
             try:
-                return psycopg2.connect(self.laid.shards.dsns[name])
+                return work()
             except psycopg2.OperationalError:
                 assert time.monotonic() < until
                 time.sleep(0.1)
 
-    def _kill(self, name: str, number: int, chance: random.Random) -> None:
-        """A server dies without a checkpoint, and comes back."""
-        while not self._stop.wait(chance.uniform(1, 4)):
-            who = chance.choice(sorted(self.laid.shards.servers))
-            self.laid.shards.servers[who].kill()
-            self.happened[f"{who} was killed"] += 1
-            time.sleep(chance.uniform(0, 0.5))
-            self.laid.shards.servers[who].start()
+    def shards_shown(self) -> set[str]:
+        return self._shards_of("active")
 
-    @staticmethod
-    def _statement(cursor: object, chance: random.Random, row: int, moves: bool) -> None:
-        key, value = chance.choice("abc"), chance.randrange(5)
-        statement = chance.choices(
-            [
-                f"INSERT INTO t VALUES ({row}, '{key}', {value}) ON CONFLICT (id) DO UPDATE SET k = excluded.k",
-                f"UPDATE t SET k = '{key}', v = {value} WHERE id = {row}",
-                f"UPDATE t SET v = v + 1 WHERE k = '{key}' AND id = {row}",
-                f"DELETE FROM t WHERE id = {row}",
-                f"UPDATE t SET id = {row} WHERE id = {max(row - 5, 0)} AND NOT EXISTS (SELECT FROM t WHERE id = {row})",
-            ],
-            [5, 5, 3, 3, 3 * moves],
-        )[0]
-        cursor.execute("SAVEPOINT a")  # type: ignore[attr-defined]
-        try:
-            cursor.execute(statement)  # type: ignore[attr-defined]
-        except psycopg2.errors.UniqueViolation:
-            cursor.execute("ROLLBACK TO SAVEPOINT a")  # type: ignore[attr-defined]
+    def shards_kept(self) -> set[str]:
+        """Of all generations that a revert may show."""
+        return self._shards_of("active") & self._shards_of("retired")
 
-    def _through(self, dsn: str, proxy: FaultyProxy) -> Database:
-        behind = psycopg2.extensions.make_dsn(dsn, host="127.0.0.1", port=proxy.port, connect_timeout=5)
-        return Database(behind, "shipper", self.laid.database.limits)
+    def _shards_of(self, status: str) -> set[str]:
+        found: set[str] = set()
+        self.until_it_answers(lambda: found.update(name for (name,) in self.made.ask(SHOWN, status)))
+        return found
 
-    def _ship(self, name: str, number: int, chance: random.Random) -> None:
-        """Claims, visits, applies, dies, comes back with an old visit, takes over."""
-        index = self._through(self.laid.shards.index, self._proxies["", number])
-        shard = self._through(self.laid.shards.dsns[name], self._proxies[name, number])
-        shipper: LaneShipper | None = None
-        while not self._stop.is_set():
-            try:
-                if shipper is None:
-                    shipper = LaneShipper(index, self.laid.lane(name).id, f"{name} {number}", shard, most=4)
-                    if not shipper.claim(take_over=chance.random() < 0.3):
-                        self._stop.wait(0.1)
-                        shipper.close()
-                        shipper = None
-                        continue
-                if chance.random() < 0.3:
-                    self.happened["pass"] += shipper.ship_pass(self._stop.is_set) > 0
-                else:
-                    found = shipper.visit()
-                    if chance.random() < 0.2:
-                        self._stop.wait(chance.uniform(0, 0.3))
-                    shipper.apply(found)
-                    self.happened["applied"] += 1
-                self._stop.wait(chance.uniform(0, 0.05))
-                dies = chance.random() < 0.01
-            except (InShard, DBAPIError, RoirError) as error:
-                self.happened[type(error).__name__] += 1
-                self._stop.wait(0.02)
-                # Some go on with what they remember, as the service does.
-                dies = not isinstance(error, InShard) or chance.random() < 0.3
-            if dies and shipper is not None:
-                shipper.close()
-                shipper = None
-        if shipper is not None:
-            shipper.close()
+    def rest(self) -> None:
+        """Nothing is written any more: whoever was interrupted is finished, and all is shipped."""
+        for name in self.made.names:
+            registry.add(self.made.database, name, self.made.dsns[name])
+        fault_hands.end(self)
+        until = time.monotonic() + 30
+        while (left := self._ship()) and time.monotonic() < until:
+            time.sleep(0.2)
+        assert not left, f"intents that stay: {left}"
+        doubts = self.made.ask("SELECT doubt FROM roir.lane WHERE doubt IS NOT NULL AND removed_at IS NULL")
+        assert not doubts, f"nothing was lost: {doubts}"
+        for _, generation, _ in self.made.ask(LANES):
+            apart.assert_exact(self.made, generation)
+        if self.by is not None:
+            self._read()
 
-    def _read(self, name: str, number: int, chance: random.Random) -> None:
-        """Bounded reads: what was committed before `fresh_at` is there."""
-        base = physical.base(self.laid.generation)
-        place = {one.source: f"c{n + 1}" for n, one in enumerate(self.laid.entry.columns)}
-        while not self._stop.wait(0.01):
-            with suppress(*(psycopg2.OperationalError, DBAPIError) * self.kills):
-                self._look(base, place)
+    def _ship(self) -> Sequence[tuple[object, ...]]:
+        """To the end; returns the intents that are left."""
+        left: list[tuple[object, ...]] = []
+        for generation in {row[1] for row in self.made.ask(LANES)}:
+            apart.ship_all(self.made, generation)
+            left += self.made.ask(f"SELECT * FROM roir_data.g{generation}_intent")
+        return left
 
-    def _look(self, base: str, place: dict[str, str]) -> None:
-        found = self.laid.shards.ask(
-            f"SELECT s.name, extract(epoch FROM l.fresh_at)::float8, (SELECT e.{place['v']} FROM {base} e "
-            f"WHERE e.{place['shard']} = s.name AND e.{place['id']} = -1 AND e.{place['k']} = 'count') "
-            "FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id WHERE l.fresh_at IS NOT NULL"
-        )
-        for shard, fresh, count in found:
-            due = max(n for at, n in list(self._done[shard]) if at < fresh)
-            if (count or 0) < due:
-                self.wrong.append(f"{shard}: fresh at {fresh}, {due} was committed before, the entry says {count}")
-            self.happened["bounded reads"] += due > 0
+    def _read(self) -> None:
+        """Now strict reads are not refused, nor wrong."""
+        [(by,)] = self.made.ask("SELECT announced_by FROM roir.index")
+        announce.announce(self.made.database, INDEX, by)
+        self._ship()
+        self.covered = self.shards_shown()
+        for number in range(1 + self.in_sql):
+            reader = StrictReader(self, number, self._chance("at rest"))
+            before = self.happened.total()
+            with reader.sharded:
+                for key in KEYS:
+                    reader.look(key)
+            assert self.happened.total() == before + len(KEYS)
+            assert self.happened["strict reads in SQL" if reader.in_sql else "strict reads"]
+        assert not self.wrong, "\n".join(self.wrong[:5])

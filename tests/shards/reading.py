@@ -116,10 +116,10 @@ def with_servers(ground: Ground) -> None:
     create_servers(ground.made)
 
 
-def create_servers(made: Shards) -> None:
-    """dblink, and a foreign server for each shard."""
+def create_servers(made: Shards, dsns: dict[str, str] | None = None) -> None:
+    """dblink, and a foreign server for each shard. dsns: where they are reached, if not by their own."""
     run_sql(made.index, *EXTENSIONS)
-    for name, dsn in made.dsns.items():
+    for name, dsn in (dsns or made.dsns).items():
         given = parse_dsn(dsn)
         user = given.pop("user")
         given.pop("password", None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from airflow_roir.engine.capture.plpgsql import function, literal
+from airflow_roir.engine.capture.plpgsql import function, indent, literal
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.shards import intents, outbox
@@ -28,11 +28,13 @@ AS_TEXT = {
 }
 
 
-def functions(lane: Lane, entry: Entry, shape: intents.Shape, by: str, source: Source) -> list[tuple[str, str]]:
-    """The functions by which a lane announces, by their names."""
+def functions(
+    lane: Lane, entry: Entry, shape: intents.Shape, by: str, source: Source, unique: str | None = None
+) -> list[tuple[str, str]]:
+    """The functions by which a lane announces, by their names. unique: what errors call a unique index."""
     name = lane.outbox
     mark = f"{SHARD_SCHEMA}.{name}"
-    announced = _by_server(mark, lane, entry, shape) if by == SERVER else _by_client(mark, source)
+    announced = _by_server(mark, lane, entry, shape, source, unique) if by == SERVER else _by_client(mark, source)
     refused = f"{source.name} is indexed with strict reads, and a TRUNCATE cannot be announced"
     whole = "\n".join(
         [
@@ -62,12 +64,16 @@ def _values(lane: Lane, entry: Entry, shape: intents.Shape, record: str) -> list
     return [literal(lane.shard.name) if i == shape.shard else next(ours) for i in shape.entry.identity_positions]
 
 
-def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str:
+def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape, source: Source, unique: str | None) -> str:
     """All own rows by one statement, at the first event; what comes later and was sent is told by versions.
 
     The mark is of the transaction, and goes with a savepoint that is rolled back, as do the intents that were sent.
     A serializable transaction sends row by row: its look at the outbox would conflict with every other writer's.
     """
+
+    def send(statement: str) -> list[str]:
+        return [f"{statement};"] if unique is None else _refused(statement, unique, source)
+
     into = f"INSERT INTO {mark}_intent ({_columns(shape)}, xid)"
     lines = [
         "DECLARE",
@@ -76,6 +82,8 @@ def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str
         "  low bigint;",
         "  high bigint;",
         "  last bigint;",
+        "  refused text;",
+        "  why text;",
         "BEGIN",
         "  IF mark[1] = mine::text THEN",
         "    low := mark[2];",
@@ -85,20 +93,37 @@ def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str
         "    END IF;",
         "  END IF;",
         "  IF current_setting('transaction_isolation') = 'serializable' THEN",
-        f"    {into} VALUES ({', '.join(_values(lane, entry, shape, 'NEW'))}, mine);",
+        *indent(send(f"{into} VALUES ({', '.join(_values(lane, entry, shape, 'NEW'))}, mine)"), 2),
         "    RETURN NULL;",
         "  END IF;",
         # No own row has a greater one, and each that gets a greater one has an event of its own.
         f"  last := pg_sequence_last_value('{SHARD_SCHEMA}.version');",
-        f"  {into}",
-        f"  SELECT {', '.join(_values(lane, entry, shape, 'o'))}, mine FROM {mark} o",
-        "   WHERE o.xid = mine AND o.version BETWEEN NEW.version AND last",
-        "     AND (low IS NULL OR o.version NOT BETWEEN low AND high);",
+        *indent(
+            send(
+                f"{into} SELECT {', '.join(_values(lane, entry, shape, 'o'))}, mine FROM {mark} o "
+                "WHERE o.xid = mine AND o.version BETWEEN NEW.version AND last "
+                "AND (low IS NULL OR o.version NOT BETWEEN low AND high)"
+            )
+        ),
         f"  PERFORM set_config('{mark}', concat_ws(':', mine, least(low, NEW.version), last), true);",
         "  RETURN NULL;",
         "END",
     ]
     return "\n".join(lines)
+
+
+def _refused(statement: str, index: str, source: Source) -> list[str]:
+    """What the index server refuses is raised as PostgreSQL itself does: postgres_fdw drops the constraint's name."""
+    return [
+        "BEGIN",
+        f"  {statement};",
+        "EXCEPTION WHEN unique_violation THEN",
+        "  GET STACKED DIAGNOSTICS refused = MESSAGE_TEXT, why = PG_EXCEPTION_DETAIL;",
+        "  RAISE unique_violation USING MESSAGE = refused, DETAIL = why,",
+        f"    SCHEMA = {literal(source.name.schema or '')}, TABLE = {literal(source.name.name)},",
+        f"    CONSTRAINT = {literal(index)};",
+        "END;",
+    ]
 
 
 def _by_client(mark: str, source: Source) -> str:

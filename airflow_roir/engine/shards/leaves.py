@@ -19,7 +19,7 @@ from airflow_roir.engine import catalog
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import as_it_is, execute, sqlstate
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.shards import outbox, visit
+from airflow_roir.engine.shards import holders, outbox, visit
 from airflow_roir.engine.shards.apply import check
 from airflow_roir.engine.shards.bounds import Unreadable, within
 from airflow_roir.engine.shards.lanes import Claim, Route
@@ -60,6 +60,13 @@ def follow(index: Connection, there: Connection, route: Route, claim: Claim, her
         check(index, route, claim)
         for one in bounds:
             deleted += _delete(index, route, here, one["levels"])
+        if deleted and route.unique:
+            holders.end(
+                index,
+                route.lane.generation_id,
+                f"rows of shard {quote(route.lane.shard.name)} were rewritten, which can't be announced",
+                claim.owner,
+            )
         if any(leaf in seen.now for leaf in gone):
             # Its rows are there, and their entries aren't until they are shipped.
             execute(index, "UPDATE roir.lane SET fresh_at = NULL WHERE id = %(lane)s", {"lane": route.lane.id})

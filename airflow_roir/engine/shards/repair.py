@@ -17,7 +17,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.run import read_control
-from airflow_roir.engine.shards import announce, outbox
+from airflow_roir.engine.shards import announce, holders, outbox
 from airflow_roir.engine.shards.look import Identity, Verdict, identities
 from airflow_roir.engine.shards.shard import Lane
 from airflow_roir.engine.verify.job import UnitClaim
@@ -148,7 +148,9 @@ class Mender:
             if lane is not None:
                 # After whatever is applied now.
                 execute(self.connection, "SELECT FROM roir.lane WHERE id = %(lane)s FOR UPDATE", {"lane": lane.id})
-            execute(self.connection, f"DELETE FROM {base} b USING ({listed}) s WHERE {entry.equal('b.', 's.')}", values)
+            gone = f"DELETE FROM {base} b USING ({listed}) s WHERE {entry.equal('b.', 's.')} RETURNING b::text"
+            texts = list(execute(self.connection, gone, values).scalars())
+            holders.follow(self.connection, self.job.generation_id, self.job.run.owner, gone=texts)
 
     def _await_pass(self, lane: Lane, touched: Any) -> bool:
         """Wait for a pass that began after a touch, for as long as shipping is seen at work; False if a pause came."""

@@ -19,7 +19,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import cover
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts
 from airflow_roir.engine.plan import Piece, Plan, make_plan
-from airflow_roir.engine.shards import face, home, shard, sources
+from airflow_roir.engine.shards import face, home, shard, sources, unique
 from airflow_roir.engine.shards.copies import copy_in, copy_out
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
 from airflow_roir.engine.source import Source
@@ -81,6 +81,11 @@ def check_options(definition: IndexDefinition, options: BuildOptions) -> None:
     """Raise InvalidInput for what isn't possible over shards."""
     if options.scan not in (AUTO, SOURCE, Scan.KEY.value):
         raise InvalidInput(f"index {definition.name}: scan is {options.scan}, but shards are read by key; leave it out")
+    if options.census or options.on_duplicate != BuildOptions.on_duplicate:
+        raise InvalidInput(
+            f"index {definition.name}: a build over shards looks for no duplicates; leave census and on_duplicate out. "
+            "roir announce lists them, before a unique index is enforced"
+        )
 
 
 def look(
@@ -184,6 +189,8 @@ def _read(database: Database, one: Shard, definition: IndexDefinition, options: 
         checks.check_server(connection)
         source = sources.read(connection, definition.source, options.ignore_row_security)
         checks.check_collations(connection, source)
+        if definition.unique:
+            unique.check(connection, one, source, definition)
         publications.check(connection, options.ignore_publications, [SHARD_SCHEMA])
         _check_types(connection, source, definition)
         return source

@@ -46,6 +46,7 @@ VISIT = """
 WITH header AS MATERIALIZED (
     SELECT o.*, o.tick >= %(known)s AND o.tick < %(tick)s AS fits, {schema}.capture_problem(o.name) AS problem,
            {schema}.announcing_problem(o.name) AS unannounced,
+           CASE WHEN o.is_unique THEN {schema}.unique_problem(o.name) END AS unguarded,
            {schema}.leaves(o.source) IS DISTINCT FROM o.leaves AND NOT {schema}.is_restored(o.name) AS moved
       FROM {schema}.outbox o WHERE o.name = %(name)s),
 picked AS MATERIALIZED (
@@ -73,7 +74,7 @@ size AS MATERIALIZED (
       FROM (SELECT count(*) AS rows FROM (SELECT FROM {table} LIMIT {counted} + 1) y) x)
 SELECT h.tick AS tick_before, coalesce(t.step, h.step) AS step, h.emptied, t.step IS NOT NULL AS ticked,
        pg_current_snapshot()::text AS snapshot, CASE WHEN t.step IS NOT NULL THEN pg_current_xact_id()::text END AS xid,
-       h.problem, h.unannounced, h.moved, c.counted, c.about, c.bytes,
+       h.problem, h.unannounced, h.unguarded, h.moved, c.counted, c.about, c.bytes,
        l.version, l.is_there, l.entry, l.identity
   FROM header h
  CROSS JOIN size c
@@ -91,7 +92,8 @@ class Visit:
     does. versions: of the outbox rows among them. identities: their texts, in the shard's order, where they were asked
     for. last: the version to go on after; ended: there were no more rows. tick: this visit's, if it found something;
     before: the shard's tick before it; step: what the shard knows of the index server. problem: why the capture may
-    miss writes. unannounced: why writers may commit without an announcement. moved: the partitions aren't those that
+    miss writes. unannounced: why writers may commit without an announcement. unguarded: why two of the shard's rows may
+    share a key of a unique index. moved: the partitions aren't those that
     are captured. pending, bytes: what is in the outbox, about. fits: another shipper has not visited since, and nothing
     that the index server knows of was lost.
     """
@@ -105,6 +107,7 @@ class Visit:
     xid: str | None
     problem: str | None
     unannounced: str | None
+    unguarded: str | None
     moved: bool
     pending: int
     bytes: int
@@ -196,6 +199,7 @@ def visit(
         xid=head.xid,
         problem=head.problem,
         unannounced=head.unannounced,
+        unguarded=head.unguarded,
         moved=head.moved,
         pending=head.counted if head.about is None else max(head.counted, head.about),
         bytes=head.bytes,
