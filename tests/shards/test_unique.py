@@ -9,10 +9,11 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from airflow_roir.definition import IndexDefinition, QualifiedName
+from airflow_roir.definition import IndexDefinition, QualifiedName, VerifyOptions
 from airflow_roir.engine.drop import drop_index
 from airflow_roir.engine.shards import announce, enforce, registry, sources, unique
 from airflow_roir.engine.shards.shard import Shard
+from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import DuplicatesFound, InvalidInput
 from servers.shards import Shards
 from tests.shards import apart
@@ -221,3 +222,26 @@ def test_nothing_of_it_is_left(contrib_shards: Make) -> None:
         )
         == []
     )
+
+
+def test_a_verification_looks_at_holders(contrib_shards: Make) -> None:
+    made = contrib_shards(2, *TABLE)
+    generation_id = enforced(made)
+    [(holder,), *_] = made.ask("SELECT c1 FROM roir_data.g1_holder WHERE c1 LIKE 's0%' ORDER BY 1")
+    assert verify(made.database, "public.ix").found == 0
+    # One that nothing is left of, which a repair takes away.
+    made.ask("INSERT INTO roir_data.g1_holder (c1, c2) VALUES ('gone', 's0')")
+    assert verify(made.database, "public.ix").damaged == 1
+    found = verify(made.database, "public.ix", VerifyOptions(repair=True))
+    assert (found.damaged, found.mended) == (1, 1)
+    assert verify(made.database, "public.ix").found == 0
+    assert problem(made, generation_id) is None
+    # An entry whose key is free, or another shard's: then it isn't enforced any more.
+    made.ask("DELETE FROM roir_data.g1_holder WHERE c1 = %s", holder)
+    made.ask("UPDATE roir_data.g1_holder SET c2 = 's1' WHERE c1 = 's0-2'")
+    found = verify(made.database, "public.ix")
+    assert (found.damaged >= 1, found.duplicate) == (True, 1)
+    assert "a verification found entries" in problem(made, generation_id)
+    announce.announce(made.database, "public.ix", "server")
+    assert enforce.enforce_index(made.database, "public.ix")
+    assert verify(made.database, "public.ix").found == 0
