@@ -161,8 +161,8 @@ def parse_shards(text: str | Sequence[str] | None) -> tuple[str, ...]:
 class IndexDefinition:
     """A named index: its source, key columns in order, and included columns (docs/architecture.md#words).
 
-    unique: no two rows of the source may have the same key, over all its partitions. nulls_not_distinct: nor the same
-    NULLs (docs/architecture.md#uniqueness). In a rebuild both may be left out: the index knows them itself.
+    unique: no two rows of the source may have the same key, over all its partitions, or shards. nulls_not_distinct: nor
+    the same NULLs (docs/architecture.md#uniqueness). In a rebuild both may be left out: the index knows them itself.
 
     shards: the servers that have the table, of an index apart from it (docs/architecture.md#apart); a rebuild keeps
     those that it has, unless it names others. shard_column: the view's column that tells the shard; None is `shard`.
@@ -195,10 +195,10 @@ class IndexDefinition:
                 f"index {self.name}: only a unique index tells NULLs apart or not; give unique, too, or leave "
                 "nulls_not_distinct out"
             )
-        if self.unique and self.shards:
+        if self.nulls_not_distinct and self.shards:
             raise InvalidInput(
-                f"index {self.name}: an index over shards can't be unique: what one shard commits no other one can "
-                "refuse. It can tell who shares a key: SELECT … FROM the index GROUP BY its key HAVING count(*) > 1"
+                f"index {self.name}: over shards NULLs are distinct, and several rows may have them; leave "
+                "nulls_not_distinct out"
             )
         if (self.source is None) != (not self.key):
             raise InvalidInput(
@@ -220,6 +220,11 @@ class IndexDefinition:
             raise InvalidInput(
                 f"index {self.name}: column {quote(both[0])} is a key column already; don't include it again"
             )
+
+    @property
+    def unique_here(self) -> bool:
+        """True if the entries' own table has each key once. Over shards it can't: it tells what they have committed."""
+        return self.unique and not self.shards
 
     @classmethod
     def parse(
@@ -287,7 +292,9 @@ class Scan(str, Enum):
 # What can change while an operation lives: columns of its row, which nothing else repeats.
 LIVE_NUMBERS = ("parallelism", "batch_rows", "max_rows_per_second")
 WORK_OPTIONS = ("throttle", "windows", "max_duration_s", "priority", "warn_after_s", "abort_after_s")
-LIVE_OPTIONS = (*LIVE_NUMBERS, *WORK_OPTIONS)
+# Of an index over shards alone.
+LIVE_APART = ("shard_parallelism",)
+LIVE_OPTIONS = (*LIVE_NUMBERS, *LIVE_APART, *WORK_OPTIONS)
 COVERING = ("auto", "all", "none")
 VERIFY = ("after", "before", "both", "none")
 VERIFY_BEFORE = ("before", "both")
@@ -405,14 +412,15 @@ class BuildOptions(WorkOptions):
 
     @classmethod
     def asked(cls, **given: Any) -> BuildOptions:
-        """The options that a user gives, with the default for None; a rate limit of 0 is none.
+        """The options that a user gives, with the default for None; a limit of 0 is none.
 
         Raises InvalidInput, also for batches and rates below `MIN_BATCH_ROWS` and `MIN_ROWS_PER_SECOND`.
         """
         check_live_options({name: given.get(name) for name in LIVE_OPTIONS})
         found = {name: value for name, value in given.items() if value is not None}
-        if found.get("max_rows_per_second") == 0:
-            del found["max_rows_per_second"]
+        for name in ("max_rows_per_second", "shard_parallelism"):
+            if found.get(name) == 0:
+                del found[name]
         return cls(**found)
 
     def fixed(self) -> dict[str, Any]:
@@ -487,6 +495,7 @@ _LIVE: dict[str, tuple[int, int, str | None]] = {
     "parallelism": (1, MAX_PARALLELISM, None),
     "batch_rows": (MIN_BATCH_ROWS, MAX_BATCH_ROWS, None),
     "max_rows_per_second": (MIN_ROWS_PER_SECOND, MAX_ROWS_PER_SECOND, "no limit"),
+    "shard_parallelism": (1, MAX_PARALLELISM, "no limit"),
     "max_duration_s": (1, 365 * 86_400, "no limit"),
     "priority": (-100, 100, None),
     "warn_after_s": (1, 365 * 86_400, "never"),

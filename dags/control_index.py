@@ -84,6 +84,15 @@ with DAG(
             description=f"For resume and change: over all workers, at least {MIN_ROWS_PER_SECOND}. 0: no limit. "
             "Empty: as before.",
         ),
+        "shard_parallelism": Param(
+            None,
+            type=["null", "integer"],
+            minimum=0,
+            maximum=MAX_PARALLELISM,
+            title="Parallelism per shard",
+            description="For resume and change, of an index over shards: workers that read one shard at the same time. "
+            "0: no limit. Empty: as before.",
+        ),
         "windows": Param(
             None,
             type=["null", "string"],

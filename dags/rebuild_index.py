@@ -75,7 +75,8 @@ PARAMS = {
         minimum=1,
         maximum=MAX_PARALLELISM,
         title="Parallelism per shard",
-        description="Workers that read one shard at the same time. Empty: as many as there are.",
+        description="Of an index over shards: workers that read one shard at the same time. Empty: as many as there "
+        "are. You can change it while the build runs.",
         section=HOW,
     ),
     "max_lag_s": Param(

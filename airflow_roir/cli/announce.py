@@ -31,9 +31,18 @@ def announce(
 ) -> None:
     """Let each write in the shards be announced before it commits, so that the index can be read strictly."""
     from airflow_roir.engine.shards import announce as announcing
+    from airflow_roir.engine.shards import enforce
 
-    announcing.announce(database_of(context), index, None if by is By.off else by.value, say)
+    database = database_of(context)
+    left = announcing.announce(database, index, None if by is By.off else by.value, say)
+    for line in left:
+        say(line)
+    if left:
+        show(f"strict reads of {index} are refused; the rest ends by the same command later, or by roir clean-up")
+        return
     if by is By.off:
         show(f"the writes of {index} are not announced any more; strict reads are refused")
-    else:
-        show(f"the writes of {index} are announced; strict reads begin once each shard has been shipped again")
+        return
+    show(f"the writes of {index} are announced; strict reads begin once each shard has been shipped again")
+    if enforce.enforce_index(database, index, say):
+        show(f"{index} is unique over all shards from now on")

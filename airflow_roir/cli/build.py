@@ -185,6 +185,7 @@ def resume(
     parallelism: Parallelism = None,
     batch_rows: BatchRows = None,
     max_rows_per_second: MaxRows = None,
+    shard_parallelism: ShardParallelism = None,
     throttle: Throttle = None,
     windows: Windows = None,
     max_duration: MaxDuration = None,
@@ -212,6 +213,7 @@ def resume(
         return
     row = operations.find_resumable(database, index)
     given = {"parallelism": parallelism, "batch_rows": batch_rows, "max_rows_per_second": max_rows_per_second}
+    given |= {"shard_parallelism": shard_parallelism}
     given |= work_options(throttle, windows, max_duration, priority, warn_after, abort_after)
     if any(value is not None for value in given.values()):
         operations.change_options(database, index, actor=operations.default_actor(), **given)

@@ -12,6 +12,7 @@ from airflow_roir.cli.app import (
     MaxRows,
     Parallelism,
     Priority,
+    ShardParallelism,
     Throttle,
     WarnAfter,
     Windows,
@@ -30,6 +31,7 @@ def change(
     parallelism: Parallelism = None,
     batch_rows: BatchRows = None,
     max_rows_per_second: MaxRows = None,
+    shard_parallelism: ShardParallelism = None,
     throttle: Throttle = None,
     windows: Windows = None,
     max_duration: MaxDuration = None,
@@ -50,6 +52,7 @@ def change(
         parallelism=parallelism,
         batch_rows=batch_rows,
         max_rows_per_second=max_rows_per_second,
+        shard_parallelism=shard_parallelism,
         **work_options(throttle, windows, max_duration, priority, warn_after, abort_after),
     )
     show(live_options.told(before, after))

@@ -30,7 +30,7 @@ from airflow_roir.engine.locks import lock_table
 from airflow_roir.engine.one_scan import COPIED_BY_OTHERS, TOGETHER
 from airflow_roir.engine.run import Run, check_epoch, read_control
 from airflow_roir.engine.scan import Stretch, columns_of, reader_of
-from airflow_roir.engine.shards.copy_ranges import NOT_NOW, ShardAway, ShardPiece, ShardReaders
+from airflow_roir.engine.shards.copy_ranges import NOT_NOW, TOO_MANY, ShardAway, ShardPiece, ShardReaders
 from airflow_roir.engine.shards.marks import check_marks
 from airflow_roir.engine.shards.shard import set_away
 from airflow_roir.errors import Fenced, InvariantViolated, LockNotAcquired, RoirError, SourceChanged
@@ -69,7 +69,7 @@ SELECT o.epoch, o.owner, o.status, o.phase, o.parallelism, o.batch_rows, o.max_r
             WHEN r.done THEN 'out'
             WHEN r.claim_epoch = %(epoch)s THEN 'held'
             ELSE 'lost' END AS standing, r.relation, r.relation::oid::regclass::text AS name,
-       EXISTS (SELECT FROM roir.operation x WHERE {TOGETHER}) AS accompanied
+       EXISTS (SELECT FROM roir.operation x WHERE {TOGETHER}) AS accompanied, {TOO_MANY} AS too_many
   FROM roir.scan_range r JOIN roir.operation o ON o.id = r.operation_id
  WHERE r.id = %(range)s
 """
@@ -227,6 +227,9 @@ class BuildWorker:
             if stop := why_stop(row, self.worker, Phase.BUILD):
                 RANGES.release(self.connection, run, claim)
                 return stop
+            if row.too_many:
+                RANGES.release(self.connection, run, claim)
+                return Batch(0, 0.0, None)
             self.is_limited = row.max_rows_per_second is not None or row.is_governed
             if claim.shard_id is not None and self.shards is not None:
                 piece = ShardPiece(claim.id, row.relation, claim.scan, claim.mark)

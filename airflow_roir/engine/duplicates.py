@@ -307,12 +307,17 @@ def _in_segment(job: Job, ordinal: int, shown: str | None) -> str:
 
 def _sharing(job: Job, live: str) -> str:
     """SQL: `shared_key`, `key` and `primary_key` of those of some live entries that share a key, be it only equal."""
-    entry = job.entry
+    return sharing(job.source, job.entry, live)
+
+
+def sharing(source: Source, entry: Entry, live: str) -> str:
+    """As `_sharing`, of the entries of one generation."""
     key = texts(entry, entry.key_positions, "l.")
     return (
         f"SELECT min({key}::text) OVER (PARTITION BY {_key(entry, 'l.')})::jsonb AS shared_key, {key} AS key, "
-        f"{primary_key(job.source, entry, 'l.')} AS primary_key "
-        f"FROM (SELECT *, count(*) OVER (PARTITION BY {_key(entry, '')}) AS sharing FROM {live}) l WHERE l.sharing > 1"
+        f"{primary_key(source, entry, 'l.')} AS primary_key "
+        f"FROM (SELECT *, count(*) OVER (PARTITION BY {_key(entry, '')}) AS sharing FROM {live} x) l "
+        "WHERE l.sharing > 1"
     )
 
 

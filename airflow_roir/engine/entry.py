@@ -66,8 +66,8 @@ class EntryColumn:
 class Entry:
     """The shape of a generation's entries: first `identity` columns are `(key, pk)`, the first `key` the key.
 
-    unique: '' where several rows may have the same key; else how a unique index takes NULLs, `distinct` or
-    `not distinct` (docs/architecture.md#uniqueness).
+    unique: '' where several entries may have the same key, as over shards; else how a unique index takes NULLs,
+    `distinct` or `not distinct` (docs/architecture.md#uniqueness).
     """
 
     columns: tuple[EntryColumn, ...]
@@ -103,8 +103,9 @@ class Entry:
                     attnum=column.attnum,
                 )
             )
-        nulls = "not distinct" if definition.nulls_not_distinct else "distinct"
-        return cls(tuple(columns), len(definition.key), len(identity), partition, nulls if definition.unique else "")
+        unique = "not distinct" if definition.nulls_not_distinct else "distinct"
+        unique = unique if definition.unique_here else ""
+        return cls(tuple(columns), len(definition.key), len(identity), partition, unique)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Entry:

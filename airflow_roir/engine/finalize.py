@@ -15,7 +15,8 @@ from airflow_roir.engine.governor.report import lost_line
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_clock, start_run
-from airflow_roir.engine.shards import shipping
+from airflow_roir.engine.shards import enforce
+from airflow_roir.engine.shards.catch_up import catch_up
 from airflow_roir.engine.shards.shard import Lane, lanes_of
 from airflow_roir.engine.shortage import persist
 from airflow_roir.engine.status import OperationStatus, operation_status
@@ -71,7 +72,7 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
         census.conclude(database, run, report)
         return
     if is_apart:
-        persist(database, run, lambda: shipping.catch_up(database, run, report), report)
+        persist(database, run, lambda: catch_up(database, run, report), report)
     try:
         persist(database, run, lambda: fold.switch(database, run, report), report)
     except DuplicatesFound:
@@ -93,7 +94,8 @@ def _finalize(database: Database, run: Run, report: Callable[[str], None]) -> No
             )
     if is_apart:
         # A verification takes its time, and nobody else may ship.
-        persist(database, run, lambda: shipping.catch_up(database, run, report), report)
+        persist(database, run, lambda: catch_up(database, run, report), report)
+        persist(database, run, lambda: enforce.keep_on(database, row.generation_id, report), report)
     persist(database, run, lambda: publish.publish(database, run, report), report)
 
 

@@ -23,7 +23,7 @@ from airflow_roir.windows import parse_windows
 WARN_AFTER_S = 86_400
 # What is shown of an option that has no value.
 NONE = {"warn_after_s": "never", "abort_after_s": "never", "windows": "off", "max_rows_per_second": "no limit"}
-NONE |= {"max_duration_s": "no limit"}
+NONE |= {"max_duration_s": "no limit", "shard_parallelism": "no limit"}
 
 
 def adopt_options(connection: Connection, row: operations.OperationRow, actor: str, **given: int | str | None) -> None:

@@ -179,8 +179,8 @@ def cut_segments(
     """
     identity = identity_columns(source, definition)
     # In a unique index equal keys must meet in one segment, and a NULL in any column of the key leads to the default.
-    most = len(definition.key) if definition.unique else len(identity)
-    apart = definition.unique and not definition.nulls_not_distinct
+    most = len(definition.key) if definition.unique_here else len(identity)
+    apart = definition.unique_here and not definition.nulls_not_distinct
     if segments == 1 or owner.runs_checks(connection, source, identity):
         # The bounds of segments are read from text as us.
         return most if apart else 1, []

@@ -36,7 +36,7 @@ from airflow_roir.engine.patience import Patience, Saying
 from airflow_roir.engine.plan import Bound, Piece
 from airflow_roir.engine.rehearse import Rehearsal, check_columns
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.engine.shards import intents
+from airflow_roir.engine.shards import holders, intents
 from airflow_roir.engine.shards import prepare as apart
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.source import Source
@@ -221,6 +221,7 @@ def _prepare(
                 parallelism=options.parallelism,
                 batch_rows=options.batch_rows,
                 max_rows_per_second=options.max_rows_per_second,
+                shard_parallelism=options.shard_parallelism,
                 **live_options.work_columns(connection, options),
                 options=options.fixed(),
                 scan_of=shared.of if shared else None,
@@ -238,6 +239,8 @@ def _prepare(
     if rehearsal.survey is not None:
         apart.create_lanes(connection, generation_id, rehearsal)
         intents.create(connection, generation_id, entry)
+        if rehearsal.definition.unique:
+            holders.create(connection, generation_id)
     ranges = [{"operation_id": operation_id, "ordinal": n, **asdict(piece)} for n, piece in pieces]
     # A partitioned table may have no partition yet.
     if ranges:

@@ -53,6 +53,7 @@ class OperationStatus:
     parallelism: int
     batch_rows: int
     max_rows_per_second: int | None
+    shard_parallelism: int | None
     ranges_done: int
     ranges: int
     segments_sealed: int
@@ -224,6 +225,7 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             parallelism=row.parallelism,
             batch_rows=row.batch_rows,
             max_rows_per_second=row.max_rows_per_second,
+            shard_parallelism=row.shard_parallelism,
             ranges_done=row.ranges_done,
             ranges=row.ranges,
             segments_sealed=row.segments_sealed,

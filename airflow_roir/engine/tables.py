@@ -137,6 +137,12 @@ generation = Table(
     Column("shape", JSONB(none_as_null=True)),
     # Of a unique one: duplicates were looked for in all that transactions before this one wrote to the delta.
     Column("looked_xid", Text),
+    # Of one that is unique over shards: what holders do (`holders.py`), since when they refuse, in which history of
+    # this server, and why they do no more.
+    Column("unique_mode", Text),
+    _moment("unique_from"),
+    Column("unique_history", Text),
+    Column("unique_lost", Text),
     _one_of("status", GenerationStatus),
     _one_of("capture_mode", CaptureMode),
     _one_of("scan", Scan),
@@ -146,6 +152,8 @@ generation = Table(
         name="mode_of_status",
     ),
     CheckConstraint("status <> 'retired' OR drop_after IS NOT NULL", name="retired_ends"),
+    CheckConstraint("unique_mode IN ('off', 'count', 'refuse')", name="unique_mode"),
+    CheckConstraint("(unique_mode IS NOT DISTINCT FROM 'refuse') = (unique_from IS NOT NULL)", name="unique_since"),
 )
 for _status in (GenerationStatus.BUILDING.value, GenerationStatus.ACTIVE.value):
     Index(
@@ -204,6 +212,8 @@ lane = Table(
     Column("emptied", BigInteger, nullable=False, server_default="0"),
     # All that was committed in the shard before this moment, by the clock of this server, is in the generation.
     _moment("fresh_at"),
+    # Who announces there, as far as is known: written down before the trigger is made, taken back after it is gone.
+    Column("announced_by", Text),
     # Since when each writer there announces; strict reads need fresh_at to be later.
     _moment("strict_from"),
     # In which history of this server; another one may have lost what was announced (`roir.server_history`).
@@ -218,6 +228,7 @@ lane = Table(
     Column("doubt", Text),
     UniqueConstraint("generation_id", "shard_id"),
     CheckConstraint("(doubtful_at IS NULL) = (doubt IS NULL)", name="doubt"),
+    CheckConstraint("announced_by IN ('server', 'client')", name="announced_by"),
 )
 
 emptied = Table(
@@ -296,6 +307,8 @@ operation = Table(
     Column("parallelism", Integer, nullable=False),
     Column("batch_rows", Integer, nullable=False),
     Column("max_rows_per_second", Integer),
+    # Of an index apart: the most workers that read one shard.
+    Column("shard_parallelism", Integer),
     Column("options", JSONB, nullable=False),
     Column("rows_estimate", BigInteger, nullable=False),
     Column("fingerprint", Text, nullable=False),
@@ -360,6 +373,7 @@ operation = Table(
     CheckConstraint("abort_after_s > 0", name="abort_after"),
     CheckConstraint("priority BETWEEN -100 AND 100", name="priority"),
     CheckConstraint(f"max_rows_per_second BETWEEN 1 AND {MAX_ROWS_PER_SECOND}", name="rate"),
+    CheckConstraint(f"shard_parallelism BETWEEN 1 AND {MAX_PARALLELISM}", name="shard_parallelism"),
 )
 Index(
     "operation_one_live",

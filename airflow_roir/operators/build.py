@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_roir.definition import LIVE_NUMBERS
+from airflow_roir.definition import LIVE_APART, LIVE_NUMBERS
+from airflow_roir.engine.shards.shard import lanes_of
 from airflow_roir.operation import Phase
 from airflow_roir.task.duplicates import push_duplicates
 from airflow_roir.task.live_options import LIVE_WORK
@@ -20,8 +21,8 @@ class BuildIndexOperator(SparkDrivingOperator):
     operation's id.
 
     spark: see `SparkDrivingOperator`. The operation's row holds the parallelism, the rows per batch, the limits of
-    its throttle and so on, as prepare wrote them. They can be changed in the task's Task State Store; a change takes
-    effect at the next batch.
+    its throttle and so on, as prepare wrote them. They can be changed in the task's Task State Store, of an index over
+    shards the parallelism per shard, too; a change takes effect at the next batch.
 
     If the DAG is paused, the build stops after its open batches, and the task is rescheduled, which costs no retry.
     Every retry continues from the watermarks. The task waits in the same way for an operation that was paused
@@ -30,12 +31,16 @@ class BuildIndexOperator(SparkDrivingOperator):
     """
 
     done_phases = frozenset({Phase.FOLD, Phase.PUBLISH, Phase.DONE})
-    live_options = (*LIVE_NUMBERS, *LIVE_WORK)
+    live_options: tuple[str, ...] = (*LIVE_NUMBERS, *LIVE_WORK)
 
     def execute(self, context: Context) -> int:
         """Drive the operation until it is sealed, or leave."""
         with failing_clearly():
             database = self.get_database()
+            generation = self.read(database).generation_id
+            with database.transaction() as connection:
+                if lanes_of(connection, generation):
+                    self.live_options = (*LIVE_NUMBERS, *LIVE_APART, *LIVE_WORK)
             self.offer_live_options(context, database)
             row = self.take_turn(database, context["ti"])
             driven = row is None

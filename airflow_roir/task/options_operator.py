@@ -22,6 +22,7 @@ class OptionsOperator(RoirOperator):
         parallelism: int | str | None = None,
         batch_rows: int | str | None = None,
         max_rows_per_second: int | str | None = None,
+        shard_parallelism: int | str | None = None,
         throttle: str | None = None,
         windows: str | None = None,
         max_duration_s: int | str | None = None,
@@ -34,6 +35,7 @@ class OptionsOperator(RoirOperator):
         self.parallelism = parallelism
         self.batch_rows = batch_rows
         self.max_rows_per_second = max_rows_per_second
+        self.shard_parallelism = shard_parallelism
         self.throttle = throttle
         self.windows = windows
         self.max_duration_s = max_duration_s

@@ -38,3 +38,23 @@ BEGIN
      ORDER BY 1 NULLS LAST LIMIT 1;
     RETURN found;
 END $$;
+
+-- Why two shards may have rows of one key of a unique index, NULL if they can't, and of an index that isn't unique over shards.
+CREATE FUNCTION roir.unique_problem(generation bigint) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    g record;
+BEGIN
+    SELECT x.unique_mode, x.unique_history, x.unique_lost INTO g FROM roir.generation x WHERE x.id = unique_problem.generation;
+    IF g.unique_mode IS NULL THEN
+        RETURN NULL;
+    ELSIF g.unique_mode = 'count' THEN
+        RETURN 'its keys are being looked over by roir announce; if that was killed, run it again';
+    ELSIF g.unique_mode = 'off' THEN
+        RETURN coalesce(g.unique_lost, roir.strict_problem(generation),
+                        'its keys were not looked over since its writers announce: roir announce INDEX --by server');
+    ELSIF g.unique_history IS DISTINCT FROM roir.server_history() THEN
+        RETURN 'this server was promoted or recovered, and may have lost keys: roir announce INDEX --by server';
+    END IF;
+    RETURN roir.strict_problem(generation);
+END $$;

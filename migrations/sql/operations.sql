@@ -113,21 +113,26 @@ BEGIN
     SELECT x.* INTO o FROM roir.operation x WHERE x.id = change_options.operation FOR UPDATE;
     was := to_jsonb(o) || jsonb_build_object('throttle', roir.throttle_text(o.throttle));
     wishes := jsonb_strip_nulls(wishes);
-    IF o.kind = 'verify' AND wishes ?| ARRAY['batch_rows', 'max_rows_per_second'] THEN
+    IF o.kind = 'verify' AND wishes ?| ARRAY['batch_rows', 'max_rows_per_second', 'shard_parallelism'] THEN
         RAISE invalid_parameter_value USING
-            MESSAGE = 'a verification has no batches and no rate limit; the other options change';
+            MESSAGE = 'a verification has no batches, no rate limit and no parallelism per shard; the other options change';
+    END IF;
+    IF wishes ? 'shard_parallelism' AND NOT EXISTS (
+            SELECT FROM roir.index i WHERE i.id = o.index_id AND i.shard_table IS NOT NULL) THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'shard_parallelism is for an index over shards, which this one is not';
     END IF;
     FOR c IN SELECT v.*, was ->> v.name AS old, wishes ->> v.name AS wish FROM (VALUES
             (1, 'parallelism', 1, 256, NULL),
             -- The table allows fewer. A user's batches of a few rows cost a commit each, and the build never ends.
             (2, 'batch_rows', 1000, 10000000, NULL),
             (3, 'max_rows_per_second', 100, 1000000000, 'no limit'),
-            (4, 'max_duration_s', 1, 31536000, 'no limit'),
-            (5, 'priority', -100, 100, NULL),
-            (6, 'warn_after_s', 1, 31536000, 'never'),
-            (7, 'abort_after_s', 1, 31536000, 'never'),
-            (8, 'throttle', NULL, NULL, 'off'),
-            (9, 'windows', NULL, NULL, 'off'))
+            (4, 'shard_parallelism', 1, 256, 'no limit'),
+            (5, 'max_duration_s', 1, 31536000, 'no limit'),
+            (6, 'priority', -100, 100, NULL),
+            (7, 'warn_after_s', 1, 31536000, 'never'),
+            (8, 'abort_after_s', 1, 31536000, 'never'),
+            (9, 'throttle', NULL, NULL, 'off'),
+            (10, 'windows', NULL, NULL, 'off'))
             v (ordinal, name, least, most, none)
         WHERE wishes ? v.name ORDER BY v.ordinal
     LOOP
@@ -159,7 +164,7 @@ BEGIN
         o := jsonb_populate_record(o, new - 'throttle');
         UPDATE roir.operation x
            SET parallelism = o.parallelism, batch_rows = o.batch_rows, max_rows_per_second = o.max_rows_per_second,
-               max_duration_s = o.max_duration_s, priority = o.priority, warn_after_s = o.warn_after_s,
+               shard_parallelism = o.shard_parallelism, max_duration_s = o.max_duration_s, priority = o.priority, warn_after_s = o.warn_after_s,
                abort_after_s = o.abort_after_s, windows = o.windows, throttle = coalesce(limits, x.throttle),
                granted = CASE WHEN limits = '{}' THEN NULL ELSE x.granted END,
                granted_at = CASE WHEN limits = '{}' THEN NULL ELSE x.granted_at END,
@@ -174,19 +179,19 @@ CREATE FUNCTION roir.change(index text, parallelism integer DEFAULT NULL, batch_
                             max_rows_per_second integer DEFAULT NULL, throttle text DEFAULT NULL,
                             windows text DEFAULT NULL, max_duration_s integer DEFAULT NULL, priority integer DEFAULT NULL,
                             warn_after_s integer DEFAULT NULL, abort_after_s integer DEFAULT NULL,
-                            actor text DEFAULT session_user)
+                            actor text DEFAULT session_user, shard_parallelism integer DEFAULT NULL)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o roir.operation := roir.latest_operation(index);
     wishes jsonb := jsonb_strip_nulls(jsonb_build_object(
         'parallelism', parallelism, 'batch_rows', batch_rows, 'max_rows_per_second', max_rows_per_second,
-        'throttle', throttle, 'windows', windows, 'max_duration_s', max_duration_s, 'priority', priority,
+        'shard_parallelism', shard_parallelism, 'throttle', throttle, 'windows', windows, 'max_duration_s', max_duration_s, 'priority', priority,
         'warn_after_s', warn_after_s, 'abort_after_s', abort_after_s));
     done text;
 BEGIN
     IF wishes = '{}' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'nothing to change: give parallelism, batch_rows, '
-            'max_rows_per_second, throttle, windows, max_duration_s, priority, warn_after_s or abort_after_s';
+            'max_rows_per_second, shard_parallelism, throttle, windows, max_duration_s, priority, warn_after_s or abort_after_s';
     END IF;
     done := roir.change_options(o.id, wishes, actor);
     IF o.status NOT IN ('running', 'paused') THEN
@@ -201,13 +206,13 @@ CREATE FUNCTION roir.resume(index text, parallelism integer DEFAULT NULL, batch_
                             max_rows_per_second integer DEFAULT NULL, throttle text DEFAULT NULL,
                             windows text DEFAULT NULL, max_duration_s integer DEFAULT NULL, priority integer DEFAULT NULL,
                             warn_after_s integer DEFAULT NULL, abort_after_s integer DEFAULT NULL,
-                            actor text DEFAULT session_user)
+                            actor text DEFAULT session_user, shard_parallelism integer DEFAULT NULL)
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o roir.operation := roir.latest_operation(index);
     wishes jsonb := jsonb_strip_nulls(jsonb_build_object(
         'parallelism', parallelism, 'batch_rows', batch_rows, 'max_rows_per_second', max_rows_per_second,
-        'throttle', throttle, 'windows', windows, 'max_duration_s', max_duration_s, 'priority', priority,
+        'shard_parallelism', shard_parallelism, 'throttle', throttle, 'windows', windows, 'max_duration_s', max_duration_s, 'priority', priority,
         'warn_after_s', warn_after_s, 'abort_after_s', abort_after_s));
 BEGIN
     PERFORM roir.change_options(o.id, wishes, actor);

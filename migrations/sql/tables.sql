@@ -48,6 +48,11 @@ CREATE TABLE roir.generation (
     scan text NOT NULL DEFAULT 'key' CONSTRAINT generation_scan CHECK (scan IN ('key', 'block', 'index')),
     shape jsonb,
     looked_xid text,
+    unique_mode text CONSTRAINT generation_unique_mode CHECK (unique_mode IN ('off', 'count', 'refuse')),
+    unique_from timestamptz,
+    unique_history text,
+    unique_lost text,
+    CONSTRAINT generation_unique_since CHECK ((unique_mode IS NOT DISTINCT FROM 'refuse') = (unique_from IS NOT NULL)),
     CONSTRAINT generation_mode_of_status CHECK (CASE status WHEN 'building' THEN capture_mode IN ('capture', 'direct')
                                                             WHEN 'dropped' THEN capture_mode = 'none'
                                                             ELSE capture_mode = 'active' END),
@@ -90,6 +95,7 @@ CREATE TABLE roir.lane (
     tick bigint NOT NULL DEFAULT '0',
     emptied bigint NOT NULL DEFAULT '0',
     fresh_at timestamptz,
+    announced_by text CONSTRAINT lane_announced_by CHECK (announced_by IN ('server', 'client')),
     strict_from timestamptz,
     strict_history text,
     pending bigint,
@@ -155,6 +161,7 @@ CREATE TABLE roir.operation (
     parallelism integer NOT NULL CONSTRAINT operation_parallelism CHECK (parallelism BETWEEN 1 AND 256),
     batch_rows integer NOT NULL CONSTRAINT operation_batch_rows CHECK (batch_rows BETWEEN 1 AND 10000000),
     max_rows_per_second integer CONSTRAINT operation_rate CHECK (max_rows_per_second BETWEEN 1 AND 1000000000),
+    shard_parallelism integer CONSTRAINT operation_shard_parallelism CHECK (shard_parallelism BETWEEN 1 AND 256),
     options jsonb NOT NULL,
     rows_estimate bigint NOT NULL,
     fingerprint text NOT NULL,

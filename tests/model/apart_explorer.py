@@ -72,7 +72,7 @@ def explore(bounds: Bounds, variant: Variant = Variant.CORRECT, most: int = 1 <<
             for text, after in successors(state, bounds, variant):
                 violation = broken(after, bounds)
                 if violation:
-                    found.violation, found.trace = violation, [*_trace(cameby, here), text]
+                    found.violation, found.trace = violation, [*trace(cameby, here), text]
                     found.states = len(seen)
                     return found
                 after = canonical(after)
@@ -103,7 +103,7 @@ def _mark(found: Found, before: State, state: State, text: str) -> None:
         found.reached.add("read")
 
 
-def _trace(cameby: list[tuple[int, str]], place: int) -> list[str]:
+def trace(cameby: list[tuple[int, str]], place: int) -> list[str]:
     texts: list[str] = []
     while place > 0:
         place, text = cameby[place]

@@ -36,7 +36,7 @@ def begin(
     made: Shards, keys: str | None = "k", include: str | None = "v", table: str | None = "t", **options: Any
 ) -> tuple[PreparedOperation, Run]:
     """Prepare an operation over all shards, and start a run of it. options: also shards, index, shard_column."""
-    of = {name: options.pop(name) for name in ("shard_column",) if name in options}
+    of = {name: options.pop(name) for name in ("shard_column", "unique") if name in options}
     shards = options.pop("shards", made.names)
     definition = IndexDefinition.parse(options.pop("index", "public.ix"), table, keys, include, shards=shards, **of)
     prepared = prepare.prepare(made.database, definition, BuildOptions(**options), "test")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
 from psycopg2 import errors
 from sqlalchemy import Engine, event
 
-from airflow_roir.engine import build, operations
+from airflow_roir.definition import BuildOptions, IndexDefinition
+from airflow_roir.engine import build, operations, prepare
 from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
-from airflow_roir.errors import Fenced, SourceChanged
+from airflow_roir.errors import Fenced, InvalidInput, SourceChanged
 from servers.shards import Shards
+from tests.conftest import run_sql
 from tests.engine import values
 from tests.shards import apart
 from tests.shards.conftest import Make
@@ -202,6 +205,46 @@ def test_a_shard_has_at_most_so_many_readers(shards: Make) -> None:
     assert len({one.shard_id for one in claimed if isinstance(one, build.Claim)}) == 2
     with made.database.transaction() as connection:
         assert build.work_left(connection, run, [0, 1]).free == 0
+
+
+def test_the_readers_of_a_shard_are_changed_while_they_read(shards: Make) -> None:
+    """Fewer: who is one too many leaves at its next batch, and takes no range there. More: the rest is claimed."""
+    made = apart.add_all(shards(2, TABLE, ROWS))
+    prepared, run = apart.begin(made, parallelism=4, ranges=16, batch_rows=10)
+
+    def readers() -> list[int]:
+        held = "SELECT count(*)::int FROM roir.scan_range WHERE claim_epoch IS NOT NULL GROUP BY shard_id"
+        return [count for (count,) in made.ask(held)]
+
+    with ExitStack() as stack:
+        workers = [stack.enter_context(apart.worker(made, run, number)) for number in range(4)]
+        claims = [worker.claim() for worker in workers]
+        assert readers() == [2, 2]
+        operations.change_options(made.database, "public.ix", actor="test", shard_parallelism=1)
+        left = []
+        for worker, claim in zip(workers, claims, strict=True):
+            assert isinstance(claim, build.Claim)
+            outcome = worker.batch(claim)
+            assert isinstance(outcome, build.Batch)
+            if outcome.claim is None:
+                left.append(worker)
+                assert outcome.rows == 0
+                assert worker.claim() == Stop("done")
+        assert len(left) == 2
+        assert readers() == [1, 1]
+        operations.change_options(made.database, "public.ix", actor="test", shard_parallelism=0)
+        assert all(isinstance(worker.claim(), build.Claim) for worker in left)
+        assert readers() == [2, 2]
+    again = start_run(made.database, "public.ix", "test", take_over=True)
+    apart.build_all(made, again)
+    apart.assert_exact(made, prepared.generation_id)
+
+
+def test_the_readers_of_a_shard_are_for_an_index_over_shards(database: Database, dsn: str) -> None:
+    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k text)")
+    prepare.prepare(database, IndexDefinition.parse("public.ix", "t", "k"), BuildOptions(), "test")
+    with pytest.raises(InvalidInput, match="shard_parallelism is for an index over shards"):
+        operations.change_options(database, "public.ix", actor="test", shard_parallelism=2)
 
 
 def test_paused_resumed_and_fenced(shards: Make) -> None:

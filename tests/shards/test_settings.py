@@ -1,4 +1,4 @@
-"""Settings that a database has by default, on the index server and in the shards, change nothing of what is promised."""
+"""Settings that a database has by default, on the index server and in the shards, change nothing of the promises."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from psycopg2 import errors
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine.shards import compare as shard_compare
+from airflow_roir.engine.shards import judge
 from airflow_roir.engine.verify.compare import verify
 from tests.shards.conftest import Make
 from tests.shards.verified import FILL, TABLE, Verified, build
@@ -49,7 +49,7 @@ def test_writers_beside_a_verification_are_no_discrepancy(
     shards: Make, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does a difference that stays hide among them."""
-    monkeypatch.setattr(shard_compare, "REST_S", 0.05)
+    monkeypatch.setattr(judge, "REST_S", 0.05)
     one = build(shards(2, TABLE, FILL.replace("{number}", "0")))
     stop, truncates = threading.Event(), seed % 3 == 1
     writers = [threading.Thread(target=_write, args=(one, name, seed, stop, truncates)) for name in one.made.names]
@@ -81,8 +81,8 @@ def test_writers_beside_a_verification_are_no_discrepancy(
 
 @pytest.mark.slow
 def test_what_was_not_shipped_yet_is_no_discrepancy(shards: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_compare, "REST_S", 0.01)
-    monkeypatch.setattr(shard_compare, "MOST_LOOKS", 2)
+    monkeypatch.setattr(judge, "REST_S", 0.01)
+    monkeypatch.setattr(judge, "MOST_LOOKS", 2)
     one = build(shards(2, TABLE, FILL))
     one.made.run("UPDATE t SET v = 0 WHERE id % 2 = 0", "DELETE FROM t WHERE id % 5 = 1")
     for options in (VerifyOptions(), VerifyOptions(sample=100), VerifyOptions(repair=True)):

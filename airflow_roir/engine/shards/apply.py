@@ -14,6 +14,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.shards import holders
 from airflow_roir.engine.shards.lanes import VISITS, Claim, Route
 from airflow_roir.engine.shards.visit import Acknowledged, Visit
 from airflow_roir.errors import Fenced
@@ -86,6 +87,7 @@ def apply(
     if (why := _why(route, visit, held)) is not None:
         _doubt(connection, route, claim, visit, why, lost, new=held.doubtful_at is None)
         if lost:
+            _follow_holders(connection, route, claim)
             return Applied(None, None, doubt=why, again=True)
     if visit.ticked and visit.tick <= held.tick:
         raise Fenced(f"{route.name}: a later visit was applied; {claim.owner} has changed nothing")
@@ -99,6 +101,7 @@ def apply(
         _put(connection, route, visit.there)
     if settle is not None and visit.ticked:
         settle(connection, visit)
+    _follow_holders(connection, route, claim, visit, visit.emptied > held.emptied)
     row = execute(
         connection,
         APPLIED,
@@ -135,6 +138,7 @@ def distrust(connection: Connection, route: Route, claim: Claim, problem: str) -
     values = {"lane": route.lane.id, "token": claim.token, "lost": False, "tick": 0, "step": 0, "emptied": 0}
     why = _missing(route, problem)
     execute(connection, DOUBT, values | {"doubt": why})
+    _follow_holders(connection, route, claim)
     if held.doubtful_at is None:
         operations.record_event(connection, route.index_id, None, claim.owner, "doubt", why)
 
@@ -190,6 +194,20 @@ def _doubt(connection: Connection, route: Route, claim: Claim, visit: Visit, why
         operations.record_event(connection, route.index_id, None, claim.owner, "doubt", why)
 
 
+def _follow_holders(
+    connection: Connection, route: Route, claim: Claim, visit: Visit | None = None, emptied: bool = False
+) -> None:
+    if not route.unique:
+        return
+    there, gone = ((), ()) if visit is None else (visit.there, visit.gone)
+    shard, problem = f"shard {quote(route.lane.shard.name)}", None
+    if visit is not None and visit.unguarded is not None:
+        problem = f"{shard}: {visit.unguarded}"
+    elif emptied:
+        problem = f"{shard} was truncated, which can't be announced"
+    holders.follow(connection, route.lane.generation_id, claim.owner, there, gone, problem)
+
+
 def _empty(connection: Connection, route: Route) -> None:
     """Take all entries of a shard out: it was truncated."""
     column = f"b.c{route.column + 1}"
@@ -198,8 +216,12 @@ def _empty(connection: Connection, route: Route) -> None:
 
 
 def _given(route: Route) -> str:
+    """The entries that a shard gives: all of them its own, whatever it says."""
     base = physical.base(route.lane.generation_id)
-    columns = ", ".join(f"(g.entry).{name}" for name in route.entry.physical())
+    columns = ", ".join(
+        f"%(shard)s::text AS {name}" if i == route.column else f"(g.entry).{name}"
+        for i, name in enumerate(route.entry.physical())
+    )
     return (
         f"given AS MATERIALIZED (SELECT e::{base} AS entry FROM unnest(%(entries)s::text[]) e), "
         f"d AS MATERIALIZED (SELECT {columns} FROM given g)"
@@ -218,7 +240,7 @@ def _put(connection: Connection, route: Route, entries: tuple[str, ...]) -> None
             # twice.
             f"WITH {_given(route)} INSERT INTO {table or base} ({columns}) "
             f"SELECT DISTINCT ON ({identity}) {columns} FROM d WHERE {where} ORDER BY {identity} {upsert}",
-            {"entries": list(entries)},
+            {"entries": list(entries), "shard": route.lane.shard.name},
         )
 
 
@@ -239,7 +261,7 @@ def _delete(connection: Connection, route: Route, entries: tuple[str, ...]) -> N
     entry, base = route.entry, physical.base(route.lane.generation_id)
     given = _given(route)
     pattern = entry.null_pattern(entry.identity_positions, "d.")
-    values = {"entries": list(entries)}
+    values = {"entries": list(entries), "shard": route.lane.shard.name}
     patterns = ["0" * entry.identity]
     if entry.nullable_positions:
         patterns = list(execute(connection, f"WITH {given} SELECT DISTINCT {pattern} FROM d", values).scalars())

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import BuildOptions, quote
 from airflow_roir.engine import catalog, tables
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture.plpgsql import literal
 from airflow_roir.engine.database import Database, execute, has_vanished
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.job import Job
@@ -36,7 +37,13 @@ scan_range.shard_id IS NOT NULL AND (
     OR claim_epoch IS DISTINCT FROM %(epoch)s AND scan_range.shard_id = ANY (ARRAY(
         SELECT h.shard_id FROM roir.scan_range h JOIN roir.operation o ON o.id = h.operation_id
          WHERE o.id = %(operation)s AND NOT h.done AND h.claim_epoch = %(epoch)s
-         GROUP BY h.shard_id, o.options HAVING count(*) >= (o.options ->> 'shard_parallelism')::int)))
+         GROUP BY h.shard_id, o.shard_parallelism HAVING count(*) >= o.shard_parallelism)))
+"""
+# SQL: whether the holder of range r is a reader too many of its shard, since fewer are wanted now.
+TOO_MANY = """
+o.shard_parallelism <= (SELECT count(*) FROM roir.scan_range h
+                         WHERE h.operation_id = o.id AND h.shard_id = r.shard_id AND NOT h.done
+                           AND h.claim_epoch = o.epoch AND h.id < r.id)
 """
 # To be counted one after the other.
 COUNTED = "SELECT pg_advisory_xact_lock(hashtext('roir claims'), %(operation)s::int)"
@@ -122,9 +129,8 @@ class ShardReaders:
         return None if column is None else cls(database, job, lanes, column)
 
     def count_claims(self, connection: Connection) -> None:
-        """Before a claim, where a shard's readers are limited: two workers at once would both be the last one."""
-        if self.job.options.get("shard_parallelism"):
-            execute(connection, COUNTED, {"operation": self.job.run.operation_id})
+        """Before a claim: where a shard's readers are limited two workers at once would both be the last one."""
+        execute(connection, COUNTED, {"operation": self.job.run.operation_id})
 
     def open(self, shard_id: int) -> None:
         """Begin a session in a shard, and the capture there, if that wasn't possible before. Raises ShardAway."""
@@ -179,7 +185,7 @@ class ShardReaders:
                     return found, 0, piece.mark
                 base = f"{physical.base(self.job.generation_id)} ({', '.join(self.job.entry.physical())})"
                 values = {**found.stretch.values, "shard_name": side.lane.shard.name}
-                rows = stream(side.connection, found.query, values, here, base)
+                rows = stream(side.connection, found.query, values, here, base, self._own(side.lane))
                 try:
                     marks.leave(side.connection, side.lane.outbox, piece.id, found.mark)
                 except DBAPIError as error:
@@ -267,8 +273,16 @@ class ShardReaders:
     def _read(self, source: Source, entry: Entry) -> tuple[str, ...]:
         names = {column.attnum: name for name, column in source.columns.items()}
         columns = [f"{quote(names[column.attnum])}{column.to_base_type}" for column in entry.columns]
-        place = next(i for i, column in enumerate(self.job.entry.columns) if column.source == self.shard_column)
+        place = self._place
         return (*columns[:place], "%(shard_name)s::text", *columns[place:])
+
+    @property
+    def _place(self) -> int:
+        return next(i for i, one in enumerate(self.job.entry.columns) if one.source == self.shard_column)
+
+    def _own(self, lane: Lane) -> str:
+        """SQL, on the index server: that a row is this shard's. What a shard sends may be anything."""
+        return f"c{self._place + 1} OPERATOR(pg_catalog.=) {literal(lane.shard.name)}"
 
     def _failed(self, lane: Lane, error: DBAPIError | RoirError) -> Exception:
         """What an error in a shard means: it passes, or somebody can settle it there; or the operation can't go on."""

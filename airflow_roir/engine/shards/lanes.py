@@ -13,6 +13,14 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.shards.shard import Lane, by_id
 from airflow_roir.errors import Fenced
 
+# By the sessions that hold this lock, shared, the shippers of a database count each other.
+PRESENT = 1919904115  # 'rois'
+# Their sessions, as `l`.
+SHIPPERS = f"""
+pg_locks l
+ WHERE l.locktype = 'advisory' AND l.classid = {PRESENT} AND l.objid = 1 AND l.granted
+   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+"""
 # Longer than an outage of a second or a slow batch; whoever takes over meanwhile does no harm.
 HEARTBEAT_FRESH_S = 10
 # Numbers of a token's visits, which are the lower part of a tick.
@@ -51,7 +59,8 @@ RETURNING l.token, l.tick, l.step, l.emptied
 ROUTE = """
 SELECT l.id, l.generation_id, l.shard_id, l.outbox, l.source_oid, g.entry, i.id AS index_id, i.schema_name,
        i.name, i.shard_column,
-       to_regclass(format('roir_data.g%%s_intent', g.id)) IS NOT NULL AS announced
+       to_regclass(format('roir_data.g%%s_intent', g.id)) IS NOT NULL AS announced,
+       g.unique_mode IS NOT NULL AS unique
   FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
  WHERE l.id = %(lane)s
 """
@@ -61,7 +70,7 @@ SELECT l.id, l.generation_id, l.shard_id, l.outbox, l.source_oid, g.entry, i.id 
 class Route:
     """What a shipper must know of a lane. entry: of the index server; column: the position of the shard's name in it.
 
-    announced: whether there is room for intents.
+    announced: whether there is room for intents. unique: whether keys have holders.
     """
 
     lane: Lane
@@ -70,6 +79,7 @@ class Route:
     index_id: int
     index: str
     announced: bool
+    unique: bool
 
     @property
     def name(self) -> str:
@@ -128,7 +138,7 @@ def route(connection: Connection, lane_id: int) -> Route:
     entry = physical.followed(connection, row.generation_id, Entry.from_json(row.entry))
     lane = Lane(row.id, row.generation_id, by_id(connection, row.shard_id), row.outbox, row.source_oid)
     column = next(i for i, one in enumerate(entry.columns) if one.source == row.shard_column)
-    return Route(lane, entry, column, row.index_id, str(operations.index_name(row)), row.announced)
+    return Route(lane, entry, column, row.index_id, str(operations.index_name(row)), row.announced, row.unique)
 
 
 def claim(connection: Connection, lane_id: int, owner: str, take_over: bool = False, above: int = 0) -> Claim | None:

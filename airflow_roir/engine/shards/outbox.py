@@ -28,9 +28,9 @@ from airflow_roir.errors import SourceChanged
 BY_INDEX = " SET enable_seqscan = off"
 REMEMBERED = f"SELECT entry FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
 WRITTEN = f"""
-INSERT INTO {SHARD_SCHEMA}.outbox (name, server, index_name, source, entry, leaves, bounds, capture)
+INSERT INTO {SHARD_SCHEMA}.outbox (name, server, index_name, source, entry, leaves, bounds, capture, is_unique)
 VALUES (%(name)s, %(server)s, %(index)s, %(source)s, %(entry)s::jsonb, {SHARD_SCHEMA}.leaves(%(source)s),
-        {SHARD_SCHEMA}.bounds(%(source)s), {SHARD_SCHEMA}.capture_of(%(name)s))
+        {SHARD_SCHEMA}.bounds(%(source)s), {SHARD_SCHEMA}.capture_of(%(name)s), %(unique)s)
 """
 RELATION = (
     "SELECT c.oid::bigint FROM pg_class c WHERE c.oid = (SELECT source FROM {schema}.outbox WHERE name = %(name)s)"
@@ -87,7 +87,7 @@ def install(
     drain = Drain(database, source.sql, source.relations, timeout_ms, patience_s)
     with telling_of_names():
         drain.run(
-            lambda connection, lock: _install(connection, lock, lane, source, entry, str(definition.name), server),
+            lambda connection, lock: _install(connection, lock, lane, source, entry, definition, server),
             report,
         )
 
@@ -98,7 +98,7 @@ def _install(
     lane: Lane,
     source: Source,
     entry: Entry,
-    index: str,
+    definition: IndexDefinition,
     server: str,
 ) -> None:
     execute(connection, "SELECT pg_advisory_xact_lock_shared(hashtext('roir_shard'))")
@@ -122,9 +122,10 @@ def _install(
         {
             "name": name,
             "server": server,
-            "index": index,
+            "index": str(definition.name),
             "source": source.oid,
             "entry": json.dumps(entry.as_json()),
+            "unique": definition.unique,
         },
     )
     functions = [f"{touch_function(name)}()", f"{emptied_function(name)}()"]
@@ -244,6 +245,12 @@ def read_entry(connection: Connection, name: str) -> Entry | None:
     return None if found is None else Entry.from_json(found)
 
 
+def relation(connection: Connection, name: str) -> int | None:
+    """The oid of the table that an outbox is of; None if that was dropped."""
+    found: int | None = execute(connection, RELATION.format(schema=SHARD_SCHEMA), {"name": name}).scalar()
+    return found
+
+
 def remove(
     database: Database,
     name: str,
@@ -255,7 +262,7 @@ def remove(
     with database.transaction() as connection:
         if not _is_installed(connection):
             return
-        oid = execute(connection, RELATION.format(schema=SHARD_SCHEMA), {"name": name}).scalar()
+        oid = relation(connection, name)
         source = None if oid is None else catalog.read_source_by_oid(connection, oid, check=False)
     if source is None:
         with database.transaction() as connection:

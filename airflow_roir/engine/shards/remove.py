@@ -11,8 +11,8 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import quote
 from airflow_roir.engine import operations, tables
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.shards import face, home, intents, outbox
-from airflow_roir.engine.shards.prepare import held
+from airflow_roir.engine.shards import face, holders, home, intents, outbox
+from airflow_roir.engine.shards.lane_lock import held
 from airflow_roir.engine.shards.shard import Shard, by_id, set_away
 from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.errors import RoirError
@@ -78,6 +78,7 @@ def _drop_intents(database: Database) -> list[str]:
             with database.transaction() as connection:
                 execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
                 intents.drop(connection, generation_id)
+                holders.drop(connection, generation_id)
         except DBAPIError as error:
             if trouble_of(error) is None or error.connection_invalidated:
                 raise

@@ -17,7 +17,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.run import read_control
-from airflow_roir.engine.shards import announce, outbox
+from airflow_roir.engine.shards import announce, holders, outbox
 from airflow_roir.engine.shards.look import Identity, Verdict, identities
 from airflow_roir.engine.shards.shard import Lane
 from airflow_roir.engine.verify.job import UnitClaim
@@ -124,7 +124,7 @@ class Mender:
 
     def _touch(self, lane: Lane, wanted: list[Identity]) -> bool:
         """Touch entries in their shard; False if their table was dropped: then they are deleted."""
-        one = self.worker.shard(lane)
+        one = self.worker.sessions.of(lane)
         if one.entry is None:
             self._delete(wanted, lane)
             return False
@@ -134,7 +134,7 @@ class Mender:
         columns = ", ".join(one.entry.physical(one.entry.identity_positions, prefix="s."))
         # One that is there twice would be touched twice by one statement.
         rows = f"SELECT DISTINCT ON ({columns}) {columns} FROM ({listed}) s ORDER BY {columns}"
-        with self.worker.reaching(lane), one.connection.begin():
+        with self.worker.sessions.reaching(lane), one.connection.begin():
             announce.nothing_to_announce(one.connection, lane.outbox)
             execute(one.connection, outbox.touch(lane.outbox, one.entry, rows), values)
         return True
@@ -148,7 +148,9 @@ class Mender:
             if lane is not None:
                 # After whatever is applied now.
                 execute(self.connection, "SELECT FROM roir.lane WHERE id = %(lane)s FOR UPDATE", {"lane": lane.id})
-            execute(self.connection, f"DELETE FROM {base} b USING ({listed}) s WHERE {entry.equal('b.', 's.')}", values)
+            gone = f"DELETE FROM {base} b USING ({listed}) s WHERE {entry.equal('b.', 's.')} RETURNING b::text"
+            texts = list(execute(self.connection, gone, values).scalars())
+            holders.follow(self.connection, self.job.generation_id, self.job.run.owner, gone=texts)
 
     def _await_pass(self, lane: Lane, touched: Any) -> bool:
         """Wait for a pass that began after a touch, for as long as shipping is seen at work; False if a pause came."""
@@ -172,7 +174,7 @@ class Mender:
         """Look again. What is written to all the while was shipped since, and each write of it will be."""
         by_identity = {self._identity(row): row.id for row in batch}
         for _ in range(LOOKS):
-            seen = self.worker.look(list(by_identity))
+            seen = self.worker.judge.look(list(by_identity))
             right = [one.identity for one in seen if one.verdict == Verdict.EQUAL]
             ids = [by_identity.pop(identity) for identity in right]
             with self.connection.begin():

@@ -15,48 +15,24 @@ from typing import TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import parse_name, quote
+from airflow_roir.definition import parse_name
 from airflow_roir.engine import operations
-from airflow_roir.engine.database import Database, execute, said
-from airflow_roir.engine.history import one_history
-from airflow_roir.engine.run import Run
-from airflow_roir.engine.running import read_running
-from airflow_roir.engine.shards import announce, freshness, lanes
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.shards import lanes
 from airflow_roir.engine.shards.freshness import Alarm
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
+from airflow_roir.engine.shards.lane_thread import LaneThread, note_failed, note_refused
 from airflow_roir.engine.shards.lanes import Found
-from airflow_roir.engine.shards.shard import AWAY_S, find, set_away, set_problem
+from airflow_roir.engine.shards.shard import find
 from airflow_roir.engine.trouble import is_transient, reason_of
-from airflow_roir.errors import Fenced, HistoryChanged, InvalidInput, RoirError
+from airflow_roir.errors import HistoryChanged, InvalidInput, RoirError
 
-# By the sessions that hold this lock, shared, the shippers of a database count each other.
-PRESENT = 1919904115  # 'rois'
 # How often a shipper looks which lanes there are, and who else ships.
 LOOK_S = 1.0
-# Well within the time after which others take a lane over.
-RENEW_S = 3.0
-# A shard that can't be reached is tried again this often before it is away: a restart takes a second or two.
-ATTEMPTS = 5
-FIRST_WAIT_S = 0.2
-LONGEST_WAIT_S = 5.0
 # After it gave a lane to nobody it keeps what it has for so long.
 KEEP_S = 60.0
-# In `catch_up`: what is left to ship may take a second or so after the switch.
-FEW = 10_000
-LANE = """
-SELECT l.shard_id, s.name AS shard, format('%%I.%%I', i.schema_name, i.name) AS index,
-       l.removed_at IS NULL AND i.dropped_at IS NULL AND g.status <> 'dropped' AS live
-  FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
-  JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
- WHERE l.id = %(lane)s
-"""
-ENTER = f"SELECT pg_advisory_lock_shared({PRESENT}, 1)"
-SHIPPERS = f"""
-SELECT l.pid, l.pid = pg_backend_pid() AS own FROM pg_locks l
- WHERE l.locktype = 'advisory' AND l.classid = {PRESENT} AND l.objid = 1 AND l.granted
-   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
- ORDER BY l.pid
-"""
+ENTER = f"SELECT pg_advisory_lock_shared({lanes.PRESENT}, 1)"
+SHIPPERS = f"SELECT l.pid, l.pid = pg_backend_pid() AS own FROM {lanes.SHIPPERS} ORDER BY l.pid"
 
 Report = Callable[[str], None]
 T = TypeVar("T")
@@ -87,7 +63,7 @@ class Shipper:
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
-        self._work: dict[int, _Work] = {}
+        self._work: dict[int, LaneThread] = {}
         self._session: Connection | None = None
         self._spare: dict[int, int] = {}
         self._keep_until = 0.0
@@ -159,7 +135,7 @@ class Shipper:
                 if self._spare[lane] <= 3:
                     continue
                 self._keep_until = time.monotonic() + KEEP_S
-            self._work[lane] = _Work(self, lane)
+            self._work[lane] = LaneThread(self.database, lane, self.owner, self.every_s, self.report)
             self._spare.pop(lane)
 
     def _give_way(self, found: list[int], share: int) -> None:
@@ -210,120 +186,6 @@ class Shipper:
                 self._said = None
 
 
-class _Work:
-    """The thread that ships one lane."""
-
-    def __init__(self, whole: Shipper, lane: int) -> None:
-        self._whole = whole
-        self._stop = threading.Event()
-        self._said: str | None = None
-        # A session's history is its thread's affair: another lane may have claimed in the next one already.
-        self.shipper = LaneShipper(whole.database.named(whole.database.application_name), lane, whole.owner)
-        self._thread = threading.Thread(target=self._run, name=f"roir-lane-{lane}", daemon=True)
-        self._thread.start()
-
-    @property
-    def lives(self) -> bool:
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def join(self, seconds: float) -> bool:
-        self._thread.join(seconds)
-        return not self.lives
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        finally:
-            # A no-op if another shipper has the lane.
-            self.shipper.release()
-
-    def _work(self) -> None:
-        wait = FIRST_WAIT_S
-        while not self._stop.is_set():
-            try:
-                with one_history(self.shipper.database):
-                    self._ship()
-                return
-            except Fenced as error:
-                self._whole.report(str(error))
-                return
-            except (DBAPIError, HistoryChanged) as error:
-                # The index server. The lane may be somebody else's by now.
-                self.shipper.close()
-                if isinstance(error, DBAPIError) and not is_transient(error):
-                    if (refused := note_refused(self.shipper.database, self.shipper.lane_id, error)) is not None:
-                        self._whole.report(refused)
-                    self._stop.wait(LONGEST_WAIT_S)
-                    return
-                self._stop.wait(wait)
-                wait = min(2 * wait, LONGEST_WAIT_S)
-
-    def _ship(self) -> None:
-        """Ship pass after pass until it shall stop. A shard that stays away ends it, too."""
-        if not self.shipper.claim():
-            return
-        failed, pause = 0, 0.0
-        while not self._rest(pause):
-            try:
-                rows = self.shipper.ship_pass(self._stop.is_set)
-            except InShard as error:
-                failed += 1
-                if self._stop.is_set():
-                    return
-                if failed >= ATTEMPTS or not error.passes:
-                    if note_failed(self.shipper, error):
-                        self._whole.report(f"{error}; its changes wait")
-                        return
-                    self._say(f"{error}; its changes of index {self.shipper.route.index} wait")
-                    failed, pause = 0, AWAY_S
-                    continue
-                self.shipper.renew()
-                pause = FIRST_WAIT_S * 2 ** (failed - 1)
-                continue
-            failed = 0
-            # Soon again while there is something to do.
-            pause = self._whole.every_s / 10 if rows else min(max(2 * pause, 0.01), self._whole.every_s)
-
-    def _rest(self, seconds: float) -> bool:
-        """Wait, alive; True if it shall stop."""
-        while seconds > RENEW_S:
-            if self._stop.wait(RENEW_S):
-                return True
-            self.shipper.renew()
-            seconds -= RENEW_S
-        return self._stop.wait(seconds)
-
-    def _say(self, line: str) -> None:
-        if line != self._said:
-            self._whole.report(line)
-        self._said = line
-
-
-def note_failed(shipper: LaneShipper, error: InShard) -> bool:
-    """Write down that a shard is away; or False if it answers: then only this lane can't be shipped."""
-    is_away = error.passes or shipper.is_shards_fault()
-    with shipper.database.transaction() as connection:
-        (set_away if is_away else set_problem)(connection, error.shard.id, reason_of(error.error))
-    return is_away
-
-
-def note_refused(database: Database, lane_id: int, error: DBAPIError) -> str | None:
-    """Write down that the index server doesn't take what a shard has, and why; None if the index was dropped.
-
-    Other indexes over the shard are shipped on.
-    """
-    with database.transaction() as connection:
-        row = execute(connection, LANE, {"lane": lane_id}).one()
-        if not row.live:
-            return None
-        problem = f"the index server doesn't take its changes of index {row.index}: {said(error)}"
-        set_problem(connection, row.shard_id, problem)
-    return f"shard {quote(row.shard)}: {problem}; they wait"
-
-
 def index_ids(connection: Connection, names: Sequence[str]) -> list[int]:
     """The ids of indexes apart. Raises NotFound, InvalidInput."""
     found = []
@@ -366,37 +228,6 @@ def ship_once(shipper: Shipper) -> int:
     if failed:
         raise RoirError("; ".join(dict.fromkeys(failed)))
     return rows
-
-
-def catch_up(database: Database, run: Run, report: Report = lambda line: None) -> None:
-    """Ship what was written since the generation's copies, until little is left: all that was committed before this
-    began is in it then. A no-op for a generation whose source is in this database.
-
-    It waits for shards that are out of reach, and says so. Raises OperationPaused, Fenced.
-    """
-    with database.transaction() as connection:
-        row = read_running(connection, run)
-    # Before the moment that all is shipped up to: strict reads are as good then as before the publish.
-    announce.keep_on(database, row.generation_id, report)
-    with database.transaction() as connection:
-        waiting = freshness.Waiting(connection, row.generation_id)
-    if not waiting.lanes:
-        return
-    shipper = Shipper(database, report, every_s=0.2, generation_id=row.generation_id, shares=False)
-    said: str | None = None
-    with shipper.running():
-        while True:
-            with database.transaction() as connection:
-                read_running(connection, run)
-                left = waiting.left(connection, FEW)
-                if left != said:
-                    operations.note_wait(connection, run.operation_id, run.epoch, left)
-            if left != said and left is not None:
-                report(left)
-            said = left
-            if left is None:
-                return
-            time.sleep(0.2)
 
 
 def _listed(given: Sequence[T] | None) -> list[T] | None:

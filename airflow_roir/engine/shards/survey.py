@@ -12,18 +12,18 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import AUTO, SOURCE, BuildOptions, IndexDefinition, QualifiedName, Scan, quote
-from airflow_roir.engine import catalog, checks, publications
+from airflow_roir.engine import catalog, checks, owner, publications
 from airflow_roir.engine import plan as plans
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import cover
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts
 from airflow_roir.engine.plan import Piece, Plan, make_plan
-from airflow_roir.engine.shards import face, home, shard, sources
+from airflow_roir.engine.shards import face, home, shard, sources, unique
 from airflow_roir.engine.shards.copies import copy_in, copy_out
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
 from airflow_roir.engine.source import Source
-from airflow_roir.errors import InvalidInput
+from airflow_roir.errors import InvalidInput, SourceChanged
 
 DEFAULT_COLUMN = "shard"
 # Nothing of this size fits into a B-tree, however well it is compressed.
@@ -81,6 +81,11 @@ def check_options(definition: IndexDefinition, options: BuildOptions) -> None:
     """Raise InvalidInput for what isn't possible over shards."""
     if options.scan not in (AUTO, SOURCE, Scan.KEY.value):
         raise InvalidInput(f"index {definition.name}: scan is {options.scan}, but shards are read by key; leave it out")
+    if options.census or options.on_duplicate != BuildOptions.on_duplicate:
+        raise InvalidInput(
+            f"index {definition.name}: a build over shards looks for no duplicates; leave census and on_duplicate out. "
+            "roir announce lists them, before a unique index is enforced"
+        )
 
 
 def look(
@@ -184,6 +189,8 @@ def _read(database: Database, one: Shard, definition: IndexDefinition, options: 
         checks.check_server(connection)
         source = sources.read(connection, definition.source, options.ignore_row_security)
         checks.check_collations(connection, source)
+        if definition.unique:
+            unique.check(connection, one, source, definition)
         publications.check(connection, options.ignore_publications, [SHARD_SCHEMA])
         _check_types(connection, source, definition)
         return source
@@ -215,6 +222,9 @@ def _sample(
     read = [name for name in columns if name != found.shard_column]
     rows = io.BytesIO()
     with one.shard.database(index_server.application_name, index_server.limits).transaction() as there:
+        catalog.hold(there, one.source)
+        if not owner.is_trusted(there, one.source):
+            raise SourceChanged(f"table {one.source.name} has got another owner meanwhile; start again")
         sample = plans.sample_of(there, one.source)
         size = " + ".join(f"coalesce(pg_column_size(s.{quote(name)}), 0)" for name in read)
         biggest = execute(there, f"SELECT max({size}) FROM {one.source.sql} s {sample}").scalar() or 0

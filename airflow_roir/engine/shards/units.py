@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection
 
 from airflow_roir.definition import VerifyOptions
-from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.files import segments_of
 from airflow_roir.engine.limits import limits_of
@@ -77,22 +76,7 @@ def plan(
 ) -> tuple[int, int]:
     """As `units.plan`, of an index apart from its source."""
     generation_id = surveyed.generation_id
-    buckets = 1 << max(surveyed.rows // units.ROWS_PER_BUCKET, 1).bit_length()
-    verification = tables.verification
-    verification_id = int(
-        connection.execute(
-            insert(verification)
-            .values(
-                index_id=index_id,
-                operation_id=operation_id,
-                generation_id=generation_id,
-                mode=mode,
-                options=options.fixed(),
-                buckets=min(max(buckets, units.FEWEST_BUCKETS), units.MOST_BUCKETS),
-            )
-            .returning(verification.c.id)
-        ).scalar_one()
-    )
+    verification_id = units.write_down(connection, index_id, operation_id, generation_id, options, mode, surveyed.rows)
     walking = 0
     if options.slices is not None:
         walking = units.walk_on(connection, verification_id, index_id, generation_id)

@@ -27,10 +27,15 @@ SETTINGS = f"""
 SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET synchronous_commit = on;
 SET lock_timeout = {LOCK_MS}
 """
-# The row of the outbox first: a visit of somebody else waits for it, and finds its rows gone and this step.
-# The table even before that, as a TRUNCATE does. A row that a writer touches now is left: it is shipped again anyway.
-ACKNOWLEDGE = """
+# Under this lock, so before the statement that reads is planned: who owns the table, and what is planned runs his code.
+OWN = """
 LOCK TABLE {view} IN ACCESS SHARE MODE;
+SELECT {schema}.check_owners(%(name)s);
+"""
+# The row of the outbox first: a visit of somebody else waits for it, and finds its rows gone and this step.
+# The table even before that (`OWN`), as a TRUNCATE does. A row that a writer touches now is left: it is shipped again
+# anyway.
+ACKNOWLEDGE = """
 UPDATE {schema}.outbox SET step = greatest(step, %(step)s) WHERE name = %(name)s AND tick = %(mine)s;
 DELETE FROM {table} t WHERE t.ctid = ANY (ARRAY(
     SELECT x.ctid FROM {table} x WHERE x.version = ANY (%(acked)s::bigint[]) FOR UPDATE SKIP LOCKED))
@@ -41,6 +46,7 @@ VISIT = """
 WITH header AS MATERIALIZED (
     SELECT o.*, o.tick >= %(known)s AND o.tick < %(tick)s AS fits, {schema}.capture_problem(o.name) AS problem,
            {schema}.announcing_problem(o.name) AS unannounced,
+           CASE WHEN o.is_unique THEN {schema}.unique_problem(o.name) END AS unguarded,
            {schema}.leaves(o.source) IS DISTINCT FROM o.leaves AND NOT {schema}.is_restored(o.name) AS moved
       FROM {schema}.outbox o WHERE o.name = %(name)s),
 picked AS MATERIALIZED (
@@ -68,7 +74,7 @@ size AS MATERIALIZED (
       FROM (SELECT count(*) AS rows FROM (SELECT FROM {table} LIMIT {counted} + 1) y) x)
 SELECT h.tick AS tick_before, coalesce(t.step, h.step) AS step, h.emptied, t.step IS NOT NULL AS ticked,
        pg_current_snapshot()::text AS snapshot, CASE WHEN t.step IS NOT NULL THEN pg_current_xact_id()::text END AS xid,
-       h.problem, h.unannounced, h.moved, c.counted, c.about, c.bytes,
+       h.problem, h.unannounced, h.unguarded, h.moved, c.counted, c.about, c.bytes,
        l.version, l.is_there, l.entry, l.identity
   FROM header h
  CROSS JOIN size c
@@ -86,7 +92,8 @@ class Visit:
     does. versions: of the outbox rows among them. identities: their texts, in the shard's order, where they were asked
     for. last: the version to go on after; ended: there were no more rows. tick: this visit's, if it found something;
     before: the shard's tick before it; step: what the shard knows of the index server. problem: why the capture may
-    miss writes. unannounced: why writers may commit without an announcement. moved: the partitions aren't those that
+    miss writes. unannounced: why writers may commit without an announcement. unguarded: why two of the shard's rows may
+    share a key of a unique index. moved: the partitions aren't those that
     are captured. pending, bytes: what is in the outbox, about. fits: another shipper has not visited since, and nothing
     that the index server knows of was lost.
     """
@@ -100,6 +107,7 @@ class Visit:
     xid: str | None
     problem: str | None
     unannounced: str | None
+    unguarded: str | None
     moved: bool
     pending: int
     bytes: int
@@ -170,9 +178,9 @@ def visit(
     }
     for i in here.identity_positions:
         values[f"n{i}"] = [one[i] for one in named]
-    text = _visiting(route, here)
+    text = owning(name) + _visiting(route, here)
     if done is not None:
-        text = _acknowledging(route) + text
+        text = _acknowledging(route) + _visiting(route, here)
         values |= {"mine": done.tick, "step": done.step, "acked": list(done.versions)}
     rows = execute(connection, text, values).all()
     if not rows:
@@ -191,6 +199,7 @@ def visit(
         xid=head.xid,
         problem=head.problem,
         unannounced=head.unannounced,
+        unguarded=head.unguarded,
         moved=head.moved,
         pending=head.counted if head.about is None else max(head.counted, head.about),
         bytes=head.bytes,
@@ -204,9 +213,18 @@ def visit(
     )
 
 
+def own(connection: Connection, name: str) -> None:
+    """Lock the table of an outbox against another owner, for this transaction. An error if it has one already."""
+    execute(connection, owning(name), {"name": name})
+
+
+def owning(name: str) -> str:
+    """SQL, with `name` to bind: as `own`, before what is sent with it."""
+    return OWN.format(schema=SHARD_SCHEMA, view=outbox.view(name))
+
+
 def _acknowledging(route: Route) -> str:
-    name = route.lane.outbox
-    return ACKNOWLEDGE.format(schema=SHARD_SCHEMA, table=outbox.table(name), view=outbox.view(name))
+    return owning(route.lane.outbox) + ACKNOWLEDGE.format(schema=SHARD_SCHEMA, table=outbox.table(route.lane.outbox))
 
 
 def _visiting(route: Route, here: Entry) -> str:

@@ -49,22 +49,7 @@ def plan(
         units = _heap_units(connection, source)
     else:
         rows, units = _source_units(connection, source, fine=options.in_parts)
-    buckets = 1 << max(rows // ROWS_PER_BUCKET, 1).bit_length()
-    verification = tables.verification
-    verification_id = int(
-        connection.execute(
-            insert(verification)
-            .values(
-                index_id=index_id,
-                operation_id=operation_id,
-                generation_id=generation_id,
-                mode=mode,
-                options=options.fixed(),
-                buckets=min(max(buckets, FEWEST_BUCKETS), MOST_BUCKETS),
-            )
-            .returning(verification.c.id)
-        ).scalar_one()
-    )
+    verification_id = write_down(connection, index_id, operation_id, generation_id, options, mode, rows)
     walking = 0
     if options.slices is not None:
         walking = walk_on(connection, verification_id, index_id, generation_id)
@@ -81,6 +66,34 @@ def plan(
     if options.slices is not None:
         set_quota(connection, verification_id, walking, options.slices)
     return verification_id, rows
+
+
+def write_down(
+    connection: Connection,
+    index_id: int,
+    operation_id: int,
+    generation_id: int,
+    options: VerifyOptions,
+    mode: str,
+    rows: int,
+) -> int:
+    """Write a verification down, for as many buckets as that many rows need; returns its id."""
+    buckets = 1 << max(rows // ROWS_PER_BUCKET, 1).bit_length()
+    verification = tables.verification
+    return int(
+        connection.execute(
+            insert(verification)
+            .values(
+                index_id=index_id,
+                operation_id=operation_id,
+                generation_id=generation_id,
+                mode=mode,
+                options=options.fixed(),
+                buckets=min(max(buckets, FEWEST_BUCKETS), MOST_BUCKETS),
+            )
+            .returning(verification.c.id)
+        ).scalar_one()
+    )
 
 
 def set_quota(connection: Connection, verification_id: int, walking: int, slices: int) -> None:
