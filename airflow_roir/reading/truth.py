@@ -76,8 +76,8 @@ def ask(
                 raise ShardUnreachable(f"shard {quote(shard)} can't be asked: {first_line(error)}", shard) from error
             if state_of(error) == NO_RIGHT:
                 raise RightMissing(
-                    f"shard {quote(shard)}: {said(error)}; readers need SELECT on the table, and on roir_shard.home "
-                    "with USAGE on its schema"
+                    f"shard {quote(shard)}: {said(error)}; readers need SELECT on the table, and for bounded and "
+                    "strict also USAGE on schema roir_shard and SELECT on roir_shard.home and roir_shard.outbox"
                 ) from error
             raise RoirError(f"shard {quote(shard)}: {said(error)}") from error
     return found

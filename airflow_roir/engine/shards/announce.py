@@ -44,13 +44,13 @@ UPDATE roir.lane SET strict_from = clock_timestamp(), strict_history = roir.serv
 ENDED = "UPDATE roir.lane SET strict_from = NULL, strict_history = NULL WHERE generation_id = ANY (%(ids)s::bigint[])"
 CALLED = "SELECT concat(system_identifier, '/', current_database()) FROM pg_control_system()"
 NOW_CALLED = f"UPDATE {SHARD_SCHEMA}.outbox SET server = %(server)s WHERE name = %(name)s AND server <> %(server)s"
-BY = """
-UPDATE roir.lane l SET announced_by = %(by)s FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
- WHERE l.id = %(lane)s AND g.id = l.generation_id AND i.announced_by = %(by)s
-"""
 UNGUARDED = f"SELECT {SHARD_SCHEMA}.unique_problem(name) FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s AND is_unique"
 UNIQUE = """
 SELECT i.name FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(id)s AND i.is_unique
+"""
+BY = """
+UPDATE roir.lane l SET announced_by = %(by)s FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ WHERE l.id = %(lane)s AND g.id = l.generation_id AND i.announced_by = %(by)s
 """
 
 
@@ -61,9 +61,9 @@ def announce(
 
     Waits in each shard until the writers in flight have ended. Safe to call again, which goes on where it stopped; and
     it must be called again once the index server has failed over. Until every shard is done, and has shipped once more,
-    strict reads are refused. None ends them at once; returns a line for each shard that is away then: its writers
-    announce until the next call, or clean-up, that reaches it. What was enforced of a unique index is so no more, until
-    `enforce.enforce_index` begins it again. Raises NotFound, InvalidInput, RightMissing, LockNotAcquired.
+    strict reads are refused. What was enforced of a unique index is so no more, until `enforce.enforce_index` begins it
+    again. None ends them at once; returns a line for each shard that is away then: its writers announce until the next
+    call, or clean-up, that reaches it. Raises NotFound, InvalidInput, RightMissing, LockNotAcquired.
     """
     with database.transaction() as connection:
         row = operations.find_index(connection, parse_name(index, "index"))

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import AUTO, SOURCE, BuildOptions, IndexDefinition, QualifiedName, Scan, quote
-from airflow_roir.engine import catalog, checks, publications
+from airflow_roir.engine import catalog, checks, owner, publications
 from airflow_roir.engine import plan as plans
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
@@ -24,7 +24,7 @@ from airflow_roir.engine.shards.copies import copy_in, copy_out
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.trouble import reason_of
-from airflow_roir.errors import InvalidInput, RoirError
+from airflow_roir.errors import InvalidInput, RoirError, SourceChanged
 
 DEFAULT_COLUMN = "shard"
 # Nothing of this size fits into a B-tree, however well it is compressed.
@@ -251,6 +251,9 @@ def _sample(
     read = [name for name in columns if name != found.shard_column]
     rows = io.BytesIO()
     with one.shard.database(index_server.application_name, index_server.limits).transaction() as there:
+        catalog.hold(there, one.source)
+        if not owner.is_trusted(there, one.source):
+            raise SourceChanged(f"table {one.source.name} has got another owner meanwhile; start again")
         sample = plans.sample_of(there, one.source)
         size = " + ".join(f"coalesce(pg_column_size(s.{quote(name)}), 0)" for name in read)
         biggest = execute(there, f"SELECT max({size}) FROM {one.source.sql} s {sample}").scalar() or 0
