@@ -56,10 +56,32 @@ CREATE FUNCTION roir_shard.standing(source oid, others oid[], names text[], body
                                     OUT owner text, OUT made boolean, OUT may_create boolean, OUT other text, OUT named boolean)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT min(pg_get_userbyid(c.relowner)) = session_user AND count(DISTINCT c.relowner) = 1, count(DISTINCT c.relowner),
-           min(pg_get_userbyid(c.relowner)), false, false,
+           min(pg_get_userbyid(c.relowner)) FILTER (WHERE c.oid = source), false, false,
            min(c.oid::regclass::text) FILTER (WHERE pg_get_userbyid(c.relowner) <> session_user), true
-      FROM pg_class c WHERE c.oid = ANY (source || others)
+      FROM pg_class c
+     WHERE c.oid = ANY (source || others) OR c.oid = ANY (ARRAY(SELECT to_regclass(n)::oid FROM unnest(names) n))
 $$;
+
+-- An error unless the source of an outbox and all its partitions are the session's own: to read what somebody else owns is
+-- to run his code. Asked under a lock that keeps the owners, in the transaction that reads.
+CREATE FUNCTION roir_shard.check_owners(outbox text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    stranger record;
+BEGIN
+    SELECT c.oid::regclass AS name, pg_get_userbyid(c.relowner) AS owner INTO stranger
+      FROM roir_shard.outbox o
+     CROSS JOIN LATERAL (SELECT o.source AS oid UNION ALL
+                         SELECT t.relation FROM roir_shard.partition_tree(o.source) t) r
+      JOIN pg_class c ON c.oid = r.oid
+     WHERE o.name = check_owners.outbox AND pg_get_userbyid(c.relowner) <> session_user LIMIT 1;
+    IF FOUND THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = format('table %s belongs to %I, and what is read as %I would run code of that role', stranger.name,
+                             stranger.owner, session_user),
+            HINT = format('ALTER TABLE %s OWNER TO %I', stranger.name, session_user);
+    END IF;
+END $$;
 
 -- What the rows of a source are in: its leaves, or itself if it has no partitions. Rows that come, go or change without a
 -- trigger make another link: of the transaction that attached a leaf, and of the expressions of its generated columns.
@@ -83,22 +105,56 @@ BEGIN
     RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, t.link), '{}') FROM roir_shard.parts(source) t);
 END $$;
 
+-- Of a part and of each level above it, up to the source: what it is cut by, as numbers of the source's columns, and its
+-- bounds as the catalog prints them; of a default partition also those of the others. plain: by the usual order of the
+-- columns, so that another server can tell what is within.
+CREATE FUNCTION roir_shard.levels(source oid, part oid) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH RECURSIVE up AS (
+        SELECT i.inhrelid AS child, i.inhparent AS parent FROM pg_inherits i
+         WHERE i.inhrelid = levels.part AND levels.part <> levels.source
+        UNION ALL
+        SELECT i.inhrelid, i.inhparent FROM up JOIN pg_inherits i ON i.inhrelid = up.parent
+         WHERE up.parent <> levels.source)
+    SELECT coalesce(jsonb_agg(jsonb_build_object(
+               'bound', pg_get_expr(c.relpartbound, c.oid),
+               'others', (SELECT coalesce(jsonb_agg(pg_get_expr(o.relpartbound, o.oid)), '[]')
+                            FROM pg_inherits i JOIN pg_class o ON o.oid = i.inhrelid
+                           WHERE i.inhparent = up.parent AND o.oid <> c.oid AND c.oid = p.partdefid),
+               'columns', k.columns,
+               'plain', p.partstrat <> 'h' AND k.plain)), '[]')
+      FROM up JOIN pg_class c ON c.oid = up.child JOIN pg_partitioned_table p ON p.partrelid = up.parent
+     CROSS JOIN LATERAL (
+           SELECT jsonb_agg(s.attnum ORDER BY x.position) AS columns,
+                  bool_and(oc.opcdefault AND x.coll = a.attcollation) IS TRUE AS plain
+             FROM unnest(p.partattrs::int2[], p.partclass::oid[], p.partcollation::oid[])
+                  WITH ORDINALITY AS x (number, opclass, coll, position)
+             LEFT JOIN pg_attribute a ON a.attrelid = up.parent AND a.attnum = x.number
+             -- A partition may have its columns in another order.
+             LEFT JOIN pg_attribute s ON s.attrelid = levels.source AND s.attname = a.attname
+             LEFT JOIN pg_opclass oc ON oc.oid = x.opclass) k
+$$;
+
+-- By the parts: their condition, for this server alone, and what another one may read.
 CREATE FUNCTION roir_shard.bounds(source oid) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     -- A table without partitions, or a default partition alone, has none.
-    RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text,
-                                             coalesce(pg_get_partition_constraintdef(t.relation), 'true')), '{}')
-              FROM roir_shard.parts(source) t);
+    RETURN (SELECT coalesce(jsonb_object_agg(t.relation::text, jsonb_build_object(
+                       'condition', coalesce(pg_get_partition_constraintdef(t.relation), 'true'),
+                       'levels', roir_shard.levels(bounds.source, t.relation))), '{}')
+              FROM roir_shard.parts(bounds.source) t);
 END $$;
 
 -- What the capture of an outbox does, as text: another text is another function.
 CREATE FUNCTION roir_shard.capture_of(outbox text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT md5(string_agg(concat_ws('|', n.part, p.prosrc, p.prosecdef, p.proconfig, p.proowner::regrole), '|'
+    -- Its owner is that of the schema, whatever he is called.
+    SELECT md5(string_agg(concat_ws('|', n.part, p.prosrc, p.prosecdef, p.proconfig, p.proowner = s.nspowner), '|'
                           ORDER BY n.part))
       FROM unnest(ARRAY['_touch', '_emptied']) AS n (part)
       LEFT JOIN pg_proc p ON p.oid = to_regprocedure(format('roir_shard.%I()', outbox || n.part))
+      LEFT JOIN pg_namespace s ON s.oid = p.pronamespace
 $$;
 
 -- Whether a database was restored from a dump since an outbox was made in it: its tables have other oids than were written
@@ -176,10 +232,11 @@ END $$;
 -- What the announcing of an outbox does, as text.
 CREATE FUNCTION roir_shard.announcing_of(outbox text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT md5(concat_ws('|', p.prosrc, p.prosecdef, p.proconfig, p.proowner::regrole,
+    SELECT md5(concat_ws('|', p.prosrc, p.prosecdef, p.proconfig, p.proowner = s.nspowner,
                          (SELECT f.ftserver::text || f.ftoptions::text FROM pg_foreign_table f
                            WHERE f.ftrelid = to_regclass(format('roir_shard.%I', announcing_of.outbox || '_intent')))))
-      FROM pg_proc p WHERE p.oid = to_regprocedure(format('roir_shard.%I()', outbox || '_announce'))
+      FROM pg_proc p JOIN pg_namespace s ON s.oid = p.pronamespace
+     WHERE p.oid = to_regprocedure(format('roir_shard.%I()', outbox || '_announce'))
 $$;
 
 -- Why a writer may commit without an announcement, NULL if none can. Asked in each visit.

@@ -34,7 +34,12 @@ def announce(
     from airflow_roir.engine.shards import enforce
 
     database = database_of(context)
-    announcing.announce(database, index, None if by is By.off else by.value, say)
+    left = announcing.announce(database, index, None if by is By.off else by.value, say)
+    for line in left:
+        say(line)
+    if left:
+        show(f"strict reads of {index} are refused; the rest ends by the same command later, or by roir clean-up")
+        return
     if by is By.off:
         show(f"the writes of {index} are not announced any more; strict reads are refused")
         return

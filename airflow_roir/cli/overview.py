@@ -108,6 +108,8 @@ def index_notes(one: IndexFacts) -> Iterator[str]:
         yield "a rebuild would win nothing that is worth it"
     if one.bloat is not None and one.bloat.note:
         yield f"bloat: {printable(one.bloat.note)}"
+    if one.apart:
+        yield printable(_strict_note(one))
     for shard in one.shards:
         if shard.generation == "active":
             yield printable(str(shard))
@@ -125,8 +127,20 @@ def _enforced(one: IndexFacts) -> str:
     if not one.apart:
         return "enforced over all partitions"
     if one.unique_since is None:
-        return f"not enforced: {printable(one.unique_problem or 'not known why')}"
+        problem = (one.unique_problem or "").replace("roir announce INDEX", f"roir announce {argument(one.index)}")
+        return f"not enforced: {printable(problem)}"
     return f"enforced since {one.unique_since:%Y-%m-%d %H:%M} UTC over all shards"
+
+
+def _strict_note(one: IndexFacts) -> str:
+    """Who announces the writes in the shards, and whether the index can be read strictly."""
+    if one.announced_by is None:
+        return f"no strict reads: its writes aren't announced (roir announce {argument(one.index)} --by server)"
+    who = "the shards' servers announce its writes" if one.announced_by == "server" else "clients announce its writes"
+    if one.strict_problem is None:
+        return f"strict reads are possible: {who}"
+    problem = one.strict_problem.replace("roir announce INDEX", f"roir announce {argument(one.index)}")
+    return f"no strict reads now, though {who}: {problem}"
 
 
 def _operation_row(seen: Look, one: OperationStatus) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from airflow_roir.engine.locks import MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.long_pause import LongPause
 from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards import announce_end
 from airflow_roir.engine.shards import holders as unique
 from airflow_roir.engine.shards import remove as shards
 from airflow_roir.engine.source import Source
@@ -133,6 +134,7 @@ def clean_up(
 def _release_shards(database: Database, result: CleanUpReport, report: Callable[[str], None]) -> None:
     """The captures in shards of generations that are gone, also of those that were out of reach then."""
     result.waiting += shards.release(database, None, database.limits.clean_up_s, report)
+    result.waiting += announce_end.end_left(database, None, database.limits.clean_up_s, report)
 
 
 def _forget_duplicates(database: Database) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.definition import QualifiedName, parse_name
+from airflow_roir.definition import QualifiedName, argument, parse_name, quote
 from airflow_roir.engine import health, operations
 from airflow_roir.engine.bloat import Bloat, bloat
 from airflow_roir.engine.database import Database, execute
@@ -26,9 +26,18 @@ from airflow_roir.engine.shards.shard import TABLE_OF
 
 # operation: the newest one. An index of which a drop was killed half-way has no generation any more.
 INDEXES = f"""
-SELECT {TABLE_OF} AS table_apart, i.id, i.schema_name, i.name, i.source_oid, i.is_unique, i.nulls_not_distinct,
+SELECT {TABLE_OF} AS table_apart, i.announced_by, i.id, i.schema_name, i.name, i.source_oid, i.is_unique,
+       i.nulls_not_distinct,
        n.nspname AS source_schema, c.relname AS source_name,
        clock_timestamp() AS now,
+       CASE WHEN i.shard_table IS NOT NULL THEN (
+            SELECT roir.strict_problem(g.id) FROM roir.generation g
+             WHERE g.index_id = i.id AND g.status = 'active') END AS strict_problem,
+       CASE WHEN i.announced_by IS NULL THEN ARRAY(
+            SELECT DISTINCT s.name FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id
+              JOIN roir.shard s ON s.id = l.shard_id
+             WHERE g.index_id = i.id AND g.status <> 'dropped' AND l.announced_by IS NOT NULL AND l.removed_at IS NULL
+             ORDER BY s.name) END AS still_announcing,
        (SELECT max(o.id) FROM roir.operation o WHERE o.index_id = i.id) AS newest,
        (SELECT o.id FROM roir.operation o
          WHERE o.index_id = i.id AND o.status NOT IN ('completed', 'aborted')) AS unfinished
@@ -60,6 +69,7 @@ SELECT s.oid AS source, t.relation::bigint AS leaf
        SELECT relation FROM roir.partition_tree(s.oid::oid) WHERE leaf
        UNION ALL SELECT oid FROM pg_class WHERE oid = s.oid::oid AND relkind = 'r') t
 """
+NOT_PUBLISHED = "it isn't published yet"
 # The newest that has ended, of the generation that readers see: one of an older generation says nothing of it.
 VERIFIED = """
 SELECT DISTINCT ON (v.index_id) v.index_id, v.finished_at AS at, v.rows, v.missing, v.extra, v.different, v.corrupt,
@@ -123,8 +133,9 @@ class IndexFacts:
     rows: entries, about. generation, published_at, age_seconds: of what readers see. revert_until: when the replaced
     generation is dropped. verified: None if what readers see was never verified. operation: the unfinished one.
     bloat: None if nothing is published. apart: the table is in shards, and source_bytes isn't known here; shards: how
-    far each of them is behind. Of what readers see, if it is unique over shards: unique_since: from when on no two
-    shards have a key; unique_problem: why they may.
+    far each of them is behind; announced_by: who announces their writes, `server`, `client` or None; strict_problem:
+    why the index can't be read strictly, None if it can. unique_since: of what readers see, from when on no two shards
+    have a key; unique_problem: why they may. Both are None of an index that isn't unique over shards.
     """
 
     index: str
@@ -148,6 +159,8 @@ class IndexFacts:
     shards: tuple[ShardLag, ...] = ()
     unique_since: datetime | None = None
     unique_problem: str | None = None
+    announced_by: str | None = None
+    strict_problem: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: moments in ISO 8601."""
@@ -201,6 +214,11 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
             "the table"
             for partition in gone.get(row.id, ())
         ]
+        warnings += [
+            f"writers of shard {quote(shard)} still announce, and need this server. Once the shard is there: "
+            f"roir announce {argument(str(name))} --by off, or roir clean-up"
+            for shard in row.still_announcing or ()
+        ]
         found.append(
             IndexFacts(
                 index=str(name),
@@ -230,6 +248,8 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 shards=tuple(one for one in behind if one.index_id == row.id),
                 unique_since=active.unique_from if active and active.unique_problem is None else None,
                 unique_problem=active.unique_problem if active else None,
+                announced_by=row.announced_by,
+                strict_problem=NOT_PUBLISHED if row.table_apart and not active else row.strict_problem,
             )
         )
     return found

@@ -220,16 +220,21 @@ class _Look:
                 self._samples.add("roir_index_discrepancies", max(0, row.wrong), names[row.index_id])
 
     def _shards(self) -> None:
-        for one in freshness.lags(self._connection):
-            # One that is kept for a revert has the same labels.
-            if one.generation != "active":
-                continue
+        lags = [one for one in freshness.lags(self._connection) if one.generation != "retired"]
+        seen = {(one.index, one.shard) for one in lags if one.generation == "active"}
+        for one in lags:
             labels = (one.index, one.shard)
+            is_seen = one.generation == "active"
+            # A rebuild's has the same labels as what readers see.
+            if not is_seen and labels in seen:
+                continue
             self._samples.add("roir_shard_lag_seconds", one.lag_s, *labels)
             self._samples.add("roir_shard_pending_rows", one.pending, *labels)
             self._samples.add("roir_shard_pending_bytes", one.pending_bytes, *labels)
             self._samples.add("roir_shard_shipped_total", one.shipped, *labels)
-            self._samples.add("roir_shard_shipper", one.shipper is not None, *labels)
+            # Until readers see it, its build ships, and nothing at all before the copies are there.
+            if is_seen:
+                self._samples.add("roir_shard_shipper", one.shipper is not None, *labels)
             self._samples.add("roir_shard_away", one.problem is not None, *labels)
             self._samples.add("roir_shard_doubtful", one.doubt is not None, *labels)
 

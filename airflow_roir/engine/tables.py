@@ -212,6 +212,8 @@ lane = Table(
     Column("emptied", BigInteger, nullable=False, server_default="0"),
     # All that was committed in the shard before this moment, by the clock of this server, is in the generation.
     _moment("fresh_at"),
+    # Who announces there, as far as is known: written down before the trigger is made, taken back after it is gone.
+    Column("announced_by", Text),
     # Since when each writer there announces; strict reads need fresh_at to be later.
     _moment("strict_from"),
     # In which history of this server; another one may have lost what was announced (`roir.server_history`).
@@ -226,6 +228,7 @@ lane = Table(
     Column("doubt", Text),
     UniqueConstraint("generation_id", "shard_id"),
     CheckConstraint("(doubtful_at IS NULL) = (doubt IS NULL)", name="doubt"),
+    CheckConstraint("announced_by IN ('server', 'client')", name="announced_by"),
 )
 
 emptied = Table(

@@ -1,4 +1,4 @@
--- How far each shard's part of each index is behind, of generations that readers see or could see again.
+-- How far each shard's part of each generation is behind.
 
 CREATE VIEW roir.shard_lag AS
 SELECT i.schema_name, i.name AS index, s.name AS shard, g.status AS generation,
@@ -11,4 +11,4 @@ SELECT i.schema_name, i.name AS index, s.name AS shard, g.status AS generation,
   JOIN roir.generation g ON g.id = l.generation_id
   JOIN roir.index i ON i.id = g.index_id
   JOIN roir.shard s ON s.id = l.shard_id
- WHERE l.removed_at IS NULL AND l.captured_at IS NOT NULL AND i.dropped_at IS NULL AND g.status <> 'dropped';
+ WHERE l.removed_at IS NULL AND i.dropped_at IS NULL AND g.status <> 'dropped';

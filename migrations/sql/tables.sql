@@ -95,6 +95,7 @@ CREATE TABLE roir.lane (
     tick bigint NOT NULL DEFAULT '0',
     emptied bigint NOT NULL DEFAULT '0',
     fresh_at timestamptz,
+    announced_by text CONSTRAINT lane_announced_by CHECK (announced_by IN ('server', 'client')),
     strict_from timestamptz,
     strict_history text,
     pending bigint,

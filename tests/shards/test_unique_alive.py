@@ -124,7 +124,9 @@ class Alive:
                 seen: defaultdict[str, list[int]] = defaultdict(list)
                 try:
                     for connection in there:
-                        connection.cursor().execute("SET LOCAL lock_timeout = '200ms'; LOCK TABLE public.t IN SHARE MODE")
+                        connection.cursor().execute(
+                            "SET LOCAL lock_timeout = '200ms'; LOCK TABLE public.t IN SHARE MODE"
+                        )
                     for number, connection in enumerate(there):
                         with connection.cursor() as cursor:
                             cursor.execute("SELECT k FROM public.t WHERE k IS NOT NULL")
@@ -221,5 +223,7 @@ def test_no_two_shards_have_a_key_whatever_happens(contrib_shards: Make) -> None
             break
     apart.assert_exact(made, prepared.generation_id)
     held = made.ask(f"SELECT c1, c2 FROM roir_data.g{prepared.generation_id}_holder ORDER BY 1, 2")
-    keys = [(key, name) for name in made.names for (key,) in made.ask("SELECT k FROM t WHERE k IS NOT NULL", shard=name)]
+    keys = [
+        (key, name) for name in made.names for (key,) in made.ask("SELECT k FROM t WHERE k IS NOT NULL", shard=name)
+    ]
     assert held == sorted(keys)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
-import psycopg2
 import pytest
 from psycopg2 import errors
 
@@ -66,7 +64,12 @@ TYPES = {
     "timestamptz": ("timestamptz", "'2024-03-31 01:30+00'", "'2024-03-31 03:30+02'", "'2024-03-31 03:30+01'"),
     "interval": ("interval", "'1 day'", "'24 hours'", "'1 day 1 second'"),
     "timetz": ("timetz", "'01:00+00'", "'01:00:00+00'", "'02:00+01'"),
-    "uuid": ("uuid", "'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'", "'a0eebc999c0b4ef8bb6d6bb9bd380a11'", "gen_random_uuid()"),
+    "uuid": (
+        "uuid",
+        "'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'",
+        "'a0eebc999c0b4ef8bb6d6bb9bd380a11'",
+        "gen_random_uuid()",
+    ),
     "bytea": ("bytea", r"'\x00ff'", r"'\000\377'", r"'\x00'"),
     "array": ("int[]", "'{1,NULL}'", "ARRAY[1,NULL]", "'{1}'"),
     "array with bounds": ("int[]", "'[0:1]={1,2}'", "'[0:1]={1,2}'", "'{1,2}'"),

@@ -15,7 +15,16 @@ from airflow_roir.definition import parse_name, quote
 from airflow_roir.engine import catalog, operations, rights
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.locks import Drain, telling_of_names
-from airflow_roir.engine.shards import announce_functions, foreign, holders, home, intents, outbox
+from airflow_roir.engine.shards import (
+    announce_end,
+    announce_functions,
+    foreign,
+    holders,
+    home,
+    intents,
+    lane_lock,
+    outbox,
+)
 from airflow_roir.engine.shards.announce_functions import CLIENT, SERVER
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, lanes_of
 from airflow_roir.engine.source import Source
@@ -35,21 +44,28 @@ UPDATE roir.lane SET strict_from = clock_timestamp(), strict_history = roir.serv
 ENDED = "UPDATE roir.lane SET strict_from = NULL, strict_history = NULL WHERE generation_id = ANY (%(ids)s::bigint[])"
 CALLED = "SELECT concat(system_identifier, '/', current_database()) FROM pg_control_system()"
 NOW_CALLED = f"UPDATE {SHARD_SCHEMA}.outbox SET server = %(server)s WHERE name = %(name)s AND server <> %(server)s"
-OUTBOX = f"SELECT server, announced_by, source::bigint FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s"
 UNGUARDED = f"SELECT {SHARD_SCHEMA}.unique_problem(name) FROM {SHARD_SCHEMA}.outbox WHERE name = %(name)s AND is_unique"
 UNIQUE = """
 SELECT i.name FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(id)s AND i.is_unique
 """
-PRESENT = f"SELECT to_regclass('{SHARD_SCHEMA}.outbox') IS NOT NULL"
+BY = """
+UPDATE roir.lane l SET announced_by = %(by)s FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ WHERE l.id = %(lane)s AND g.id = l.generation_id AND i.announced_by = %(by)s
+"""
+# What was announced already: all versions that there can be.
+NOTHING = "SELECT set_config(%(mark)s, concat_ws(':', pg_current_xact_id(), 0, 9223372036854775807), true)"
 
 
-def announce(database: Database, index: str, by: str | None, report: Callable[[str], None] = lambda line: None) -> None:
+def announce(
+    database: Database, index: str, by: str | None, report: Callable[[str], None] = lambda line: None
+) -> list[str]:
     """Let a shard's server (`server`), its clients (`client`) or neither (None) announce the writes of an index.
 
     Waits in each shard until the writers in flight have ended. Safe to call again, which goes on where it stopped; and
     it must be called again once the index server has failed over. Until every shard is done, and has shipped once more,
     strict reads are refused. What was enforced of a unique index is so no more, until `enforce.enforce_index` begins it
-    again. Raises NotFound, InvalidInput, RightMissing, LockNotAcquired.
+    again. None ends them at once; returns a line for each shard that is away then: its writers announce until the next
+    call, or clean-up, that reaches it. Raises NotFound, InvalidInput, RightMissing, LockNotAcquired.
     """
     with database.transaction() as connection:
         row = operations.find_index(connection, parse_name(index, "index"))
@@ -72,12 +88,12 @@ def announce(database: Database, index: str, by: str | None, report: Callable[[s
         execute(connection, ENDED, {"ids": generations})
         for one in generations if row.is_unique else ():
             holders.end(connection, one, None, operations.default_actor())
+    if by is None:
+        return announce_end.end_left(database, row.id, PATIENCE_S, report)
     for lane in lanes:
-        if by is None:
-            remove(lane, database, report)
-        else:
-            install(database, lane, by, report)
+        install(database, lane, by, report)
         report(f"shard {quote(lane.shard.name)}, generation {lane.generation_id}: done")
+    return []
 
 
 def nothing_to_announce(connection: Connection, name: str) -> None:
@@ -85,8 +101,7 @@ def nothing_to_announce(connection: Connection, name: str) -> None:
 
     connection: in the shard. A repair does that; what it touches is as it was before.
     """
-    mark = "SELECT set_config(%(mark)s, concat_ws(':', pg_current_xact_id(), 0, 9223372036854775807), true)"
-    execute(connection, mark, {"mark": f"{SHARD_SCHEMA}.{name}"})
+    execute(connection, NOTHING, {"mark": f"{SHARD_SCHEMA}.{name}"})
 
 
 def is_captured(connection: Connection, lane: Lane) -> bool:
@@ -148,8 +163,16 @@ def install(database: Database, lane: Lane, by: str, report: Callable[[str], Non
     database: the index server's. Raises InvalidInput, RightMissing, LockNotAcquired.
     """
     check(lane, by, database)
+    with lane_lock.held(database, lane.id):
+        _install(database, lane, by, report)
+
+
+def _install(database: Database, lane: Lane, by: str, report: Callable[[str], None]) -> None:
     shard = lane.shard.database("roir announce", database.limits)
     with database.transaction() as connection:
+        if not execute(connection, BY, {"lane": lane.id, "by": by}).rowcount:
+            # It was turned off meanwhile.
+            return
         called = str(execute(connection, CALLED).scalar_one())
         shape = intents.shape_of(connection, lane.generation_id)
         unique: str | None = execute(connection, UNIQUE, {"id": lane.generation_id}).scalar()
@@ -204,28 +227,6 @@ def install(database: Database, lane: Lane, by: str, report: Callable[[str], Non
         drain.run(body, report, [source.sql])
     with database.transaction() as connection:
         execute(connection, BEGUN, {"lane": lane.id})
-
-
-def remove(lane: Lane, database: Database, report: Callable[[str], None] = lambda line: None) -> None:
-    """End the announcing of one lane; strict reads are refused already. Raises LockNotAcquired."""
-    shard = lane.shard.database("roir announce", database.limits)
-    with shard.transaction() as connection:
-        if not execute(connection, PRESENT).scalar_one():
-            return
-        found = execute(connection, OUTBOX, {"name": lane.outbox}).first()
-        if found is None or found.announced_by is None:
-            return
-        source = catalog.read_source_by_oid(connection, lane.source_oid)
-
-    def body(connection: Connection, lock: Callable[[], None]) -> None:
-        lock()
-        outbox.drop_announcing(connection, lane.outbox, source.name)
-        ended = f"UPDATE {SHARD_SCHEMA}.outbox SET announced_by = NULL, announcing = NULL WHERE name = %(name)s"
-        execute(connection, ended, {"name": lane.outbox})
-
-    drain = Drain(shard, source.sql, source.relations, database.limits.attempt_ms, PATIENCE_S)
-    with telling_of_names():
-        drain.run(body, report, [source.sql])
 
 
 def _drop_triggers(connection: Connection, name: str, source: Source) -> None:

@@ -216,8 +216,12 @@ def _empty(connection: Connection, route: Route) -> None:
 
 
 def _given(route: Route) -> str:
+    """The entries that a shard gives: all of them its own, whatever it says."""
     base = physical.base(route.lane.generation_id)
-    columns = ", ".join(f"(g.entry).{name}" for name in route.entry.physical())
+    columns = ", ".join(
+        f"%(shard)s::text AS {name}" if i == route.column else f"(g.entry).{name}"
+        for i, name in enumerate(route.entry.physical())
+    )
     return (
         f"given AS MATERIALIZED (SELECT e::{base} AS entry FROM unnest(%(entries)s::text[]) e), "
         f"d AS MATERIALIZED (SELECT {columns} FROM given g)"
@@ -236,7 +240,7 @@ def _put(connection: Connection, route: Route, entries: tuple[str, ...]) -> None
             # twice.
             f"WITH {_given(route)} INSERT INTO {table or base} ({columns}) "
             f"SELECT DISTINCT ON ({identity}) {columns} FROM d WHERE {where} ORDER BY {identity} {upsert}",
-            {"entries": list(entries)},
+            {"entries": list(entries), "shard": route.lane.shard.name},
         )
 
 
@@ -257,7 +261,7 @@ def _delete(connection: Connection, route: Route, entries: tuple[str, ...]) -> N
     entry, base = route.entry, physical.base(route.lane.generation_id)
     given = _given(route)
     pattern = entry.null_pattern(entry.identity_positions, "d.")
-    values = {"entries": list(entries)}
+    values = {"entries": list(entries), "shard": route.lane.shard.name}
     patterns = ["0" * entry.identity]
     if entry.nullable_positions:
         patterns = list(execute(connection, f"WITH {given} SELECT DISTINCT {pattern} FROM d", values).scalars())

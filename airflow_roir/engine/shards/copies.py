@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import bound
+from airflow_roir.errors import WorkerFailed
 
 # What is under way at once: a pipe's default, and the writer's buffer, since COPY hands over a row at a time.
 READ_BYTES = 64 << 10
@@ -34,16 +35,24 @@ def copy_out(connection: Connection, query: str, into: IO[bytes], values: Mappin
     return _copy(connection, f"COPY ({bound(connection, query, values)}) TO STDOUT", into)
 
 
-def copy_in(connection: Connection, table: str, rows: IO[bytes]) -> int:
-    """Read rows from a file into a table, with its columns; their number."""
-    return _copy(connection, f"COPY {table} FROM STDIN", rows)
+def copy_in(connection: Connection, table: str, rows: IO[bytes], where: str = "true") -> int:
+    """Read rows from a file into a table, with its columns; the number of those that meet the condition."""
+    return _copy(connection, f"COPY {table} FROM STDIN WHERE {where}", rows)
 
 
-def stream(source: Connection, query: str, values: Mapping[str, Any] | None, target: Connection, table: str) -> int:
+def stream(
+    source: Connection,
+    query: str,
+    values: Mapping[str, Any] | None,
+    target: Connection,
+    table: str,
+    where: str = "true",
+) -> int:
     """Copy a query's rows into a table of another server, in the open transactions of both; their number.
 
-    No more than a pipe is in memory, however many they are. Raises ReadFailed, or DBAPIError of the target; the caller
-    rolls both back. Afterwards the source's session is closed if it was cut off in the middle.
+    where: what the target demands of each row. No more than a pipe is in memory, however many they are. Raises
+    ReadFailed, WorkerFailed (some rows don't meet the condition), or DBAPIError of the target; the caller rolls both
+    back. Afterwards the source's session is closed if it was cut off in the middle.
     """
     out, into = os.pipe()
     failed: list[BaseException] = []
@@ -60,7 +69,7 @@ def stream(source: Connection, query: str, values: Mapping[str, Any] | None, tar
     with os.fdopen(out, "rb", buffering=0) as file:
         thread.start()
         try:
-            written = copy_in(target, table, file)
+            written = copy_in(target, table, file, where)
         except BaseException as error:
             file.close()
             thread.join()
@@ -76,7 +85,8 @@ def stream(source: Connection, query: str, values: Mapping[str, Any] | None, tar
         if isinstance(failed[0], DBAPIError):
             raise ReadFailed(failed[0])
         raise failed[0]
-    assert read == [written]
+    if read != [written]:
+        raise WorkerFailed(f"{read[0] - written} of {read[0]} rows that a shard gave aren't rows of its own")
     return written
 
 

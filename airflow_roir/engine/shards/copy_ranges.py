@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import BuildOptions, quote
 from airflow_roir.engine import catalog, tables
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture.plpgsql import literal
 from airflow_roir.engine.database import Database, execute, has_vanished
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.job import Job
@@ -183,7 +184,8 @@ class ShardReaders:
                 if isinstance(found, Stretch):
                     return found, 0, piece.mark
                 base = f"{physical.base(self.job.generation_id)} ({', '.join(self.job.entry.physical())})"
-                rows = stream(side.connection, found.query, found.stretch.values, here, base)
+                values = {**found.stretch.values, "shard_name": side.lane.shard.name}
+                rows = stream(side.connection, found.query, values, here, base, self._own(side.lane))
                 try:
                     marks.leave(side.connection, side.lane.outbox, piece.id, found.mark)
                 except DBAPIError as error:
@@ -264,18 +266,23 @@ class ShardReaders:
                 f"index {self.job.run.index}: the primary key of its table in shard {quote(lane.shard.name)} was "
                 "altered since the operation was prepared. Abort the operation and start again"
             )
-        shape = _Shape(
-            text, KeyReader(side.connection, replace(self.job, source=source)), self._read(lane, source, entry)
-        )
+        shape = _Shape(text, KeyReader(side.connection, replace(self.job, source=source)), self._read(source, entry))
         side.shapes[relation] = shape
         return shape
 
-    def _read(self, lane: Lane, source: Source, entry: Entry) -> tuple[str, ...]:
+    def _read(self, source: Source, entry: Entry) -> tuple[str, ...]:
         names = {column.attnum: name for name, column in source.columns.items()}
         columns = [f"{quote(names[column.attnum])}{column.to_base_type}" for column in entry.columns]
-        place = next(i for i, column in enumerate(self.job.entry.columns) if column.source == self.shard_column)
-        literal = lane.shard.name.replace("'", "''")
-        return (*columns[:place], f"'{literal}'::text", *columns[place:])
+        place = self._place
+        return (*columns[:place], "%(shard_name)s::text", *columns[place:])
+
+    @property
+    def _place(self) -> int:
+        return next(i for i, one in enumerate(self.job.entry.columns) if one.source == self.shard_column)
+
+    def _own(self, lane: Lane) -> str:
+        """SQL, on the index server: that a row is this shard's. What a shard sends may be anything."""
+        return f"c{self._place + 1} OPERATOR(pg_catalog.=) {literal(lane.shard.name)}"
 
     def _failed(self, lane: Lane, error: DBAPIError | RoirError) -> Exception:
         """What an error in a shard means: it passes, or somebody can settle it there; or the operation can't go on."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, quote
 from airflow_roir.engine import rights
+from airflow_roir.engine.catalog import columns_of as columns_in
 from airflow_roir.engine.database import execute, said, sqlstate
 from airflow_roir.engine.shards.sources import columns_of
 from airflow_roir.engine.source import Column, Source
@@ -16,8 +18,22 @@ from airflow_roir.engine.tables import DATA_SCHEMA
 from airflow_roir.errors import InvalidInput
 
 PREFIX = "face_"
-# Undefined object, schema, type.
-UNKNOWN = ("42704", "3F000", "42P01")
+# Undefined object, schema, type; what isn't a type's name at all.
+UNKNOWN = ("42704", "3F000", "42P01", "42601")
+# A type's name is the shard's word, so it is read as a name before it stands in a statement. It must be the same here.
+NAMED = """
+SELECT x.name FROM unnest(%(names)s::text[], %(types)s::text[], %(collations)s::text[]) x (name, type, coll)
+ WHERE to_regtype(x.type) IS NULL OR x.coll IS NOT NULL AND to_regcollation(x.coll) IS NULL LIMIT 1
+"""
+# Values are read from text as us, and a domain's checks are whoever's who owns it.
+CHECKED = """
+SELECT a.attname AS name, t.oid::regtype::text AS domain, pg_get_userbyid(t.typowner) AS owner
+  FROM pg_attribute a CROSS JOIN LATERAL roir.type_tree(a.atttypid) x (oid)
+  JOIN pg_type t ON t.oid = x.oid JOIN pg_roles o ON o.oid = t.typowner
+ WHERE a.attrelid = %(face)s::regclass AND a.attnum > 0 AND NOT a.attisdropped
+   AND t.typtype = 'd' AND NOT o.rolsuper AND o.rolname <> current_user LIMIT 1
+"""
+OID = "SELECT %(face)s::regclass::oid::bigint"
 # Of no index, and older than a prepare takes.
 LEFT = f"""
 SELECT c.relname FROM pg_class c
@@ -39,6 +55,7 @@ def create(connection: Connection, source: Source, definition: IndexDefinition, 
     defined = [f'{quote(shard_column)} text COLLATE "C" NOT NULL', *map(_definition, columns), f"PRIMARY KEY ({key})"]
     try:
         with connection.begin_nested():
+            _check_names(connection, source, columns)
             execute(connection, f"CREATE TABLE {name.sql} ({', '.join(defined)})")
     except DBAPIError as error:
         if sqlstate(error) not in UNKNOWN:
@@ -47,8 +64,43 @@ def create(connection: Connection, source: Source, definition: IndexDefinition, 
             f"the index server can't hold the columns of {source.name}: {said(error)}. Create there what they need, as "
             "it is in the shards"
         ) from error
+    _check_alike(connection, source, name, columns)
     rights.take_back(connection, [name.sql])
     return name
+
+
+def _check_names(connection: Connection, source: Source, columns: Sequence[Column]) -> None:
+    values = {
+        "names": [one.name for one in columns],
+        "types": [one.type for one in columns],
+        "collations": [one.collation for one in columns],
+    }
+    name = execute(connection, NAMED, values).scalar()
+    if name is not None:
+        column = source.columns[name]
+        told = column.type if column.collation is None else f"{column.type} COLLATE {column.collation}"
+        raise InvalidInput(
+            f"the index server can't hold column {quote(name)} of {source.name}: it has no {told}. Create there what "
+            "it needs, as it is in the shards"
+        )
+
+
+def _check_alike(connection: Connection, source: Source, face: QualifiedName, columns: Sequence[Column]) -> None:
+    made = columns_in(connection, execute(connection, OID, {"face": face.sql}).scalar_one())
+    for one in columns:
+        found = made[one.name]
+        if (found.type, found.collation, found.domain) != (one.type, one.collation, False):
+            raise InvalidInput(
+                f"column {quote(one.name)} of {source.name} is of type {one.type}, which is something else on the "
+                f"index server{': a domain' if found.domain else ''}. Create it there as it is in the shards"
+            )
+    row = execute(connection, CHECKED, {"face": face.sql}).first()
+    if row is not None:
+        raise InvalidInput(
+            f"column {quote(row.name)} of {source.name} has values of domain {row.domain}, which belongs to "
+            f"{quote(row.owner)} on the index server: whatever it checks would run with the rights of this role. "
+            f"ALTER DOMAIN {row.domain} OWNER TO CURRENT_USER"
+        )
 
 
 def drop(connection: Connection, name: QualifiedName) -> None:

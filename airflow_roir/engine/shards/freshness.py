@@ -11,12 +11,13 @@ from sqlalchemy import Connection, Row
 from airflow_roir.definition import QualifiedName, quote
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.shards.lanes import SHIPPERS
 from airflow_roir.quantity import duration
 
-LAGS = """
+LAGS = f"""
 SELECT v.schema_name, v.index, v.shard, v.generation, v.fresh_at, extract(epoch FROM v.lag)::float8 AS lag_s, v.pending,
        v.pending_bytes, extract(epoch FROM v.oldest_age)::float8 AS oldest_s, v.shipped, v.shipper, v.problem, v.doubt,
-       v.lane_id, v.index_id, v.generation_id
+       v.lane_id, v.index_id, v.generation_id, (SELECT count(*) FROM {SHIPPERS}) AS shippers
   FROM roir.shard_lag v
  WHERE (%(indexes)s::bigint[] IS NULL OR v.index_id = ANY (%(indexes)s))
  ORDER BY v.schema_name, v.index, v.generation_id DESC, v.shard
@@ -42,7 +43,8 @@ SELECT s.name, l.doubt, l.captured_at IS NULL AS uncaptured
 class ShardLag:
     """One shard's part of one generation, as `roir.shard_lag` has it. Seconds are by the index server's clock.
 
-    lag_s: all that was committed in the shard so long ago is in the index; None: not shipped to the end yet.
+    lag_s: all that was committed in the shard so long ago is in the index; None: not shipped to the end yet. shipper:
+    who has it now; shippers: how many run in this database, maybe for other shards alone.
     """
 
     index: str
@@ -58,6 +60,7 @@ class ShardLag:
     doubt: str | None
     lane_id: int
     index_id: int
+    shippers: int = 0
 
     @classmethod
     def of(cls, row: Row[Any]) -> ShardLag:
@@ -77,6 +80,7 @@ class ShardLag:
             row.doubt,
             row.lane_id,
             row.index_id,
+            row.shippers,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -90,6 +94,7 @@ class ShardLag:
             "oldest_seconds": self.oldest_s,
             "shipped": self.shipped,
             "shipper": self.shipper,
+            "shippers": self.shippers,
             "problem": self.problem,
             "doubt": self.doubt,
         }
@@ -98,9 +103,17 @@ class ShardLag:
         """`shard s1: 1.2 s behind, 40 rows to ship`."""
         behind = "not shipped to the end yet" if self.lag_s is None else f"{_seconds(self.lag_s)} behind"
         pending = f", {self.pending:,} rows to ship" if self.pending else ""
+        return f"shard {quote(self.shard)}: {behind}{pending}{self._alone()}"
+
+    def _alone(self) -> str:
+        if self.shipper:
+            return ""
         # No shipper keeps a shard that it can't work with.
-        alone = "" if self.shipper else ", and has no shipper" + ("" if self.problem else ": roir ship")
-        return f"shard {quote(self.shard)}: {behind}{pending}{alone}"
+        if self.problem:
+            return ", and has no shipper"
+        if self.shippers:
+            return ", and no shipper that runs has taken it yet"
+        return ", and has no shipper: roir ship"
 
 
 def lags(connection: Connection, indexes: Sequence[int] | None = None) -> list[ShardLag]:
@@ -117,7 +130,7 @@ def unfit(connection: Connection, generation_id: int, lag_s: float) -> str | Non
     if row.uncaptured:
         return f"shard {quote(row.name)} isn't captured yet"
     if row.doubt is not None:
-        return f"{row.doubt}: verify and repair first"
+        return f"{row.doubt}. Abort the operation and start again"
     return f"shard {quote(row.name)} was not shipped within {_seconds(lag_s)} (--max-lag)"
 
 
@@ -136,7 +149,7 @@ class Alarm:
         """The lines that are new. Writes the events in the caller's transaction."""
         lines, now = [], {}
         for lag in lags(connection):
-            if lag.generation == "retired":
+            if lag.generation != "active":
                 continue
             too_old = self.age_s is not None and (lag.lag_s is None or lag.lag_s > self.age_s)
             too_many = self.rows is not None and (lag.pending or 0) > self.rows
@@ -160,6 +173,12 @@ class Waiting:
         self.began = execute(connection, "SELECT clock_timestamp()").scalar_one()
         counted = "SELECT count(*) FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL"
         self.lanes = int(execute(connection, counted, {"id": generation_id}).scalar_one())
+
+    def doubt(self, connection: Connection) -> str | None:
+        """Why entries of a shard may be wrong, if they may."""
+        query = "SELECT min(doubt) FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL"
+        found: str | None = execute(connection, query, {"id": self.generation_id}).scalar_one()
+        return found
 
     def left(self, connection: Connection, few: int) -> str | None:
         """Whom it waits for; None if every lane has been shipped to its end since, and has few rows left."""

@@ -1,9 +1,9 @@
 """Partitions that come and go in a shard, and generated columns with another expression: no trigger tells of such rows,
 so the shipper does.
 
-Entries of a leaf that is gone are deleted by its bounds, which the primary key holds; then the rows that are within
-these bounds now are touched, and all rows of a leaf that came. Touches come after the deletion, so nothing is lost,
-wherever a shipper dies: what isn't written down as followed is followed again (docs/architecture.md#apart).
+Entries of a leaf that is gone are deleted by its bounds (`bounds.py`), which the primary key holds; then the rows that
+are within these bounds now are touched, and all rows of a leaf that came. Touches come after the deletion, so nothing
+is lost, wherever a shipper dies: what isn't written down as followed is followed again (docs/architecture.md#apart).
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from airflow_roir.engine import catalog
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import as_it_is, execute, sqlstate
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.shards import holders, outbox
+from airflow_roir.engine.shards import holders, outbox, visit
+from airflow_roir.engine.shards.announce import NOTHING
 from airflow_roir.engine.shards.apply import check
+from airflow_roir.engine.shards.bounds import Unreadable, within
 from airflow_roir.engine.shards.lanes import Claim, Route
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA
 
@@ -35,13 +37,12 @@ FOLLOWED = f"""
 UPDATE {SHARD_SCHEMA}.outbox o SET leaves = %(now)s::jsonb, bounds = %(bounds)s::jsonb
  WHERE o.name = %(name)s AND {SHARD_SCHEMA}.leaves(o.source) = %(now)s::jsonb
 """
-CONDITION = "SELECT roir.entry_condition(%(entry)s::jsonb, %(condition)s, 'b')"
 DOUBT = """
 UPDATE roir.lane SET doubtful_at = clock_timestamp(), doubt = coalesce(doubt, %(doubt)s)
  WHERE id = %(lane)s
 """
-# Undefined column, function, table, type: what a bound is written with is not on this server, or was renamed.
-UNREADABLE = ("42703", "42883", "42P01", "42704")
+# Data exceptions, and what a type lacks: a bound that isn't a value of this server's type.
+NO_VALUE = ("22", "42")
 
 
 def follow(index: Connection, there: Connection, route: Route, claim: Claim, here: Entry) -> int:
@@ -54,12 +55,12 @@ def follow(index: Connection, there: Connection, route: Route, claim: Claim, her
     gone = [leaf for leaf, link in seen.known.items() if seen.now.get(leaf) != link]
     # A table without partitions is its only part, and within its bounds.
     came = [leaf for leaf, link in seen.now.items() if seen.known.get(leaf) != link and int(leaf) != seen.source]
-    conditions = [seen.bounds[leaf] for leaf in gone if seen.bounds.get(leaf)]
+    bounds = [seen.bounds[leaf] for leaf in gone if seen.bounds.get(leaf)]
     deleted = 0
     with index.begin():
         check(index, route, claim)
-        for condition in conditions:
-            deleted += _delete(index, route, claim, condition)
+        for one in bounds:
+            deleted += _delete(index, route, here, one["levels"])
         if deleted and route.unique:
             holders.end(
                 index,
@@ -78,25 +79,31 @@ def follow(index: Connection, there: Connection, route: Route, claim: Claim, her
         statements.append(
             outbox.touch(name, here, f"SELECT {columns} FROM ONLY {catalog.name_of(there, int(leaf)).sql} s")
         )
-    for condition in conditions:
-        statements.append(outbox.touch(name, here, f"SELECT {columns} FROM {source} s WHERE {condition}"))
-    values: dict[str, Any] = {"name": name, "now": json.dumps(seen.now), "bounds": json.dumps(seen.bounds_now)}
-    execute(there, ";\n".join([*map(as_it_is, statements), FOLLOWED]), values)
+    for one in bounds:
+        statements.append(outbox.touch(name, here, f"SELECT {columns} FROM {source} s WHERE {one['condition']}"))
+    # No row was written, so there is none that a writer has announced.
+    values: dict[str, Any] = {
+        "name": name,
+        "mark": f"{SHARD_SCHEMA}.{name}",
+        "now": json.dumps(seen.now),
+        "bounds": json.dumps(seen.bounds_now),
+    }
+    execute(there, visit.owning(name) + ";\n".join([NOTHING, *map(as_it_is, statements), FOLLOWED]), values)
     return deleted
 
 
-def _delete(index: Connection, route: Route, claim: Claim, condition: str) -> int:
-    values = {"entry": json.dumps(route.entry.as_json()), "condition": condition}
-    within = execute(index, CONDITION, values).scalar_one()
+def _delete(index: Connection, route: Route, here: Entry, levels: object) -> int:
     base = physical.base(route.lane.generation_id)
-    statement = f"DELETE FROM {base} b WHERE b.c{route.column + 1} = %(shard)s AND {as_it_is(within)}"
+    values: dict[str, Any] = {"shard": route.lane.shard.name}
     try:
+        condition = within(route.entry, here, levels, "b", values)
         with index.begin_nested():
-            # The hash of a value is the server's own; its partition is told by the oid of a table in the shard.
-            if "satisfies_hash_partition" not in condition:
-                return execute(index, statement, {"shard": route.lane.shard.name}).rowcount
+            statement = f"DELETE FROM {base} b WHERE b.c{route.column + 1} = %(shard)s AND {condition}"
+            return execute(index, statement, values).rowcount
+    except Unreadable:
+        pass
     except DBAPIError as error:
-        if sqlstate(error) not in UNREADABLE:
+        if sqlstate(error)[:2] not in NO_VALUE:
             raise
     doubt = (
         f"shard {quote(route.lane.shard.name)}: a partition is gone whose bounds mean nothing on this server, so that "

@@ -19,7 +19,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, is_null
 from airflow_roir.engine.limits import limits_of
-from airflow_roir.engine.shards import outbox
+from airflow_roir.engine.shards import outbox, visit
 from airflow_roir.engine.shards.shard import Lane
 from airflow_roir.engine.shards.sums import whole
 from airflow_roir.engine.verify import comparison, damage
@@ -143,6 +143,7 @@ def _in_shard(
         if timeout_ms is not None:
             execute(connection, f"SET LOCAL statement_timeout = {timeout_ms}")
         execute(connection, damage.BY_INDEX)
+        visit.own(connection, sides.lane.outbox)
         return _in_order(connection, query, values)
 
 

@@ -245,6 +245,12 @@ def read_entry(connection: Connection, name: str) -> Entry | None:
     return None if found is None else Entry.from_json(found)
 
 
+def relation(connection: Connection, name: str) -> int | None:
+    """The oid of the table that an outbox is of; None if that was dropped."""
+    found: int | None = execute(connection, RELATION.format(schema=SHARD_SCHEMA), {"name": name}).scalar()
+    return found
+
+
 def remove(
     database: Database,
     name: str,
@@ -256,7 +262,7 @@ def remove(
     with database.transaction() as connection:
         if not _is_installed(connection):
             return
-        oid = execute(connection, RELATION.format(schema=SHARD_SCHEMA), {"name": name}).scalar()
+        oid = relation(connection, name)
         source = None if oid is None else catalog.read_source_by_oid(connection, oid, check=False)
     if source is None:
         with database.transaction() as connection:

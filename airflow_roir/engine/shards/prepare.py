@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 from sqlalchemy import Connection, func, insert, select, update
@@ -15,6 +14,7 @@ from airflow_roir.engine import catalog, operations, tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.rehearse import Rehearsal
 from airflow_roir.engine.shards import announce, face, outbox
+from airflow_roir.engine.shards.lane_lock import held
 from airflow_roir.engine.shards.shard import Lane, lanes_of, set_away, set_reached
 from airflow_roir.engine.stored_definition import stored_definition
 from airflow_roir.engine.trouble import reason_of, trouble_of
@@ -22,9 +22,6 @@ from airflow_roir.errors import InvalidInput, LockNotAcquired
 
 # What the index server calls itself in the shards.
 SERVER = "SELECT concat(system_identifier, '/', current_database()) FROM pg_control_system()"
-# Two processes at once would wait for each other's drain, and one that removes must not come before one that installs.
-HOLD = "SELECT pg_try_advisory_lock(hashtext('roir lane'), %(lane)s::int)"
-LET_GO = "SELECT pg_advisory_unlock(hashtext('roir lane'), %(lane)s::int)"
 DUE = """
 SELECT l.captured_at IS NULL AND l.removed_at IS NULL AND g.status <> 'dropped' AS due
   FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id WHERE l.id = %(lane)s
@@ -127,19 +124,6 @@ def capture(
             set_reached(connection, lane.shard.id)
     # Writes are announced for the new generation before readers see it.
     announce.keep_on(database, lane.generation_id, report)
-
-
-@contextmanager
-def held(database: Database, lane_id: int) -> Iterator[None]:
-    """Keep others from installing or removing a lane's capture meanwhile. Raises LockNotAcquired."""
-    with database.autocommit() as connection:
-        if not execute(connection, HOLD, {"lane": lane_id}).scalar_one():
-            raise LockNotAcquired(f"another process installs or removes the capture of lane {lane_id}. Try again")
-        try:
-            yield
-        finally:
-            if not connection.invalidated:
-                execute(connection, LET_GO, {"lane": lane_id})
 
 
 def definition_of(connection: Connection, generation_id: int) -> IndexDefinition:

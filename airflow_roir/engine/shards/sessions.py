@@ -16,12 +16,15 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.shards import home, outbox, sources, sums
-from airflow_roir.engine.shards.shard import Lane, set_away, set_reached
+from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, set_away, set_reached
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.errors import NotFound, SourceChanged
 from airflow_roir.scan_range import ScanRange
+
+# Under the lock: to read what somebody else owns is to run his code.
+OWNERS = f"SELECT {SHARD_SCHEMA}.check_owners(%(outbox)s)"
 
 
 class ShardAway(Exception):
@@ -138,6 +141,7 @@ class Sessions:
         name: str | None = execute(one.connection, there, {"relation": claim.relation}).scalar()
         if name is None or not self._locked(one.connection, name):
             return None
+        execute(one.connection, OWNERS, {"outbox": one.lane.outbox})
         after = execute(one.connection, there, {"relation": claim.relation}).scalar()
         return name if name == after else None
 

@@ -27,19 +27,12 @@ from airflow_roir.engine.shards.shard import find
 from airflow_roir.engine.trouble import is_transient, reason_of
 from airflow_roir.errors import HistoryChanged, InvalidInput, RoirError
 
-# By the sessions that hold this lock, shared, the shippers of a database count each other.
-PRESENT = 1919904115  # 'rois'
 # How often a shipper looks which lanes there are, and who else ships.
 LOOK_S = 1.0
 # After it gave a lane to nobody it keeps what it has for so long.
 KEEP_S = 60.0
-ENTER = f"SELECT pg_advisory_lock_shared({PRESENT}, 1)"
-SHIPPERS = f"""
-SELECT l.pid, l.pid = pg_backend_pid() AS own FROM pg_locks l
- WHERE l.locktype = 'advisory' AND l.classid = {PRESENT} AND l.objid = 1 AND l.granted
-   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
- ORDER BY l.pid
-"""
+ENTER = f"SELECT pg_advisory_lock_shared({lanes.PRESENT}, 1)"
+SHIPPERS = f"SELECT l.pid, l.pid = pg_backend_pid() AS own FROM {lanes.SHIPPERS} ORDER BY l.pid"
 
 Report = Callable[[str], None]
 T = TypeVar("T")

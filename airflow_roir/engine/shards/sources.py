@@ -60,6 +60,12 @@ def agree(sources: Mapping[str, Source], definition: IndexDefinition) -> None:
             if column not in source.columns:
                 raise InvalidInput(f"shard {quote(name)}: table {source.name} has no column {quote(column)}")
     for column in columns_of(one, definition):
+        for name, source in sources.items():
+            if source.columns[column].virtual:
+                raise InvalidInput(
+                    f"shard {quote(name)}: column {quote(column)} of {source.name} is a virtual generated column, "
+                    "which triggers can't see; make it STORED"
+                )
         if one.columns[column].oid_alias:
             raise InvalidInput(
                 f"column {quote(column)} of {one.name} is of type {one.columns[column].type}, which holds oids of its "

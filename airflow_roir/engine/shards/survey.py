@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import AUTO, SOURCE, BuildOptions, IndexDefinition, QualifiedName, Scan, quote
-from airflow_roir.engine import catalog, checks, publications
+from airflow_roir.engine import catalog, checks, owner, publications
 from airflow_roir.engine import plan as plans
 from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.entry import Entry
@@ -23,7 +23,8 @@ from airflow_roir.engine.shards import face, home, shard, sources, unique
 from airflow_roir.engine.shards.copies import copy_in, copy_out
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
 from airflow_roir.engine.source import Source
-from airflow_roir.errors import InvalidInput
+from airflow_roir.engine.trouble import reason_of
+from airflow_roir.errors import InvalidInput, RoirError, SourceChanged
 
 DEFAULT_COLUMN = "shard"
 # Nothing of this size fits into a B-tree, however well it is compressed.
@@ -108,6 +109,23 @@ def look(
     return found, found[0][2].name
 
 
+def objections(index_server: Database, definition: IndexDefinition, options: BuildOptions) -> list[RoirError]:
+    """What a build is refused for, of each shard its own."""
+    with index_server.transaction() as connection:
+        named = [shard.find(connection, name) for name in definition.shards]
+    against: list[RoirError] = []
+    for one in named:
+        try:
+            _read(one.database(index_server.application_name, index_server.limits), one, definition, options)
+        except RoirError as error:
+            against.append(error)
+        except DBAPIError as error:
+            against.append(InvalidInput(f"shard {quote(one.name)} can't be looked at: {reason_of(error)}"))
+    if not against:
+        look(index_server, definition, options)
+    return against
+
+
 def survey(
     index_server: Database,
     definition: IndexDefinition,
@@ -183,6 +201,17 @@ def whole_plan(
 
 
 def _read(database: Database, one: Shard, definition: IndexDefinition, options: BuildOptions) -> Source:
+    """Raises what a build is refused for, with the shard's name."""
+    try:
+        return _checked(database, one, definition, options)
+    except RoirError as error:
+        where = f"shard {quote(one.name)}"
+        if where in str(error):
+            raise
+        raise type(error)(f"{where}: {error}") from error
+
+
+def _checked(database: Database, one: Shard, definition: IndexDefinition, options: BuildOptions) -> Source:
     assert definition.source is not None
     with database.transaction() as connection:
         home.check(connection, one)
@@ -222,6 +251,9 @@ def _sample(
     read = [name for name in columns if name != found.shard_column]
     rows = io.BytesIO()
     with one.shard.database(index_server.application_name, index_server.limits).transaction() as there:
+        catalog.hold(there, one.source)
+        if not owner.is_trusted(there, one.source):
+            raise SourceChanged(f"table {one.source.name} has got another owner meanwhile; start again")
         sample = plans.sample_of(there, one.source)
         size = " + ".join(f"coalesce(pg_column_size(s.{quote(name)}), 0)" for name in read)
         biggest = execute(there, f"SELECT max({size}) FROM {one.source.sql} s {sample}").scalar() or 0

@@ -27,10 +27,15 @@ SETTINGS = f"""
 SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET synchronous_commit = on;
 SET lock_timeout = {LOCK_MS}
 """
-# The row of the outbox first: a visit of somebody else waits for it, and finds its rows gone and this step.
-# The table even before that, as a TRUNCATE does. A row that a writer touches now is left: it is shipped again anyway.
-ACKNOWLEDGE = """
+# Under this lock, so before the statement that reads is planned: who owns the table, and what is planned runs his code.
+OWN = """
 LOCK TABLE {view} IN ACCESS SHARE MODE;
+SELECT {schema}.check_owners(%(name)s);
+"""
+# The row of the outbox first: a visit of somebody else waits for it, and finds its rows gone and this step.
+# The table even before that (`OWN`), as a TRUNCATE does. A row that a writer touches now is left: it is shipped again
+# anyway.
+ACKNOWLEDGE = """
 UPDATE {schema}.outbox SET step = greatest(step, %(step)s) WHERE name = %(name)s AND tick = %(mine)s;
 DELETE FROM {table} t WHERE t.ctid = ANY (ARRAY(
     SELECT x.ctid FROM {table} x WHERE x.version = ANY (%(acked)s::bigint[]) FOR UPDATE SKIP LOCKED))
@@ -173,9 +178,9 @@ def visit(
     }
     for i in here.identity_positions:
         values[f"n{i}"] = [one[i] for one in named]
-    text = _visiting(route, here)
+    text = owning(name) + _visiting(route, here)
     if done is not None:
-        text = _acknowledging(route) + text
+        text = _acknowledging(route) + _visiting(route, here)
         values |= {"mine": done.tick, "step": done.step, "acked": list(done.versions)}
     rows = execute(connection, text, values).all()
     if not rows:
@@ -208,9 +213,18 @@ def visit(
     )
 
 
+def own(connection: Connection, name: str) -> None:
+    """Lock the table of an outbox against another owner, for this transaction. An error if it has one already."""
+    execute(connection, owning(name), {"name": name})
+
+
+def owning(name: str) -> str:
+    """SQL, with `name` to bind: as `own`, before what is sent with it."""
+    return OWN.format(schema=SHARD_SCHEMA, view=outbox.view(name))
+
+
 def _acknowledging(route: Route) -> str:
-    name = route.lane.outbox
-    return ACKNOWLEDGE.format(schema=SHARD_SCHEMA, table=outbox.table(name), view=outbox.view(name))
+    return owning(route.lane.outbox) + ACKNOWLEDGE.format(schema=SHARD_SCHEMA, table=outbox.table(route.lane.outbox))
 
 
 def _visiting(route: Route, here: Entry) -> str:
