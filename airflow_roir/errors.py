@@ -14,6 +14,12 @@ class RoirError(Exception):
 
     exit_code = 1
 
+    @property
+    def sqlstate(self) -> str | None:
+        """The SQLSTATE of the database's error behind it, which is its `__cause__`; None if there is none."""
+        found = getattr(self.__cause__, "orig", None)
+        return getattr(found, "pgcode", None) or getattr(found, "sqlstate", None)
+
 
 class InvalidInput(RoirError):
     """A definition, an option or a name can't be used. Nothing was changed."""
@@ -129,6 +135,10 @@ class StaleAnswer(RoirError):
 
 class NotStrict(RoirError):
     """An index apart can't be read strictly as things are; the message says why, and what to do."""
+
+
+class IndexUnreachable(RoirError):
+    """The server of an index apart can't be asked; the message names the index. Retry."""
 
 
 class ShardUnreachable(RoirError):

@@ -83,8 +83,7 @@ def index_notes(one: IndexFacts) -> Iterator[str]:
     name = argument(one.index)
     if one.unique:
         nulls = ", NULLs not distinct" if one.nulls_not_distinct else ""
-        enforced = "enforced over all partitions" if one.generation is not None else "not enforced yet"
-        yield f"unique{nulls}: {enforced}"
+        yield f"unique{nulls}: {_enforced(one)}"
     if one.revert_until is not None:
         old = next((g for g in one.generations if g.status == "retired"), None)
         if old is not None:
@@ -131,6 +130,16 @@ def _strict_note(one: IndexFacts) -> str:
         return f"strict reads are possible: {who}"
     problem = one.strict_problem.replace("roir announce INDEX", f"roir announce {argument(one.index)}")
     return f"no strict reads now, though {who}: {problem}"
+
+
+def _enforced(one: IndexFacts) -> str:
+    if one.generation is None:
+        return "not enforced yet"
+    if not one.apart:
+        return "enforced over all partitions"
+    if one.unique_since is None:
+        return f"not enforced: {printable(one.unique_problem or 'not known why')}"
+    return f"enforced since {one.unique_since:%Y-%m-%d %H:%M} UTC over all shards"
 
 
 def _operation_row(seen: Look, one: OperationStatus) -> tuple[str, ...]:

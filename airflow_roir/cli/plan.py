@@ -230,7 +230,7 @@ def _facts(database: Database, rehearsal: Rehearsal, options: BuildOptions, as_j
 def _uniqueness(definition: IndexDefinition, options: BuildOptions, as_json: bool) -> dict[str, Any]:
     """What the plan tells of a unique index; of another one that it is none."""
     facts: dict[str, Any] = {"unique": definition.unique}
-    if definition.unique:
+    if definition.unique and not definition.shards:
         facts |= {
             "nulls_not_distinct": definition.nulls_not_distinct,
             "on_duplicate": options.on_duplicate,
@@ -240,6 +240,8 @@ def _uniqueness(definition: IndexDefinition, options: BuildOptions, as_json: boo
         return facts
     if not definition.unique:
         return {"unique": "no"}
+    if definition.shards:
+        return {"unique": "over all shards, once roir announce --by server has looked the keys over"}
     nulls = "NULLs are equal, too" if definition.nulls_not_distinct else "NULLs are never equal"
     return {"unique": f"over all partitions; {nulls}", "on_duplicate": _ON_DUPLICATE[_then(options)]}
 

@@ -48,7 +48,8 @@ SELECT {TABLE_OF} AS table_apart, i.announced_by, i.id, i.schema_name, i.name, i
  ORDER BY i.schema_name, i.name
 """
 GENERATIONS = """
-SELECT id, index_id, status, published_at, retired_at, drop_after, ghosts
+SELECT id, index_id, status, published_at, retired_at, drop_after, ghosts, unique_from,
+       CASE WHEN status = 'active' THEN roir.unique_problem(id) END AS unique_problem
   FROM roir.generation WHERE status <> 'dropped' AND index_id = ANY (%(indexes)s)
  ORDER BY id DESC
 """
@@ -133,7 +134,8 @@ class IndexFacts:
     generation is dropped. verified: None if what readers see was never verified. operation: the unfinished one.
     bloat: None if nothing is published. apart: the table is in shards, and source_bytes isn't known here; shards: how
     far each of them is behind; announced_by: who announces their writes, `server`, `client` or None; strict_problem:
-    why the index can't be read strictly, None if it can.
+    why the index can't be read strictly, None if it can. Of what readers see, if it is unique over shards:
+    unique_since: from when on no two shards have a key; unique_problem: why they may.
     """
 
     index: str
@@ -157,6 +159,8 @@ class IndexFacts:
     shards: tuple[ShardLag, ...] = ()
     announced_by: str | None = None
     strict_problem: str | None = None
+    unique_since: datetime | None = None
+    unique_problem: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: moments in ISO 8601."""
@@ -244,6 +248,8 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 shards=tuple(one for one in behind if one.index_id == row.id),
                 announced_by=row.announced_by,
                 strict_problem=NOT_PUBLISHED if row.table_apart and not active else row.strict_problem,
+                unique_since=active.unique_from if active and active.unique_problem is None else None,
+                unique_problem=active.unique_problem if active else None,
             )
         )
     return found

@@ -44,6 +44,10 @@ FAMILIES: dict[str, Family] = {
     "roir_lock_waits": Family("How many of us wait for a lock that somebody else holds.", DATABASE),
     "roir_index_published": Family("1: readers see the index. 0: its first build hasn't ended.", INDEX),
     "roir_index_unique": Family("1: no two rows may have the same key.", INDEX),
+    "roir_index_unique_enforced": Family(
+        "Of a unique index over shards. 1: no two shards may have the same key. 0: they may, and roir status says why.",
+        INDEX,
+    ),
     "roir_index_generation_age_seconds": Family("Since when readers see this generation.", INDEX),
     "roir_index_generations": Family("Generations that take room: published, being built, kept for a revert.", INDEX),
     "roir_index_ghosts": Family("Leftovers of the build in what readers see, until the next clean-up.", INDEX),

@@ -46,6 +46,7 @@ REFUSED = ("42501", "28000", "28P01")
 INDEXES = """
 SELECT i.id, i.schema_name, i.name AS bare_name, i.is_unique, g.published_at IS NOT NULL AS published, g.ghosts,
        extract(epoch FROM clock_timestamp() - g.published_at)::float8 AS age,
+       CASE WHEN g.unique_mode IS NOT NULL THEN roir.unique_problem(g.id) IS NULL END AS enforced,
        (SELECT count(*) FROM roir.generation x WHERE x.index_id = i.id AND x.status <> 'dropped') AS generations,
        (SELECT max(o.id) FROM roir.operation o WHERE o.index_id = i.id) AS newest
   FROM roir.index i LEFT JOIN roir.generation g ON g.index_id = i.id AND g.status = 'active'
@@ -204,6 +205,8 @@ class _Look:
         index = _index_name(row)
         self._samples.add("roir_index_published", row.published, index)
         self._samples.add("roir_index_unique", row.is_unique, index)
+        if row.enforced is not None:
+            self._samples.add("roir_index_unique_enforced", row.enforced, index)
         self._samples.add("roir_index_generations", row.generations, index)
         if row.published:
             self._samples.add("roir_index_generation_age_seconds", max(0.0, row.age), index)

@@ -26,6 +26,7 @@ from airflow_roir.engine.plain import number, plain_fields
 from airflow_roir.engine.remedies import remedy
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards.shard import TABLE_OF
+from airflow_roir.engine.shards.standing import ShardStanding, standing
 from airflow_roir.errors import NotFound
 from airflow_roir.operation import Phase, Status
 
@@ -141,7 +142,7 @@ class Progress:
     status: as `roir status` has it, and `pausing` while a run or its workers haven't left yet. percent, rows and
     seconds_worked never fall. seconds_left_low, seconds_left_high: between these in most builds, no promise.
     has_duplicates: also healed ones. throttle: None if it has no limits and has lost no time. samples: unix seconds,
-    rows, percent. phases: `verify` is the comparison before a publish.
+    rows, percent. phases: `verify` is the comparison before a publish. shards: of an index over shards.
     """
 
     now: datetime
@@ -180,6 +181,7 @@ class Progress:
     duplicate_keys: int
     duplicate_rows: int
     events: tuple[Event, ...]
+    shards: tuple[ShardStanding, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: moments in ISO 8601."""
@@ -265,6 +267,7 @@ def _look(connection: Connection, row: Row[Any]) -> Progress:
         duplicate_keys=row.duplicate_keys,
         duplicate_rows=row.duplicate_rows,
         events=_events(connection, row),
+        shards=standing(connection, row.operation_id, row.generation_id, row.epoch),
     )
 
 

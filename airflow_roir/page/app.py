@@ -41,6 +41,7 @@ STATIC = {
     "indexes.js": "text/javascript; charset=utf-8",
     "duplicates.js": "text/javascript; charset=utf-8",
     "throttle.js": "text/javascript; charset=utf-8",
+    "shards.js": "text/javascript; charset=utf-8",
     "draw.js": "text/javascript; charset=utf-8",
 }
 HEADERS = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     CTE,
@@ -31,11 +31,22 @@ from sqlalchemy.sql.selectable import SelectBase
 from sqlalchemy.sql.sqltypes import NULLTYPE
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
-from airflow_roir.definition import QualifiedName, quote
-from airflow_roir.engine.trouble import said
-from airflow_roir.errors import InvalidInput, NotFound, NotStrict, RightMissing, StaleAnswer
+from airflow_roir.definition import QualifiedName, parse_name, quote
+from airflow_roir.engine.trouble import first_line, said
+from airflow_roir.errors import (
+    IndexUnreachable,
+    InvalidInput,
+    NotFound,
+    NotStrict,
+    RightMissing,
+    RoirError,
+    StaleAnswer,
+)
 
+T = TypeVar("T")
 STALE, NO_RIGHT, NOT_READY = "40R01", "42501", "55000"
+# The session, the server: a lost connection, no connection left, a server that shuts down or starts.
+AWAY = ("08", "53", "57P")
 # Another generation was published since it was looked up which one it is.
 PUBLISHED = ("40001", "42P01")
 # No such view, or it is none of an index apart.
@@ -66,11 +77,17 @@ class KeyColumn:
 
 @dataclass(frozen=True)
 class Home:
-    """A shard's database by its token, and the name of its outbox. tick: how many visits of it are known at least."""
+    """A shard's database by its token, and the name of its outbox. tick: how many visits of it are known at least.
+
+    table: that is indexed there, by the name that it had; level: of the read, of which an eventual one asks for the
+    table alone.
+    """
 
     token: str | None
     outbox: str
+    table: QualifiedName
     tick: int = 0
+    level: str = "strict"
 
 
 @dataclass(frozen=True)
@@ -85,10 +102,11 @@ class Named:
 class About:
     """What a reader knows of an index apart. identity: the columns of key and primary key; homes: of the shards.
 
-    primary_key: without the shard's column.
+    table: as it was called when the index was made. primary_key: without the shard's column.
     """
 
     generation: int
+    table: QualifiedName
     shard_column: str
     columns: tuple[str, ...]
     identity: tuple[str, ...]
@@ -99,16 +117,17 @@ class About:
 def look_up(engine: Engine, index: QualifiedName) -> About:
     """What the index is now. Raises NotFound, InvalidInput, RightMissing."""
     try:
-        with engine.connect() as connection:
-            found = connection.execute(select(func.roir.apart(cast(index.sql, REGCLASS)))).scalar_one()
+        asked = select(func.roir.apart(cast(index.sql, REGCLASS)))
+        found = with_session(engine, lambda connection: connection.execute(asked).scalar_one())
     except DBAPIError as error:
         if state_of(error) in WRONG:
             raise NotFound(said(error)) from error
-        raise translated(error) from error
-    shard = found["shard"]
+        raise translated(index, error) from error
+    shard, of = found["shard"], parse_name(found["table"], "table")
     names = [column["source"] for column in found["columns"]]
     return About(
         found["generation"],
+        of,
         shard,
         tuple(names),
         tuple(names[: found["identity"]]),
@@ -117,7 +136,7 @@ def look_up(engine: Engine, index: QualifiedName) -> About:
             for c in found["columns"]
             if c["primary_key"] and c["source"] != shard
         ),
-        {name: Home(one["home"], one["outbox"]) for name, one in found["shards"].items()},
+        {name: Home(one["home"], one["outbox"], of) for name, one in found["shards"].items()},
     )
 
 
@@ -203,11 +222,32 @@ def state_of(error: DBAPIError) -> str:
     return getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlstate", None) or ""
 
 
-def translated(error: DBAPIError) -> Exception:
+def is_away(error: DBAPIError) -> bool:
+    """Whether it says that a server can't be asked now."""
+    return not state_of(error) or state_of(error).startswith(AWAY)
+
+
+def translated(index: QualifiedName, error: DBAPIError) -> RoirError:
     """What an error of the index server means to a reader."""
-    kinds: dict[str, type[Exception]] = {STALE: StaleAnswer, NOT_READY: NotStrict, NO_RIGHT: RightMissing}
+    kinds: dict[str, type[RoirError]] = {STALE: StaleAnswer, NOT_READY: NotStrict, NO_RIGHT: RightMissing}
     kind = kinds.get(state_of(error))
-    return error if kind is None else kind(said(error))
+    if kind is not None:
+        return kind(said(error))
+    if is_away(error):
+        return IndexUnreachable(f"index {index}: its server can't be asked: {first_line(error)}")
+    return RoirError(f"index {index}: {said(error)}")
+
+
+def with_session(engine: Engine, ask: Callable[[Connection], T]) -> T:
+    """Ask in a session of its own; once more if that was lost in the pool since it was used."""
+    try:
+        with engine.connect() as connection:
+            return ask(connection)
+    except DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
+    with engine.connect() as connection:
+        return ask(connection)
 
 
 def key_text(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[str]:
@@ -215,7 +255,7 @@ def key_text(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[str]:
     return cast(func.row(*columns), Text)
 
 
-def read(connection: Connection, wanted: Any) -> dict[str, Named]:
+def read(wanted: Any, connection: Connection) -> dict[str, Named]:
     """What is named, by the names of the shards."""
     found: dict[str, Named] = {}
     for shard, tick, text, *key in connection.execute(wanted):

@@ -9,6 +9,7 @@ for user, shard in by_email.rows(User, User.email == "x@y", consistency="strict"
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import QualifiedName, parse_name, quote
 from airflow_roir.errors import InvalidInput, NotStrict, ShardUnreachable
 from airflow_roir.reading import candidates, truth
-from airflow_roir.reading.candidates import About, Named
+from airflow_roir.reading.candidates import About, Home, Named
 
 T = TypeVar("T")
 Level = Literal["eventual", "bounded", "strict"]
@@ -63,14 +64,16 @@ class ShardedIndex:
 
     engine: SQLAlchemy's, of the index server. index: its name as SQL. shards: engines of the shards by the names that
     `roir shard list` shows; without them their DSNs are read from `roir.shard`, which takes SELECT on that table, and
-    the engines are this object's own: `close` ends them. Each thread takes a connection of each shard that it asks.
+    the engines are this object's own: `close` ends them. The DSNs are read again once a shard can't be asked, or isn't
+    known: `roir shard add` may have told another one. Each thread takes a connection of each shard that it asks.
     """
 
     def __init__(self, engine: Engine, index: str, shards: Mapping[str, Engine] | None = None) -> None:
         self.index: QualifiedName = parse_name(index, "index")
         self._engine = engine
         self._own = shards is None
-        self._shards = dict(_engines(engine) if shards is None else shards)
+        self._dsns = _dsns(engine, self.index) if shards is None else {}
+        self._shards = {name: _engine(dsn) for name, dsn in self._dsns.items()} if shards is None else dict(shards)
         self._lock = threading.Lock()
         self._about: About | None = None
         self._threads: ThreadPoolExecutor | None = None
@@ -86,7 +89,9 @@ class ShardedIndex:
     ) -> Answer:
         """The rows of a table, in all shards, that meet a condition, each as its shard has it now.
 
-        source: a `Table`, whose rows come back as SQLAlchemy's, or an ORM class, whose instances come back detached.
+        source: a `Table`, whose rows come back as SQLAlchemy's, or an ORM class, whose instances come back detached. It
+            must be the table that is indexed: `bounded` and `strict` ask each shard whether it is, and so does
+            `eventual` if its name is another one than the index knows.
         where: over the source's own columns: those of the index, and for `strict` those of key and primary key. Its
             truth must depend on the row alone.
         max_staleness: for `bounded`, seconds or a `timedelta`.
@@ -98,15 +103,21 @@ class ShardedIndex:
         once. No snapshot spans two shards: of a row that is moved to another shard, inserted there before it is deleted
         here, `strict` finds at least one. Moved the other way round it may be found in neither.
 
-        Raises StaleAnswer (retry), NotStrict, ShardUnreachable (names the shard), InvalidInput, NotFound, RightMissing.
+        Raises StaleAnswer (retry), NotStrict, ShardUnreachable (names the shard), IndexUnreachable, InvalidInput,
+        NotFound, RightMissing, and RoirError for what else a server says: all of them RoirError, with the database's
+        error as their cause and its SQLSTATE as `sqlstate`. SQLAlchemy's own errors, as that a pool is exhausted, come
+        as they are.
         """
         age = _level(consistency, max_staleness)
         known = self._about
         try:
-            return self._rows(source, where, consistency, age, partial)
-        except (InvalidInput, NotStrict):
-            # Of an index that was built anew since it was looked up? The old capture may be gone.
-            if known is None or candidates.look_up(self._engine, self.index) == known:
+            answer = self._rows(source, where, consistency, age, partial)
+            if not answer.away or not self._follow_dsns():
+                return answer
+        except (InvalidInput, NotStrict, ShardUnreachable):
+            # Of an index that was built since it was looked up, whose old capture may be gone; or of a shard that was
+            # given another DSN.
+            if not self._follow_dsns() and (known is None or candidates.look_up(self._engine, self.index) == known):
                 raise
         self._about = None
         return self._rows(source, where, consistency, age, partial)
@@ -136,8 +147,7 @@ class ShardedIndex:
                 shard: _asking(
                     self._shards[shard],
                     shard,
-                    # Of which an eventual answer depends on nothing: a replica may be asked for it.
-                    None if consistency == "eventual" else replace(about.homes[shard], tick=named[shard].tick),
+                    _home(about, replace(about.homes[shard], tick=named[shard].tick), table, consistency),
                     source,
                     table,
                     about.primary_key,
@@ -152,6 +162,20 @@ class ShardedIndex:
             # What is no more in one shard may be in another one, since before it went.
             missed = strict and any(_has_gone(asked.get(shard, ()), answers.get(shard, ())) for shard in new)
         return Answer([Found(row, shard) for shard, rows in answers.items() for row in rows.values()], away)
+
+    def _follow_dsns(self) -> bool:
+        """Read the DSNs again, where the engines are this object's own; whether any is another one."""
+        if not self._own:
+            return False
+        now = _dsns(self._engine, self.index)
+        with self._lock:
+            changed = [name for name, dsn in now.items() if self._dsns.get(name) != dsn]
+            old = [self._shards[name] for name in changed if name in self._shards]
+            self._shards = self._shards | {name: _engine(now[name]) for name in changed}
+            self._dsns = now
+        for engine in old:
+            engine.dispose()
+        return bool(changed)
 
     def close(self) -> None:
         """End its threads, and the engines that it made."""
@@ -181,12 +205,11 @@ class ShardedIndex:
             candidates.check_condition(self.index, about, table, where, strict)
             wanted = candidates.statement(self.index, about, table, where, strict, age)
             try:
-                with self._engine.connect() as connection:
-                    return about, candidates.read(connection, wanted)
+                return about, candidates.with_session(self._engine, functools.partial(candidates.read, wanted))
             except DBAPIError as error:
                 self._about = None
                 if fresh or candidates.state_of(error) not in candidates.PUBLISHED:
-                    raise candidates.translated(error) from error
+                    raise candidates.translated(self.index, error) from error
                 fresh = True
 
     def _check_known(self, named: Mapping[str, Any]) -> None:
@@ -228,6 +251,14 @@ def _has_gone(asked: Sized, found: Sized) -> bool:
     return len(found) < len(asked)
 
 
+def _home(about: About, home: Home, table: Any, consistency: Level) -> Home | None:
+    """What the shard must be. An eventual answer depends on nothing of it: a replica may be asked, without rights."""
+    if consistency != "eventual":
+        return home
+    is_named = table.name == about.table.name and table.schema in (None, about.table.schema)
+    return None if is_named else replace(home, level=consistency)
+
+
 def _asking(*what: Any) -> Callable[[], dict[str, Any]]:
     return lambda: truth.ask(*what)
 
@@ -245,16 +276,19 @@ def _level(consistency: str, max_staleness: timedelta | float | None) -> timedel
     return age
 
 
-def _engines(engine: Engine) -> dict[str, Engine]:
-    with engine.connect() as connection:
-        dsns = {row.name: row.dsn for row in connection.execute(text(DSNS))}
+def _dsns(engine: Engine, index: QualifiedName) -> dict[str, str]:
+    try:
+        found = candidates.with_session(engine, lambda connection: connection.execute(text(DSNS)).all())
+    except DBAPIError as error:
+        raise candidates.translated(index, error) from error
+    dsns = {row.name: row.dsn for row in found}
     unknown = [name for name, dsn in dsns.items() if dsn is None]
     if unknown:
         raise InvalidInput(
             f"shard {', '.join(map(quote, unknown))}: the index server knows an Airflow connection and no DSN; give "
             "the engines of the shards"
         )
-    return {name: _engine(dsn) for name, dsn in dsns.items()}
+    return dsns
 
 
 def _engine(dsn: str) -> Engine:

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, FromClause, Text, and_, cast, func, literal, null, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    FromClause,
+    Text,
+    and_,
+    cast,
+    func,
+    literal,
+    null,
+    select,
+    tuple_,
+)
 from sqlalchemy import column as new_column
 from sqlalchemy import table as new_table
+from sqlalchemy.dialects.postgresql import OID
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.types import UserDefinedType
 
-from airflow_roir.definition import quote
+from airflow_roir.definition import QualifiedName, quote
 from airflow_roir.engine.trouble import first_line, said
-from airflow_roir.errors import NotStrict, RightMissing, RoirError, ShardUnreachable
-from airflow_roir.reading.candidates import NO_RIGHT, Home, KeyColumn, key_text, state_of
+from airflow_roir.errors import InvalidInput, NotStrict, RightMissing, RoirError, ShardUnreachable
+from airflow_roir.reading.candidates import NO_RIGHT, Home, KeyColumn, is_away, key_text, state_of, with_session
 
 # So many rows of a shard are asked for at once: their keys are parts of the statement.
 KEYS = 1000
-# The session, the server: no SQLSTATE, a lost connection, no connection left, a server that shuts down or starts.
-AWAY = ("08", "53", "57P")
 
 Key = tuple[Any, ...]
 
@@ -50,34 +63,27 @@ def ask(
     """The rows of these primary keys that meet the condition, by the texts of their keys, and no others.
 
     home: what the shard must be: another database, a standby, or one that lost commits doesn't say the truth. None:
-    nothing is asked of it. Raises ShardUnreachable, NotStrict, RightMissing, RoirError.
+    nothing is asked of it. Raises ShardUnreachable, NotStrict, InvalidInput (it is another table), RightMissing,
+    RoirError.
     """
     found: dict[str, Any] = {}
     for start in range(0, len(keys), KEYS):
         part = keys[start : start + KEYS]
         try:
-            try:
-                found |= _read(engine, shard, home, source, table, primary_key, where, part)
-            except DBAPIError as error:
-                # A session of the pool that was lost since it was used.
-                if not error.connection_invalidated:
-                    raise
-                found |= _read(engine, shard, home, source, table, primary_key, where, part)
+            found |= with_session(engine, partial(_read, shard, home, source, table, primary_key, where, part))
         except DBAPIError as error:
-            state = state_of(error)
-            if not state or state.startswith(AWAY):
+            if is_away(error):
                 raise ShardUnreachable(f"shard {quote(shard)} can't be asked: {first_line(error)}", shard) from error
-            if state == NO_RIGHT:
+            if state_of(error) == NO_RIGHT:
                 raise RightMissing(
-                    f"shard {quote(shard)}: {said(error)}; readers need SELECT on the table, and on roir_shard.home "
-                    "with USAGE on its schema"
+                    f"shard {quote(shard)}: {said(error)}; readers need SELECT on the table, and for bounded and "
+                    "strict also USAGE on schema roir_shard and SELECT on roir_shard.home and roir_shard.outbox"
                 ) from error
             raise RoirError(f"shard {quote(shard)}: {said(error)}") from error
     return found
 
 
 def _read(
-    engine: Engine,
     shard: str,
     home: Home | None,
     source: Any,
@@ -85,23 +91,31 @@ def _read(
     primary_key: Sequence[KeyColumn],
     where: ColumnElement[bool],
     keys: Sequence[Key],
+    connection: Connection,
 ) -> dict[str, Any]:
     here: Any
     if home is None:
         here = select(literal(True).label("asked")).subquery("roir_home")
-        heads: list[Any] = [null(), null(), null()]
+        heads: list[Any] = [null(), null(), null(), null()]
     else:
-        outbox = new_table("outbox", new_column("name", Text), new_column("tick"), schema="roir_shard")
+        outbox = new_table(
+            "outbox", new_column("name", Text), new_column("tick"), new_column("source"), schema="roir_shard"
+        )
+        asked_for = func.pg_catalog.to_regclass(_name(connection, table).sql)
         here = (
             select(
                 cast(new_column("token"), Text).label("token"),
                 select(outbox.c.tick).where(outbox.c.name == home.outbox).scalar_subquery().label("tick"),
                 func.pg_catalog.pg_is_in_recovery().label("standby"),
+                select(outbox.c.source == cast(asked_for, OID))
+                .where(outbox.c.name == home.outbox)
+                .scalar_subquery()
+                .label("same"),
             )
             .select_from(new_table("home", schema="roir_shard"))
             .subquery("roir_home")
         )
-        heads = [here.c.token, here.c.tick, here.c.standby]
+        heads = [here.c.token, here.c.tick, here.c.standby, here.c.same]
     mapped = not isinstance(source, FromClause)
     columns = [table.c[one.name] for one in primary_key]
     wanted: list[Any] = [*heads, columns[0].is_not(None), key_text(columns)]
@@ -119,32 +133,46 @@ def _read(
         rows = frozen().scalars(head).all() if mapped else frozen().columns(*range(head, len(wanted))).all()
         return list(zip(told, rows, strict=True))
 
-    with engine.connect() as connection, Session(connection) as session:
+    with Session(connection) as session:
         answered = asked(session)
         if home is not None and not answered:
             # A class may have criteria of its own (inheritance, inner joins), which took what tells it away. Before the
             # rows, in a transaction of its own: a standby may be promoted meanwhile.
             session.rollback()
-            _check(shard, home, *session.execute(select(*heads)).one())
+            _check(shard, home, table, *session.execute(select(*heads)).one())
             session.rollback()
             answered = asked(session)
         session.expunge_all()
-    for (token, tick, standby, present, text), row in answered:
+    for (token, tick, standby, same, present, text), row in answered:
         if home is not None:
-            _check(shard, home, token, tick, standby)
+            _check(shard, home, table, token, tick, standby, same)
         if present:
             found[text] = row
     return found
 
 
-def _check(shard: str, home: Home, token: str, tick: int | None, standby: bool) -> None:
+def _name(connection: Connection, table: Any) -> QualifiedName:
+    """What a statement calls a table: its schema may be told by the engine."""
+    translated = connection.get_execution_options().get("schema_translate_map") or {}
+    return QualifiedName(translated.get(table.schema, table.schema), table.name)
+
+
+def _check(shard: str, home: Home, table: Any, token: str, tick: int | None, standby: bool, same: bool | None) -> None:
+    if same is False and table.name != home.table.name:
+        raise InvalidInput(
+            f"shard {quote(shard)}: {table.fullname} isn't the table that is indexed there, {home.table}"
+        )
     why = None
+    if home.level == "eventual":
+        return
     if standby:
         why = "a standby answers, which may be behind; its primary must be asked"
     elif home.token is not None and token != home.token:
         why = "another database answers than the one that was added"
     elif tick is None:
         why = "its capture is gone"
+    elif not same:
+        why = f"{table.fullname} is another table there than the one that is indexed"
     elif tick < home.tick:
         why = "it has lost commits that the index has"
     if why is not None:

@@ -54,7 +54,9 @@ BEGIN
                  WHEN lane.age < interval '0' THEN format('shard %I is fresh as of %s, which is in the future: the clock of '
                                                           'this server was set back', lane.name, lane.fresh_at)
                  ELSE format('shard %I lags by %s s, more than the %s s that are allowed', lane.name,
-                             round(extract(epoch FROM lane.age), 1), round(extract(epoch FROM max_staleness), 1)) END),
+                             -- Upwards: 5.01 s is more than 5.0 s.
+                             round(ceil(extract(epoch FROM lane.age) * 10) / 10, 1),
+                             round(extract(epoch FROM max_staleness), 1)) END),
         DETAIL = coalesce(format('shard %I, lag %s', lane.name, lane.age), ''),
         HINT = CASE WHEN lane.doubt IS NOT NULL THEN 'Repair them: roir verify --repair'
                     ELSE 'Retry. If it stays so: does `roir ship` run, and does it reach that shard? `roir status` tells.' END;

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import psutil
 import psycopg2
 import pytest
+from psycopg2.extensions import make_dsn, parse_dsn
+from sqlalchemy import Engine, create_engine
+from sqlalchemy import column as new_column
+from sqlalchemy import table as new_table
 
+from airflow_roir.announcing import announce
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations, status
-from servers.airflow import StandaloneAirflow, wait_until
+from airflow_roir.errors import NotStrict
+from airflow_roir.reading import ShardedIndex
+from servers.airflow import AirflowError, StandaloneAirflow, wait_until
 from servers.postgres import embedded_postgres
 from tests.comparison import compare
+from tests.conftest import run_sql
 from tests.engine import steps
 
-DAG = "rebuild_index"
+DAG, SHIP = "rebuild_index", "ship_changes"
+# So that one run follows the other within the test.
+SHIP_FOR = "8s"
 SWITCH = f"airflow switch of DAG {DAG}"
 ROWS = 20_000
 RATE = 1_500
@@ -43,6 +55,7 @@ with DAG("follow_index", schedule=[index_asset("public.item_by_price", "{FOLLOWE
     heard()
 """
 # What the Task State Store shows of options that have no value.
+ORDERS = ("orders_0", "orders_1")
 WORK_SEEDED = {"throttle": "off", "windows": "off", "max_duration_s": 0, "priority": 0}
 
 
@@ -52,9 +65,11 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     dags = tmp_path_factory.mktemp("dags") / "dags"
     shutil.copytree(dags_folder, dags, ignore=shutil.ignore_patterns("__pycache__"))
     (dags / "follow_index.py").write_text(FOLLOWER)
+    ships = dags / "ship_changes.py"
+    ships.write_text(ships.read_text().replace('"10min", type', f'"{SHIP_FOR}", type'))
     home = tmp_path_factory.mktemp("airflow")
     with embedded_postgres() as metadata, StandaloneAirflow(home, dags, metadata) as running:
-        running.wait_until_ready([DAG, "verify_index", "clean_up_indexes", "follow_index"])
+        running.wait_until_ready([DAG, "verify_index", "clean_up_indexes", "follow_index", SHIP])
         yield running
 
 
@@ -62,6 +77,40 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def switch_is_on(airflow: StandaloneAirflow) -> None:
     """Also after a test that failed in a pause."""
     airflow.unpause(DAG)
+
+
+@pytest.fixture
+def orders(airflow: StandaloneAirflow, shop: Any) -> Iterator[dict[str, str]]:
+    """Two shards with a table `public.orders`, each an Airflow connection; their DSNs by its id.
+
+    The shop is the index server, and the connection that `ship_changes` has by default.
+    """
+    role, password = f"app_{shop.fields['schema']}", f"unheard of '{shop.fields['schema']}' \\ %s ü"
+    fields = {name: value for name, value in shop.fields.items() if value}
+    run_sql(shop.dsn, f"CREATE ROLE {role} LOGIN PASSWORD $${password}$$")
+    found = {}
+    for name in ORDERS:
+        database = f"{name}_{shop.fields['schema']}"
+        run_sql(shop.dsn, f"CREATE DATABASE {database} OWNER {role}")
+        there = fields | {"schema": database, "login": role, "password": password}
+        airflow.add_connection(name, "postgres", **there, extra={"application_name": f"of {name}"})
+        names = {"schema": "dbname", "login": "user"}
+        found[name] = make_dsn(**{names.get(key, key): value for key, value in there.items()})
+        run_sql(
+            found[name],
+            "CREATE TABLE public.orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, email text, total int)",
+            f"INSERT INTO orders (email, total) SELECT n || '@of.{name}', n FROM generate_series(1, {ROWS // 2}) n",
+            "ANALYZE orders",
+        )
+    airflow.add_connection("postgres_default", "postgres", **fields)
+    try:
+        yield found
+    finally:
+        airflow.pause(SHIP)
+        for name in (*ORDERS, "postgres_default"):
+            airflow.call("DELETE", f"/api/v2/connections/{name}")
+        for name in ORDERS:
+            run_sql(shop.dsn, f"DROP DATABASE {name}_{shop.fields['schema']} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -264,6 +313,132 @@ def test_a_task_marked_failed_takes_its_driver_along_and_goes_on_when_it_is_clea
     follower = wait_until(heard, PATIENCE_S, "the DAG that follows the index")[0]["dag_run_id"]
     operation = status.status(shop.database, "item_by_price")[0].operation_id
     assert airflow.xcoms("follow_index", follower, "heard")["return_value"] == [operation]
+
+
+@pytest.mark.slow
+def test_an_index_over_shards_is_built_changed_in_a_pause_shipped_and_read(
+    airflow: StandaloneAirflow, shop: Any, orders: dict[str, str]
+) -> None:
+    index = "public.orders_by_email"
+    conf = {"index": index, "table": "public.orders", "keys": "email", "include": "total", "shards": list(ORDERS)}
+    conf |= {"parallelism": 2, "shard_parallelism": 1, "batch_rows": 1000, "ranges": 8, "max_rows_per_second": RATE}
+    run = airflow.trigger(DAG, conf)
+
+    def standing() -> Any:
+        return status.status(shop.database, index)[0]
+
+    def page() -> Any:
+        return airflow.call("GET", f"/roir/api/run?{urlencode({'dag_id': DAG, 'run_id': run})}")["progress"]
+
+    def under_way() -> bool:
+        return airflow.task_state(DAG, run, "build") == "running" and standing().percent_complete > 15
+
+    wait_until(under_way, PATIENCE_S, "a build that is under way")
+    shown = page()
+    assert shown["source"] == "public.orders in orders_0, orders_1"
+    assert [one["shard"] for one in shown["shards"]] == list(ORDERS)
+    assert all(one["readers"] <= 1 and one["captured"] and one["problem"] is None for one in shown["shards"])
+
+    airflow.pause(DAG)
+    wait_until(in_state(airflow, run, "build", "up_for_reschedule"), PATIENCE_S, "the task to leave")
+    paused = standing()
+    assert (paused.status, paused.paused_by, paused.shard_parallelism) == ("paused", SWITCH, 1)
+    of_work = {"parallelism": 2, "batch_rows": 1000, "max_rows_per_second": RATE, "shard_parallelism": 1}
+    assert airflow.get_stored(DAG, run, "build") == of_work | WORK_SEEDED | {"in_effect": of_work | WORK_SEEDED}
+    airflow.put_stored(DAG, run, "build", "parallelism", 4)
+    airflow.put_stored(DAG, run, "build", "shard_parallelism", 2)
+    # What is written in a pause, in the range of what was read and beyond.
+    for dsn in orders.values():
+        run_sql(dsn, "UPDATE orders SET email = 'moved' WHERE id % 1000 = 1", "DELETE FROM orders WHERE id % 1000 = 2")
+    airflow.unpause(DAG)
+    try:
+        wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end")
+    except AirflowError as late:
+        said = [airflow.task_log(DAG, run, task) for task in ("build", "finalize")]
+        raise AirflowError("\n".join([str(late), str(standing()), *said])) from None
+    assert airflow.run_state(DAG, run) == "success", airflow.task_log(DAG, run, "build")
+    done = standing()
+    assert (done.status, done.parallelism, done.shard_parallelism) == ("completed", 4, 2)
+    assert "shard_parallelism changes from 1 to 2" in airflow.task_log(DAG, run, "build")
+    for task in ("prepare", "build", "finalize"):
+        assert airflow.task(DAG, run, task)["try_number"] == 1
+    assert sorted(shop.run(f"SELECT shard, email, total FROM {index}")) == in_shards(orders)
+    assert [(one["ranges"] == one["ranges_done"] > 0, one["doubt"]) for one in page()["shards"]] == [(True, None)] * 2
+
+    # Nothing is shipped before that DAG is on; then all the time, by one run after the other.
+    run_sql(orders["orders_1"], "INSERT INTO orders (email, total) VALUES ('first@new', 7)")
+    first = f"SELECT shard, total FROM {index} WHERE email = 'first@new'"
+    assert shop.run(first) == []
+    airflow.unpause(SHIP)
+    wait_until(lambda: shop.run(first) == [("orders_1", 7)], PATIENCE_S, "what was written in a shard")
+    fresh = f"SELECT count(*) FROM {index} WHERE email = 'moved' AND (SELECT roir.fresh('{index}', '5 s'))"
+    wait_until(lambda: answered(shop, fresh) == [(ROWS // 1000,)], PATIENCE_S, "a bounded answer")
+    told = subprocess.run(
+        [sys.executable, "-m", "airflow_roir.cli", "announce", index, "--by", "client"],
+        env=os.environ | {"ROIR_DSN": shop.dsn},
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0, told.stderr
+    with ExitStack() as stack:
+        engines = {name: stack.enter_context(disposed(dsn)) for name, dsn in orders.items()}
+        here = stack.enter_context(disposed(shop.dsn))
+        reader = ShardedIndex(here, index, engines)
+        table = new_table("orders", new_column("email"), schema="public")
+
+        def strictly() -> Any:
+            with suppress(NotStrict):
+                return reader.rows(table, table.c.email == "second@new", "strict")
+
+        wait_until(lambda: strictly() is not None, PATIENCE_S, "strict reads")
+        with engines["orders_0"].begin() as there, here.connect() as connection:
+            there.exec_driver_sql("INSERT INTO orders (email, total) VALUES ('second@new', 8)")
+            announce(there, connection)
+        assert [one.shard for one in strictly()] == ["orders_0"]
+    wait_until(lambda: len(ship_runs(airflow, "success")) >= 2, PATIENCE_S, "a second run that ships")
+    assert ship_runs(airflow, "failed") == []
+    second = f"SELECT shard, email FROM {index} WHERE email LIKE '%@new' ORDER BY 2"
+    wait_until(lambda: shop.run(second) == [("orders_1", "first@new"), ("orders_0", "second@new")], PATIENCE_S, "both")
+    [listed] = airflow.call("GET", "/roir/api/indexes")["databases"]
+    [card] = [one for one in listed["indexes"] if one["index"] == index]
+    assert (card["announced_by"], card["strict_problem"]) == ("client", None)
+    assert [(one["shard"], one["doubt"], one["problem"]) for one in card["shards"]] == [(n, None, None) for n in ORDERS]
+
+    secret = parse_dsn(orders["orders_0"])["password"]
+    for where, text in everything_said(airflow, run):
+        assert secret not in text, where
+        assert secret.replace("'", "\\'") not in text, where
+
+
+def in_shards(orders: dict[str, str]) -> list[tuple[Any, ...]]:
+    """What the index over both must be."""
+    found = []
+    for name, dsn in orders.items():
+        with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT %s, email, total FROM orders", (name,))
+            found += cursor.fetchall()
+    return sorted(found)
+
+
+def answered(shop: Any, query: str) -> Any:
+    """The rows; None if the index server refuses to answer."""
+    try:
+        return shop.run(query)
+    except psycopg2.Error as error:
+        if error.pgcode != "40R01":
+            raise
+        return None
+
+
+def ship_runs(airflow: StandaloneAirflow, state: str) -> list[dict[str, Any]]:
+    return [run for run in airflow.call("GET", f"/api/v2/dags/{SHIP}/dagRuns")["dag_runs"] if run["state"] == state]
+
+
+@contextmanager
+def disposed(dsn: str) -> Iterator[Engine]:
+    engine = create_engine("postgresql+psycopg2://", creator=lambda: psycopg2.connect(dsn))
+    yield engine
+    engine.dispose()
 
 
 @pytest.mark.slow

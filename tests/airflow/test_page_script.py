@@ -80,6 +80,7 @@ class Airflow(ThreadingHTTPServer):
         self.progress = deepcopy(PROGRESS)
         self.run: dict[str, Any] = dict(RUN)
         self.more: dict[str, Any] = {}
+        self.pages: dict[str, Any] = {}
         self.sent: list[tuple[str, Any]] = []
         self.arrived = threading.Event()
         self.asked: list[str] = []
@@ -105,8 +106,10 @@ class Handler(BaseHTTPRequestHandler):
             self.give("application/json", json.dumps(content).encode())
         elif path == "api/run/duplicates":
             self.give("application/json", json.dumps(self.server.duplicates(self.path)).encode())
-        elif path == "run":
-            self.give("text/html", (STATIC / "page.html").read_bytes().replace(b"PAGE", b"run"))
+        elif path in self.server.pages:
+            self.give("application/json", json.dumps(self.server.pages[path]).encode())
+        elif path in ("run", "indexes"):
+            self.give("text/html", (STATIC / "page.html").read_bytes().replace(b"PAGE", path.encode()))
         elif path.startswith("static/"):
             file = STATIC / path.removeprefix("static/")
             self.give(TYPES[file.suffix], file.read_bytes())
@@ -236,7 +239,7 @@ def test_the_keyboard_and_a_screen_reader_are_enough(airflow: Airflow, tab: Any)
     tab.get_by_role("status").filter(has_text="public.i: Running, phase build").wait_for(state="attached")
     # What has the focus is seen to have it.
     outlines = []
-    for name in ("Pause", "Abort", "One worker fewer", "One worker more"):
+    for name in ("Pause", "Throttle", "Abort", "One worker fewer", "One worker more"):
         tab.keyboard.press("Tab")
         assert tab.get_by_role("button", name=name).evaluate("button => button === document.activeElement"), name
         outlines.append(tab.evaluate("getComputedStyle(document.activeElement).outlineStyle"))

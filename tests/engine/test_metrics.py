@@ -296,6 +296,7 @@ def test_each_metric_is_printed_by_some_scrape(dsn: str, database: Database, tab
         "pending_bytes, oldest_at) SELECT g.id, s.id, 'o_1', 1, now(), now(), 1, 1, now() FROM s, roir.generation g "
         "WHERE g.status = 'active'",
     )
+    sql(user, "UPDATE roir.generation SET unique_mode = 'off' WHERE status = 'active'")
     user.commit()
     seen = Scrape(database).samples.keys()
     sql(user, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE")

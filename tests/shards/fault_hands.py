@@ -131,7 +131,8 @@ class Killer:
                 # Nobody waits any more until it is tried again.
                 for name in self.traffic.made.names:
                     dsn = self.traffic.network.dsn(name, self.chance.choice(self.traffic.NAMED))
-                    registry.add(self.traffic.made.database, name, dsn)
+                    with suppress(DBAPIError):
+                        registry.add(self.traffic.made.database, name, dsn)
 
 
 class Hands:

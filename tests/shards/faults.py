@@ -3,6 +3,10 @@
 Writers that announce, by the server or by clients; shippers step by step, and `roir ship` as a process that is killed;
 readers at each level; verifications, rebuilds, reverts; servers that die. At rest the index is the union of the shards'
 projections; strict reads never miss, and never make up; bounded reads don't lie.
+
+Each of these mistakes is found within one schedule: intents that are settled whatever the snapshot, an outbox that is
+cleared before what was visited is committed, entries and intents that `roir.strict` reads in two snapshots, a pass that
+is as fresh as its end.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg2
@@ -22,6 +21,7 @@ from servers import contrib as contribs
 from servers.shards import shard_servers
 from tests.shards.announced import INDEX, Scene, scene
 from tests.shards.conftest import Make
+from tests.shards.histories import History, Row, State
 
 ROWS = 12
 KEYS = ("k0", "k1", "k2")
@@ -29,24 +29,6 @@ TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
     f"INSERT INTO t SELECT i, 'k' || i % 3, 0 FROM generate_series(1, {ROWS}) i",
 )
-Row = tuple[str, int]
-State = tuple[str | None, int] | None
-
-
-@dataclass
-class History:
-    """Of one row: states, each with the time since which it can be seen, and that since which nothing else can."""
-
-    states: list[tuple[State, float, float]] = field(default_factory=list)
-
-    def possible(self, since: float, until: float) -> set[State]:
-        """All that could be seen at some moment between the two."""
-        found = set()
-        for number, (state, earliest, _) in enumerate(self.states):
-            latest = self.states[number + 1][2] if number + 1 < len(self.states) else float("inf")
-            if earliest <= until and latest >= since:
-                found.add(state)
-        return found
 
 
 class Alive:

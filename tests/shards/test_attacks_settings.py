@@ -92,6 +92,7 @@ SEEN = " ".join(
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("side", ["shards", "index server"])
 def test_what_databases_set_changes_no_value_and_ends_nothing(shards: Make, side: str) -> None:
     made = shards(2, *TABLE)

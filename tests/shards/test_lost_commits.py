@@ -12,10 +12,12 @@ from urllib.parse import urlsplit
 import pytest
 from sqlalchemy.exc import DBAPIError
 
+from airflow_roir.engine import finalize
 from airflow_roir.engine.shards import visit as visiting
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
-from airflow_roir.errors import Fenced
+from airflow_roir.errors import Fenced, SourceChanged
 from servers.shards import Shards, on_server, run_sql
+from tests.shards import apart
 from tests.shards.conftest import Make
 from tests.shards.laid import Laid, lay
 
@@ -236,6 +238,34 @@ def test_another_database_is_not_visited_at_all(shards: Make) -> None:
     with pytest.raises(InShard, match="another database answers"):
         shipper.visit()
     shipper.release()
+
+
+@pytest.mark.parametrize("moment", ["built", "sealed", "published"])
+def test_a_shard_that_loses_what_was_copied_is_noticed_before_anything_was_shipped(
+    shards: Make, copies: Copies, moment: str
+) -> None:
+    """From the end of the copies to the first visit that finds something: then, at the latest, it is named."""
+    made = apart.add_all(shards(1))
+    made.run("INSERT INTO t VALUES (1, 'a', 1)", "ANALYZE t")
+    prepared, run = apart.begin(made, verify="none")
+    before = copies.keep(made.dsns["s0"])
+    made.run("INSERT INTO t VALUES (2, 'lost', 2)")
+    apart.build_all(made, run)
+    if moment != "built":
+        apart.seal_all(made, run)
+    if moment == "published":
+        # Its row of the outbox goes, as if it had been touched before the capture.
+        made.run(f"DELETE FROM roir_shard.{made.ask('SELECT outbox FROM roir.lane')[0][0]}")
+        finalize.finalize_run(made.database, run)
+    copies.restore(made.dsns["s0"], before)
+    if moment == "published":
+        apart.ship_all(made, prepared.generation_id)
+        assert 'shard "s0" has lost its last commits' in str(made.ask("SELECT doubt FROM roir.lane")[0][0])
+        return
+    if moment == "built":
+        apart.seal_all(made, run)
+    with pytest.raises(SourceChanged, match=r'shard "s0" has lost its last commits.* Abort the operation'):
+        finalize.finalize_run(made.database, run)
 
 
 @pytest.mark.sample(1, 6)

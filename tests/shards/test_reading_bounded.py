@@ -38,7 +38,7 @@ def lanes(ground: Ground, change: str, shard: str = "s1") -> None:
 
 
 STATES = {
-    "late": ("fresh_at = clock_timestamp() - interval '7.5 s'", r"shard s1 lags by 7\.\d s, more than the 5\.0 s"),
+    "late": ("fresh_at = clock_timestamp() - interval '5.01 s'", r"shard s1 lags by 5\.[1-9] s, more than the 5\.0 s"),
     "never shipped": ("fresh_at = NULL", "shard s1 has not been shipped to its end yet"),
     "clock set back": ("fresh_at = clock_timestamp() + interval '1 h'", "is in the future: the clock of this server"),
     "doubtful": ("doubtful_at = now(), doubt = 'it lost commits'", "entries of shard s1 may be wrong: it lost commits"),

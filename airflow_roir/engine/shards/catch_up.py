@@ -11,6 +11,7 @@ from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
 from airflow_roir.engine.shards import announce, freshness
 from airflow_roir.engine.shards.shipping import Shipper
+from airflow_roir.errors import SourceChanged
 
 # What is left to ship may take a second or so after the switch.
 FEW = 10_000
@@ -20,7 +21,8 @@ def catch_up(database: Database, run: Run, report: Callable[[str], None] = lambd
     """Ship what was written since the generation's copies, until little is left: all that was committed before this
     began is in it then. A no-op for a generation whose source is in this database.
 
-    It waits for shards that are out of reach, and says so. Raises OperationPaused, Fenced.
+    It waits for shards that are out of reach, and says so. Raises OperationPaused, Fenced, and SourceChanged if a shard
+    is in doubt: only what is published can be repaired.
     """
     with database.transaction() as connection:
         row = read_running(connection, run)
@@ -36,6 +38,8 @@ def catch_up(database: Database, run: Run, report: Callable[[str], None] = lambd
         while True:
             with database.transaction() as connection:
                 read_running(connection, run)
+                if (doubt := waiting.doubt(connection)) is not None:
+                    raise SourceChanged(f"index {run.index}: {doubt}. Abort the operation and start again")
                 left = waiting.left(connection, FEW)
                 if left != said:
                     operations.note_wait(connection, run.operation_id, run.epoch, left)

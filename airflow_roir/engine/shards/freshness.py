@@ -130,7 +130,7 @@ def unfit(connection: Connection, generation_id: int, lag_s: float) -> str | Non
     if row.uncaptured:
         return f"shard {quote(row.name)} isn't captured yet"
     if row.doubt is not None:
-        return f"{row.doubt}: verify and repair first"
+        return f"{row.doubt}. Abort the operation and start again"
     return f"shard {quote(row.name)} was not shipped within {_seconds(lag_s)} (--max-lag)"
 
 
@@ -173,6 +173,12 @@ class Waiting:
         self.began = execute(connection, "SELECT clock_timestamp()").scalar_one()
         counted = "SELECT count(*) FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL"
         self.lanes = int(execute(connection, counted, {"id": generation_id}).scalar_one())
+
+    def doubt(self, connection: Connection) -> str | None:
+        """Why entries of a shard may be wrong, if they may."""
+        query = "SELECT min(doubt) FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL"
+        found: str | None = execute(connection, query, {"id": self.generation_id}).scalar_one()
+        return found
 
     def left(self, connection: Connection, few: int) -> str | None:
         """Whom it waits for; None if every lane has been shipped to its end since, and has few rows left."""

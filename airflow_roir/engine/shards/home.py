@@ -62,7 +62,17 @@ def install(database: Database) -> str:
 
 def check(connection: Connection, shard: Shard) -> None:
     """Raise what keeps this code from working in a shard: no small schema, another version, another database."""
-    token = _check(connection)
+    try:
+        token = _check(connection)
+    except SchemaMissing:
+        if shard.home is None:
+            raise
+        database = execute(connection, "SELECT current_database()").scalar_one()
+        raise SchemaMissing(
+            f"shard {quote(shard.name)}: database {database}, which answers under its DSN, has no schema "
+            f"{SHARD_SCHEMA}: it is another database than the one that was added, or the schema was dropped there. "
+            f"Correct the DSN: roir shard add {quote(shard.name)} --dsn …"
+        ) from None
     if shard.home is not None and token != shard.home:
         raise InvalidInput(
             f"shard {quote(shard.name)}: another database answers under its DSN than the one that was added (its token "

@@ -1,7 +1,8 @@
 """Marks: what the batches of a build leave in a shard, so that it is noticed if the shard loses what they have copied.
 
 A batch's mark is committed in the shard, and on disk there, after its rows were read and before they are committed on
-the index server. Commits are lost from the newest on: a shard that has the mark has all that was read.
+the index server. Commits are lost from the newest on: a shard that has the mark has all that was read. Once all is
+copied a tick takes the marks' place, as visits count it: what is lost before the first of them is noticed by it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ INSERT INTO {SHARD_SCHEMA}.mark (outbox, piece, mark) VALUES (%(outbox)s, %(piec
 """
 
 
+COUNT = f"""
+SET LOCAL synchronous_commit = on;
+UPDATE {SHARD_SCHEMA}.outbox SET tick = tick + 1 WHERE name = %(outbox)s RETURNING tick
+"""
+COUNTED = "UPDATE roir.lane SET tick = greatest(tick, %(tick)s) WHERE id = %(lane)s"
+
+
 def of(connection: Connection, outbox: str, piece: int) -> int:
     """The mark of a range, in its shard; 0 if it has none."""
     found = execute(connection, f"{FOUND} AND piece = %(piece)s", {"outbox": outbox, "piece": piece}).first()
@@ -37,7 +45,10 @@ def leave(connection: Connection, outbox: str, piece: int, mark: int) -> None:
 
 
 def check_marks(database: Database, index: str, generation_id: int, operation_id: int) -> None:
-    """Raise SourceChanged if a shard has lost commits that were copied. Of an index over shards only."""
+    """At the end of the copies: raise SourceChanged if a shard has lost what was copied, and count a tick there.
+
+    Of an index over shards only; nothing is shipped before.
+    """
     piece = tables.scan_range
     with database.transaction() as connection:
         lanes = lanes_of(connection, generation_id)
@@ -53,13 +64,16 @@ def check_marks(database: Database, index: str, generation_id: int, operation_id
             with lane.shard.database(database.application_name, database.limits).transaction() as there:
                 home.check(there, lane.shard)
                 found = {row.piece: row.mark for row in execute(there, FOUND, {"outbox": lane.outbox})}
+                if any(found.get(row.id, 0) < row.mark for row in rows if row.shard_id == lane.shard.id):
+                    raise lost(index, lane.shard)
+                tick = execute(there, COUNT, {"outbox": lane.outbox}).scalar()
         except DBAPIError as error:
             # Whoever waits for it is to see for whom.
             with database.transaction() as connection:
                 set_away(connection, lane.shard.id, reason_of(error))
             raise
-        if any(found.get(row.id, 0) < row.mark for row in rows if row.shard_id == lane.shard.id):
-            raise lost(index, lane.shard)
+        with database.transaction() as connection:
+            execute(connection, COUNTED, {"lane": lane.id, "tick": tick})
 
 
 def lost(index: str, shard: Shard) -> SourceChanged:

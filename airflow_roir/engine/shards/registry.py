@@ -21,9 +21,10 @@ from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RoirEr
 
 LONGEST_NAME = 63
 USED = """
-SELECT DISTINCT format('%%I.%%I', i.schema_name, i.name) AS name
+SELECT format('%%I.%%I', i.schema_name, i.name) AS name, bool_and(g.status = 'retired') AS replaced,
+       to_char(max(g.drop_after) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI UTC') AS kept
   FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
- WHERE l.shard_id = %(shard)s AND l.removed_at IS NULL AND g.status <> 'dropped' ORDER BY 1
+ WHERE l.shard_id = %(shard)s AND l.removed_at IS NULL AND g.status <> 'dropped' GROUP BY 1 ORDER BY 1
 """
 LISTED = """
 SELECT s.id, s.name, s.dsn, s.conn_id, s.index_dsn IS NOT NULL AS announces, s.added_at,
@@ -173,11 +174,17 @@ def remove(
     with database.transaction() as connection:
         check_schema(connection, writes=True)
         found = shard.find(connection, name)
-        used = list(execute(connection, USED, {"shard": found.id}).scalars())
-    if used:
+        used = execute(connection, USED, {"shard": found.id}).all()
+    if still := [row.name for row in used if not row.replaced]:
         raise OperationRunning(
-            f"shard {quote(name)} has entries in {', '.join(used)}; rebuild these indexes without it, or drop them, "
+            f"shard {quote(name)} has entries in {', '.join(still)}; rebuild these indexes without it, or drop them, "
             "then run: roir clean-up"
+        )
+    if used:
+        kept = ", ".join(f"{row.name} (kept until {row.kept})" for row in used)
+        raise OperationRunning(
+            f"shard {quote(name)} has entries only in replaced generations of {kept}, which a revert would show; once "
+            "that is over run: roir clean-up"
         )
     if found.dsn is not None:
         try:

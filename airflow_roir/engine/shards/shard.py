@@ -44,6 +44,7 @@ class Shard:
     dsn: str | None
     index_dsn: str | None = None
     home: str | None = None
+    conn_id: str | None = None
 
     def __repr__(self) -> str:
         return f"Shard({self.name!r})"
@@ -52,8 +53,8 @@ class Shard:
         """Its database. Raises InvalidInput if only an Airflow connection is known, which no task has resolved yet."""
         if self.dsn is None:
             raise InvalidInput(
-                f"shard {quote(self.name)} is an Airflow connection that no task has resolved yet; give its DSN, too: "
-                f"roir shard add {quote(self.name)} --dsn …"
+                f"shard {quote(self.name)} is the Airflow connection {self.conn_id!r}, and no task has found that yet; "
+                f"add the connection, or give its DSN, too: roir shard add {quote(self.name)} --dsn …"
             )
         database = Database(self.dsn, application_name, limits)
         event.listen(database.engine, "before_cursor_execute", _in_shard, retval=True)
@@ -151,4 +152,4 @@ def set_reached(connection: Connection, shard_id: int) -> None:
 
 def _shard(row: Row[tuple[object, ...]]) -> Shard:
     found = row._mapping
-    return Shard(found["id"], found["name"], found["dsn"], found["index_dsn"], found["home"])
+    return Shard(found["id"], found["name"], found["dsn"], found["index_dsn"], found["home"], found["conn_id"])

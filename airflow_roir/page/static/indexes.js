@@ -1,6 +1,7 @@
 // The page Indexes: every index of every database, and what can be done with it.
 
 import { keep } from "./draw.js";
+import { ShardList, factsOfShards, warningsOfShards } from "./shards.js";
 import { DASH, Poll, Refused, banner, bytes, clock, count, duration, el, followTheme, link, many, mark, part, put, question, say, send, share } from "./page.js";
 
 followTheme();
@@ -115,6 +116,7 @@ class Card {
     this.warnings = el("ul", { class: "warnings" });
     this.facts = el("dl", { class: "facts" });
     this.generations = el("tbody");
+    this.shards = new ShardList();
     this.node = el(
       "article",
       { class: "panel index" },
@@ -122,6 +124,7 @@ class Card {
       this.asks,
       this.warnings,
       this.facts,
+      this.shards.node,
       (this.unfolds = el(
         "details",
         {},
@@ -153,8 +156,10 @@ class Card {
       this.now.hidden = !index.operation;
     }
     this.showButtons(index, connection, content);
-    keep(this.warnings, index.warnings ?? [], () => el("li"), (item, text) => put(item, text));
-    this.warnings.hidden = !(index.warnings ?? []).length;
+    const warnings = [...(index.warnings ?? []), ...warningsOfShards(index)];
+    keep(this.warnings, warnings, () => el("li"), (item, text) => put(item, text));
+    this.warnings.hidden = warnings.length === 0;
+    this.shards.show(index);
     keep(
       this.facts,
       factsOf(index),
@@ -260,6 +265,7 @@ function factsOf(index) {
     ],
     ["Revert", index.revert_until && new Date(index.revert_until) > new Date() ? `until ${clock(index.revert_until, true)}` : "not possible"],
     ["Bloat", b ? share(b.share) : DASH, bloatOf(b)],
+    ...factsOfShards(index),
   ];
 }
 

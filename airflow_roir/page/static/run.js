@@ -2,6 +2,7 @@
 
 import { Duplicates } from "./duplicates.js";
 import { Chart, Delta, Phases, Pieces, keep } from "./draw.js";
+import { Shards } from "./shards.js";
 import { Throttle } from "./throttle.js";
 import { DASH, Poll, banner, clock, count, duration, el, followTheme, link, many, mark, part, put, question, roughly, say, send, short } from "./page.js";
 
@@ -94,6 +95,7 @@ class Build {
     this.pieces = new Pieces();
     this.chart = new Chart();
     this.delta = new Delta();
+    this.shards = new Shards();
     this.throttle = new Throttle(() => this.askLimits());
     this.duplicates = new Duplicates((more) => address("/duplicates", { connection: this.content.chosen.connection, operation: String(this.content.chosen.operation), ...more }));
     this.tiles = Object.fromEntries(["Rows", "Rows/s now", "Time worked", "Workers"].map((name) => [name, new Tile(name)]));
@@ -153,6 +155,7 @@ class Build {
       this.duplicates.node,
       el("section", { class: "tiles", "aria-label": "Figures" }, ...Object.values(this.tiles).map((tile) => tile.node)),
       this.throttle.node,
+      this.shards.node,
       el(
         "div",
         { class: "columns" },
@@ -209,6 +212,7 @@ class Build {
     this.chart.show(p.samples, p.rows_per_second);
     this.delta.show(p.delta);
     this.throttle.show(p, this.mayThrottle(content));
+    this.shards.show(p);
     this.delta.node.hidden = p.kind === "verify" || !p.delta;
     this.workerPanel.hidden = OVER.includes(p.status);
     this.showWorkers(p);
