@@ -62,11 +62,11 @@ PARAMS = {
     "shards": Param(
         None,
         type=["null", "array"],
-        items={"type": "string", "minLength": 1},
-        examples=[["orders_0", "orders_1"]],
+        # Without examples: of these the form would make the only ones that can be chosen.
+        items={"type": "string"},
         title="Shards",
-        description="Of an index over tables on other servers: names of shards, or ids of Airflow connections to them. "
-        "Empty: the table is in this database, or as in the existing index.",
+        description="Of an index over tables on other servers: names of shards, or ids of Airflow connections to them, "
+        "one a line: orders_0, orders_1. Empty: the table is in this database, or as in the existing index.",
         section=WHAT,
     ),
     "shard_parallelism": Param(
@@ -314,7 +314,7 @@ with DAG(
         table="{{ params.table or '' }}",
         keys="{{ params['keys'] or '' }}",
         include="{{ params.include or '' }}",
-        shards="{{ (params.shards or []) | join(',') }}",
+        shards="{{ (params.shards or []) | map('trim') | select | join(',') }}",
         shard_parallelism="{{ params.shard_parallelism or '' }}",
         max_lag_s="{{ params.max_lag_s or '' }}",
         unique="{{ params.unique }}",

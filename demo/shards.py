@@ -333,8 +333,8 @@ def stop_one(story: Story, writers: dict[str, Writer]) -> None:
     took = time.monotonic() - begun
     wait_until(lambda: writers[down].commits > before, f"the writer of {down}")
     story.told["a shard stopped"] = (
-        f"{refusal}; what was committed in {first} arrived meanwhile; fresh again {took:.0f} s after {down}'s start, "
-        f"since a shard that is away is tried every {AWAY_S:.0f} s"
+        f"{refusal}; what was committed in {first} arrived meanwhile; fresh again {took:.0f} s after {down}'s start "
+        f"(a shard that is away is tried every {AWAY_S:.0f} s)"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from airflow_roir.engine.database import Database
+from tests.conftest import run_sql
 
 # Before the first import of Airflow, which reads its configuration then and only then.
 _HOME = tempfile.TemporaryDirectory(prefix="roir-airflow-tests-")
@@ -26,6 +28,10 @@ os.environ |= {
     "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
     "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{_HOME.name}/airflow.db",
 }
+
+
+# Shards, each an Airflow connection, and how many rows each has.
+ORDERS, ORDERS_EACH = ("orders_0", "orders_1"), 10_000
 
 
 @pytest.fixture(scope="session")
@@ -74,3 +80,37 @@ def shop(dsn: str) -> Shop:
     shop.run("CREATE TABLE public.item (id bigint PRIMARY KEY, kind text, price int)")
     shop.run("INSERT INTO public.item SELECT n, 'k' || n % 97, n % 1000 FROM generate_series(1, 20000) n")
     return shop
+
+
+@pytest.fixture
+def orders(airflow: Any, shop: Shop) -> Iterator[dict[str, str]]:
+    """Two shards with a table `public.orders`, each an Airflow connection; their DSNs by its id.
+
+    The shop is the index server, and the connection that `ship_changes` has by default.
+    """
+    role, password = f"app_{shop.fields['schema']}", f"unheard of '{shop.fields['schema']}' \\ %s ü"
+    fields = {name: value for name, value in shop.fields.items() if value}
+    run_sql(shop.dsn, f"CREATE ROLE {role} LOGIN PASSWORD $${password}$$")
+    found = {}
+    for name in ORDERS:
+        database = f"{name}_{shop.fields['schema']}"
+        run_sql(shop.dsn, f"CREATE DATABASE {database} OWNER {role}")
+        there = fields | {"schema": database, "login": role, "password": password}
+        airflow.add_connection(name, "postgres", **there, extra={"application_name": f"of {name}"})
+        names = {"schema": "dbname", "login": "user"}
+        found[name] = make_dsn(**{names.get(key, key): value for key, value in there.items()})
+        run_sql(
+            found[name],
+            "CREATE TABLE public.orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, email text, total int)",
+            f"INSERT INTO orders (email, total) SELECT n || '@of.{name}', n FROM generate_series(1, {ORDERS_EACH}) n",
+            "ANALYZE orders",
+        )
+    airflow.add_connection("postgres_default", "postgres", **fields)
+    try:
+        yield found
+    finally:
+        airflow.pause("ship_changes")
+        for name in (*ORDERS, "postgres_default"):
+            airflow.call("DELETE", f"/api/v2/connections/{name}")
+        for name in ORDERS:
+            run_sql(shop.dsn, f"DROP DATABASE {name}_{shop.fields['schema']} WITH (FORCE)")

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
+from psycopg2.extensions import parse_dsn
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import operations
@@ -33,7 +34,7 @@ WIDTHS = (400, 800, 1400)
 WIDTH, HEIGHT, MOST_BYTES = 1320, 1040, 150_000
 # The sections of the form, of which one is open at a time.
 FORM = {
-    "What to build": ("index", "table", "keys"),
+    "What to build": ("index", "table", "keys", "shards"),
     "How to build it": ("parallelism", "batch_rows", "ranges", "max_rows_per_second", "throttle"),
     "Where": ("postgres_conn_id",),
 }
@@ -265,6 +266,48 @@ def test_a_throttle_tells_why_and_its_limits_change_on_the_page(
     build.locator(".chip", has_text="Completed").wait_for(timeout=4000 * PATIENCE_S)
     assert throttle.locator(".lost").get_by_text("Oldest transaction").count() == 1
     draw("ended")
+
+
+def test_shards_from_the_form_to_a_server_that_is_down(
+    airflow: StandaloneAirflow, tab: Tab, shop: Any, orders: dict[str, str], tmp_path: Path
+) -> None:
+    """What the pages show is drawn beside the test's own files."""
+    index = "public.orders_by_email"
+    about = {"index": index, "table": "public.orders", "keys": "email", "batch_rows": 1_000, "ranges": 8}
+    # A line that is empty names no shard.
+    about |= {"shards": "orders_0\n\norders_1\n", "max_rows_per_second": 400}
+    tab.trigger(about | {"postgres_conn_id": "postgres_default"})
+    tab.page.get_by_role("link", name="Index build").click()
+    build = tab.frame("Index build")
+    build.get_by_text("on public.orders in orders_0, orders_1").wait_for()
+    build.locator(".cell[data-state=working]").first.wait_for()
+
+    def draw(name: str, title: str, ready: str) -> None:
+        for theme in ("dark", "light"):
+            frame = tab.in_theme(theme, title, ready)
+            tab.page.wait_for_timeout(1_000)
+            assert frame.locator("html").evaluate("html => html.scrollWidth - html.clientWidth") <= 0
+            tab.page.screenshot(path=tmp_path / f"{name}_{theme}.png")
+
+    # One of them is down: it is named, and the other is read.
+    database = parse_dsn(orders["orders_1"])["dbname"]
+    shop.run(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")
+    shop.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+    down = build.locator("tr[data-trouble=away]", has_text="orders_1")
+    down.get_by_text("not currently accepting connections").wait_for()
+    build.get_by_role("region", name="Shards").first.get_by_text("1 of 2 shards in trouble").wait_for()
+    draw("down", "Index build", "tr[data-trouble=away]")
+    shop.run(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
+    operations.change_options(shop.database, index, actor="test", max_rows_per_second=0)
+    down.wait_for(state="hidden")
+    build.locator(".chip", has_text="Completed").wait_for(timeout=4000 * PATIENCE_S)
+    draw("done", "Index build", "tr >> text=orders_1")
+    tab.open("/plugin/indexes")
+    card = tab.frame("Indexes")
+    card.get_by_text("Shard orders_0: no shipper brings its changes").wait_for()
+    assert card.locator(".facts > div", has_text="Strict reads").inner_text().split("\n")[1] == "off"
+    card.get_by_text("2 shards", exact=True).click()
+    draw("index", "Indexes", ".facts")
 
 
 def test_an_abort_the_clean_up_a_verification_a_rebuild_and_its_revert(tab: Tab, shop: Any, form: Any) -> None:

@@ -111,6 +111,14 @@ def test_clean_up_is_scheduled_and_alone(bag: DagBag) -> None:
     assert dag.task_ids == ["clean_up"]
 
 
+def test_shards_are_a_list_of_which_the_form_shows_every_line(bag: DagBag) -> None:
+    """Where a list has examples, the form lets users choose among these alone. Lines may be empty."""
+    dag = bag.dags["rebuild_index"]
+    assert "examples" not in dag.params.get_param("shards").schema
+    for given, expected in ((None, ""), ([""], ""), (["orders_0", " orders_1 ", ""], "orders_0,orders_1")):
+        assert rendered(dag, "prepare", index="public.i", shards=given).shards == expected
+
+
 def test_shipping_goes_on_all_the_time_and_waits_to_be_switched_on(bag: DagBag) -> None:
     dag = bag.dags["ship_changes"]
     assert type(dag.timetable).__name__ == "ContinuousTimetable"

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 import psutil
 import psycopg2
 import pytest
-from psycopg2.extensions import make_dsn, parse_dsn
+from psycopg2.extensions import parse_dsn
 from sqlalchemy import Engine, create_engine
 from sqlalchemy import column as new_column
 from sqlalchemy import table as new_table
@@ -28,6 +28,7 @@ from airflow_roir.errors import NotStrict
 from airflow_roir.reading import ShardedIndex
 from servers.airflow import AirflowError, StandaloneAirflow, wait_until
 from servers.postgres import embedded_postgres
+from tests.airflow.conftest import ORDERS
 from tests.comparison import compare
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -55,7 +56,6 @@ with DAG("follow_index", schedule=[index_asset("public.item_by_price", "{FOLLOWE
     heard()
 """
 # What the Task State Store shows of options that have no value.
-ORDERS = ("orders_0", "orders_1")
 WORK_SEEDED = {"throttle": "off", "windows": "off", "max_duration_s": 0, "priority": 0}
 
 
@@ -77,40 +77,6 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def switch_is_on(airflow: StandaloneAirflow) -> None:
     """Also after a test that failed in a pause."""
     airflow.unpause(DAG)
-
-
-@pytest.fixture
-def orders(airflow: StandaloneAirflow, shop: Any) -> Iterator[dict[str, str]]:
-    """Two shards with a table `public.orders`, each an Airflow connection; their DSNs by its id.
-
-    The shop is the index server, and the connection that `ship_changes` has by default.
-    """
-    role, password = f"app_{shop.fields['schema']}", f"unheard of '{shop.fields['schema']}' \\ %s ü"
-    fields = {name: value for name, value in shop.fields.items() if value}
-    run_sql(shop.dsn, f"CREATE ROLE {role} LOGIN PASSWORD $${password}$$")
-    found = {}
-    for name in ORDERS:
-        database = f"{name}_{shop.fields['schema']}"
-        run_sql(shop.dsn, f"CREATE DATABASE {database} OWNER {role}")
-        there = fields | {"schema": database, "login": role, "password": password}
-        airflow.add_connection(name, "postgres", **there, extra={"application_name": f"of {name}"})
-        names = {"schema": "dbname", "login": "user"}
-        found[name] = make_dsn(**{names.get(key, key): value for key, value in there.items()})
-        run_sql(
-            found[name],
-            "CREATE TABLE public.orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, email text, total int)",
-            f"INSERT INTO orders (email, total) SELECT n || '@of.{name}', n FROM generate_series(1, {ROWS // 2}) n",
-            "ANALYZE orders",
-        )
-    airflow.add_connection("postgres_default", "postgres", **fields)
-    try:
-        yield found
-    finally:
-        airflow.pause(SHIP)
-        for name in (*ORDERS, "postgres_default"):
-            airflow.call("DELETE", f"/api/v2/connections/{name}")
-        for name in ORDERS:
-            run_sql(shop.dsn, f"DROP DATABASE {name}_{shop.fields['schema']} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -384,7 +350,7 @@ def test_an_index_over_shards_is_built_changed_in_a_pause_shipped_and_read(
         engines = {name: stack.enter_context(disposed(dsn)) for name, dsn in orders.items()}
         here = stack.enter_context(disposed(shop.dsn))
         reader = ShardedIndex(here, index, engines)
-        table = new_table("orders", new_column("email"), schema="public")
+        table = new_table("orders", new_column("id"), new_column("email"), schema="public")
 
         def strictly() -> Any:
             with suppress(NotStrict):
