@@ -55,7 +55,7 @@ TYPES = {
     "text": ("text", "'a'", "'a'", "'A'"),
     "text of a collation": ('text COLLATE "C"', "'ä'", "'ä'", "'a'"),
     "char": ("char(4)", "'a'", "'a  '", "'b'"),
-    "varchar": ("varchar(40)", "$x$o'b\\\"$x$", "E'o\\'b\\\\\\\\\"'", "''"),
+    "varchar": ("varchar(40)", "'a'", "'a'::text", "'a '"),
     "numeric": ("numeric", "1.0", "1.00", "1.01"),
     "numeric, not a number": ("numeric", "'NaN'", "'nan'", "'Infinity'"),
     "float": ("double precision", "0", "'-0'", "1e-300"),

@@ -156,7 +156,7 @@ def _own(mark: str, lane: Lane, entry: Entry, shape: intents.Shape) -> str:
             array = f"CASE WHEN {values[i]} IS NULL THEN jsonb_build_array() ELSE jsonb_build_array({values[i]}) END"
             pairs.append(f"'j{i + 1}', {array}")
             continue
-        pairs.append(f"'c{i + 1}', " + (f"({values[i]})::text" if "." not in cast else f"concat({values[i]})"))
+        pairs.append(f"'c{i + 1}', " + (intents.text_of_own(values[i]) if "." in cast else f"({values[i]})::text"))
     body = "\n".join(
         [
             "DECLARE",

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from airflow_roir.definition import quote
 from airflow_roir.engine import rights
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry, EntryColumn
+from airflow_roir.engine.entry import Entry, EntryColumn, is_null
 from airflow_roir.engine.shards import announced
 from airflow_roir.engine.shards.shard import Lane
 from airflow_roir.engine.tables import DATA_SCHEMA
@@ -230,7 +230,12 @@ def _by_nulls(
 
 def _text(column: EntryColumn, name: str) -> str:
     """SQL for its lossless text: somebody may have made a cast to text that loses something."""
-    return f"concat({name})" if "." in column.cast else f"{name}::text"
+    return text_of_own(name) if "." in column.cast else f"{name}::text"
+
+
+def text_of_own(name: str) -> str:
+    """SQL for the lossless text of a value of a user's own type, without a cast that somebody may have made."""
+    return f"CASE WHEN {is_null(name)} THEN NULL ELSE concat({name}) END"
 
 
 def writer_rights(generation_id: int, role: str) -> list[str]:
