@@ -121,6 +121,17 @@ def index_notes(one: IndexFacts) -> Iterator[str]:
         yield f"warning: {printable(line)}"
 
 
+def _enforced(one: IndexFacts) -> str:
+    if one.generation is None:
+        return "not enforced yet"
+    if not one.apart:
+        return "enforced over all partitions"
+    if one.unique_since is None:
+        problem = (one.unique_problem or "").replace("roir announce INDEX", f"roir announce {argument(one.index)}")
+        return f"not enforced: {printable(problem)}"
+    return f"enforced since {one.unique_since:%Y-%m-%d %H:%M} UTC over all shards"
+
+
 def _strict_note(one: IndexFacts) -> str:
     """Who announces the writes in the shards, and whether the index can be read strictly."""
     if one.announced_by is None:
@@ -130,16 +141,6 @@ def _strict_note(one: IndexFacts) -> str:
         return f"strict reads are possible: {who}"
     problem = one.strict_problem.replace("roir announce INDEX", f"roir announce {argument(one.index)}")
     return f"no strict reads now, though {who}: {problem}"
-
-
-def _enforced(one: IndexFacts) -> str:
-    if one.generation is None:
-        return "not enforced yet"
-    if not one.apart:
-        return "enforced over all partitions"
-    if one.unique_since is None:
-        return f"not enforced: {printable(one.unique_problem or 'not known why')}"
-    return f"enforced since {one.unique_since:%Y-%m-%d %H:%M} UTC over all shards"
 
 
 def _operation_row(seen: Look, one: OperationStatus) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from airflow_roir.engine.forecast.locks import Lock
     from airflow_roir.engine.forecast.space import Space
     from airflow_roir.engine.rehearse import Rehearsal
+    from airflow_roir.engine.shards.survey import Survey
     from airflow_roir.engine.source import Source
 
 # Whoever waits for it longer counts writes elsewhere.
@@ -112,13 +112,8 @@ def plan(
     if sql:
         show_as_it_is(ddl.as_script(ddl.foresee(database, rehearsal, options)))
         return
-    foreseen = locks.foresee(_locked(rehearsal), rehearsal.index, rehearsal.kind, options, database.limits)
-    if rehearsal.survey is not None:
-        foreseen = [
-            lock if lock.of == locks.VIEW else replace(lock, on=f"{lock.on} in each shard")
-            for lock in foreseen
-            if lock.of == locks.VIEW or lock.phase in ("prepare", "build")
-        ]
+    foresee = locks.foresee if rehearsal.survey is None else locks.foresee_apart
+    foreseen = foresee(_locked(rehearsal), rehearsal.index, rehearsal.kind, options, database.limits)
     space = _space(database, rehearsal, options, measure)
     # Replicas that have DSNs of their own are asked, too.
     seen = signals.look(database, Surroundings.of_environment())
@@ -131,7 +126,7 @@ def plan(
     # As the seal counts them.
     facts["segments"] = f"{facts['segments']}, and one for keys that are NULL"
     facts |= space.lines() if space is not None else {"space": f"unknown: {_trial(rehearsal)}"}
-    facts["throttle"] = seen.line()
+    facts["throttle"] = seen.line() if rehearsal.survey is None else f"of the index server: {seen.line()}"
     for name, value in facts.items():
         shown = ", ".join(value) or "none" if isinstance(value, list) else value
         show(f"{name.replace('_', ' '):16} {shown}")
@@ -155,6 +150,36 @@ def _shards(rehearsal: Rehearsal, as_json: bool) -> Any:
         f"{name}: about {counted(plan.rows, 'row')}, {size(plan.source_bytes)}, {counted(plan.ranges, 'range')}"
         for name, plan in plans.items()
     ]
+
+
+def _sessions(options: BuildOptions, as_json: bool) -> dict[str, Any]:
+    """What a build and its shipping take of each server."""
+    if as_json:
+        return {"sessions_per_shard": options.parallelism}
+    return {
+        "sessions": f"{counted(options.parallelism, 'worker')} of the build at most in a shard (roir build "
+        "--shard-parallelism: fewer); later one of roir ship there, and one for it on this server"
+    }
+
+
+def _strict(database: Database, found: Survey, as_json: bool) -> dict[str, Any]:
+    """What strict reads would need: they are chosen later, by `roir announce`."""
+    from airflow_roir.engine.shards import announce_needs
+
+    needs = announce_needs.by_server(database, found)
+    if as_json:
+        return {"announce_by_server_needs": needs}
+    if any(one.source.partitioned for one in found.shards):
+        return {"strict_reads": "not possible: the table has partitions"}
+    lacking = {name: needed for name, needed in needs.items() if needed}
+    if not lacking:
+        return {
+            "strict_reads": "possible later, by roir announce --by server or client: nothing is missing in the shards"
+        }
+    first, *rest = lacking.values()
+    more = f"; and something in {counted(len(rest), 'more shard')} (--json)" if rest else ""
+    told = f"{'; '.join(first)}{more}"
+    return {"strict_reads": f"possible later, by roir announce --by client; --by server needs more: {told}"}
 
 
 def _space(database: Database, rehearsal: Rehearsal, options: BuildOptions, measure: int) -> Space | None:
@@ -215,7 +240,12 @@ def _facts(database: Database, rehearsal: Rehearsal, options: BuildOptions, as_j
         "view": view.statement(rehearsal.index, 0, entry, rehearsal.kind == "rebuild").replace("g0", "g<id>"),
     }
     if rehearsal.survey is not None:
-        facts |= {"source": str(rehearsal.survey.table), "shards": _shards(rehearsal, as_json)}
+        facts |= {
+            "source": str(rehearsal.survey.table),
+            "shards": _shards(rehearsal, as_json),
+            **_sessions(options, as_json),
+            **_strict(database, rehearsal.survey, as_json),
+        }
         # Each visit looks at the capture there.
         del facts["uncaptured_ddl"]
     if untold:

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, func, select
 from airflow_roir.engine import operations, remove_generations, tables
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.history import in_one_history
+from airflow_roir.engine.shards import holders
 from airflow_roir.engine.shards import remove as shards
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import LockNotAcquired
@@ -57,6 +58,8 @@ def finish_abort(
         if row.kind == "verify":
             _conclude(connection, row, actor)
             return
+        # It isn't shipped any more.
+        holders.end(connection, row.generation_id, None, actor)
 
     def remove(connection: Connection) -> list[int]:
         # Under the lock: whoever was faster has removed it.

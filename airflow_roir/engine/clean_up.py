@@ -26,6 +26,7 @@ from airflow_roir.engine.long_pause import LongPause
 from airflow_roir.engine.partitions import changes, remove_entries
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import announce_end
+from airflow_roir.engine.shards import holders as unique
 from airflow_roir.engine.shards import remove as shards
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.trouble import Trouble, reason_of, trouble_of
@@ -364,6 +365,7 @@ def _drop_generation(
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         if source is not None:
             lock()
+        unique.end(connection, row.id, None, actor)
         changed = execute(
             connection,
             "UPDATE roir.generation SET status = 'dropped', capture_mode = 'none' "

@@ -18,6 +18,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.plan import Plan
 from airflow_roir.engine.source import Source
+from airflow_roir.engine.tables import DATA_SCHEMA
 from airflow_roir.quantity import counted, expected
 
 # Of the last builds that went through in one run, without a rate limit and little throttled: more would be of another
@@ -198,6 +199,7 @@ def _advice(work: Span, start: Span, source: Source, options: BuildOptions) -> s
     # Of so little work a second worker saves less than its own process takes.
     ways = ["one worker does (--parallelism 1)"] if options.parallelism > 1 and work.high <= start.low else []
     ways.append("a Spark that is kept starts at once (roir spark-server)")
-    if not source.partitioned:
+    # An index over shards, whose table is in a schema of ours, can't be made otherwise.
+    if not source.partitioned and source.name.schema != DATA_SCHEMA:
         ways.append("an index by CREATE INDEX CONCURRENTLY needs no Spark")
     return f"The start takes longer than the work: {', '.join(ways)}"

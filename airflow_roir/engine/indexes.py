@@ -134,8 +134,8 @@ class IndexFacts:
     generation is dropped. verified: None if what readers see was never verified. operation: the unfinished one.
     bloat: None if nothing is published. apart: the table is in shards, and source_bytes isn't known here; shards: how
     far each of them is behind; announced_by: who announces their writes, `server`, `client` or None; strict_problem:
-    why the index can't be read strictly, None if it can. Of what readers see, if it is unique over shards:
-    unique_since: from when on no two shards have a key; unique_problem: why they may.
+    why the index can't be read strictly, None if it can. unique_since: of what readers see, from when on no two shards
+    have a key; unique_problem: why they may. Both are None of an index that isn't unique over shards.
     """
 
     index: str
@@ -157,10 +157,10 @@ class IndexFacts:
     operation: int | None
     apart: bool = False
     shards: tuple[ShardLag, ...] = ()
-    announced_by: str | None = None
-    strict_problem: str | None = None
     unique_since: datetime | None = None
     unique_problem: str | None = None
+    announced_by: str | None = None
+    strict_problem: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: moments in ISO 8601."""
@@ -246,10 +246,10 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 bloat=swollen,
                 operation=row.unfinished,
                 shards=tuple(one for one in behind if one.index_id == row.id),
-                announced_by=row.announced_by,
-                strict_problem=NOT_PUBLISHED if row.table_apart and not active else row.strict_problem,
                 unique_since=active.unique_from if active and active.unique_problem is None else None,
                 unique_problem=active.unique_problem if active else None,
+                announced_by=row.announced_by,
+                strict_problem=NOT_PUBLISHED if row.table_apart and not active else row.strict_problem,
             )
         )
     return found

@@ -38,15 +38,13 @@ from airflow_roir.engine.rehearse import Rehearsal, check_columns
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import holders, intents
 from airflow_roir.engine.shards import prepare as apart
+from airflow_roir.engine.shards.shard import SHARD_PATIENCE_S
 from airflow_roir.engine.slow import slow
 from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition, uniqueness
 from airflow_roir.errors import InvalidInput, OperationFailed, OperationRunning, SourceChanged
 from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, FORMAT_VERSION, Phase, Status
-
-# For a shard's lock, while a build could already read the other shards.
-SHARD_PATIENCE_S = 30.0
 
 OTHER_BUILD = """
 SELECT o.id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.id = o.index_id

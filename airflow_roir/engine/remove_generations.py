@@ -12,6 +12,7 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
+from airflow_roir.engine.shards import holders
 from airflow_roir.engine.source import Source
 from airflow_roir.generation_state import CaptureMode, GenerationStatus
 
@@ -85,6 +86,9 @@ def release_source(
 
 def retire_for_good(connection: Connection, generation_ids: list[int]) -> None:
     """Mark generations as dropped; the capture maintains them no more as soon as it is rendered again."""
+    for generation_id in generation_ids:
+        # Nobody ships them any more, while writers of a shard that is away from us announce on.
+        holders.end(connection, generation_id, None, operations.default_actor())
     connection.execute(
         update(tables.generation)
         .where(tables.generation.c.id.in_(generation_ids), tables.generation.c.status != GenerationStatus.DROPPED.value)

@@ -16,6 +16,7 @@ from airflow_roir.engine.database import Database, is_transient
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.patience import Patience, Saying
 from airflow_roir.engine.schema import check_schema
+from airflow_roir.engine.shards import holders
 from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import (
     DuplicatesFound,
@@ -251,6 +252,9 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
                 return
             if fatal:
                 operations.fail(connection, row, run.owner, reason, run.epoch)
+                if row.kind != "verify":
+                    # It isn't shipped any more.
+                    holders.end(connection, row.generation_id, None, run.owner)
             elif isinstance(error, DuplicatesFound):
                 operations.pause_operation(connection, row, BY_DUPLICATES, reason, run.epoch)
             else:

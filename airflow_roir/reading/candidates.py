@@ -255,7 +255,7 @@ def key_text(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[str]:
     return cast(func.row(*columns), Text)
 
 
-def read(wanted: Any, connection: Connection) -> dict[str, Named]:
+def read(connection: Connection, wanted: Any) -> dict[str, Named]:
     """What is named, by the names of the shards."""
     found: dict[str, Named] = {}
     for shard, tick, text, *key in connection.execute(wanted):

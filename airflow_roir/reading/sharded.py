@@ -205,7 +205,7 @@ class ShardedIndex:
             candidates.check_condition(self.index, about, table, where, strict)
             wanted = candidates.statement(self.index, about, table, where, strict, age)
             try:
-                return about, candidates.with_session(self._engine, functools.partial(candidates.read, wanted))
+                return about, candidates.with_session(self._engine, functools.partial(candidates.read, wanted=wanted))
             except DBAPIError as error:
                 self._about = None
                 if fresh or candidates.state_of(error) not in candidates.PUBLISHED:

@@ -51,8 +51,8 @@ BEGIN
     ELSIF g.unique_mode = 'count' THEN
         RETURN 'its keys are being looked over by roir announce; if that was killed, run it again';
     ELSIF g.unique_mode = 'off' THEN
-        RETURN coalesce(g.unique_lost, roir.strict_problem(generation),
-                        'its keys were not looked over since its writers announce: roir announce INDEX --by server');
+        RETURN coalesce(roir.strict_problem(generation), concat(g.unique_lost || '; when that is put right: ',
+                        'roir announce INDEX --by server, which looks over the keys'));
     ELSIF g.unique_history IS DISTINCT FROM roir.server_history() THEN
         RETURN 'this server was promoted or recovered, and may have lost keys: roir announce INDEX --by server';
     END IF;

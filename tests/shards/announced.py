@@ -217,7 +217,7 @@ def scene(made: Shards, by: str | None = None, key: tuple[str, ...] = ("k",)) ->
             )
     found = Scene(made, definition, index_id, generation_id, entry)
     add_lanes(found, generation_id)
-    made.run("UPDATE t SET v = v")
+    made.run("UPDATE t SET k = k")
     for shard in made.names:
         for id_, k, v in made.ask("SELECT id, k, v FROM t", shard=shard):
             made.ask(

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
 from airflow_roir.engine import abort, clean_up, finalize, operations, prepare, revert
 from airflow_roir.engine.run import start_run
-from airflow_roir.engine.shards import announce, compare, lanes, registry
+from airflow_roir.engine.shards import announce, judge, lanes, registry
 from airflow_roir.engine.shards.lane_shipper import InShard, LaneShipper
 from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import IllegalTransition, InvalidInput, NotFound, RoirError
@@ -169,7 +169,7 @@ class Hands:
 
     def verify(self) -> bool:
         # Nearly all is written to all the while: else it would look on for half a minute.
-        with patch.object(compare, "REST_S", 0.02):
+        with patch.object(judge, "REST_S", 0.02):
             report = verify(self.database, INDEX, VerifyOptions(repair=self.chance.random() < 0.5), "hands")
         if report.found:
             self.traffic.wrong.append(f"a verification has found what isn't there: {report} {report.first}")

@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import NullPool
 
 from airflow_roir.announcing import announce
-from airflow_roir.definition import parse_name
+from airflow_roir.definition import parse_name, quote
 from airflow_roir.engine import view
 from airflow_roir.reading import ShardedIndex
 from servers.shards import Shards, run_sql
@@ -126,6 +126,6 @@ def create_servers(made: Shards, dsns: dict[str, str] | None = None) -> None:
         options = ", ".join(f"{key} '{value}'" for key, value in given.items())
         run_sql(
             made.index,
-            f'CREATE SERVER "{name}" FOREIGN DATA WRAPPER dblink_fdw OPTIONS ({options})',
-            f"CREATE USER MAPPING FOR PUBLIC SERVER \"{name}\" OPTIONS (user '{user}')",
+            f"CREATE SERVER {quote(name)} FOREIGN DATA WRAPPER dblink_fdw OPTIONS ({options})",
+            f"CREATE USER MAPPING FOR PUBLIC SERVER {quote(name)} OPTIONS (user '{user}')",
         )

@@ -7,10 +7,11 @@ server says of a build's sessions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from airflow_roir.definition import BuildOptions, QualifiedName
 from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.shards.shard import SHARD_PATIENCE_S
 from airflow_roir.engine.source import Source
 from airflow_roir.quantity import counted, duration
 
@@ -47,6 +48,25 @@ class Lock:
 def foresee(source: Source, view: QualifiedName, kind: str, options: BuildOptions, limits: Limits) -> list[Lock]:
     """The locks of a build, in their order. kind: `create` or `rebuild`."""
     return list(_foreseen(source, view, kind, options, limits))
+
+
+def foresee_apart(source: Source, view: QualifiedName, kind: str, options: BuildOptions, limits: Limits) -> list[Lock]:
+    """Those of an index over shards. source: the table of one of them."""
+    found = []
+    for lock in _foreseen(source, view, kind, options, limits):
+        there = replace(lock, on=f"{lock.on} in each shard")
+        match lock.of, lock.phase:
+            case "view", _:
+                found.append(lock)
+            case _, "plan" | "build" | "verify":
+                found.append(there)
+            case _, "prepare":
+                found.append(replace(there, patience_s=min(lock.patience_s, SHARD_PATIENCE_S)))
+            case _, "clean-up":
+                # The former capture is triggers of its own, which are dropped.
+                held = "for a short transaction, which drops the former capture"
+                found.append(replace(there, mode=ACCESS_EXCLUSIVE, held=held, holds_up="readers and writers"))
+    return found
 
 
 def lines(foreseen: Sequence[Lock]) -> list[str]:

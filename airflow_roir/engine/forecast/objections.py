@@ -84,7 +84,8 @@ def find(database: Database, definition: IndexDefinition, options: BuildOptions)
         missing = notes(lambda: rights.missing(connection, definition, catalog.default_schemas(connection))) or []
         apart = _look(connection, definition, options, notes)
         if apart is not None:
-            notes(lambda: survey.look(database, apart, options))
+            for error in notes(lambda: survey.objections(database, apart, options)) or ():
+                notes.add(error)
         if not missing:
             notes.refused += notes.rights
         return Objections(tuple(missing), tuple(notes.refused))

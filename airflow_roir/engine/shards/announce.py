@@ -52,6 +52,8 @@ BY = """
 UPDATE roir.lane l SET announced_by = %(by)s FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE l.id = %(lane)s AND g.id = l.generation_id AND i.announced_by = %(by)s
 """
+# What was announced already: all versions that there can be.
+NOTHING = "SELECT set_config(%(mark)s, concat_ws(':', pg_current_xact_id(), 0, 9223372036854775807), true)"
 
 
 def announce(
@@ -99,8 +101,7 @@ def nothing_to_announce(connection: Connection, name: str) -> None:
 
     connection: in the shard. A repair does that; what it touches is as it was before.
     """
-    mark = "SELECT set_config(%(mark)s, concat_ws(':', pg_current_xact_id(), 0, 9223372036854775807), true)"
-    execute(connection, mark, {"mark": f"{SHARD_SCHEMA}.{name}"})
+    execute(connection, NOTHING, {"mark": f"{SHARD_SCHEMA}.{name}"})
 
 
 def is_captured(connection: Connection, lane: Lane) -> bool:

@@ -17,6 +17,7 @@ from airflow_roir.engine import operations
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.shards import repair, sums
+from airflow_roir.engine.shards.held_keys import HeldKeys
 from airflow_roir.engine.shards.judge import Judge
 from airflow_roir.engine.shards.look import Sides
 from airflow_roir.engine.shards.sessions import InShard, Sessions, ShardAway
@@ -61,6 +62,7 @@ class ApartWorker(VerifyWorker):
         self.sessions = Sessions(connection, database, self.job)
         self.suspects = Suspects(self)
         self.judge = Judge(self)
+        self.held = HeldKeys(self)
 
     def close(self) -> None:
         """Let go of all sessions in shards."""
@@ -104,7 +106,10 @@ class ApartWorker(VerifyWorker):
                 return self._judged(claim, begun, OF_LANE)
             if claim.side in ("tree", "reach"):
                 return super()._unit(claim)
-            if claim.stage == "check" and self.verify_job.options.is_partial:
+            is_part = claim.stage == "check" and self.verify_job.options.is_partial
+            if claim.side == "entry" and (claim.stage == "total" or is_part):
+                self.held.look(claim)
+            if is_part:
                 self.suspects.of_part(claim)
                 return self._judged(claim, begun, "unit_id = %(unit)s")
             if claim.stage == "check":

@@ -184,7 +184,8 @@ class ShardReaders:
                 if isinstance(found, Stretch):
                     return found, 0, piece.mark
                 base = f"{physical.base(self.job.generation_id)} ({', '.join(self.job.entry.physical())})"
-                rows = stream(side.connection, found.query, found.stretch.values, here, base, self._own(side.lane))
+                values = {**found.stretch.values, "shard_name": side.lane.shard.name}
+                rows = stream(side.connection, found.query, values, here, base, self._own(side.lane))
                 try:
                     marks.leave(side.connection, side.lane.outbox, piece.id, found.mark)
                 except DBAPIError as error:
@@ -265,17 +266,15 @@ class ShardReaders:
                 f"index {self.job.run.index}: the primary key of its table in shard {quote(lane.shard.name)} was "
                 "altered since the operation was prepared. Abort the operation and start again"
             )
-        shape = _Shape(
-            text, KeyReader(side.connection, replace(self.job, source=source)), self._read(lane, source, entry)
-        )
+        shape = _Shape(text, KeyReader(side.connection, replace(self.job, source=source)), self._read(source, entry))
         side.shapes[relation] = shape
         return shape
 
-    def _read(self, lane: Lane, source: Source, entry: Entry) -> tuple[str, ...]:
+    def _read(self, source: Source, entry: Entry) -> tuple[str, ...]:
         names = {column.attnum: name for name, column in source.columns.items()}
         columns = [f"{quote(names[column.attnum])}{column.to_base_type}" for column in entry.columns]
         place = self._place
-        return (*columns[:place], f"{literal(lane.shard.name)}::text", *columns[place:])
+        return (*columns[:place], "%(shard_name)s::text", *columns[place:])
 
     @property
     def _place(self) -> int:

@@ -24,7 +24,7 @@ from airflow_roir.engine.shards.announce_functions import SERVER
 from airflow_roir.engine.shards.holders import contested, same, table, whole
 from airflow_roir.engine.shards.intents import Shape
 from airflow_roir.engine.shards.shipping import Shipper
-from airflow_roir.errors import DuplicatesFound, LockNotAcquired, NotStrict
+from airflow_roir.errors import DuplicatesFound, LockNotAcquired, NotStrict, RoirError
 from airflow_roir.quantity import shared
 
 Report = Callable[[str], None]
@@ -136,12 +136,13 @@ def keep_on(database: Database, generation_id: int, report: Report = lambda line
 
 @dataclass
 class Enforcing:
-    """Begins it for one generation, step by step."""
+    """Begins it for one generation, step by step. why: in short, why it can't."""
 
     database: Database
     generation_id: int
     report: Report = lambda line: None
     patience_s: float = PATIENCE_S
+    why: str | None = None
 
     def run(self) -> None:
         """All of it. Raises as `enforce_index`."""
@@ -259,8 +260,9 @@ class Enforcing:
             execute(connection, LOCATED, {"operation": operation, "position": position})
             keys, rows = duplicates.groups(connection, operation)
         if keys:
+            self.why = f"in several shards {shared(keys, rows)} (roir duplicates {argument(row.name)})"
             raise DuplicatesFound(
-                f"index {row.name}: {shared(keys, rows)} of the unique index in several shards, so it isn't enforced. "
+                f"index {row.name}: in several shards {shared(keys, rows)} of the unique index, so it isn't enforced. "
                 f"roir duplicates {argument(row.name)} lists them; change or delete rows until each key is left once, "
                 f"then: {self._again()}"
             )
@@ -286,7 +288,7 @@ class Enforcing:
         return self._drain().run(body, self.report)
 
     def _give_up(self, error: BaseException) -> None:
-        why = str(error) if isinstance(error, DuplicatesFound | NotStrict | LockNotAcquired) else None
+        why = self.why or (type(error).__name__ if not isinstance(error, RoirError) else str(error))
         with self.database.transaction() as connection:
             holders.end(connection, self.generation_id, why, operations.default_actor())
 

@@ -18,7 +18,7 @@ from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput, RightMissing
 
 # What a connection of a shard's server to the index server begins with. A commit there must last: readers count on it.
-OPTIONS = "-c synchronous_commit=on -c lock_timeout=10s -c statement_timeout=30s"
+OPTIONS = "-c synchronous_commit=on -c default_transaction_read_only=off -c lock_timeout=10s -c statement_timeout=30s"
 DEFAULTS = {
     "connect_timeout": "10",
     "keepalives_idle": "20",

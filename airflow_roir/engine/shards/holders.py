@@ -46,6 +46,7 @@ DELETE FROM {holder} h
  WHERE h.ctid = ANY (%(locked)s::tid[])
    AND NOT EXISTS (SELECT FROM {base} b WHERE {same_b_h}) AND NOT EXISTS (SELECT FROM {intent} i WHERE {same_i_h})
 """
+FREE = "SELECT h.ctid::text FROM {holder} h WHERE h.ctid = ANY (%(spots)s::tid[]) FOR UPDATE OF h SKIP LOCKED"
 # One is enough for each holder, and any intent of it is one.
 LEAVE = """
 WITH {given}
@@ -157,6 +158,14 @@ def follow(
             problem = "a row has come back whose key was free meanwhile, so that two shards may have it"
     if problem is not None:
         end(connection, generation_id, problem, actor)
+
+
+def release(connection: Connection, generation_id: int, spots: Sequence[str]) -> None:
+    """Take holders away, by their places, that have neither an entry nor an intent; one that a put has is left."""
+    names = _names(generation_id, intents.shape_of(connection, generation_id))
+    found = execute(connection, FREE.format(**names), {"spots": list(spots)}).scalars()
+    # A statement of its own, as in `_settle`.
+    execute(connection, RELEASE.format(**names), {"locked": list(found)})
 
 
 def _settle(connection: Connection, generation_id: int, shape: Shape, gone: Sequence[str]) -> None:

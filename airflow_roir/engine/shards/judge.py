@@ -146,10 +146,10 @@ class Judge:
         remedy = damage.remedy_of_entries(self.job.run.index)
         for one in seen:
             if one.verdict not in (Verdict.EQUAL, Verdict.UNDECIDED):
-                self._note(claim, one.verdict.value, one)
+                self.note(claim, one.verdict.value, one)
         for identity in misplaced:
             said = f"an entry is in another segment than that of its key, where no lookup finds it. {remedy}"
-            self._note(claim, "damaged", Seen(identity, Verdict.EXTRA, None, None), said)
+            self.note(claim, "damaged", Seen(identity, Verdict.EXTRA, None, None), said)
         settled = {*(one.identity for one in seen), *misplaced} - set(open_still)
         for sql, listed in ((SETTLED, settled), (LOOKED, open_still)):
             if listed:
@@ -157,7 +157,7 @@ class Judge:
                 execute(self.connection, sql.format(of=of), {**values, "identities": chosen})
         return len(settled)
 
-    def _note(self, claim: UnitClaim, kind: str, seen: Seen, detail: str | None = None) -> None:
+    def note(self, claim: UnitClaim, kind: str, seen: Seen, detail: str | None = None) -> None:
         """Write a discrepancy down, once: a row and its entry may be of one identity, and look different."""
         entry = self.job.entry
         identity = list(seen.identity)
@@ -198,4 +198,4 @@ class Judge:
         )
         for row in execute(self.connection, query, values).all():
             said = f"{row.entries} entries of this key and primary key, read without an index. {remedy}"
-            self._note(claim, "damaged", Seen(listed[int(row.n) - 1], Verdict.EXTRA, None, None), said)
+            self.note(claim, "damaged", Seen(listed[int(row.n) - 1], Verdict.EXTRA, None, None), said)

@@ -20,6 +20,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import as_it_is, execute, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.shards import holders, outbox, visit
+from airflow_roir.engine.shards.announce import NOTHING
 from airflow_roir.engine.shards.apply import check
 from airflow_roir.engine.shards.bounds import Unreadable, within
 from airflow_roir.engine.shards.lanes import Claim, Route
@@ -80,8 +81,14 @@ def follow(index: Connection, there: Connection, route: Route, claim: Claim, her
         )
     for one in bounds:
         statements.append(outbox.touch(name, here, f"SELECT {columns} FROM {source} s WHERE {one['condition']}"))
-    values: dict[str, Any] = {"name": name, "now": json.dumps(seen.now), "bounds": json.dumps(seen.bounds_now)}
-    execute(there, visit.owning(name) + ";\n".join([*map(as_it_is, statements), FOLLOWED]), values)
+    # No row was written, so there is none that a writer has announced.
+    values: dict[str, Any] = {
+        "name": name,
+        "mark": f"{SHARD_SCHEMA}.{name}",
+        "now": json.dumps(seen.now),
+        "bounds": json.dumps(seen.bounds_now),
+    }
+    execute(there, visit.owning(name) + ";\n".join([NOTHING, *map(as_it_is, statements), FOLLOWED]), values)
     return deleted
 
 

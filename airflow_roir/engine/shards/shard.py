@@ -33,6 +33,8 @@ SELECT s.name, s.problem FROM roir.operation o
 
 # So long nobody tries to reach a shard that was out of reach.
 AWAY_S = 15.0
+# For a shard's lock, while a build could already read the other shards.
+SHARD_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from airflow_roir.engine.shards import face, home, shard, sources, unique
 from airflow_roir.engine.shards.copies import copy_in, copy_out
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
 from airflow_roir.engine.source import Source
-from airflow_roir.errors import InvalidInput, SourceChanged
+from airflow_roir.engine.trouble import reason_of
+from airflow_roir.errors import InvalidInput, RoirError, SourceChanged
 
 DEFAULT_COLUMN = "shard"
 # Nothing of this size fits into a B-tree, however well it is compressed.
@@ -108,6 +109,23 @@ def look(
     return found, found[0][2].name
 
 
+def objections(index_server: Database, definition: IndexDefinition, options: BuildOptions) -> list[RoirError]:
+    """What a build is refused for, of each shard its own."""
+    with index_server.transaction() as connection:
+        named = [shard.find(connection, name) for name in definition.shards]
+    against: list[RoirError] = []
+    for one in named:
+        try:
+            _read(one.database(index_server.application_name, index_server.limits), one, definition, options)
+        except RoirError as error:
+            against.append(error)
+        except DBAPIError as error:
+            against.append(InvalidInput(f"shard {quote(one.name)} can't be looked at: {reason_of(error)}"))
+    if not against:
+        look(index_server, definition, options)
+    return against
+
+
 def survey(
     index_server: Database,
     definition: IndexDefinition,
@@ -183,6 +201,17 @@ def whole_plan(
 
 
 def _read(database: Database, one: Shard, definition: IndexDefinition, options: BuildOptions) -> Source:
+    """Raises what a build is refused for, with the shard's name."""
+    try:
+        return _checked(database, one, definition, options)
+    except RoirError as error:
+        where = f"shard {quote(one.name)}"
+        if where in str(error):
+            raise
+        raise type(error)(f"{where}: {error}") from error
+
+
+def _checked(database: Database, one: Shard, definition: IndexDefinition, options: BuildOptions) -> Source:
     assert definition.source is not None
     with database.transaction() as connection:
         home.check(connection, one)
