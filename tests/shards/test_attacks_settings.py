@@ -29,7 +29,7 @@ HOSTILE = {
     "search_path": "pg_temp, nowhere",
     "quote_all_identifiers": "on",
     "transform_null_equals": "on",
-    "statement_timeout": "5",
+    "statement_timeout": "100",  # what a new session says first is under it, on a busy machine, too
     "lock_timeout": "1",
     "idle_in_transaction_session_timeout": "1",
     "default_transaction_isolation": "serializable",
