@@ -29,7 +29,7 @@ ROWS = 5_000
 
 OPERATION = """
 SELECT o.id, o.status, o.phase, coalesce((o.options ->> 'census')::boolean, false) AS census,
-       i.schema_name, i.name, i.source_oid, i.key_columns, i.is_unique,
+       i.schema_name, i.name, i.source_oid, i.key_columns, i.is_unique, i.shard_table IS NOT NULL AS apart,
        n.nspname AS source_schema, c.relname AS source_name
   FROM roir.operation o
   JOIN roir.index i ON i.id = o.index_id
@@ -82,7 +82,8 @@ class Group:
 class Duplicates:
     """What is known of one operation. key, primary_key: names of columns. groups, rows: that aren't healed.
 
-    source: None if the table was dropped; its primary key has no names then.
+    source: None if the table was dropped; its primary key has no names then. apart: the rows are in shards, which
+    their primary key and `partition` name.
     """
 
     index: str
@@ -96,6 +97,7 @@ class Duplicates:
     primary_key: tuple[str, ...]
     groups: int
     rows: int
+    apart: bool = False
 
     def line(self, group: Group) -> str:
         """A group in one line, for logs."""
@@ -204,6 +206,7 @@ def read(connection: Connection, operation_id: int) -> Duplicates:
         primary_key=() if source is None else source.primary_key,
         groups=groups,
         rows=rows,
+        apart=row.apart,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from airflow_roir.definition import QualifiedName, quote
+from airflow_roir.definition import QualifiedName, parse_name, quote
 from airflow_roir.engine.duplicate_report import Duplicates, Group, Member, named
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import NotFound
@@ -19,6 +19,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u206
 def statements(of: Duplicates, group: Group) -> Iterator[str]:
     """SELECTs of the group's rows by their primary keys, which the table's own index finds, with a comment before.
 
+    Of an index over shards of its entries, which name the shards.
+
     Raises NotFound if the table was dropped, or has another primary key now.
     """
     source = of.source
@@ -29,10 +31,10 @@ def statements(of: Duplicates, group: Group) -> Iterator[str]:
         listed = ", ".join(_row(source, one) for one in group.rows[start : start + ROWS])
         columns = ", ".join(identifier(name) for name in source.primary_key)
         columns = f"({columns})" if len(source.primary_key) > 1 else columns
-        yield (
-            f"SELECT tableoid::pg_catalog.regclass AS partition, * FROM {_name(source.name)} "
-            f"WHERE {columns} IN ({listed});"
-        )
+        # Rows in shards are seen by the index, whose columns name them.
+        what = "*" if of.apart else "tableoid::pg_catalog.regclass AS partition, *"
+        name = parse_name(of.index) if of.apart else source.name
+        yield f"SELECT {what} FROM {_name(name)} WHERE {columns} IN ({listed});"
 
 
 def _row(source: Source, member: Member) -> str:

@@ -61,13 +61,18 @@ FAMILIES: dict[str, Family] = {
         INDEX,
     ),
     "roir_shard_lag_seconds": Family(
-        "All that was committed in the shard so long ago is in the index. Missing before it was shipped to its end.",
+        "All that was committed in the shard so long ago is in the index. Missing before it was shipped to its end: in "
+        "a first build until that ends.",
         SHARD,
     ),
-    "roir_shard_pending_rows": Family("Rows in the shard's outbox, about, when it was visited last.", SHARD),
+    "roir_shard_pending_rows": Family(
+        "Rows in the shard's outbox, about, when it was visited last. Missing before.", SHARD
+    ),
     "roir_shard_pending_bytes": Family("The size of what holds them.", SHARD),
     "roir_shard_shipped_total": Family("Rows that were shipped from the shard to this generation.", SHARD),
-    "roir_shard_shipper": Family("1: a shipper has it now. 0: none has.", SHARD),
+    "roir_shard_shipper": Family(
+        "1: a shipper has it now. 0: none has. Missing before readers see the index: its build ships by itself.", SHARD
+    ),
     "roir_shard_away": Family("1: the shard can't be reached, or can't be worked with.", SHARD),
     "roir_shard_doubtful": Family("1: commits were lost; verify with a repair ends it.", SHARD),
     "roir_operation_state": Family("1 for the state that it has, 0 for the others.", (*OPERATION, "state")),

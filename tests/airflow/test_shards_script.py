@@ -128,12 +128,17 @@ def test_an_index_over_shards_says_how_far_each_is_behind_and_which_reads_it_all
     assert fact("Strict reads") == f"Strict reads: refused: {refused}"
     warnings = tab.locator(".warnings li")
     assert warnings.all_inner_texts() == [
-        "Shard orders_0: no shipper brings its changes. Run roir ship, or switch on the DAG ship_changes.",
         "Shard orders_1: connection to server failed",
         f"Shard {HOSTILE}: In doubt: it was restored",
+        "No shipper brings the changes of orders_0. Run roir ship, or switch on the DAG ship_changes.",
     ]
     tab.get_by_text("3 shards", exact=True).click()
     draw(tab, tmp_path, "indexes")
+    show(*(listed(f"s{number}", shipper=None) for number in range(7)))
+    assert warnings.all_inner_texts() == [
+        "No shipper brings the changes of s0, s1, s2, s3, s4 and 2 more. "
+        "Run roir ship, or switch on the DAG ship_changes."
+    ]
     show(listed("orders_0"), announced_by="client")
     assert fact("Strict reads") == "Strict reads: possible: announced by the client"
     assert fact("Behind") == "Behind: 0.4 s"

@@ -146,8 +146,10 @@ class Hands:
 
     def run(self) -> None:
         works = [self.verify, self.verify, self.rebuild, self.rebuild, self.revert, self.clean_up, self.announce]
+        work = self.verify
         while not self.traffic.stopped.wait(self.chance.uniform(0, 0.5)):
-            work = self.chance.choice(works)
+            again = work == self.rebuild and self.chance.random() < 0.5
+            work = self.revert if again else self.chance.choice(works)
             until = self.chance.randrange(4)
             # What fails is tried again some times, as a person would.
             for _ in range(1 + until):
@@ -183,7 +185,7 @@ class Hands:
         self.traffic.covered &= set(names)
         definition = IndexDefinition.parse(INDEX, None, None, None, shards=names)
         options = BuildOptions(
-            revert_window_s=self.chance.choice([0, 60]), verify=self.chance.choice(["none", "after"]), ranges=3
+            revert_window_s=self.chance.choice([0, 60, 60]), verify=self.chance.choice(["none", "after"]), ranges=3
         )
         prepare.prepare(self.database, definition, options, "hands")
         self.drive()

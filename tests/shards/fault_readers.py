@@ -11,7 +11,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, Text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from airflow_roir.errors import NotStrict, ShardUnreachable
+from airflow_roir.errors import IndexUnreachable, NotStrict, ShardUnreachable
 from airflow_roir.reading import ShardedIndex
 from tests.shards.fault_writers import KEYS, engine
 
@@ -54,7 +54,7 @@ class StrictReader:
         since = time.monotonic()
         try:
             found = self._in_sql(key) if self.in_sql else self._in_python(key)
-        except (NotStrict, ShardUnreachable) as error:
+        except (NotStrict, ShardUnreachable, IndexUnreachable) as error:
             self.traffic.happened[type(error).__name__] += 1
             return
         except DBAPIError as error:

@@ -29,7 +29,7 @@ HOSTILE = {
     "search_path": "pg_temp, nowhere",
     "quote_all_identifiers": "on",
     "transform_null_equals": "on",
-    "statement_timeout": "5",
+    "statement_timeout": "100",  # what a new session says first is under it, on a busy machine, too
     "lock_timeout": "1",
     "idle_in_transaction_session_timeout": "1",
     "default_transaction_isolation": "serializable",
@@ -92,6 +92,7 @@ SEEN = " ".join(
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("side", ["shards", "index server"])
 def test_what_databases_set_changes_no_value_and_ends_nothing(shards: Make, side: str) -> None:
     made = shards(2, *TABLE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -18,7 +19,7 @@ from airflow_roir.engine.indexes import indexes
 from airflow_roir.engine.shards import registry, shard
 from airflow_roir.engine.shards.shipping import Shipper, ship_once
 from airflow_roir.engine.verify import verification
-from airflow_roir.errors import InvalidInput, RoirError
+from airflow_roir.errors import InvalidInput, RoirError, ShardUnreachable
 from servers.shards import Shards
 from tests.shards import apart
 from tests.shards.conftest import Make
@@ -61,8 +62,16 @@ def test_a_command_names_the_shard_that_is_away(shards: Make) -> None:
     assert ended.returncode == 1
     assert ended.stderr.startswith('roir: shard "s1": connection to server')
     assert "\\t" not in ended.stderr
-    with pytest.raises((DBAPIError, RoirError), match='shard "s1"'):
+    made.ask("UPDATE roir.shard SET dsn = 'host=/nowhere dbname=none' WHERE name = 's0'")
+    with pytest.raises(ShardUnreachable) as told:
         verification.begin(laid.database, "ix", VerifyOptions(), "test")
+    assert re.fullmatch(
+        r"the verification can't begin: shard \"s0\" can't be reached: .*nowhere.*; shard \"s1\" can't be reached: .*"
+        r"\. Nothing was changed\. Begin it once all shards are there, .*",
+        str(told.value),
+    )
+    assert made.ask("SELECT count(*) FROM roir.shard WHERE problem IS NOT NULL") == [(2,)]
+    assert made.ask("SELECT FROM roir.operation") == []
 
 
 def test_a_value_that_the_index_server_lacks_is_told_by_the_plan(shards: Make) -> None:

@@ -49,6 +49,7 @@ def has_sung(made: Shards, shard: str | None = None) -> bool:
     return bool(made.ask("SELECT is_called FROM public.canary", shard=shard)[0][0])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("song", [3, 7])
 def test_bounds_that_are_sql_are_run_nowhere_else(shards: Make, song: int) -> None:
     """Whoever owns a shard may write what he likes into its own registry."""
@@ -100,6 +101,7 @@ def test_rows_that_are_not_a_shards_own_are_not_copied(shards: Make) -> None:
     assert made.ask("SELECT count(*) FROM public.into") == [(0,)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("song", [SONGS[0], SONGS[9]])
 def test_a_type_or_a_collation_is_a_name_and_no_sql(shards: Make, song: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that isn't PostgreSQL may tell any name for them."""

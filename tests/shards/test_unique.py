@@ -10,7 +10,9 @@ import pytest
 from psycopg2 import errors
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, VerifyOptions
+from airflow_roir.engine import duplicate_report
 from airflow_roir.engine.drop import drop_index
+from airflow_roir.engine.duplicate_statements import statements
 from airflow_roir.engine.shards import announce, enforce, registry, sources, unique
 from airflow_roir.engine.shards.shard import Shard
 from airflow_roir.engine.verify.compare import verify
@@ -84,6 +86,11 @@ def test_duplicates_are_listed_and_keep_it_from_being_enforced(contrib_shards: M
         (["both"], ["s0", "50"], "s0"),
         (["both"], ["s1", "50"], "s1"),
     ]
+    with made.database.transaction() as connection:
+        found = duplicate_report.of_index(connection, "public.ix")
+        [group] = duplicate_report.groups(connection, found)
+    _, statement = statements(found, group)
+    assert sorted(made.ask(statement)) == [("both", "s0", 50, 1), ("both", "s1", 50, 1)]
     assert problem(made, generation_id) == (
         "in several shards 2 rows share 1 key (roir duplicates public.ix); when that is put right: "
         "roir announce INDEX --by server, which looks over the keys"

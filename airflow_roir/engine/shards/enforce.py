@@ -316,9 +316,13 @@ class Enforcing:
         return Shape(physical.followed(connection, self.generation_id, shape.entry), shape.shard)
 
     def _relations(self) -> list[int]:
-        query = "SELECT to_regclass(%(name)s)::oid::bigint"
+        # That of the intents first, which is locked by its name; an autovacuum of the others is in the way, too.
+        names = [intents.table(self.generation_id), table(self.generation_id), contested(self.generation_id)]
+        query = (
+            "SELECT to_regclass(n.name)::oid::bigint FROM unnest(%(names)s) WITH ORDINALITY n (name, i) ORDER BY n.i"
+        )
         with self.database.transaction() as connection:
-            return [int(execute(connection, query, {"name": intents.table(self.generation_id)}).scalar_one())]
+            return list(execute(connection, query, {"names": names}).scalars())
 
     def _attempts(self) -> Attempts:
         name = f"the intents of index {self._name()}"

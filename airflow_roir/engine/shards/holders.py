@@ -148,7 +148,7 @@ def follow(
     if now in (None, OFF):
         return
     problem = problem or execute(connection, "SELECT roir.strict_problem(%(id)s)", {"id": generation_id}).scalar_one()
-    if problem is None:
+    if problem is None and (there or gone):
         shape = intents.shape_of(connection, generation_id)
         shape = Shape(physical.followed(connection, generation_id, shape.entry), shape.shard)
         if gone:

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import VerifyOptions
+from airflow_roir.definition import VerifyOptions, quote
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.files import segments_of
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.plan import Piece, cut_source
 from airflow_roir.engine.shards import home, sources, sums
-from airflow_roir.engine.shards.shard import Lane, lanes_of
+from airflow_roir.engine.shards.shard import Lane, lanes_of, set_away
+from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.engine.verify import units
-from airflow_roir.errors import NotFound
+from airflow_roir.errors import NotFound, RoirError, ShardUnreachable
 
 # A unit of a part costs a round trip to a shard and more: fewer rows aren't worth it.
 LEAST_OF_PARTS = 50
@@ -39,26 +41,53 @@ class Survey:
 
 
 def survey(database: Database, generation_id: int, options: VerifyOptions) -> Survey | None:
-    """Cut the shards' tables by primary key; None if the index isn't apart. Raises what a shard can't be read for."""
+    """Cut the shards' tables by primary key; None if the index isn't apart.
+
+    Raises ShardUnreachable, which names all that can't be reached, and what else a shard can't be read for.
+    """
     with database.transaction() as connection:
         lanes = live_lanes(connection, generation_id)
         if not lanes_of(connection, generation_id):
             return None
-    rows, pieces = 0, []
+    rows, pieces, away = 0, list[tuple[int, Piece]](), dict[str, str]()
     for lane in lanes:
-        shard = lane.shard.database(database.application_name, database.limits)
-        with shard.transaction() as connection:
-            home.check(connection, lane.shard)
-            try:
-                source = sources.read_by_oid(connection, lane)
-            except NotFound:
-                continue
-            most = units.UNITS_OF_PARTS if options.in_parts else units.MOST_UNITS
-            least = LEAST_OF_PARTS if options.in_parts else limits_of(connection).unit_rows
-            counted, cut = cut_source(connection, source, partial(_rows_per_unit, least, most))
-            rows += counted
-            pieces += [(lane.id, piece) for piece in cut]
+        try:
+            counted, cut = _cut(database, lane, options)
+        except DBAPIError as error:
+            if trouble_of(error) is None:
+                raise
+            away[lane.shard.name] = reason_of(error)
+            with database.transaction() as connection:
+                set_away(connection, lane.shard.id, away[lane.shard.name])
+            continue
+        except RoirError as error:
+            where = f"shard {quote(lane.shard.name)}"
+            if where in str(error):
+                raise
+            raise type(error)(f"{where}: {error}") from error
+        rows += counted
+        pieces += [(lane.id, piece) for piece in cut]
+    if away:
+        listed = "; ".join(f"shard {quote(name)} can't be reached: {problem}" for name, problem in away.items())
+        raise ShardUnreachable(
+            f"the verification can't begin: {listed}. Nothing was changed. Begin it once all shards are there, or "
+            "correct the DSN: roir shard add NAME --dsn …",
+            next(iter(away)),
+        )
     return Survey(generation_id, rows, tuple(pieces))
+
+
+def _cut(database: Database, lane: Lane, options: VerifyOptions) -> tuple[int, list[Piece]]:
+    with lane.shard.database(database.application_name, database.limits).transaction() as connection:
+        home.check(connection, lane.shard)
+        try:
+            source = sources.read_by_oid(connection, lane)
+        except NotFound:
+            return 0, []
+        most = units.UNITS_OF_PARTS if options.in_parts else units.MOST_UNITS
+        least = LEAST_OF_PARTS if options.in_parts else limits_of(connection).unit_rows
+        counted, cut = cut_source(connection, source, partial(_rows_per_unit, least, most))
+        return counted, list(cut)
 
 
 def _rows_per_unit(least: int, most: int, rows: int) -> int:

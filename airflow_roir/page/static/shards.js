@@ -3,6 +3,9 @@
 import { keep } from "./draw.js";
 import { DASH, count, duration, el, many, mark, put, short } from "./page.js";
 
+// Of shards without a shipper, in one line.
+const MOST_NAMES = 5;
+
 /** What is wrong with a shard: how bad that is, and the words; null if nothing is. */
 export function troubleOf(shard) {
   if (shard.doubt) return ["bad", `In doubt: ${shard.doubt}`];
@@ -94,9 +97,10 @@ export function factsOfShards(index) {
 
 /** What there is to be warned of. */
 export function warningsOfShards(index) {
-  return shardsOf(index).flatMap((one) => {
-    const trouble = troubleOf(one);
-    if (trouble) return [`Shard ${one.shard}: ${trouble[1]}`];
-    return one.shipper ? [] : [`Shard ${one.shard}: no shipper brings its changes. Run roir ship, or switch on the DAG ship_changes.`];
-  });
+  const shards = shardsOf(index);
+  const troubled = shards.filter(troubleOf).map((one) => `Shard ${one.shard}: ${troubleOf(one)[1]}`);
+  const alone = shards.filter((one) => !one.shipper && !troubleOf(one)).map((one) => one.shard);
+  if (!alone.length) return troubled;
+  const names = alone.length > MOST_NAMES ? `${alone.slice(0, MOST_NAMES).join(", ")} and ${alone.length - MOST_NAMES} more` : alone.join(", ");
+  return [...troubled, `No shipper brings the changes of ${names}. Run roir ship, or switch on the DAG ship_changes.`];
 }
