@@ -221,6 +221,8 @@ class Enforcing:
             name = catalog.name_of(connection, relation).sql
             names = self._names(connection) | {"segment": f"ONLY {name}"}
             values = {"first": f"({first},0)", "last": f"({last},0)"}
+            # Else each batch would read all holders there are.
+            execute(connection, BY_INDEX)
             execute(connection, FROM_ENTRIES.format(**names), values)
             execute(connection, OF_ENTRIES.format(**names), values)
 
