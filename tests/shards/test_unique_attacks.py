@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
+import psycopg2
 import pytest
 from psycopg2 import errors
 
@@ -68,7 +70,7 @@ TYPES = {
         "uuid",
         "'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'",
         "'a0eebc999c0b4ef8bb6d6bb9bd380a11'",
-        "gen_random_uuid()",
+        "'b0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'",
     ),
     "bytea": ("bytea", r"'\x00ff'", r"'\000\377'", r"'\x00'"),
     "array": ("int[]", "'{1,NULL}'", "ARRAY[1,NULL]", "'{1}'"),
@@ -140,3 +142,38 @@ def holders_of(made: Shards, generation_id: int) -> list[str]:
     [(entry,)] = made.ask("SELECT entry FROM roir.generation WHERE id = %s", generation_id)
     column = next(n for n, one in enumerate(entry["columns"], 1) if one["source"] == "shard")
     return [shard for (shard,) in made.ask(f"SELECT c{column} FROM roir_data.g{generation_id}_holder ORDER BY 1")]
+
+
+def test_whoever_announces_may_only_insert(contrib_shards: Make) -> None:
+    """The holders are out of his reach, and his search_path, his settings and his objects change nothing."""
+    made = contrib_shards(2, TABLE)
+    made.ask("DROP ROLE IF EXISTS announcer_of_keys")
+    made.ask("CREATE ROLE announcer_of_keys LOGIN PASSWORD 'x'")
+    made.ask("ALTER ROLE announcer_of_keys SET search_path = evil, pg_catalog")
+    made.ask("ALTER ROLE announcer_of_keys SET session_replication_role = origin")
+    made.ask("CREATE SCHEMA evil AUTHORIZATION announcer_of_keys")
+    made.ask("CREATE FUNCTION evil.never(text, text) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT false'")
+    made.ask("CREATE OPERATOR evil.= (FUNCTION = evil.never, LEFTARG = text, RIGHTARG = text)")
+    dsn = f"{index_dsn(made)} user=announcer_of_keys password=x"
+    for name, one in made.dsns.items():
+        registry.add(made.database, name, one, index_dsn=dsn)
+    made.run("INSERT INTO t VALUES (1, 'a', 0)", only="s0")
+    generation_id = enforced(made)
+    with pytest.raises(errors.UniqueViolation, match="already exists in shard s0"):
+        made.run("INSERT INTO t VALUES (1, 'a', 0)", only="s1")
+    made.run("INSERT INTO t VALUES (1, 'b', 0)", only="s1")
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        for statement in (
+            "SELECT FROM {}_holder",
+            "DELETE FROM {}_holder",
+            "SELECT FROM {}_contested",
+            "SELECT FROM {}_intent",
+            "TRUNCATE {}_intent",
+            "CREATE OR REPLACE FUNCTION {}_put() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
+        ):
+            with pytest.raises(errors.InsufficientPrivilege):
+                cursor.execute(statement.format(f"roir_data.g{generation_id}"))
+            connection.rollback()
+    assert holders_of(made, generation_id) == ["s0", "s1"]
+    made.ask("DROP OWNED BY announcer_of_keys CASCADE")
+    made.ask("DROP ROLE announcer_of_keys")
