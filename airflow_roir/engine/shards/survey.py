@@ -200,7 +200,7 @@ def _read(database: Database, one: Shard, definition: IndexDefinition, options: 
 
 
 def _check_encoding(database: Database, one: Shard, encoding: str) -> None:
-    """Raise InvalidInput where one side alone is in SQL_ASCII: no server converts its bytes, a text has two forms."""
+    """Raise InvalidInput for SQL_ASCII beside another encoding: a text would have two forms."""
     with database.transaction() as connection:
         there = str(execute(connection, ENCODING).scalar_one())
     if there != encoding and "SQL_ASCII" in (there, encoding):
