@@ -22,6 +22,7 @@ from tests.shards import apart
 from tests.shards.announced import index_dsn, of_shard
 from tests.shards.conftest import Make
 
+pytestmark = pytest.mark.sample(10)
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text UNIQUE, v int)",
     "INSERT INTO t SELECT i, format('{shard}-%s', i), i FROM generate_series(1, 20) i",
@@ -216,6 +217,28 @@ def test_where_it_ends_nothing_is_refused(contrib_shards: Make, what: str) -> No
     # What two shards have can be changed and deleted.
     made.run("INSERT INTO t VALUES (100, 's0-1', 1)", only="s1")
     made.run("UPDATE t SET v = 5 WHERE id = 100; DELETE FROM t WHERE id = 100", only="s1")
+
+
+def test_keys_that_the_server_generates_again_end_it(contrib_shards: Make, pg: int) -> None:
+    if pg < 17:
+        pytest.skip("PostgreSQL 17 has SET EXPRESSION")
+    made = contrib_shards(
+        2,
+        "CREATE TABLE t (id int PRIMARY KEY, n int, k int GENERATED ALWAYS AS (n) STORED UNIQUE, v int)",
+        "INSERT INTO t (id, n) VALUES (1, 1 + {number})",
+    )
+    generation_id = enforced(made)
+    made.run("ALTER TABLE t ALTER k SET EXPRESSION AS (n + 1)", only="s0")
+    apart.ship_all(made, generation_id)
+    assert "rows of shard" in problem(made, generation_id)
+    # Two shards have it now, and both may change it.
+    made.run("UPDATE t SET v = 1")
+    announce.announce(made.database, "public.ix", "server")
+    with pytest.raises(DuplicatesFound):
+        enforce.enforce_index(made.database, "public.ix")
+    made.run("DELETE FROM t", only="s1")
+    announce.announce(made.database, "public.ix", "server")
+    assert enforce.enforce_index(made.database, "public.ix")
 
 
 def test_nothing_of_it_is_left(contrib_shards: Make) -> None:

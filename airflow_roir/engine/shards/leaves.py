@@ -61,13 +61,9 @@ def follow(index: Connection, there: Connection, route: Route, claim: Claim, her
         check(index, route, claim)
         for one in bounds:
             deleted += _delete(index, route, here, one["levels"])
-        if deleted and route.unique:
-            holders.end(
-                index,
-                route.lane.generation_id,
-                f"rows of shard {quote(route.lane.shard.name)} were rewritten, which can't be announced",
-                claim.owner,
-            )
+        if gone and route.unique:
+            why = f"rows of shard {quote(route.lane.shard.name)} got other values without a write to be announced"
+            holders.end(index, route.lane.generation_id, why, claim.owner)
         if any(leaf in seen.now for leaf in gone):
             # Its rows are there, and their entries aren't until they are shipped.
             execute(index, "UPDATE roir.lane SET fresh_at = NULL WHERE id = %(lane)s", {"lane": route.lane.id})

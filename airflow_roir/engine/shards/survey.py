@@ -27,6 +27,7 @@ from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import InvalidInput, RoirError, SourceChanged
 
 DEFAULT_COLUMN = "shard"
+ENCODING = "SELECT current_setting('server_encoding')"
 # Nothing of this size fits into a B-tree, however well it is compressed.
 HUGE_BYTES = 64 << 10
 # Data exception, integrity constraint violation: of an enum or a domain that is another one on the index server.
@@ -96,9 +97,11 @@ def look(
     check_options(definition, options)
     with index_server.transaction() as connection:
         named = [shard.find(connection, name) for name in definition.shards]
+        encoding = str(execute(connection, ENCODING).scalar_one())
     found = []
     for one in named:
         database = one.database(index_server.application_name, index_server.limits)
+        _check_encoding(database, one, encoding)
         found.append((one, database, _read(database, one, definition, options)))
     assert found
     sources.agree({one.name: source for one, _, source in found}, definition)
@@ -223,6 +226,17 @@ def _checked(database: Database, one: Shard, definition: IndexDefinition, option
         publications.check(connection, options.ignore_publications, [SHARD_SCHEMA])
         _check_types(connection, source, definition)
         return source
+
+
+def _check_encoding(database: Database, one: Shard, encoding: str) -> None:
+    """Raise InvalidInput for SQL_ASCII beside another encoding: a text would have two forms."""
+    with database.transaction() as connection:
+        there = str(execute(connection, ENCODING).scalar_one())
+    if there != encoding and "SQL_ASCII" in (there, encoding):
+        raise InvalidInput(
+            f"shard {quote(one.name)}: its database is in {there}, that of the index in {encoding}. SQL_ASCII says "
+            "nothing of what its bytes mean, so it goes with SQL_ASCII alone"
+        )
 
 
 def _check_types(connection: Connection, source: Source, definition: IndexDefinition) -> None:
