@@ -177,3 +177,29 @@ def test_whoever_announces_may_only_insert(contrib_shards: Make) -> None:
     assert holders_of(made, generation_id) == ["s0", "s1"]
     made.ask("DROP OWNED BY announcer_of_keys CASCADE")
     made.ask("DROP ROLE announcer_of_keys")
+
+
+@pytest.mark.slow
+def test_a_key_that_gets_another_expression_ends_it(contrib_shards: Make) -> None:
+    """Its rows have other keys then, and nothing was announced. The next pass tells."""
+    made = contrib_shards(
+        2, "CREATE TABLE t (id int PRIMARY KEY, n text, k text GENERATED ALWAYS AS (n || '-') STORED UNIQUE, v int)"
+    )
+    made.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')", only="s0")
+    made.run("INSERT INTO t VALUES (1, 'c')", only="s1")
+    generation_id = enforced(made)
+    another = made.ask("SELECT current_setting('server_version_num')::int >= 170000", shard="s1") == [(True,)]
+    if another:
+        made.run("ALTER TABLE t ALTER k SET EXPRESSION AS (left(n, 0) || 'b-')", only="s1")
+    else:
+        made.run("ALTER TABLE t ALTER k DROP EXPRESSION", only="s1")
+    apart.ship_all(made, generation_id)
+    assert "without a write to be announced" in made.ask("SELECT roir.unique_problem(%s)", generation_id)[0][0]
+    apart.ship_all(made, generation_id)
+    apart.assert_exact(made, generation_id)
+    # Nothing is refused, so that duplicates can be taken away, if there are some.
+    made.run("DELETE FROM t", only="s1")
+    announce.announce(made.database, "public.ix", "server")
+    assert enforce.enforce_index(made.database, "public.ix")
+    with pytest.raises(errors.UniqueViolation):
+        made.run("INSERT INTO t VALUES (5, 'z', " + ("DEFAULT)" if another else "'b-')"), only="s1")
