@@ -12,7 +12,8 @@ from psycopg2 import errors
 from airflow_roir.engine import drop
 from airflow_roir.engine.shards import announce, enforce, registry, remove
 from airflow_roir.errors import InvalidInput
-from servers.shards import Shards
+from servers import contrib as contribs
+from servers.shards import Shards, shard_servers
 from tests.shards import apart
 from tests.shards.announced import index_dsn
 from tests.shards.conftest import Make
@@ -203,3 +204,34 @@ def test_a_key_that_gets_another_expression_ends_it(contrib_shards: Make) -> Non
     assert enforce.enforce_index(made.database, "public.ix")
     with pytest.raises(errors.UniqueViolation):
         made.run("INSERT INTO t VALUES (5, 'z', " + ("DEFAULT)" if another else "'b-')"), only="s1")
+
+
+@pytest.mark.slow
+def test_servers_that_are_killed_lose_no_holder(pg: int) -> None:
+    with shard_servers(2, contribs.find(pg) or contribs.ensure(pg)) as made:
+        made.run(TABLE)
+        made.run("INSERT INTO t VALUES (1, 'a', 0)", only="s0")
+        generation_id = enforced(made)
+        made.run("INSERT INTO t VALUES (2, 'b', 0)", only="s0")
+        with closing(psycopg2.connect(made.dsns["s1"])) as writer, writer.cursor() as cursor:
+            cursor.execute("INSERT INTO t VALUES (3, 'c', 0); SET CONSTRAINTS ALL IMMEDIATE")
+            made.servers["index"].kill()
+            with pytest.raises(psycopg2.Error, match="COMMIT TRANSACTION"):
+                writer.commit()
+        made.servers["index"].start()
+        made.run("INSERT INTO t VALUES (3, 'c', 0)", only="s0")
+        assert made.ask("SELECT roir.unique_problem(%s)", generation_id) == [(None,)]
+        for key in "abc":
+            with pytest.raises((errors.UniqueViolation, errors.SerializationFailure)):
+                made.run(f"INSERT INTO t VALUES (9, '{key}', 0)", only="s1")
+        with closing(psycopg2.connect(made.dsns["s0"])) as writer, writer.cursor() as cursor:
+            cursor.execute("INSERT INTO t VALUES (4, 'd', 0); SET CONSTRAINTS ALL IMMEDIATE")
+            made.servers["s0"].kill()
+        made.servers["s0"].start()
+        settle(made, generation_id)
+        made.run("INSERT INTO t VALUES (4, 'd', 0)", only="s1")
+        with pytest.raises(errors.UniqueViolation):
+            made.run("INSERT INTO t VALUES (9, 'a', 0)", only="s1")
+        settle(made, generation_id)
+        assert holders_of(made, generation_id) == ["s0", "s0", "s0", "s1"]
+        apart.assert_exact(made, generation_id)
