@@ -8,6 +8,8 @@ task fails: give it an `on_failure_callback` that tells you. For another index s
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 from airflow.sdk import DAG, Param
 
 from airflow_roir.operators.ship import ShipChangesOperator
@@ -17,6 +19,8 @@ with DAG(
     description="Ship the changes of shards to the indexes over them",
     doc_md=__doc__,
     schedule="@continuous",
+    # Without one the first run's interval is empty, the second would have the first one's date, and never comes.
+    start_date=datetime(2025, 1, 1, tzinfo=timezone.utc),
     catchup=False,
     max_active_runs=1,
     # Without shards there is nothing to ship.

@@ -119,6 +119,16 @@ def test_shards_are_a_list_of_which_the_form_shows_every_line(bag: DagBag) -> No
         assert rendered(dag, "prepare", index="public.i", shards=given).shards == expected
 
 
+def test_one_run_that_ships_is_followed_by_the_next(bag: DagBag) -> None:
+    """As the scheduler reckons: a run of the same logical date as the one before is never made."""
+    dag = DagSerialization.from_dict(DagSerialization.to_dict(bag.dags["ship_changes"]))
+    first = dag.next_dagrun_info(last_automated_run_info=None)
+    second = dag.next_dagrun_info(last_automated_run_info=first)
+    assert first is not None
+    assert second is not None
+    assert second.logical_date > first.logical_date
+
+
 def test_shipping_goes_on_all_the_time_and_waits_to_be_switched_on(bag: DagBag) -> None:
     dag = bag.dags["ship_changes"]
     assert type(dag.timetable).__name__ == "ContinuousTimetable"

@@ -361,7 +361,12 @@ def test_an_index_over_shards_is_built_changed_in_a_pause_shipped_and_read(
             there.exec_driver_sql("INSERT INTO orders (email, total) VALUES ('second@new', 8)")
             announce(there, connection)
         assert [one.shard for one in strictly()] == ["orders_0"]
-    wait_until(lambda: len(ship_runs(airflow, "success")) >= 2, PATIENCE_S, "a second run that ships")
+    try:
+        wait_until(lambda: len(ship_runs(airflow, "success")) >= 2, PATIENCE_S, "a second run that ships")
+    except AirflowError as late:
+        runs = airflow.call("GET", f"/api/v2/dags/{SHIP}/dagRuns")["dag_runs"]
+        said = [airflow.task_log(SHIP, one["dag_run_id"], "ship") for one in runs]
+        raise AirflowError("\n".join([str(late), str(runs), *said])) from None
     assert ship_runs(airflow, "failed") == []
     second = f"SELECT shard, email FROM {index} WHERE email LIKE '%@new' ORDER BY 2"
     wait_until(lambda: shop.run(second) == [("orders_1", "first@new"), ("orders_0", "second@new")], PATIENCE_S, "both")
