@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -292,3 +293,19 @@ def test_two_shards_that_take_a_key_at_once(contrib_shards: Make) -> None:
             there.rollback()
         other.join()
     assert (refused, shards_with_it(made)) == (["40001"], ["s1"])
+
+
+def test_a_shard_that_names_another_one_settles_its_own_keys_alone(contrib_shards: Make) -> None:
+    made = contrib_shards(2, *TABLE)
+    generation_id = enforced(made)
+    visits = shipper(made, "s0")
+    for statement in (OWN, "DELETE FROM t WHERE k = 'k'"):
+        made.run(statement, only="s0")
+        found = visits.visit()
+        lies = {name: tuple(one.replace(",s0,", ",s1,") for one in getattr(found, name)) for name in ("there", "gone")}
+        assert lies != {name: getattr(found, name) for name in lies}
+        visits.apply(replace(found, **lies))
+    visits.close()
+    assert problem(made, generation_id) is None
+    assert not made.ask(f"SELECT 1 FROM {holders.table(generation_id)} WHERE c1 = 'k'")
+    made.run(OWN, only="s1")

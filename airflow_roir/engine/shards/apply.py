@@ -200,12 +200,13 @@ def _follow_holders(
     if not route.unique:
         return
     there, gone = ((), ()) if visit is None else (visit.there, visit.gone)
-    shard, problem = f"shard {quote(route.lane.shard.name)}", None
+    name = route.lane.shard.name
+    shard, problem = f"shard {quote(name)}", None
     if visit is not None and visit.unguarded is not None:
         problem = f"{shard}: {visit.unguarded}"
     elif emptied:
         problem = f"{shard} was truncated, which can't be announced"
-    holders.follow(connection, route.lane.generation_id, claim.owner, there, gone, problem)
+    holders.follow(connection, route.lane.generation_id, claim.owner, name, there, gone, problem)
 
 
 def _empty(connection: Connection, route: Route) -> None:

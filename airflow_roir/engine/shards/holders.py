@@ -135,12 +135,14 @@ def follow(
     connection: Connection,
     generation_id: int,
     actor: str,
+    shard: str | None = None,
     there: Sequence[str] = (),
     gone: Sequence[str] = (),
     problem: str | None = None,
 ) -> None:
     """In a transaction that has written entries, and taken intents away, under the lock of their lane's row.
 
+    shard: whose entries these are, whatever they say; None: those that they name, which aren't shipped any more.
     there, gone: entries as texts, that were brought and that were taken away. problem: why keys may be in two shards
     from now on; else it is asked whether there is one.
     """
@@ -152,9 +154,9 @@ def follow(
         shape = intents.shape_of(connection, generation_id)
         shape = Shape(physical.followed(connection, generation_id, shape.entry), shape.shard)
         if gone:
-            _settle(connection, generation_id, shape, gone)
+            _settle(connection, generation_id, shape, shard, gone)
         # Whoever brings a row has put its holder before. A row without one was lost, and came back.
-        if there and _mark(connection, generation_id, shape, there) and now == REFUSE:
+        if there and _mark(connection, generation_id, shape, shard, there) and now == REFUSE:
             problem = "a row has come back whose key was free meanwhile, so that two shards may have it"
     if problem is not None:
         end(connection, generation_id, problem, actor)
@@ -168,24 +170,30 @@ def release(connection: Connection, generation_id: int, spots: Sequence[str]) ->
     execute(connection, RELEASE.format(**names), {"locked": list(found)})
 
 
-def _settle(connection: Connection, generation_id: int, shape: Shape, gone: Sequence[str]) -> None:
-    values: dict[str, object] = {"entries": list(gone)}
-    names = _names(generation_id, shape)
+def _settle(connection: Connection, generation_id: int, shape: Shape, shard: str | None, gone: Sequence[str]) -> None:
+    values: dict[str, object] = {"entries": list(gone), "shard": shard}
+    names = _names(generation_id, shape, shard)
     values["locked"] = list(execute(connection, LOCK.format(**names), values).scalars())
     # A statement of its own: it sees the intents of all who had the holders that are locked now.
     execute(connection, RELEASE.format(**names), values)
-    execute(connection, LEAVE.format(**names), values)
+    # No visit would look at it. The next verification finds a holder that is left.
+    if shard is not None:
+        execute(connection, LEAVE.format(**names), values)
 
 
-def _mark(connection: Connection, generation_id: int, shape: Shape, there: Sequence[str]) -> int:
-    return execute(connection, MARK.format(**_names(generation_id, shape)), {"entries": list(there)}).rowcount
+def _mark(connection: Connection, generation_id: int, shape: Shape, shard: str | None, there: Sequence[str]) -> int:
+    values = {"entries": list(there), "shard": shard}
+    return execute(connection, MARK.format(**_names(generation_id, shape, shard)), values).rowcount
 
 
-def _names(generation_id: int, shape: Shape) -> dict[str, str]:
+def _names(generation_id: int, shape: Shape, shard: str | None = None) -> dict[str, str]:
     entry, base = shape.entry, physical.base(generation_id)
     positions = [*entry.key_positions, shape.shard]
     identity = entry.physical(entry.identity_positions)
-    taken = ", ".join(f"(g.entry).{name}" for name in identity)
+    taken = ", ".join(
+        f"%(shard)s::text AS {name}" if shard is not None and name == shape.column else f"(g.entry).{name}"
+        for name in identity
+    )
     given = (
         f"given AS MATERIALIZED (SELECT e::{base} AS entry FROM unnest(%(entries)s::text[]) e), "
         f"d AS MATERIALIZED (SELECT {taken} FROM given g)"
