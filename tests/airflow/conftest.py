@@ -16,6 +16,7 @@ import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from airflow_roir.engine.database import Database
+from tests.airflow.orders import ORDERS, ORDERS_EACH
 from tests.conftest import run_sql
 
 # Before the first import of Airflow, which reads its configuration then and only then.
@@ -28,10 +29,6 @@ os.environ |= {
     "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
     "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{_HOME.name}/airflow.db",
 }
-
-
-# Shards, each an Airflow connection, and how many rows each has.
-ORDERS, ORDERS_EACH = ("orders_0", "orders_1"), 10_000
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from airflow_roir.errors import NotStrict
 from airflow_roir.reading import ShardedIndex
 from servers.airflow import AirflowError, StandaloneAirflow, wait_until
 from servers.postgres import embedded_postgres
-from tests.airflow.conftest import ORDERS
+from tests.airflow.orders import ORDERS
 from tests.comparison import compare
 from tests.conftest import run_sql
 from tests.engine import steps
