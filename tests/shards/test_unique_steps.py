@@ -20,6 +20,7 @@ from psycopg2 import errors
 from airflow_roir.engine.shards import announce, enforce, holders, intents
 from airflow_roir.engine.shards.enforce import Enforcing
 from airflow_roir.engine.shards.lane_shipper import LaneShipper
+from airflow_roir.engine.shards.visit import Visit
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired
 from servers.shards import Shards
 from tests.shards import apart
@@ -62,6 +63,18 @@ def ship(made: Shards, shard: str) -> None:
     one.close()
 
 
+def given_up(made: Shards) -> tuple[LaneShipper, Visit]:
+    """The key of s0 whose row is deleted, and a visit that has seen so and isn't applied yet."""
+    enforced(made)
+    made.run(OWN, only="s0")
+    ship(made, "s0")
+    made.run("DELETE FROM t", only="s0")
+    visits = shipper(made, "s0")
+    found = visits.visit()
+    assert isinstance(found, Visit)
+    return visits, found
+
+
 def shards_with_it(made: Shards) -> list[str]:
     return [name for name in made.names if made.ask("SELECT 1 FROM t WHERE k = 'k'", shard=name)]
 
@@ -96,12 +109,7 @@ def test_a_visit_leaves_a_holder_that_a_put_has_found(
     made = contrib_shards(2, *TABLE)
     if broken:
         without_key_share(monkeypatch)
-    enforced(made)
-    made.run(OWN, only="s0")
-    ship(made, "s0")
-    made.run("DELETE FROM t", only="s0")
-    visits = shipper(made, "s0")
-    found = visits.visit()
+    visits, found = given_up(made)
     with put(made, "s0", OWN) as there:
         visits.apply(found)
         there.commit()
@@ -123,12 +131,7 @@ def test_a_put_waits_for_a_visit_that_takes_its_holder_away(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     made = contrib_shards(2, *TABLE)
-    enforced(made)
-    made.run(OWN, only="s0")
-    ship(made, "s0")
-    made.run("DELETE FROM t", only="s0")
-    visits = shipper(made, "s0")
-    found = visits.visit()
+    visits, found = given_up(made)
     outcome: list[str] = []
     threads: list[threading.Thread] = []
     ready = threading.Event()
@@ -172,12 +175,7 @@ def test_a_holder_that_a_visit_could_not_look_at_goes_with_a_later_one(
     made = contrib_shards(2, *TABLE)
     if broken:
         monkeypatch.setattr(holders, "LEAVE", WITHOUT_LEAVING)
-    enforced(made)
-    made.run(OWN, only="s0")
-    ship(made, "s0")
-    made.run("DELETE FROM t", only="s0")
-    visits = shipper(made, "s0")
-    found = visits.visit()
+    visits, found = given_up(made)
     with put(made, "s0", OWN) as there:
         visits.apply(found)
         there.rollback()
@@ -302,7 +300,9 @@ def test_a_shard_that_names_another_one_settles_its_own_keys_alone(contrib_shard
     for statement in (OWN, "DELETE FROM t WHERE k = 'k'"):
         made.run(statement, only="s0")
         found = visits.visit()
-        lies = {name: tuple(one.replace(",s0,", ",s1,") for one in getattr(found, name)) for name in ("there", "gone")}
+        lies: dict[str, Any] = {
+            name: tuple(one.replace(",s0,", ",s1,") for one in getattr(found, name)) for name in ("there", "gone")
+        }
         assert lies != {name: getattr(found, name) for name in lies}
         visits.apply(replace(found, **lies))
     visits.close()
