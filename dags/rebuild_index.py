@@ -92,8 +92,8 @@ PARAMS = {
         False,
         type="boolean",
         title="Unique",
-        description="No two rows may have the same key, over all partitions. Rows that do pause the build, and are "
-        "listed on its page. A rebuild keeps what the index is.",
+        description="No two rows may have the same key, over all partitions, or shards. Rows that do pause the build, "
+        "and are listed on its page. A rebuild keeps what the index is.",
         section=WHAT,
     ),
     "nulls_not_distinct": Param(

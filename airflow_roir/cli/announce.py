@@ -29,7 +29,7 @@ def announce(
         ),
     ],
 ) -> None:
-    """Let each write in the shards be announced before it commits, so that the index can be read strictly."""
+    """Announce each write in the shards before it commits: for strict reads, and so that a unique index is enforced."""
     from airflow_roir.engine.shards import announce as announcing
     from airflow_roir.engine.shards import enforce
 

@@ -85,7 +85,10 @@ IgnorePublications = Annotated[
     ),
 ]
 Unique = Annotated[
-    bool, typer.Option("--unique", help="No two rows may have the same key, over all partitions. A rebuild keeps it.")
+    bool,
+    typer.Option(
+        "--unique", help="No two rows may have the same key, over all partitions, or shards. A rebuild keeps it."
+    ),
 ]
 NullsNotDistinct = Annotated[
     bool, typer.Option("--nulls-not-distinct", help="Nor the same NULLs in the key; with --unique.")
