@@ -93,9 +93,8 @@ class Visit:
     for. last: the version to go on after; ended: there were no more rows. tick: this visit's, if it found something;
     before: the shard's tick before it; step: what the shard knows of the index server. problem: why the capture may
     miss writes. unannounced: why writers may commit without an announcement. unguarded: why two of the shard's rows may
-    share a key of a unique index. moved: the partitions aren't those that
-    are captured. pending, bytes: what is in the outbox, about. fits: another shipper has not visited since, and nothing
-    that the index server knows of was lost.
+    share a key of a unique index. moved: the partitions aren't those that are captured. pending, bytes: what is in the
+    outbox, about. fits: another shipper has not visited since, and nothing that the index server knows of was lost.
     """
 
     tick: int
@@ -178,9 +177,11 @@ def visit(
     }
     for i in here.identity_positions:
         values[f"n{i}"] = [one[i] for one in named]
-    text = owning(name) + _visiting(route, here)
-    if done is not None:
-        text = _acknowledging(route) + _visiting(route, here)
+    text = _visiting(route, here)
+    if done is None:
+        text = owning(name) + text
+    else:
+        text = _acknowledging(route) + text
         values |= {"mine": done.tick, "step": done.step, "acked": list(done.versions)}
     rows = execute(connection, text, values).all()
     if not rows:
