@@ -97,6 +97,21 @@ CONTRACT: dict[str, Any] = {
     "duplicate_keys": int,
     "duplicate_rows": int,
     "events": [{"at": str, "actor": str, "action": str, "detail": (str, OR_NONE)}],
+    "shards": [
+        {
+            "shard": str,
+            "problem": (str, OR_NONE),
+            "doubt": (str, OR_NONE),
+            "captured": bool,
+            "ranges": int,
+            "ranges_done": int,
+            "rows": int,
+            "readers": int,
+            "lag_seconds": (*NUMBER, OR_NONE),
+            "pending": (int, OR_NONE),
+            "is_shipped": bool,
+        }
+    ],
 }
 
 
