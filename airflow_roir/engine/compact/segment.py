@@ -1,0 +1,59 @@
+"""What is known of one segment of a published index: its sizes beside those of a fresh one, its reads, its age."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment. None: it can't be known, and `note` says why.
+
+    ordinal: its number, 0 is the default segment, of NULLs. lower, upper: its bounds as texts, null is unbounded.
+    rows: live entries, about. heap_bytes, tree_bytes: of its table and of its B-trees, as they are; heap_needed,
+    tree_needed: as they would be if built now. leaf_density: how full the B-tree's leaves are, 0 to 1. dead_rows: dead
+    entries that no vacuum has taken yet, about. scans: index scans since `since`; rows_read: entries that these returned;
+    blocks_read, blocks_hit: of table and trees, from outside and inside of shared_buffers. since: when the counters began.
+    sealed_at: when its B-tree was built. growth: its rows by the median of its siblings'. exact: measured by pgstattuple, else
+    estimated.
+    """
+
+    ordinal: int
+    name: str
+    lower: tuple[str, ...] | None
+    upper: tuple[str, ...] | None
+    rows: int | None
+    heap_bytes: int
+    tree_bytes: int
+    heap_needed: int | None
+    tree_needed: int | None
+    leaf_density: float | None
+    dead_rows: int
+    scans: int
+    rows_read: int
+    blocks_read: int
+    blocks_hit: int
+    since: datetime | None
+    sealed_at: datetime | None
+    growth: float | None
+    exact: bool = False
+    note: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of table and trees."""
+        return self.heap_bytes + self.tree_bytes
+
+    @property
+    def needed(self) -> int | None:
+        """Of table and trees, if built now."""
+        if self.heap_needed is None or self.tree_needed is None:
+            return None
+        return self.heap_needed + self.tree_needed
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        moments = {name: at and at.isoformat() for name in ("since", "sealed_at") for at in [getattr(self, name)]}
+        return {**asdict(self), **moments}
