@@ -44,6 +44,17 @@ class PartitionStatus(str, Enum):
     JOINING = "joining"
 
 
+class UnitStatus(str, Enum):
+    """How far a unit of a compaction is: not begun, copied, indexed, only touched entries left to apply; or left out."""
+
+    WAITING = "waiting"
+    COPYING = "copying"
+    INDEXING = "indexing"
+    FOLDING = "folding"
+    DONE = "done"
+    LEFT = "left"
+
+
 @dataclass(frozen=True)
 class Arrow:
     """One change of state in a control table, and why it may happen. States are the columns' values, with blanks."""
@@ -62,6 +73,7 @@ STATE_COLUMNS = {
     "source_partition": ("status",),
     "scan_range": ("done",),
     "verification_unit": ("done",),
+    "compaction_unit": ("status",),
 }
 ARROWS = (
     Arrow("generation", "building capture", "building direct", "the switch, under the drain lock"),
@@ -77,4 +89,12 @@ ARROWS = (
     Arrow("source_partition", "joining", "leaving", "the attach is given up, or its rows were rewritten"),
     Arrow("scan_range", "false", "true", "its last batch is committed, or its partition is gone"),
     Arrow("verification_unit", "false", "true", "it is compared"),
+    Arrow("compaction_unit", "waiting", "copying", "its segments are captured, and the new ones made"),
+    Arrow("compaction_unit", "copying", "indexing", "all blocks are copied"),
+    Arrow("compaction_unit", "indexing", "folding", "every new segment has its index"),
+    Arrow("compaction_unit", "folding", "done", "the new segments are swapped in"),
+    Arrow("compaction_unit", "copying", "waiting", "a segment was emptied or rewritten, or the operation is aborted"),
+    Arrow("compaction_unit", "indexing", "waiting", "a segment was emptied or rewritten, or the operation is aborted"),
+    Arrow("compaction_unit", "folding", "waiting", "a segment was emptied or rewritten, or the operation is aborted"),
+    Arrow("compaction_unit", "waiting", "left", "a segment isn't there any more, or is rewritten again and again"),
 )

@@ -32,10 +32,23 @@ class Status(str, Enum):
     ABORTED = "aborted"
 
 
+class Kind(str, Enum):
+    """What an operation does with its generation: builds it, compares it, or makes segments of it anew."""
+
+    CREATE = "create"
+    REBUILD = "rebuild"
+    VERIFY = "verify"
+    COMPACT = "compact"
+
+
+# They have a generation of their own, with ranges and a delta. The others work on the one that readers see.
+BUILDS = (Kind.CREATE, Kind.REBUILD)
+
+
 class Phase(str, Enum):
     """Where an operation stands. `prepare` is one transaction: an operation is born in `build`.
 
-    A verification has phases of its own: `sum` compares sums of both sides, `check` compares rows.
+    A verification has phases of its own: `sum` compares sums of both sides, `check` compares rows. So has a compaction.
     """
 
     BUILD = "build"
@@ -44,6 +57,7 @@ class Phase(str, Enum):
     PUBLISH = "publish"
     SUM = "sum"
     CHECK = "check"
+    COMPACT = "compact"
     DONE = "done"
 
 
@@ -72,7 +86,7 @@ class Transition:
     reason: str
 
 
-_WORKING = (Phase.BUILD, Phase.SEAL, Phase.FOLD, Phase.PUBLISH, Phase.SUM, Phase.CHECK)
+_WORKING = (Phase.BUILD, Phase.SEAL, Phase.FOLD, Phase.PUBLISH, Phase.SUM, Phase.CHECK, Phase.COMPACT)
 
 TRANSITIONS: tuple[Transition, ...] = (
     *(
@@ -104,6 +118,9 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(Verb.ADVANCE, Status.RUNNING, Phase.SUM, Status.RUNNING, Phase.CHECK, "every side is summed"),
     Transition(
         Verb.COMPLETE, Status.RUNNING, Phase.CHECK, Status.COMPLETED, Phase.DONE, "every suspicious row is compared"
+    ),
+    Transition(
+        Verb.COMPLETE, Status.RUNNING, Phase.COMPACT, Status.COMPLETED, Phase.DONE, "every unit is swapped in or left"
     ),
     Transition(
         Verb.COMPLETE,

@@ -39,6 +39,10 @@ SELECT ordinal AS n, status = 'sealed' AS done, NULL::bigint AS rows, claim_work
 SELECT row_number() OVER (ORDER BY id) - 1 AS n, done, rows, claim_worker, claim_epoch, done::int AS share
   FROM roir.verification_unit WHERE verification_id = %(verification)s
 """,
+    "compactions": """
+SELECT ordinal AS n, status IN ('done', 'left') AS done, rows, claim_worker, claim_epoch, roir.unit_share(u) AS share
+  FROM roir.compaction_unit u WHERE operation_id = %(operation)s
+""",
 }
 
 
@@ -67,7 +71,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """of: ranges, segments or units. held: which one each worker holds."""
+    """of: ranges, segments, units or compactions. held: which one each worker holds."""
 
     of: str
     count: int

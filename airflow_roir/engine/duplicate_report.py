@@ -38,7 +38,7 @@ SELECT o.id, o.status, o.phase, coalesce((o.options ->> 'census')::boolean, fals
  WHERE o.id = %(operation)s
 """
 # A verification may have come since.
-NEWEST = "SELECT max(id) FROM roir.operation WHERE index_id = %(index)s AND kind <> 'verify'"
+NEWEST = "SELECT max(id) FROM roir.operation WHERE index_id = %(index)s AND kind IN ('create', 'rebuild')"
 # In the order in which they were found; a group has the number of its first row.
 GROUPS = """
 SELECT min(d.id) AS id, d.key_hash, count(*) AS size FROM roir.duplicate d

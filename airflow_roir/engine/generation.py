@@ -24,6 +24,13 @@ DEFAULT_SEGMENT = 0
 # A publication of all tables has ours too, and then a table without one refuses every UPDATE and DELETE, a user's
 # write to the source with it. Keys may be NULL, so no index will do. Each segment: a partition inherits none.
 REPLICA_IDENTITY = "REPLICA IDENTITY FULL"
+# Until it has its index: autovacuum would only be in the way.
+LOADED = "WITH (autovacuum_enabled = false)"
+HAS_ROWS = """
+SELECT coalesce(bool_or(t.typtype = 'c' OR b.typtype = 'c'), false)
+  FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type b ON b.oid = t.typbasetype
+ WHERE a.attrelid = to_regclass(%(parent)s) AND a.attname = ANY (%(columns)s)
+"""
 CAPTURED = "SELECT EXISTS (SELECT FROM roir.lane WHERE generation_id = %(id)s AND removed_at IS NULL)"
 
 
@@ -77,20 +84,8 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
     partition_by = ", ".join(entry.physical(range(entry.partition)))
     execute(connection, f"CREATE TABLE {table} ({columns}) PARTITION BY RANGE ({partition_by})")
     for ordinal, (lower, upper) in enumerate(segment_bounds(plan), start=1):
-        values: dict[str, str] = {}
-        low = _bound_list(lower, "MINVALUE", entry.partition, "l", values)
-        high = _bound_list(upper, "MAXVALUE", entry.partition, "u", values)
-        execute(
-            connection,
-            f"CREATE TABLE {segment(generation_id, ordinal)} PARTITION OF {table} "
-            f"FOR VALUES FROM ({low}) TO ({high}) WITH (autovacuum_enabled = false)",
-            values,
-        )
-    execute(
-        connection,
-        f"CREATE TABLE {segment(generation_id, DEFAULT_SEGMENT)} PARTITION OF {table} DEFAULT "
-        "WITH (autovacuum_enabled = false)",
-    )
+        create_segment(connection, segment(generation_id, ordinal), table, entry, lower, upper)
+    create_default_segment(connection, segment(generation_id, DEFAULT_SEGMENT), table, entry)
     execute(
         connection,
         f"CREATE UNIQUE INDEX {_index_name(base_key(generation_id))} ON ONLY {table} {key_clause(entry)}",
@@ -111,6 +106,43 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
         execute(connection, f"ALTER TABLE {name} {REPLICA_IDENTITY}")
     rights.take_back(connection, [table, *_stored_in(generation_id, plan)])
     return entry.comparing_by(equality_operators(connection, f"{delta(generation_id)}_key"))
+
+
+def create_segment(
+    connection: Connection, name: str, parent: str, entry: Entry, lower: Bound | None, upper: Bound | None
+) -> None:
+    """Create a partition for a range of keys, half-open, without its index; None is unbounded."""
+    values: dict[str, str] = {}
+    low = _bound_list(lower, "MINVALUE", entry.partition, "l", values)
+    high = _bound_list(upper, "MAXVALUE", entry.partition, "u", values)
+    execute(
+        connection,
+        f"CREATE TABLE {name} PARTITION OF {parent} FOR VALUES FROM ({low}) TO ({high}) {LOADED}",
+        values,
+    )
+
+
+def attach_segment(
+    connection: Connection, name: str, parent: str, entry: Entry, lower: Bound | None, upper: Bound | None
+) -> None:
+    """Make a table with its indexes a partition for a range of keys, as `create_segment` does."""
+    values: dict[str, str] = {}
+    low = _bound_list(lower, "MINVALUE", entry.partition, "l", values)
+    high = _bound_list(upper, "MAXVALUE", entry.partition, "u", values)
+    execute(connection, f"ALTER TABLE {parent} ATTACH PARTITION {name} FOR VALUES FROM ({low}) TO ({high})", values)
+
+
+def create_default_segment(connection: Connection, name: str, parent: str, entry: Entry) -> None:
+    """Create the partition for NULLs, without its indexes. The others cover all other keys.
+
+    Its CHECK says so: else each partition that is attached, and it itself, would be read under the lock for that.
+    """
+    cut_by = entry.physical(range(entry.partition))
+    execute(connection, f"CREATE TABLE {name} PARTITION OF {parent} DEFAULT {LOADED}")
+    # IS NULL asks something else of a row.
+    if not execute(connection, HAS_ROWS, {"parent": parent, "columns": cut_by}).scalar_one():
+        nulls = " OR ".join(f"{column} IS NULL" for column in cut_by)
+        execute(connection, f"ALTER TABLE {name} ADD CONSTRAINT roir_nulls CHECK ({nulls})")
 
 
 def followed(connection: Connection, generation_id: int, entry: Entry) -> Entry:
@@ -177,41 +209,40 @@ def segment_bounds(plan: Plan) -> list[tuple[Bound | None, Bound | None]]:
 
 def seal_segment(connection: Connection, generation_id: int, ordinal: int, entry: Entry) -> None:
     """Build one segment's unique index and attach it, in the caller's transaction (docs/architecture.md#phases)."""
-    name = segment(generation_id, ordinal)
-    execute(
-        connection,
-        f"CREATE UNIQUE INDEX {_index_name(segment_key(generation_id, ordinal))} ON {name} {key_clause(entry)}",
-    )
-    if entry.enforced and ordinal == DEFAULT_SEGMENT:
-        identity = ", ".join(entry.physical(entry.identity_positions))
-        execute(
-            connection,
-            f"CREATE UNIQUE INDEX {_index_name(pair_key(generation_id))} ON {name} ({identity}) NULLS NOT DISTINCT",
-        )
+    index_segment(connection, segment(generation_id, ordinal), entry, is_default=ordinal == DEFAULT_SEGMENT)
     execute(
         connection,
         f"ALTER INDEX {base_key(generation_id)} ATTACH PARTITION {segment_key(generation_id, ordinal)}",
     )
+
+
+def index_segment(connection: Connection, name: str, entry: Entry, is_default: bool) -> None:
+    """Build a segment's unique index, named after it; the default one of a unique generation gets two."""
+    execute(connection, f"CREATE UNIQUE INDEX {_index_name(name)}_key ON {name} {key_clause(entry)}")
+    if entry.enforced and is_default:
+        identity = ", ".join(entry.physical(entry.identity_positions))
+        execute(
+            connection, f"CREATE UNIQUE INDEX {_index_name(name)}_pair ON {name} ({identity}) NULLS NOT DISTINCT"
+        )
     execute(connection, f"ALTER TABLE {name} RESET (autovacuum_enabled)")
 
 
-def remove_touched(connection: Connection, generation_id: int, ordinal: int, entry: Entry) -> int:
-    """Delete from a segment, before it has its index, what the delta overrides: a scan by blocks may copy it twice.
+def remove_touched(connection: Connection, name: str, touched: str, entry: Entry) -> int:
+    """Delete from a segment, before it has its index, what was touched: a scan by blocks may copy it twice.
 
-    Only entries that were written meanwhile can be in it twice, and each of those is in the delta.
+    touched: a table of identities. Only entries that were written meanwhile can be there twice, and each is in it.
     """
-    if not execute(connection, f"SELECT EXISTS (SELECT FROM {delta(generation_id)})").scalar_one():
+    if not execute(connection, f"SELECT EXISTS (SELECT FROM {touched})").scalar_one():
         return 0
     # One pass over the segment, whatever the planner makes of tables without statistics.
     execute(connection, "SET LOCAL enable_nestloop = off")
-    name = segment(generation_id, ordinal)
-    # Of the delta what belongs into this segment: the bounds are over the same columns.
+    # Of these what belongs into this segment: the bounds are over the same columns.
     bounds = execute(
         connection, "SELECT pg_get_partition_constraintdef(%(name)s::regclass)", {"name": name}
     ).scalar_one()
-    delta_rows = f"(SELECT * FROM {delta(generation_id)} WHERE {bounds})"
-    touched = f"DELETE FROM {name} s USING {delta_rows} d WHERE {entry.equal('s.', 'd.')}"
-    return execute(connection, touched).rowcount
+    # One that has no siblings takes all.
+    rows = f"(SELECT * FROM {touched} WHERE {bounds or 'true'})"
+    return execute(connection, f"DELETE FROM {name} s USING {rows} d WHERE {entry.equal('s.', 'd.')}").rowcount
 
 
 def hold_segment(connection: Connection, generation_id: int, ordinal: int) -> None:

@@ -27,7 +27,7 @@ SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, i.source_oid,
        coalesce((o.options ->> 'ignore_publications')::boolean, false) AS ignore_publications
   FROM roir.generation g
   JOIN roir.index i ON i.id = g.index_id
-  JOIN roir.operation o ON o.generation_id = g.id AND o.kind <> 'verify'
+  JOIN roir.operation o ON o.generation_id = g.id AND o.kind IN ('create', 'rebuild')
  WHERE g.status = 'active'
    AND (%(operation)s IS NULL OR i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)) ORDER BY g.id
 """

@@ -43,6 +43,8 @@ class Limits:
 
     # A batch by blocks, or of wide rows, reads no more than this: 64 MB.
     batch_bytes: int = 64 << 20
+    # Copied at once of a segment that is compacted: 16 MB, a fraction of a second.
+    compaction_blocks: int = 2_048
     # Copied at once of a table that is attached as a partition.
     attach_rows: int = 10_000
     # Looked through at once for entries of a partition that left: some ten thousand, whose writers wait for that long

@@ -39,7 +39,7 @@ SELECT w.command, w.index_name, w.wanted, w.blocked_by, w.waiter, w.since FROM r
 """
 # Workers are named by their operation, and by their index as far as it fits.
 WORKERS = r"""
-SELECT CASE WHEN o.kind = 'verify' THEN 'verify' ELSE o.phase END AS command,
+SELECT CASE WHEN o.kind IN ('create', 'rebuild') THEN o.phase ELSE o.kind END AS command,
        quote_ident(i.schema_name) || '.' || quote_ident(i.name) AS index_name,
        coalesce(l.relation::regclass::text, l.locktype) AS wanted,
        string_agg(CASE WHEN b.pid IS NULL THEN 'a prepared transaction'

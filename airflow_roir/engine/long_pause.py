@@ -19,7 +19,7 @@ from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.relation_size import relation_sizes
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.one_line import one_line
-from airflow_roir.operation import BY_WINDOW
+from airflow_roir.operation import BUILDS, BY_WINDOW, Kind
 from airflow_roir.quantity import counted, duration, size
 
 # The action of its event; at most one in so long.
@@ -40,7 +40,7 @@ SELECT o.id AS operation_id, i.schema_name, i.name, o.kind, o.paused_by, o.pause
        (SELECT min(e.at) FROM roir.event e
          WHERE e.operation_id = o.id AND e.action = %(event)s AND e.at >= o.paused_at) AS first_warned_at
   FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
- CROSS JOIN LATERAL (SELECT CASE WHEN o.kind <> 'verify'
+ CROSS JOIN LATERAL (SELECT CASE WHEN o.kind IN ('create', 'rebuild')
                                  THEN to_regclass('roir_data.g' || o.generation_id || '_delta')::oid END AS oid) d
  WHERE o.status = 'paused' AND (%(operation)s IS NULL OR o.id = %(operation)s) ORDER BY o.id
 """
@@ -70,7 +70,9 @@ class LongPause:
         name = argument(self.index)
         lasting = f"index {self.index}: operation {self.operation_id} has been paused for {duration(self.seconds)} by "
         lasting += f"{one_line(self.paused_by)} ({one_line(self.reason)})"
-        if self.kind != "verify":
+        if self.kind == Kind.COMPACT:
+            lasting += " and captures all the while"
+        elif self.kind in BUILDS:
             lasting += (
                 f" and captures all the while: its delta has about {counted(self.delta_rows, 'row')} "
                 f"({size(self.delta_bytes)})"
@@ -153,7 +155,7 @@ def _paused(connection: Connection, operation_id: int | None) -> list[Row[Any]]:
 def _warning(connection: Connection, row: Row[Any]) -> LongPause | None:
     """None if the pause is young and its delta small, or no warning is wanted."""
     aborts_in = _aborts_in(row)
-    captures = row.kind != "verify"
+    captures = row.kind != Kind.VERIFY
     sizes = {} if row.delta is None else relation_sizes(connection, [row.delta])
     delta_bytes = sizes[row.delta].total if sizes else 0
     is_long = row.warn_after_s is not None and captures and row.seconds >= row.warn_after_s

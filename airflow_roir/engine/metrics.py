@@ -32,7 +32,7 @@ from airflow_roir.engine.relation_size import LOCK_TIMEOUT, relation_sizes
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import freshness
 from airflow_roir.errors import InvalidInput, RoirError, SchemaMissing, SchemaVersionMismatch
-from airflow_roir.operation import Phase, Status
+from airflow_roir.operation import BUILDS, Phase, Status
 
 # Of a statement, and of all of them: a scrape has ten seconds, mostly.
 LOOK_MS = 5_000
@@ -78,14 +78,14 @@ SELECT r.*, i.schema_name, i.name AS bare_name, o.generation_id,
          FROM (SELECT claim_worker AS worker, claim_epoch AS epoch FROM roir.scan_range WHERE operation_id = o.id
                UNION ALL
                SELECT claim_worker, claim_epoch FROM roir.segment
-                WHERE generation_id = o.generation_id AND o.kind <> 'verify'
+                WHERE generation_id = o.generation_id AND o.kind IN ('create', 'rebuild')
                UNION ALL
                SELECT u.claim_worker, u.claim_epoch FROM roir.verification v
                  JOIN roir.verification_unit u ON u.verification_id = v.id WHERE v.operation_id = o.id) y
         WHERE y.epoch = o.epoch) h
  WHERE r.operation_id = ANY (ARRAY(
        SELECT max(n.id) FROM roir.operation n JOIN roir.index x ON x.id = n.index_id
-        WHERE x.dropped_at IS NULL GROUP BY x.id, n.kind = 'verify'))
+        WHERE x.dropped_at IS NULL GROUP BY x.id, CASE WHEN n.kind NOT IN ('create', 'rebuild') THEN n.kind END))
  ORDER BY r.operation_id
 """
 DELTAS = """
@@ -297,7 +297,7 @@ class _Look:
         names = {
             f"g{row.generation_id}_delta": row.generation_id
             for row in rows
-            if row.kind != "verify" and row.phase != Phase.DONE and row.state != Status.ABORTED
+            if row.kind in BUILDS and row.phase != Phase.DONE and row.state != Status.ABORTED
         }
         found = execute(self._connection, DELTAS, {"names": list(names)}).all()
         sizes = relation_sizes(self._connection, [one.oid for one in found])
@@ -320,7 +320,7 @@ class _Look:
         add("rows_total", row.rows)
         add("rows_estimate", row.rows_estimate)
         add("rows_per_second", row.rows_per_second_now)
-        if row.kind != "verify":
+        if row.kind in BUILDS:
             add("batches_total", row.batches)
         add("worked_seconds_total", row.total_execution_time)
         add("left_seconds", row.seconds_left)

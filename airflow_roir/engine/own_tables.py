@@ -35,7 +35,7 @@ SELECT c.relkind::text AS kind, b.oid = ANY (r.relations) AS shows,
        has_schema_privilege(c.relowner, 'roir_data', 'USAGE') AND has_table_privilege(c.relowner, b.oid, 'SELECT')
        AS readable, pg_get_userbyid(c.relowner) AS owner,
        position('WHERE' IN pg_get_viewdef(c.oid)) > 0 AS filters,
-       'roir.published(bigint)'::regprocedure = ANY (r.functions) OR EXISTS (
+       'roir.published(bigint, integer)'::regprocedure = ANY (r.functions) OR EXISTS (
          SELECT FROM roir.source_partition p WHERE p.generation_id = %(generation)s AND p.status <> 'present') AS hides
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -28,7 +28,7 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards.shard import TABLE_OF
 from airflow_roir.engine.shards.standing import ShardStanding, standing
 from airflow_roir.errors import NotFound
-from airflow_roir.operation import Phase, Status
+from airflow_roir.operation import BUILDS, Kind, Phase, Status
 
 MOST_SAMPLES = 240
 MOST_EVENTS = 20
@@ -51,7 +51,8 @@ SELECT r.*, o.generation_id, o.epoch, o.ticked_at, o.options, o.spark_ui, i.sour
        (SELECT count(*) FROM roir.verification_unit u WHERE u.verification_id = (
                SELECT max(v.id) FROM roir.verification v WHERE v.operation_id = o.id)) AS units,
        (SELECT sum(extract(epoch FROM coalesce(v.finished_at, clock_timestamp()) - v.started_at))::float8
-          FROM roir.verification v WHERE v.operation_id = o.id) AS comparing
+          FROM roir.verification v WHERE v.operation_id = o.id) AS comparing,
+       (SELECT count(*) FROM roir.compaction_unit u WHERE u.operation_id = o.id) AS compactions
   FROM roir.resumable_operations r
   JOIN roir.operation o ON o.id = r.operation_id
   JOIN roir.index i ON i.id = o.index_id
@@ -81,6 +82,8 @@ SELECT to_regclass(%(delta)s) IS NOT NULL AS exists, pg_relation_size(to_regclas
 DELTA = "SELECT state::text AS state, count(*) AS rows FROM {delta} {sample} GROUP BY state"
 
 
+# Of a build they are another matter.
+PHASES = {Kind.VERIFY: ["sum", "check"], Kind.COMPACT: ["compact"]}
 # What a pause on request begins with; one that a run took upon itself has only the error.
 HOW_FAR = re.compile(r"at [0-9.]+ %: ")
 
@@ -273,7 +276,9 @@ def _look(connection: Connection, row: Row[Any]) -> Progress:
 
 def _pieces(row: Row[Any]) -> tuple[str, int]:
     """What is worked on, piece by piece, and how many pieces there are."""
-    if row.kind == "verify" or (row.phase == Phase.PUBLISH and row.verification_id is not None):
+    if row.kind == Kind.COMPACT:
+        return "compactions", row.compactions
+    if row.kind == Kind.VERIFY or (row.phase == Phase.PUBLISH and row.verification_id is not None):
         return "units", row.units
     return ("ranges", row.ranges) if row.phase in (Phase.BUILD, Phase.DONE) else ("segments", row.segments)
 
@@ -287,9 +292,9 @@ def _status(row: Row[Any], work: AtWork) -> str:
 
 def _phases(row: Row[Any]) -> tuple[PhaseOf, ...]:
     seconds = {name: float(value) for name, value in row.phase_seconds.items()}
-    names = ["sum", "check"] if row.kind == "verify" else ["prepare", "build", "seal", "fold", "verify", "publish"]
+    names = PHASES.get(row.kind, ["prepare", "build", "seal", "fold", "verify", "publish"])
     now = row.phase
-    if row.kind != "verify":
+    if row.kind in BUILDS:
         in_publish = seconds.pop("publish", None)
         compares = row.options.get("verify", "after") in ("after", "both")
         if not compares:
@@ -340,7 +345,7 @@ def _stops(connection: Connection, row: Row[Any]) -> tuple[tuple[Pause, ...], tu
 
 def _delta(connection: Connection, row: Row[Any]) -> Delta | None:
     """What the delta consists of; None if there is none, or if somebody holds it."""
-    if row.kind == "verify" or row.phase == Phase.DONE:
+    if row.kind not in BUILDS or row.phase == Phase.DONE:
         return None
     name = physical.delta(row.generation_id)
     try:

@@ -17,6 +17,7 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards.shard import lanes_of
 from airflow_roir.errors import InvariantViolated, NotFound
 from airflow_roir.generation_state import GenerationStatus
+from airflow_roir.operation import BUILDS
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _active(connection: Connection, index_id: int) -> Row[tuple[object, ...]] | 
         .where(
             generation.c.index_id == index_id,
             generation.c.status == GenerationStatus.ACTIVE.value,
-            operation.c.kind != "verify",
+            operation.c.kind.in_([kind.value for kind in BUILDS]),
         )
     ).first()
 

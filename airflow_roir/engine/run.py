@@ -29,7 +29,7 @@ from airflow_roir.errors import (
     SchemaVersionMismatch,
     SourceChanged,
 )
-from airflow_roir.operation import BLOCK_FORMAT_VERSION, BY_DUPLICATES, FORMAT_VERSION, Status, Verb
+from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, BY_DUPLICATES, FORMAT_VERSION, Status, Verb
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
                 return
             if fatal:
                 operations.fail(connection, row, run.owner, reason, run.epoch)
-                if row.kind != "verify":
+                if row.kind in BUILDS:
                     # It isn't shipped any more.
                     holders.end(connection, row.generation_id, None, run.owner)
             elif isinstance(error, DuplicatesFound):

@@ -33,8 +33,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from airflow_roir.definition import MAX_BATCH_ROWS, MAX_PARALLELISM, MAX_ROWS_PER_SECOND, Scan
-from airflow_roir.generation_state import CaptureMode, GenerationStatus, PartitionStatus, SegmentStatus
-from airflow_roir.operation import Phase, Status
+from airflow_roir.generation_state import CaptureMode, GenerationStatus, PartitionStatus, SegmentStatus, UnitStatus
+from airflow_roir.operation import Kind, Phase, Status
 
 SCHEMA = "roir"
 DATA_SCHEMA = "roir_data"
@@ -125,6 +125,9 @@ generation = Table(
     Column("capture_mode", Text, nullable=False),
     # The transaction that rendered this mode: an older snapshot may not see every entry.
     Column("mode_xid", Text),
+    # Counts the swaps of its segments: to an older snapshot their new tables are empty (docs/architecture.md#compaction).
+    Column("layout", Integer, nullable=False, server_default="0"),
+    _moment("laid_out_at"),
     Column("entry", JSONB, nullable=False),
     # What it is built from, in which order (`scan.py`).
     Column("scan", Text, nullable=False, server_default="key"),
@@ -351,12 +354,15 @@ operation = Table(
     _moment("queued_seen_at"),
     # The operation whose ranges these are a copy of: one scan does for both.
     Column("scan_of", BigInteger),
-    CheckConstraint("kind IN ('create', 'rebuild', 'verify')", name="kind"),
+    _one_of("kind", Kind),
     _one_of("status", Status),
     _one_of("phase", Phase),
     CheckConstraint("(status = 'completed') = (phase = 'done')", name="completed_is_done"),
     CheckConstraint("(status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)", name="finished"),
-    CheckConstraint("phase = 'done' OR (kind = 'verify') = (phase IN ('sum', 'check'))", name="phase_of_kind"),
+    CheckConstraint(
+        "phase = 'done' OR (kind = 'verify') = (phase IN ('sum', 'check')) AND (kind = 'compact') = (phase = 'compact')",
+        name="phase_of_kind",
+    ),
     CheckConstraint("status <> 'failed' OR error IS NOT NULL", name="failed_says_why"),
     CheckConstraint(f"parallelism BETWEEN 1 AND {MAX_PARALLELISM}", name="parallelism"),
     CheckConstraint(f"batch_rows BETWEEN 1 AND {MAX_BATCH_ROWS}", name="batch_rows"),
@@ -555,6 +561,54 @@ verification_unit = Table(
     UniqueConstraint("verification_id", "stage", "ordinal"),
     CheckConstraint("stage IN ('total', 'sum', 'check', 'whole')", name="stage"),
     CheckConstraint("side IN ('source', 'heap', 'entry', 'delta', 'tree', 'reach', 'both')", name="side"),
+)
+
+# One step of a compaction: neighbouring segments that are replaced by others in one transaction.
+compaction_unit = Table(
+    "compaction_unit",
+    metadata,
+    _id(),
+    Column("operation_id", BigInteger, ForeignKey(operation.c.id), nullable=False),
+    Column("generation_id", BigInteger, ForeignKey(generation.c.id), nullable=False, index=True),
+    Column("ordinal", Integer, nullable=False),
+    Column("action", Text, nullable=False),
+    # By their ordinals, in the order of keys: those that go, and those that come. The default one keeps its own.
+    Column("segments", ARRAY(Integer), nullable=False),
+    Column("parts", ARRAY(Integer), nullable=False),
+    # The bounds between the parts, as texts; null until they are made.
+    Column("cuts", JSONB(none_as_null=True)),
+    # Of each segment its oid, its file and how many blocks it had when it was captured.
+    Column("files", JSONB(none_as_null=True)),
+    Column("status", Text, nullable=False, server_default="waiting"),
+    # The segment, by its place in `files`, and the block to go on with.
+    Column("watermark", JSONB(none_as_null=True)),
+    Column("blocks", BigInteger, nullable=False, server_default="0"),
+    Column("blocks_done", BigInteger, nullable=False, server_default="0"),
+    Column("rows", BigInteger, nullable=False, server_default="0"),
+    # How often it began anew, since a segment was emptied or rewritten.
+    Column("restarts", Integer, nullable=False, server_default="0"),
+    Column("bytes_before", BigInteger, nullable=False),
+    Column("bytes_after", BigInteger),
+    Column("bytes_expected", BigInteger),
+    # Why it was chosen, as the model has it; what came in between.
+    Column("gain", Double),
+    Column("why", Text),
+    Column("note", Text),
+    Column("seconds", Numeric(14, 3), nullable=False, server_default="0"),
+    Column("claim_epoch", BigInteger),
+    Column("claim_worker", Integer),
+    Column("claim_token", BigInteger, nullable=False, server_default="0"),
+    UniqueConstraint("operation_id", "ordinal"),
+    CheckConstraint("action IN ('rewrite', 'split', 'merge')", name="action"),
+    _one_of("status", UnitStatus),
+    CheckConstraint("cardinality(segments) >= 1 AND cardinality(parts) >= 1", name="segments"),
+    CheckConstraint(
+        "CASE action WHEN 'merge' THEN cardinality(segments) > 1 AND cardinality(parts) = 1 "
+        "WHEN 'split' THEN cardinality(segments) = 1 "
+        "ELSE cardinality(segments) = 1 AND cardinality(parts) = 1 END",
+        name="shape",
+    ),
+    CheckConstraint("status NOT IN ('copying', 'indexing', 'folding') OR files IS NOT NULL", name="captured"),
 )
 
 discrepancy = Table(

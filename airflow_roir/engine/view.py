@@ -46,16 +46,17 @@ SELECT EXISTS (
     JOIN pg_rewrite r ON r.ev_class = c.oid
     JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
    WHERE n.nspname = %(schema)s AND c.relname = %(name)s
-     AND d.refclassid = 'pg_proc'::regclass AND d.refobjid = 'roir.published(bigint)'::regprocedure)
+     AND d.refclassid = 'pg_proc'::regclass AND d.refobjid = 'roir.published(bigint, integer)'::regprocedure)
 """
 
+LAYOUT = "SELECT layout FROM roir.generation WHERE id = %(generation)s"
 HIDE = """
 SELECT roir.refresh_view(%(generation)s) WHERE EXISTS (
   SELECT FROM roir.source_partition WHERE generation_id = %(generation)s AND status <> 'present')
 """
 
 PUBLISHED = """
-SELECT mode_xid, published_at > clock_timestamp() - %(patience)s::interval AS recent
+SELECT mode_xid, greatest(published_at, laid_out_at) > clock_timestamp() - %(patience)s::interval AS recent
   FROM roir.generation WHERE id = %(generation)s
 """
 
@@ -83,7 +84,9 @@ def show(
     # OR REPLACE forgets the options that it isn't told again.
     sql = statement(name, generation_id, entry, replace=row is not None, options=(row and row.options) or "")
     # A sub-select is run once per query, and once only where a plan is parallel.
-    sql += f" WHERE (SELECT roir.published({generation_id}))" if guarded else ""
+    if guarded:
+        layout = execute(connection, LAYOUT, {"generation": generation_id}).scalar_one()
+        sql += f" WHERE (SELECT roir.published({generation_id}{f', {layout}' if layout else ''}))"
     try:
         with connection.begin_nested():
             execute(connection, sql)

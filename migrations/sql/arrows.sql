@@ -8,7 +8,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM (VALUES ('running', 'paused'), ('paused', 'running'), ('running', 'failed'), ('paused', 'failed'),
                    ('running', 'aborting'), ('paused', 'aborting'), ('failed', 'aborting'), ('aborting', 'aborted')
            ) AS a (was, becomes)
-     CROSS JOIN unnest(ARRAY['build', 'seal', 'fold', 'publish', 'sum', 'check']) AS p (phase)
+     CROSS JOIN unnest(ARRAY['build', 'seal', 'fold', 'publish', 'sum', 'check', 'compact']) AS p (phase)
     UNION ALL
     VALUES ('operation', 'running build', 'running seal'),
            ('operation', 'running seal', 'running fold'),
@@ -16,6 +16,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
            ('operation', 'running publish', 'completed done'),
            ('operation', 'running sum', 'running check'),
            ('operation', 'running check', 'completed done'),
+           ('operation', 'running compact', 'completed done'),
            ('generation', 'building capture', 'building direct'),
            ('generation', 'building direct', 'active active'),
            ('generation', 'active active', 'retired active'),
@@ -28,7 +29,15 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
            ('segment', 'indexed', 'sealed'),
            ('source_partition', 'joining', 'leaving'),
            ('scan_range', 'false', 'true'),
-           ('verification_unit', 'false', 'true')
+           ('verification_unit', 'false', 'true'),
+           ('compaction_unit', 'waiting', 'copying'),
+           ('compaction_unit', 'copying', 'indexing'),
+           ('compaction_unit', 'indexing', 'folding'),
+           ('compaction_unit', 'folding', 'done'),
+           ('compaction_unit', 'copying', 'waiting'),
+           ('compaction_unit', 'indexing', 'waiting'),
+           ('compaction_unit', 'folding', 'waiting'),
+           ('compaction_unit', 'waiting', 'left')
 $$;
 
 -- Arguments: the columns that make the state.
@@ -68,3 +77,6 @@ WHEN (OLD.done <> NEW.done) EXECUTE FUNCTION roir.refuse_arrow('done');
 
 CREATE TRIGGER arrows BEFORE UPDATE OF done ON roir.verification_unit FOR EACH ROW
 WHEN (OLD.done <> NEW.done) EXECUTE FUNCTION roir.refuse_arrow('done');
+
+CREATE TRIGGER arrows BEFORE UPDATE OF status ON roir.compaction_unit FOR EACH ROW
+WHEN (OLD.status <> NEW.status) EXECUTE FUNCTION roir.refuse_arrow('status');

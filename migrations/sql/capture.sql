@@ -9,11 +9,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- True where the caller's snapshot sees the generation in this capture mode: else it is older than the switch, or the
--- publish, and doesn't see all of the entries.
-CREATE FUNCTION roir.is_in_mode(generation bigint, mode text) RETURNS boolean
+-- publish, or, by the layout, than a swap of segments, and doesn't see all of the entries.
+CREATE FUNCTION roir.is_in_mode(generation bigint, mode text, layout integer DEFAULT 0) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM roir.generation g
-                    WHERE g.id = is_in_mode.generation AND g.capture_mode = is_in_mode.mode)
+                    WHERE g.id = is_in_mode.generation AND g.capture_mode = is_in_mode.mode
+                      AND g.layout >= is_in_mode.layout)
 $$;
 
 -- Whether a TRUNCATE of a leaf is one of the source's: not where it was detached, and kept the trigger. An error where the

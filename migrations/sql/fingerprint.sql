@@ -12,7 +12,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
             UNION ALL SELECT t.relation FROM roir.partition_tree(to_regclass(format('roir_data.g%s', generation))) t))
     SELECT (SELECT count(*) FROM pg_rewrite r WHERE r.ev_class = ANY ((SELECT oids FROM stored)::oid[]))
            + (SELECT count(*) FROM pg_trigger g
-               WHERE g.tgrelid = ANY ((SELECT oids FROM stored)::oid[]) AND NOT g.tgisinternal)
+               WHERE g.tgrelid = ANY ((SELECT oids FROM stored)::oid[]) AND NOT g.tgisinternal
+                 -- While segments are compacted they have one of ours.
+                 AND g.tgfoid <> ALL (roir.touch_functions(generation)))
            + (SELECT count(*) FROM pg_class c WHERE c.oid = ANY ((SELECT oids FROM stored)::oid[]) AND c.relrowsecurity)
 $$;
 

@@ -35,10 +35,10 @@ SELECT o.id AS operation_id,
        r.ranges, r.ranges_done, r.batch_seconds, r.copied,
        s.segments, s.segments_sealed, s.sealed, s.sealing,
        v.compared, v.comparing,
-       (r.rows + coalesce(v.rows, 0))::bigint AS rows,
+       (r.rows + coalesce(v.rows, 0) + c.rows)::bigint AS rows,
        t.worked + t.since AS worked,
        coalesce((o.phase_seconds ->> o.phase)::float8, 0) + t.since AS in_phase,
-       greatest(roir.percent_of(o.kind, o.status, o.phase, r.copied, s.sealed, coalesce(v.compared, 0)), m.percent)
+       greatest(roir.percent_of(o.kind, o.status, o.phase, r.copied, s.sealed, coalesce(c.share, v.compared, 0)), m.percent)
        AS percent
   FROM roir.operation o
  CROSS JOIN LATERAL (
@@ -57,7 +57,7 @@ SELECT o.id AS operation_id,
               -- The first one, of NULL keys, is empty mostly.
               coalesce(avg(CASE status WHEN 'sealed' THEN 1 WHEN 'indexed' THEN 0.7 ELSE 0 END)
                        FILTER (WHERE ordinal > 0), 0)::float8 AS sealed
-         FROM roir.segment WHERE generation_id = o.generation_id AND o.kind <> 'verify') s
+         FROM roir.segment WHERE generation_id = o.generation_id AND o.kind IN ('create', 'rebuild')) s
   -- Of a verification that is an operation itself, and of the comparisons before a publish: a later one, after one that
   -- found something, begins anew. Units are deleted when a verification ends.
  CROSS JOIN LATERAL (
@@ -87,6 +87,11 @@ SELECT o.id AS operation_id,
                       SELECT CASE WHEN u.by_block THEN 0.97 ELSE 0.5 END AS totals,
                              CASE WHEN u.by_block THEN 0.01 ELSE 0.3 END AS sums) t
                 WHERE y.operation_id = o.id) x) v
+ CROSS JOIN LATERAL (
+       SELECT coalesce(sum(x.rows), 0) AS rows,
+              -- By their blocks; those that are left out were no work.
+              sum(roir.unit_share(x) * greatest(x.blocks, 1)) / sum(greatest(x.blocks, 1))::float8 AS share
+         FROM roir.compaction_unit x WHERE x.operation_id = o.id) c
  CROSS JOIN LATERAL (
        SELECT coalesce(sum(value::float8), 0) AS worked,
               -- least() leaves a NULL out.
@@ -131,10 +136,10 @@ BEGIN
       FROM (SELECT x.*, x.parallelism = o.parallelism AND x.max_rows_per_second IS NOT DISTINCT FROM o.max_rows_per_second
                         AND x.worked > w.worked - greatest(10, 0.35 * w.in_phase) AS fits
               FROM unnest(samples) x WHERE x.phase = o.phase) s;
-    IF o.status = 'running' AND o.phase IN ('build', 'sum', 'check') THEN
+    IF o.status = 'running' AND o.phase IN ('build', 'sum', 'check', 'compact') THEN
         rows_per_second := recent.rows / nullif(recent.seconds, 0);
     END IF;
-    IF o.kind = 'verify' THEN
+    IF o.kind IN ('verify', 'compact') THEN
         IF w.percent > 0 THEN
             likely := w.worked * (100 - w.percent) / w.percent;
             low := likely * 0.6;

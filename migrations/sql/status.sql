@@ -21,7 +21,7 @@ SELECT o.id AS operation_id,
        o.priority,
        w.rows,
        o.rows_estimate,
-       round(CASE WHEN o.kind = 'verify' THEN w.rows / nullif(w.worked, 0)
+       round(CASE WHEN o.kind IN ('verify', 'compact') THEN w.rows / nullif(w.worked, 0)
                   ELSE w.rows / nullif(CASE o.phase WHEN 'build' THEN w.in_phase
                                                      ELSE (o.phase_seconds ->> 'build')::float8 END, 0)
              END) AS rows_per_second,
@@ -58,7 +58,7 @@ SELECT o.id AS operation_id,
         WHERE u.operation_id = o.id AND u.healed_at IS NULL AND i.is_unique) d
   LEFT JOIN LATERAL (
        SELECT x.rows_estimate, x.phase_seconds FROM roir.operation x
-        WHERE x.index_id = o.index_id AND x.id < o.id AND x.kind <> 'verify' AND x.status = 'completed'
+        WHERE x.index_id = o.index_id AND x.id < o.id AND x.kind IN ('create', 'rebuild') AND x.status = 'completed'
         ORDER BY x.id DESC LIMIT 1) e ON o.status IN ('running', 'paused')
  CROSS JOIN LATERAL roir.time_left(
        o, w, ARRAY(SELECT x FROM roir.progress_sample x WHERE x.operation_id = o.id AND x.phase = o.phase

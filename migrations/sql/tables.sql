@@ -39,6 +39,8 @@ CREATE TABLE roir.generation (
     capture_mode text NOT NULL
         CONSTRAINT generation_capture_mode CHECK (capture_mode IN ('capture', 'direct', 'active', 'none')),
     mode_xid text,
+    layout integer NOT NULL DEFAULT '0',
+    laid_out_at timestamptz,
     entry jsonb NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
     published_at timestamptz,
@@ -152,11 +154,11 @@ CREATE TABLE roir.operation (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     index_id bigint NOT NULL REFERENCES roir.index (id),
     generation_id bigint NOT NULL REFERENCES roir.generation (id),
-    kind text NOT NULL CONSTRAINT operation_kind CHECK (kind IN ('create', 'rebuild', 'verify')),
+    kind text NOT NULL CONSTRAINT operation_kind CHECK (kind IN ('create', 'rebuild', 'verify', 'compact')),
     status text NOT NULL CONSTRAINT operation_status
         CHECK (status IN ('running', 'paused', 'completed', 'failed', 'aborting', 'aborted')),
     phase text NOT NULL CONSTRAINT operation_phase
-        CHECK (phase IN ('build', 'seal', 'fold', 'publish', 'sum', 'check', 'done')),
+        CHECK (phase IN ('build', 'seal', 'fold', 'publish', 'sum', 'check', 'compact', 'done')),
     epoch bigint NOT NULL DEFAULT '0',
     parallelism integer NOT NULL CONSTRAINT operation_parallelism CHECK (parallelism BETWEEN 1 AND 256),
     batch_rows integer NOT NULL CONSTRAINT operation_batch_rows CHECK (batch_rows BETWEEN 1 AND 10000000),
@@ -200,7 +202,8 @@ CREATE TABLE roir.operation (
     CONSTRAINT operation_granted CHECK (granted BETWEEN 0 AND 256),
     CONSTRAINT operation_completed_is_done CHECK ((status = 'completed') = (phase = 'done')),
     CONSTRAINT operation_finished CHECK ((status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)),
-    CONSTRAINT operation_phase_of_kind CHECK (phase = 'done' OR (kind = 'verify') = (phase IN ('sum', 'check'))),
+    CONSTRAINT operation_phase_of_kind CHECK (phase = 'done' OR (kind = 'verify') = (phase IN ('sum', 'check'))
+                                                               AND (kind = 'compact') = (phase = 'compact')),
     CONSTRAINT operation_failed_says_why CHECK (status <> 'failed' OR error IS NOT NULL)
 );
 CREATE UNIQUE INDEX operation_one_live ON roir.operation (index_id)

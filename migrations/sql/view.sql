@@ -1,14 +1,15 @@
 -- The view of an index: what readers see of the entries, and who may read it.
 
 -- Guards an index's view after a publish: true where the caller's own snapshot sees the generation as published, an
--- error where it is older and may not see every entry. STABLE, so that it looks with the snapshot of the query that
+-- error where it is older and may not see every entry. layout: how often segments had been swapped for new ones when the
+-- view was made; an older snapshot would find these empty. STABLE, so that it looks with the snapshot of the query that
 -- calls it; a row, not a transaction id, since it must still be right in a database that was restored from a dump.
 -- PARALLEL SAFE, or it would keep every query of the view from a parallel plan.
-CREATE FUNCTION roir.published(generation bigint) RETURNS boolean
+CREATE FUNCTION roir.published(generation bigint, layout integer DEFAULT 0) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
-                WHERE g.id = published.generation
+                WHERE g.id = published.generation AND g.layout >= published.layout
                   -- One that was replaced, and is shown again since, has all entries: but not of a table on other servers,
                   -- and that snapshot says how fresh another generation is.
                   AND (g.status = 'active' OR g.status = 'retired' AND i.shard_table IS NULL)) THEN
@@ -21,7 +22,7 @@ BEGIN
 END $$;
 
 -- Functions in a view are called with the rights of whoever reads the view, and needn't be found by name for that.
-GRANT EXECUTE ON FUNCTION roir.published(bigint) TO PUBLIC;
+GRANT EXECUTE ON FUNCTION roir.published(bigint, integer) TO PUBLIC;
 
 -- SQL that an entry, a row `alias` of a base, is to be seen. NULL where all are: no partition is leaving or joining.
 CREATE FUNCTION roir.is_shown(generation bigint, alias text) RETURNS text
@@ -44,10 +45,10 @@ DECLARE
     g record;
     conditions text[] := '{}';
 BEGIN
-    SELECT x.id, x.entry, c.oid, c.oid::regclass::text AS name, c.reloptions AS options,
+    SELECT x.id, x.layout, x.entry, c.oid, c.oid::regclass::text AS name, c.reloptions AS options,
            EXISTS (SELECT FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
                     WHERE r.ev_class = c.oid AND d.refclassid = 'pg_proc'::regclass
-                      AND d.refobjid = 'roir.published(bigint)'::regprocedure) AS guarded
+                      AND d.refobjid = 'roir.published(bigint, integer)'::regprocedure) AS guarded
       INTO g
       FROM roir.generation x
       JOIN roir.index i ON i.id = x.index_id
@@ -62,7 +63,7 @@ BEGIN
         RETURN;
     END IF;
     IF g.guarded THEN
-        conditions := ARRAY[format('(SELECT roir.published(%s))', generation)];
+        conditions := ARRAY[format('(SELECT roir.published(%s))', concat_ws(', ', generation, nullif(g.layout, 0)))];
     END IF;
     conditions := array_remove(conditions || roir.is_shown(generation, 'b'), NULL);
     EXECUTE format('CREATE OR REPLACE VIEW %s %s AS SELECT %s FROM roir_data.g%s b %s', g.name,

@@ -18,6 +18,7 @@ TOPICS = (
     "tables",
     "trees",
     "verification",
+    "compaction",
     "arrows",
     "progress",
     "governor",

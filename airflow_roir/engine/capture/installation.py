@@ -20,8 +20,10 @@ from airflow_roir.engine.capture.target import ACTIVE, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_body, truncate_function_name
 from airflow_roir.engine.database import execute, to_json
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.key_ranges import KeyRange, in_key_order
 from airflow_roir.engine.plan import Bound
 from airflow_roir.engine.source import Source
+from airflow_roir.errors import InvariantViolated
 from airflow_roir.generation_state import GenerationStatus
 
 ROWS, TRUNCATE = "rows", "truncate"
@@ -106,7 +108,14 @@ def targets(
     """
     generation, index = tables.generation, tables.index
     rows = connection.execute(
-        select(generation.c.id, generation.c.entry, generation.c.capture_mode, generation.c.scan, index.c.name)
+        select(
+            generation.c.id,
+            generation.c.entry,
+            generation.c.capture_mode,
+            generation.c.scan,
+            generation.c.layout,
+            index.c.name,
+        )
         .join(index, index.c.id == generation.c.index_id)
         .where(
             index.c.source_oid == source_oid,
@@ -120,25 +129,40 @@ def targets(
         entry = Entry.from_json(row.entry)
         if names_of_now:
             entry = physical.followed(connection, row.id, entry)
-        found.append(Target(row.id, entry, row.capture_mode, Scan(row.scan), bounds.get(row.id), row.name))
+        between, segments = bounds.get(row.id, (None, ()))
+        mode, scan = row.capture_mode, Scan(row.scan)
+        found.append(Target(row.id, entry, mode, scan, between, row.name, segments, row.layout))
     return found
 
 
-def _bounds(connection: Connection, source_oid: int) -> dict[int, tuple[Bound, ...]]:
-    """The bounds between the segments of each generation of a source, in order. One query, since it is asked often."""
+def _bounds(connection: Connection, source_oid: int) -> dict[int, tuple[tuple[Bound, ...], tuple[int, ...]]]:
+    """The bounds between the segments of each generation of a source, and their ordinals, in the order of keys.
+
+    One query, since it is asked often.
+    """
     segment, generation, index = tables.segment, tables.generation, tables.index
     query = (
-        select(segment.c.generation_id, segment.c.lower)
+        select(segment.c.generation_id, segment.c.ordinal, segment.c.lower, segment.c.upper)
         .join(generation, generation.c.id == segment.c.generation_id)
         .join(index, index.c.id == generation.c.index_id)
         .where(index.c.source_oid == source_oid, segment.c.ordinal > physical.DEFAULT_SEGMENT)
         .order_by(segment.c.generation_id, segment.c.ordinal)
     )
-    lowers: dict[int, list[Bound]] = {}
+    pieces: dict[int, list[KeyRange]] = {}
     for row in connection.execute(query).all():
-        lowers.setdefault(row.generation_id, []).append(tuple(row.lower or ()))
-    # The first segment has no bound below.
-    return {generation_id: tuple(found[1:]) for generation_id, found in lowers.items()}
+        piece = KeyRange(row.ordinal, row.lower and tuple(row.lower), row.upper and tuple(row.upper))
+        pieces.setdefault(row.generation_id, []).append(piece)
+    found = {}
+    for generation_id, of in pieces.items():
+        try:
+            ordered = in_key_order(of)
+        except InvariantViolated:
+            # Then writes go by the base alone.
+            continue
+        # The first segment has no bound below.
+        bounds = tuple(piece.lower for piece in ordered[1:] if piece.lower is not None)
+        found[generation_id] = (bounds, tuple(piece.ordinal for piece in ordered))
+    return found
 
 
 def mode(connection: Connection, generation_id: int) -> str:

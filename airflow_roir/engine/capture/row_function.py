@@ -198,9 +198,10 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
 
 
 def _refused(target: Target) -> list[str]:
-    """40001 for a snapshot that is older than the generation's mode."""
+    """40001 for a snapshot that is older than the generation's mode, or than its segments."""
+    layout = f", {target.layout}" if target.layout else ""
     return [
-        f"IF one_snapshot AND NOT roir.is_in_mode({target.generation_id}, '{target.mode}') THEN",
+        f"IF one_snapshot AND NOT roir.is_in_mode({target.generation_id}, '{target.mode}'{layout}) THEN",
         "  RAISE EXCEPTION USING ERRCODE = 'serialization_failure',",
         "    MESSAGE = 'could not serialize access: an index entry of this row was written after the "
         "transaction''s snapshot',",

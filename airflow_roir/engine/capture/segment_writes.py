@@ -118,9 +118,9 @@ def _by_segment(target: Target, bounds: tuple[Bound, ...], record: str) -> list[
 def _choose(
     target: Target, bounds: tuple[Bound, ...], record: str, statement: Callable[[str], str], first: int, end: int
 ) -> list[str]:
-    """A binary search among the segments from `first` to before `end`, the first of all being 0."""
+    """A binary search among the segments from `first` to before `end`, in the order of keys; the first of all is 0."""
     if end - first == 1:
-        return [statement(physical.segment(target.generation_id, first + 1))]
+        return [statement(physical.segment(target.generation_id, target.segment_at(first)))]
     middle = (first + end) // 2
     return [
         f"IF {_is_below(target.entry, record, bounds[middle - 1])} THEN",

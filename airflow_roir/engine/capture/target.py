@@ -16,8 +16,8 @@ CAPTURE, DIRECT, ACTIVE = (mode.value for mode in (CaptureMode.CAPTURE, CaptureM
 class Target:
     """A generation that the capture function maintains, in its mode. scan: what it is built from.
 
-    bounds: those between its segments, which stay as prepare made them; None if they aren't known. constraint: what a
-    unique index is called where it refuses a row.
+    bounds: those between its segments in the order of keys, whose ordinals are `segments`; None if they aren't known.
+    layout: how often segments were swapped for new ones. constraint: what a unique index is called where it refuses a row.
     """
 
     generation_id: int
@@ -26,6 +26,12 @@ class Target:
     scan: Scan = Scan.KEY
     bounds: tuple[Bound, ...] | None = None
     constraint: str = ""
+    segments: tuple[int, ...] = ()
+    layout: int = 0
+
+    def segment_at(self, place: int) -> int:
+        """The ordinal of a segment by its place in the order of keys, from 0 on. Prepare numbers them so, from 1 on."""
+        return self.segments[place] if self.segments else place + 1
 
     def values(self, record: str) -> list[str]:
         """SQL for an entry's values out of a row of the source, or out of `here`."""

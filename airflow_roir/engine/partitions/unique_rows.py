@@ -37,7 +37,7 @@ INSERT INTO roir.duplicate (operation_id, shared_key, key, primary_key, partitio
 SELECT %(operation)s, r.shared_key, r.key, r.primary_key, CASE WHEN r.own THEN %(name)s END, 'attach' FROM {found}
     ON CONFLICT (operation_id, key, primary_key) WHERE healed_at IS NULL DO NOTHING
 """
-MADE_BY = "SELECT min(id) FROM roir.operation WHERE generation_id = %(generation)s AND kind <> 'verify'"
+MADE_BY = "SELECT min(id) FROM roir.operation WHERE generation_id = %(generation)s AND kind IN ('create', 'rebuild')"
 FORGET = """
 UPDATE roir.duplicate d SET healed_at = clock_timestamp() FROM roir.operation o
  WHERE o.id = d.operation_id AND o.generation_id = %(generation)s AND d.phase = 'attach' AND d.healed_at IS NULL

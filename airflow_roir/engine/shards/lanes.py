@@ -32,7 +32,7 @@ SHIPPED = """
 AND (g.status IN ('active', 'retired')
      OR g.status = 'building' AND EXISTS (
         SELECT FROM roir.operation o
-         WHERE o.generation_id = g.id AND o.kind <> 'verify' AND o.status IN ('running', 'paused')
+         WHERE o.generation_id = g.id AND o.kind IN ('create', 'rebuild') AND o.status IN ('running', 'paused')
            AND o.phase IN ('fold', 'publish')))
 """
 LANES = f"""

@@ -1,0 +1,127 @@
+"""Applies to a unit's new segments what was touched since they were copied, and compares them with the old ones.
+
+For each identity in the list the new segments get what the old ones have, in one snapshot: the entry, or none. Whatever
+is written later is in the list again, and a later step has a later snapshot, since one worker at a time holds the unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine.compact.copying import NAME, check_files
+from airflow_roir.engine.compact.unit import UNITS, UnitClaim
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.job import Job
+from airflow_roir.engine.verify import comparison, damage
+
+# Of the list at once, some thousand identities: a fraction of a second.
+BLOCKS_PER_STEP = 32
+SIZE = "SELECT pg_relation_size(to_regclass(%(name)s)) / current_setting('block_size')::int"
+# Entries are looked up by the indexes of both sides, whatever a planner without statistics believes.
+BY_INDEX = (
+    "SET LOCAL enable_indexscan = on; SET LOCAL enable_nestloop = on; SET LOCAL enable_seqscan = off; "
+    "SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
+)
+ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+
+
+def blocks(connection: Connection, claim: UnitClaim) -> int:
+    """How long the list is, in blocks, with what was applied already."""
+    return int(execute(connection, SIZE, {"name": claim.touched}).scalar_one())
+
+
+def left(connection: Connection, claim: UnitClaim) -> int:
+    """How many identities are in the list, an entry that was written twice counted twice."""
+    return int(execute(connection, f"SELECT count(*) FROM {claim.touched}").scalar_one())
+
+
+def step(connection: Connection, job: Job, worker: int, claim: UnitClaim, first: int) -> int:
+    """Apply the list's blocks from `first` on, `BLOCKS_PER_STEP` of them, in a transaction; returns how many rows it had.
+
+    Raises Rewritten, Fenced.
+    """
+    with connection.begin():
+        execute(connection, ONE_SNAPSHOT)
+        # Before the snapshot: whoever held the unit before us has ended.
+        UNITS.commit(connection, job.run, worker, claim, "status = 'folding'", {}, "p.status = 'folding'", "false")
+        check_files(connection, claim)
+        return apply(connection, job.entry, claim, first, first + BLOCKS_PER_STEP)
+
+
+def apply(connection: Connection, entry: Entry, claim: UnitClaim, first: int, end: int) -> int:
+    """As `step`, in the caller's transaction, which has one snapshot, or has the segments locked against writers."""
+    within = f"d.ctid >= '({first},0)'::tid AND d.ctid < '({end},0)'::tid"
+    pattern = entry.null_pattern(entry.identity_positions, "d.")
+    execute(connection, BY_INDEX)
+    old = _old(connection, claim)
+    columns = ", ".join(entry.physical())
+    identity = ", ".join(entry.physical(entry.identity_positions, prefix="d."))
+    # A condition for each pattern of NULLs, since only that can use an index.
+    for nulls in execute(connection, f"SELECT DISTINCT {pattern} FROM {claim.touched} d WHERE {within}").scalars().all():
+        known = {i: nulls[i] == "1" for i in entry.identity_positions}
+        listed = f"(SELECT DISTINCT {identity} FROM {claim.touched} d WHERE {within} AND {pattern} = '{nulls}') d"
+        truth = f"SELECT {', '.join(entry.physical(prefix='e.'))} FROM {listed} JOIN {old} e ON {_same(entry, 'e.', known)}"
+        execute(connection, f"DELETE FROM {claim.beside} n USING {listed} WHERE {_same(entry, 'n.', known)}")
+        if entry.enforced and not any(nulls[i] == "1" for i in entry.apart_positions):
+            # Who had the key is in the list, too, further on: in this snapshot it is another row's.
+            key = " AND ".join(
+                entry.same_column(i, f"n.c{i + 1}", f"t.c{i + 1}", known[i]) for i in entry.key_positions
+            )
+            execute(connection, f"DELETE FROM {claim.beside} n USING ({truth}) t WHERE {key}")
+        execute(connection, f"INSERT INTO {claim.beside} ({columns}) {truth}")
+    return execute(connection, f"DELETE FROM {claim.touched} d WHERE {within}").rowcount
+
+
+def clear(database: Database, claim: UnitClaim) -> None:
+    """Give the room of the list's applied rows to new ones, between two passes."""
+    with database.autocommit() as connection:
+        execute(connection, f"SET lock_timeout = {database.limits.table_lock_ms}")
+        execute(connection, f"VACUUM {claim.touched}")
+
+
+def differs(connection: Connection, job: Job, worker: int, claim: UnitClaim) -> str | None:
+    """Compare all entries of old and new segments, but those in the list, in one snapshot; what differs, or None.
+
+    Reads both sides once, from their heaps. Raises Rewritten, Fenced.
+    """
+    with connection.begin():
+        execute(connection, ONE_SNAPSHOT)
+        UNITS.commit(connection, job.run, worker, claim, "status = 'folding'", {}, "p.status = 'folding'", "false")
+        check_files(connection, claim)
+        (rows, total), (copies, of_copies) = (
+            _untouched(connection, job.entry, claim, relation) for relation in (_old(connection, claim), claim.beside)
+        )
+    if (rows, total) == (copies, of_copies):
+        return None
+    return f"{rows} entries and {copies} copies" if rows != copies else f"{rows} entries, of which copies have other values"
+
+
+def _untouched(connection: Connection, entry: Entry, claim: UnitClaim, relation: str) -> tuple[int, int]:
+    """Of one side the number of entries and the sum of their hashes, without those that are in the list."""
+    newer = (connection.dialect.server_version_info or (0,)) >= (18,)
+    hashes = comparison.row_hash(entry, entry.physical(prefix="e."), newer)
+    summed = f"SELECT count(*), coalesce(sum({hashes}), 0) FROM"
+    execute(connection, damage.WITHOUT_INDEX)
+    rows, total = execute(connection, f"{summed} {relation} e").one()
+    execute(connection, BY_INDEX)
+    pattern = entry.null_pattern(entry.identity_positions, "d.")
+    identity = ", ".join(entry.physical(entry.identity_positions, prefix="d."))
+    for nulls in execute(connection, f"SELECT DISTINCT {pattern} FROM {claim.touched} d").scalars().all():
+        listed = f"(SELECT DISTINCT {identity} FROM {claim.touched} d WHERE {pattern} = '{nulls}') d"
+        same = _same(entry, "e.", {i: nulls[i] == "1" for i in entry.identity_positions})
+        touched, of_touched = execute(connection, f"{summed} {listed} JOIN {relation} e ON {same}").one()
+        rows, total = rows - touched, total - of_touched
+    return int(rows), int(total)
+
+
+def _same(entry: Entry, prefix: str, nulls: dict[int, bool]) -> str:
+    return entry.equal(prefix, "d.", nulls)
+
+
+def _old(connection: Connection, claim: UnitClaim) -> str:
+    """The unit's segments as one relation, without an alias."""
+    names: Sequence[str] = [execute(connection, NAME, {"oid": oid}).scalar_one() for oid, _, _ in claim.files]
+    return f"({' UNION ALL '.join(f'SELECT * FROM ONLY {name}' for name in names)})"

@@ -1,0 +1,176 @@
+"""A unit begins: its segments are captured, and the new ones made beside the base, in one short transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine import owner, rights
+from airflow_roir.engine.compact import touch
+from airflow_roir.engine.compact.unit import UNITS, UnitClaim
+from airflow_roir.engine.database import Database, execute, sqlstate, to_json
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.files import File, files_of
+from airflow_roir.engine.job import Job
+from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.locks import Attempts
+from airflow_roir.engine.plan import Bound, cut
+from airflow_roir.engine.running import read_running
+from airflow_roir.engine.verify.comparison import text
+
+# Its bounds are stored in the order of keys; a unit's segments are neighbours.
+SEGMENTS = """
+SELECT s.ordinal, s.lower, s.upper FROM roir.segment s
+  JOIN unnest(%(ordinals)s::int[]) WITH ORDINALITY AS o (ordinal, place) USING (ordinal)
+ WHERE s.generation_id = %(generation)s AND s.status = 'sealed' ORDER BY o.place
+"""
+# No bound can be between two of them, or it isn't within the segment.
+NOT_BETWEEN = ("42P17", "42P16")
+BEGUN = """status = 'copying', files = %(files)s::jsonb, cuts = %(cuts)s::jsonb, parts = %(parts)s,
+       watermark = '[0, 0]', blocks = %(blocks)s, blocks_done = 0, rows = 0"""
+LEFT = "status = 'left', note = %(note)s"
+GONE = "segments of it are gone, or aren't sealed"
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The bounds of a unit's segments together; None is unbounded. default: it is the segment of NULLs."""
+
+    lower: Bound | None
+    upper: Bound | None
+    default: bool
+
+
+def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: Callable[[str], None]) -> bool:
+    """Capture a unit's segments and make the new ones. False if it is left out, since they aren't there any more.
+
+    Writers of these segments wait for the milliseconds of one transaction, readers don't. Raises LockNotAcquired,
+    OperationPaused, Fenced.
+    """
+    with database.transaction() as connection:
+        cuts = _cuts(connection, job, claim)
+    names = [physical.segment(claim.generation_id, ordinal) for ordinal in claim.segments]
+
+    def body(connection: Connection) -> bool:
+        read_running(connection, job.run)
+        if not UNITS.is_held(connection, job.run, claim):
+            raise UNITS.fenced(job.run, worker, claim)
+        edges = _edges(connection, claim)
+        if edges is None:
+            UNITS.commit(connection, job.run, worker, claim, LEFT, {"note": GONE}, "p.status = 'waiting'")
+            return False
+        made = _create(connection, claim, job.entry, edges, cuts)
+        for name in names:
+            execute(connection, f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")
+        touch.install(connection, claim, job.entry, names)
+        files = in_order(files_of(connection, oids_of(connection, names)), oids_of(connection, names))
+        values = {
+            "files": to_json([[one.relation, one.filenode, one.blocks] for one in files]),
+            "cuts": to_json([list(one) for one in made]),
+            "parts": list(claim.parts[: len(made) + 1]),
+            "blocks": sum(one.blocks for one in files),
+        }
+        UNITS.commit(connection, job.run, worker, claim, BEGUN, values, "p.status = 'waiting'", "false")
+        return True
+
+    with database.transaction() as connection:
+        relations = [oid for oid in oids_of(connection, names) if oid is not None]
+    what = f"segments {', '.join(names)}"
+    return Attempts(
+        database, what, relations, int(job.options["lock_timeout_ms"]), float(job.options["lock_patience_s"])
+    ).run(body, report)
+
+
+def oids_of(connection: Connection, names: Sequence[str]) -> list[int]:
+    """The oids of relations by name, as many as there are."""
+    query = "SELECT to_regclass(n)::oid::bigint FROM unnest(%(names)s::text[]) WITH ORDINALITY x (n, i) ORDER BY i"
+    return [oid for oid in execute(connection, query, {"names": list(names)}).scalars() if oid is not None]
+
+
+def in_order(files: Sequence[File], oids: Sequence[int]) -> list[File]:
+    """The files in the order of their relations' oids as given."""
+    by_oid = {file.relation: file for file in files}
+    return [by_oid[oid] for oid in oids]
+
+
+def _edges(connection: Connection, claim: UnitClaim) -> Edges | None:
+    rows = execute(connection, SEGMENTS, {"ordinals": list(claim.segments), "generation": claim.generation_id}).all()
+    names = [physical.segment(claim.generation_id, ordinal) for ordinal in claim.segments]
+    if len(rows) != len(claim.segments) or len(oids_of(connection, names)) != len(names):
+        return None
+    if any(a.upper != b.lower or a.upper is None for a, b in zip(rows, rows[1:], strict=False)):
+        return None
+    lower, upper = (None if value is None else tuple(value) for value in (rows[0].lower, rows[-1].upper))
+    return Edges(lower, upper, claim.segments[0] == physical.DEFAULT_SEGMENT)
+
+
+def _create(
+    connection: Connection, claim: UnitClaim, entry: Entry, edges: Edges, cuts: Sequence[Sequence[Bound]]
+) -> tuple[Bound, ...]:
+    """The new segments, as partitions of a table of their own; returns the bounds between them.
+
+    cuts: by the number of columns; the first that the server takes, else none.
+    """
+    partition_by = ", ".join(entry.physical(range(entry.partition)))
+    execute(connection, f"CREATE TABLE {claim.beside} ({entry.definitions()}) PARTITION BY RANGE ({partition_by})")
+    made: tuple[Bound, ...] = ()
+    if edges.default:
+        physical.create_default_segment(connection, claim.part(0), claim.beside, entry)
+    else:
+        for wanted in (*cuts, ()):
+            try:
+                with connection.begin_nested():
+                    between = [edges.lower, *wanted, edges.upper]
+                    for place, (lower, upper) in enumerate(zip(between, between[1:], strict=False)):
+                        physical.create_segment(connection, claim.part(place), claim.beside, entry, lower, upper)
+            except DBAPIError as error:
+                if sqlstate(error) not in NOT_BETWEEN or not wanted:
+                    raise
+                continue
+            made = tuple(tuple(bound) for bound in wanted)
+            break
+    parts = [claim.part(place) for place in range(len(made) + 1)]
+    stores = [claim.beside, *parts]
+    execute(connection, "SELECT roir.leave_statistics_out(%(stores)s::text[]::regclass[]::oid[])", {"stores": stores})
+    for name in parts:
+        execute(connection, f"ALTER TABLE {name} REPLICA IDENTITY FULL")
+        # What an attach must know, or it reads the whole table under its lock.
+        bounds = execute(connection, "SELECT pg_get_partition_constraintdef(to_regclass(%(name)s))", {"name": name})
+        if not edges.default and (constraint := bounds.scalar_one()):
+            execute(connection, f"ALTER TABLE {name} ADD CONSTRAINT roir_bounds CHECK ({constraint})")
+    rights.take_back(connection, stores)
+    return made
+
+
+def _cuts(connection: Connection, job: Job, claim: UnitClaim) -> list[list[Bound]]:
+    """Where a segment may be cut into about equal parts, by one column, by two, …; from a sample of its blocks."""
+    entry = job.entry
+    if len(claim.parts) == 1:
+        return []
+    names = [entry.columns[i].source for i in range(entry.partition)]
+    if owner.runs_checks(connection, job.source, names):
+        # Bounds are read from text as us.
+        return []
+    name = physical.segment(claim.generation_id, claim.segments[0])
+    if not (oids := oids_of(connection, [name])):
+        return []
+    [file] = files_of(connection, oids)
+    share = min(1.0, limits_of(connection).sample_blocks * len(claim.parts) / max(file.blocks, 1))
+    sample = "" if share >= 0.5 else f"TABLESAMPLE SYSTEM ({share * 100:.6f})"
+    found = []
+    for width in range(1, entry.partition + 1):
+        columns = ", ".join(entry.physical(range(width), prefix="s."))
+        texts = ", ".join(text(entry.columns[i], f"s.c{i + 1}") for i in range(width))
+        query = f"SELECT {texts}, count(*) FROM ONLY {name} s {sample} GROUP BY {columns} ORDER BY {columns}"
+        values = [(tuple(row)[:width], int(row[width])) for row in execute(connection, query)]
+        bounds, largest = cut(values, len(claim.parts))
+        found.append((largest, bounds))
+        if largest <= 1.5 * sum(count for _, count in values) / len(claim.parts):
+            break
+    # The most even first.
+    return [bounds for _, bounds in sorted(found, key=lambda one: one[0]) if bounds]
+

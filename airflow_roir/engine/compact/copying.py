@@ -1,0 +1,111 @@
+"""Copies a unit's segments into the new ones, stretch by stretch of blocks; then each gets its index.
+
+Nothing of a segment moves unseen: an entry that was written after the capture is in the list of what was touched, and
+the fold asks the segment for it. So a stretch may copy what is no longer right, miss it, or meet it twice (touched wins).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.compact.unit import UNITS, UnitClaim
+from airflow_roir.engine.database import Database, execute, to_json
+from airflow_roir.engine.files import files_of
+from airflow_roir.engine.job import Job
+from airflow_roir.engine.seal import SORT_MEMORY_KB
+
+COPIED = """watermark = %(watermark)s::jsonb, rows = p.rows + %(rows)s, blocks_done = p.blocks_done + %(blocks)s,
+       seconds = p.seconds + %(seconds)s, status = %(status)s"""
+STOOD = "p.status = 'copying' AND p.watermark = %(stood)s::jsonb"
+# The name of a segment as it is now.
+NAME = "SELECT %(oid)s::oid::regclass::text"
+UNINDEXED = """
+SELECT n FROM unnest(%(names)s::text[]) WITH ORDINALITY x (n, i)
+ WHERE NOT EXISTS (SELECT FROM pg_index k WHERE k.indrelid = to_regclass(n)::oid AND k.indisunique AND k.indisvalid)
+ ORDER BY i LIMIT 1
+"""
+
+
+class Rewritten(Exception):
+    """A segment of the unit has another file now, or is gone: what was copied means nothing any more."""
+
+
+def check_files(connection: Connection, claim: UnitClaim) -> None:
+    """Raise Rewritten if a segment isn't in the file that was captured: TRUNCATE, VACUUM FULL, CLUSTER."""
+    now = {file.relation: file.filenode for file in files_of(connection, [oid for oid, _, _ in claim.files])}
+    if any(now.get(oid) != filenode for oid, filenode, _ in claim.files):
+        raise Rewritten
+
+
+def copy(
+    connection: Connection, job: Job, worker: int, claim: UnitClaim, blocks: int, seconds: Callable[[], float]
+) -> int:
+    """Copy the next stretch, in the caller's transaction; returns its rows.
+
+    seconds: how long it has taken until now. Raises Rewritten, Fenced.
+    """
+    place, first = claim.watermark
+    oid, _, end = claim.files[place]
+    until = min(first + blocks, end)
+    check_files(connection, claim)
+    columns = ", ".join(job.entry.physical())
+    name = execute(connection, NAME, {"oid": oid}).scalar_one()
+    # Its file stays what it is: a TRUNCATE waits for us, and we for it.
+    execute(connection, f"LOCK TABLE {name} IN ACCESS SHARE MODE")
+    check_files(connection, claim)
+    rows = execute(
+        connection,
+        f"INSERT INTO {claim.beside} ({columns}) SELECT {columns} FROM ONLY {name} "
+        "WHERE ctid >= %(first)s::tid AND ctid < %(until)s::tid",
+        {"first": f"({first},0)", "until": f"({until},0)"},
+    ).rowcount
+    after = (place, until) if until < end else (place + 1, 0)
+    values = {
+        "watermark": to_json(list(after)),
+        "stood": to_json(list(claim.watermark)),
+        "rows": rows,
+        "blocks": until - first,
+        "seconds": round(seconds(), 3),
+        "status": "indexing" if after[0] == len(claim.files) else "copying",
+    }
+    UNITS.commit(connection, job.run, worker, claim, COPIED, values, STOOD, "false")
+    return rows
+
+
+def index(connection: Connection, job: Job, worker: int, claim: UnitClaim) -> str | None:
+    """Give the next new segment its index, in the caller's transaction; returns its name, None if all have one.
+
+    Raises Rewritten, Fenced.
+    """
+    names = [claim.part(place) for place in range(len(claim.cuts) + 1)]
+    found: str | None = execute(connection, UNINDEXED, {"names": names}).scalar()
+    if found is None:
+        return None
+    execute(
+        connection,
+        # Our own workers are the parallelism that was asked for.
+        "SELECT set_config('max_parallel_maintenance_workers', '0', true), "
+        "set_config('maintenance_work_mem', greatest(setting::int, %(kb)s)::text || 'kB', true) "
+        "FROM pg_settings WHERE name = 'maintenance_work_mem'",
+        {"kb": SORT_MEMORY_KB},
+    )
+    physical.remove_touched(connection, found, claim.touched, job.entry)
+    physical.index_segment(connection, found, job.entry, claim.segments[0] == physical.DEFAULT_SEGMENT)
+    UNITS.commit(connection, job.run, worker, claim, "status = 'indexing'", {}, "p.status = 'indexing'", "false")
+    return found
+
+
+def vacuum(database: Database, connection: Connection, job: Job, worker: int, claim: UnitClaim) -> None:
+    """Make index-only scans work at once, and give the planner its statistics. Nobody else uses the tables yet.
+
+    Raises Fenced.
+    """
+    with database.autocommit() as outside:
+        execute(outside, f"SET lock_timeout = {database.limits.table_lock_ms}")
+        for place in range(len(claim.cuts) + 1):
+            execute(outside, f"VACUUM (ANALYZE) {claim.part(place)}")
+    with connection.begin():
+        UNITS.commit(connection, job.run, worker, claim, "status = 'folding'", {}, "p.status = 'indexing'", "false")

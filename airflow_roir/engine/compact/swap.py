@@ -1,0 +1,169 @@
+"""Swaps a unit's new segments in for the old ones: one transaction, under the drain lock and one lock of the base.
+
+No writer is in flight, no reader reads the base. What was touched since the last step is applied, the old segments go,
+the new ones come, the capture's text names these, and the view refuses snapshots to which they are empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, select
+
+from airflow_roir.engine import fold, operations, tables, view
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture import installation
+from airflow_roir.engine.compact import applying, undo
+from airflow_roir.engine.compact.copying import NAME, check_files
+from airflow_roir.engine.compact.unit import UNITS, UnitClaim
+from airflow_roir.engine.database import Database, execute, to_json
+from airflow_roir.engine.job import Job
+from airflow_roir.engine.plan import Bound
+from airflow_roir.engine.relation_size import relation_sizes
+from airflow_roir.engine.running import read_running
+from airflow_roir.errors import InvariantViolated, LockNotAcquired, OperationFailed
+from airflow_roir.generation_state import GenerationStatus
+
+# What is applied while readers and writers wait.
+MOST_UNDER_LOCK = 2_000
+HIDDEN = """
+SELECT name FROM roir.source_partition WHERE generation_id = %(generation)s AND status <> 'present' ORDER BY id LIMIT 1
+"""
+EDGES = """
+SELECT (SELECT s.lower FROM roir.segment s WHERE s.generation_id = %(generation)s AND s.ordinal = %(first)s) AS lower,
+       (SELECT s.upper FROM roir.segment s WHERE s.generation_id = %(generation)s AND s.ordinal = %(last)s) AS upper
+"""
+FORGET = "DELETE FROM roir.segment WHERE generation_id = %(generation)s AND ordinal = ANY (%(ordinals)s)"
+ADD = """
+INSERT INTO roir.segment (generation_id, ordinal, lower, upper, status)
+VALUES (%(generation)s, %(ordinal)s, %(lower)s::jsonb, %(upper)s::jsonb, 'sealed')
+"""
+# From now on a snapshot must see this row.
+LAID_OUT = """
+UPDATE roir.generation SET layout = layout + 1, laid_out_at = clock_timestamp(), mode_xid = pg_current_xact_id()::text
+ WHERE id = %(generation)s AND status = 'active'
+"""
+ENTRIES_CHANGED = "SELECT EXISTS (SELECT FROM roir.mark_changes(%(generation)s) m WHERE m.name = 'entries')"
+KEEP_ENTRIES = "SELECT roir.keep_marks(%(generation)s, ARRAY['entries'])"
+DONE = "status = 'done', bytes_after = %(bytes)s, note = NULL"
+
+
+def swap(database: Database, job: Job, worker: int, claim: UnitClaim, report: Callable[[str], None]) -> bool:
+    """Swap a unit in. False if so much is left in the list that it is better applied without the locks.
+
+    Raises LockNotAcquired, OperationPaused, OperationFailed (readers see another generation now), Rewritten, Fenced.
+    """
+    with database.transaction() as connection:
+        index = connection.execute(select(tables.index).where(tables.index.c.id == job.index_id)).one()
+        names = [execute(connection, NAME, {"oid": oid}).scalar_one() for oid, _, _ in claim.files]
+    shown = operations.index_name(index)
+    exclusive = [shown.sql, physical.base(claim.generation_id)]
+    return fold.drain(
+        database, job, lambda connection, lock: _swap(connection, lock, job, worker, claim, names), report, exclusive
+    )
+
+
+def check_active(connection: Connection, job: Job) -> None:
+    """Raise OperationFailed if readers see another generation now."""
+    query = select(tables.generation.c.status).where(tables.generation.c.id == job.generation_id)
+    if connection.execute(query).scalar_one() != GenerationStatus.ACTIVE:
+        raise OperationFailed(
+            f"index {job.run.index}: generation {job.generation_id} isn't the one that readers see any more, so its "
+            "compaction is over. Abort it, then begin a new one"
+        )
+
+
+def _swap(
+    connection: Connection, lock: Callable[[], None], job: Job, worker: int, claim: UnitClaim, names: list[str]
+) -> bool:
+    generation = {"generation": claim.generation_id}
+    base = physical.base(claim.generation_id)
+    read_running(connection, job.run)
+    check_active(connection, job)
+    index = connection.execute(select(tables.index).where(tables.index.c.id == job.index_id)).one()
+    name = operations.index_name(index)
+    if not view.is_ours(connection, name, job.index_id):
+        raise InvariantViolated(view.lost(connection, name, claim.generation_id))
+    if (hidden := execute(connection, HIDDEN, generation).scalar()) is not None:
+        # Whoever removes or brings entries goes through the segments that there are.
+        raise LockNotAcquired(
+            f"index {job.run.index}: entries of partition {hidden} are being brought or removed. Finish its attach, or "
+            "let roir clean-up remove its entries; then resume"
+        )
+    altered = execute(connection, ENTRIES_CHANGED, generation).scalar_one()
+    execute(connection, "SET LOCAL roir.own_ddl = 'on'")
+    lock()
+    if applying.left(connection, claim) > MOST_UNDER_LOCK:
+        return False
+    check_active(connection, job)
+    if not UNITS.is_held(connection, job.run, claim):
+        raise UNITS.fenced(job.run, worker, claim)
+    execute(connection, LAID_OUT, generation)
+    # The view first, as its readers do.
+    view.show(connection, name, job.index_id, claim.generation_id, job.entry)
+    view.hide(connection, claim.generation_id)
+    execute(connection, f"LOCK TABLE ONLY {base} IN ACCESS EXCLUSIVE MODE")
+    execute(connection, f"LOCK TABLE {', '.join(names)} IN ACCESS EXCLUSIVE MODE")
+    check_files(connection, claim)
+    applying.apply(connection, job.entry, claim, 0, applying.blocks(connection, claim) + 1)
+    parts = _exchange(connection, job, claim, names)
+    _write_down(connection, claim)
+    installation.refresh(connection, job.source)
+    if not altered:
+        # What was altered by others before stays told.
+        execute(connection, KEEP_ENTRIES, generation)
+    sizes = relation_sizes(connection, parts)
+    values = {"bytes": sum(one.total for one in sizes.values())}
+    UNITS.commit(connection, job.run, worker, claim, DONE, values, "p.status = 'folding'")
+    return True
+
+
+def _exchange(connection: Connection, job: Job, claim: UnitClaim, names: list[str]) -> list[int]:
+    """The old segments go, with the triggers on them; the new ones become the base's. Returns their oids."""
+    base = physical.base(claim.generation_id)
+    is_default = claim.segments[0] == physical.DEFAULT_SEGMENT
+    for old in names:
+        execute(connection, f"ALTER TABLE {base} DETACH PARTITION {old}")
+    execute(connection, f"DROP TABLE {', '.join(names)}")
+    edges = execute(connection, EDGES, _edges(claim)).one()
+    between: list[Bound | None] = [edges.lower, *claim.cuts, edges.upper]
+    oids = []
+    for place in range(len(claim.cuts) + 1):
+        part = claim.part(place)
+        execute(connection, f"ALTER TABLE {claim.beside} DETACH PARTITION {part}")
+        if is_default:
+            final = physical.segment(claim.generation_id, physical.DEFAULT_SEGMENT)
+            _rename(connection, job, part, final)
+            execute(connection, f"ALTER TABLE {base} ATTACH PARTITION {final} DEFAULT")
+            part = final
+        else:
+            physical.attach_segment(connection, part, base, job.entry, between[place], between[place + 1])
+            execute(connection, f"ALTER TABLE {part} DROP CONSTRAINT IF EXISTS roir_bounds")
+        oids.append(int(execute(connection, "SELECT to_regclass(%(n)s)::oid::bigint", {"n": part}).scalar_one()))
+    undo.drop(connection, claim.generation_id, claim.id)
+    return oids
+
+
+def _rename(connection: Connection, job: Job, name: str, final: str) -> None:
+    """The default segment and its indexes keep their names: statements of the capture say them."""
+    suffixes = ["_key", *(["_pair"] if job.entry.enforced else [])]
+    for suffix in suffixes:
+        execute(connection, f"ALTER INDEX {name}{suffix} RENAME TO {final.split('.', 1)[1]}{suffix}")
+    execute(connection, f"ALTER TABLE {name} RENAME TO {final.split('.', 1)[1]}")
+
+
+def _edges(claim: UnitClaim) -> dict[str, int]:
+    return {"generation": claim.generation_id, "first": claim.segments[0], "last": claim.segments[-1]}
+
+
+def _write_down(connection: Connection, claim: UnitClaim) -> None:
+    if claim.segments[0] == physical.DEFAULT_SEGMENT:
+        # It keeps its number; it is younger now.
+        return
+    edges = execute(connection, EDGES, _edges(claim)).one()
+    execute(connection, FORGET, {"generation": claim.generation_id, "ordinals": list(claim.segments)})
+    between = [edges.lower, *map(list, claim.cuts), edges.upper]
+    for place, (lower, upper) in enumerate(zip(between, between[1:], strict=False)):
+        values = {"lower": to_json(lower), "upper": to_json(upper), "ordinal": claim.parts[place]}
+        execute(connection, ADD, {"generation": claim.generation_id, **values})
+

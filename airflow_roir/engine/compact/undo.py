@@ -1,0 +1,101 @@
+"""Takes back what a unit has made beside the base: where it begins anew, where it is aborted, and after its swap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine.compact import touch
+from airflow_roir.engine.compact.unit import UNITS, UnitClaim, beside
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.job import Job
+from airflow_roir.engine.lock_waits import Waiter
+from airflow_roir.engine.locks import Attempts
+
+# So often a unit begins anew: somebody who empties or rewrites it that often has his reasons.
+MOST_RESTARTS = 3
+TRIGGERS = """
+SELECT t.tgrelid::regclass::text AS segment, t.tgrelid::oid::bigint AS oid FROM pg_trigger t
+ WHERE t.tgfoid = to_regprocedure(%(function)s) ORDER BY t.tgrelid
+"""
+AGAIN = """status = CASE WHEN p.status = 'waiting' THEN p.status ELSE 'waiting' END, files = NULL, cuts = NULL,
+       watermark = NULL, blocks_done = 0, rows = 0, restarts = p.restarts + 1, note = %(note)s"""
+LEAVE = "status = 'left', note = %(note)s"
+UNITS_OF = """
+SELECT id, generation_id FROM roir.compaction_unit
+ WHERE operation_id = %(operation)s AND status IN ('copying', 'indexing', 'folding') ORDER BY ordinal
+"""
+TAKEN_BACK = """
+UPDATE roir.compaction_unit SET status = 'waiting', files = NULL, cuts = NULL, watermark = NULL
+ WHERE id = %(unit)s AND status IN ('copying', 'indexing', 'folding')
+"""
+
+
+def drop(connection: Connection, generation_id: int, unit_id: int) -> None:
+    """Drop the tables and the function of a unit, in the caller's transaction. No trigger may call it any more."""
+    name = beside(generation_id, unit_id)
+    execute(connection, f"DROP FUNCTION IF EXISTS {name}_touch()")
+    execute(connection, f"DROP TABLE IF EXISTS {name}, {name}_touched")
+
+
+def begin_anew(
+    database: Database, job: Job, worker: int, claim: UnitClaim, note: str, report: Callable[[str], None]
+) -> None:
+    """Take back what the unit has made; then it waits to be claimed, or, after too many times, is left out.
+
+    Raises LockNotAcquired, Fenced.
+    """
+
+    def body(connection: Connection) -> None:
+        _release(connection, claim.generation_id, claim.id)
+        ended = claim.restarts + 1 >= MOST_RESTARTS
+        UNITS.commit(connection, job.run, worker, claim, AGAIN, {"note": note}, ends="false")
+        if ended:
+            UNITS.commit(connection, job.run, worker, claim, LEAVE, {"note": f"{note}, {MOST_RESTARTS} times"})
+
+    timeout_ms, patience_s = int(job.options["lock_timeout_ms"]), float(job.options["lock_patience_s"])
+    _attempt(database, claim.generation_id, claim.id, body, report, timeout_ms, patience_s, None)
+
+
+def take_back(database: Database, operation_id: int, report: Callable[[str], None], patience_s: float) -> None:
+    """Take back what all units of an operation have made that aren't swapped in. Raises LockNotAcquired."""
+    with database.transaction() as connection:
+        units = execute(connection, UNITS_OF, {"operation": operation_id}).all()
+    for unit in units:
+
+        def body(connection: Connection, generation_id: int = unit.generation_id, unit_id: int = unit.id) -> None:
+            _release(connection, generation_id, unit_id)
+            execute(connection, TAKEN_BACK, {"unit": unit_id})
+
+        waiter = Waiter("compaction")
+        _attempt(
+            database, unit.generation_id, unit.id, body, report, database.limits.attempt_ms, patience_s, waiter
+        )
+
+
+def _release(connection: Connection, generation_id: int, unit_id: int) -> None:
+    function = f"{beside(generation_id, unit_id)}_touch()"
+    for row in execute(connection, TRIGGERS, {"function": function}).all():
+        execute(connection, f"DROP TRIGGER {touch.TRIGGER} ON {row.segment}")
+    drop(connection, generation_id, unit_id)
+
+
+def _attempt(
+    database: Database,
+    generation_id: int,
+    unit_id: int,
+    body: Callable[[Connection], None],
+    report: Callable[[str], None],
+    timeout_ms: int,
+    patience_s: float,
+    waiter: Waiter | None,
+) -> None:
+    function = f"{beside(generation_id, unit_id)}_touch()"
+    with database.transaction() as connection:
+        held = execute(connection, TRIGGERS, {"function": function}).all()
+    what = ", ".join(row.segment for row in held) or beside(generation_id, unit_id)
+    # To drop a trigger is to have the segment for oneself.
+    Attempts(database, what, [row.oid for row in held], timeout_ms, patience_s, waiter=waiter).run(
+        body, report, [row.segment for row in held]
+    )

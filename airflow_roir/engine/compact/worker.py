@@ -1,0 +1,200 @@
+"""One worker of a compaction: claims units and takes each of them to its swap, step by step.
+
+Each step is one transaction under the unit's claim token, and says by the unit's row where the next one goes on: whoever
+is killed, paused or fenced leaves a unit that another worker continues.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine import operations
+from airflow_roir.engine.claims import Stop, WorkLeft, why_stop
+from airflow_roir.engine.compact import applying, begin_unit, copying, swap, undo
+from airflow_roir.engine.compact.copying import Rewritten
+from airflow_roir.engine.compact.unit import UNITS, UnitClaim
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.governor.turn import Turn
+from airflow_roir.engine.job import Job, load_job
+from airflow_roir.engine.run import Run, read_control
+from airflow_roir.errors import InvariantViolated
+from airflow_roir.generation_state import UnitStatus
+from airflow_roir.operation import Phase
+
+READ = f"SELECT id, ordinal, claim_token, {UNITS.columns} FROM roir.compaction_unit WHERE id = %(id)s"
+REWRITTEN = "a segment was emptied or rewritten meanwhile"
+
+
+@dataclass(frozen=True)
+class UnitMetrics:
+    """What a worker did in one step of a unit. rows: copied. done: the unit has ended."""
+
+    worker: int
+    ordinal: int
+    rows: int
+    seconds: float
+    done: bool
+
+
+class CompactWorker:
+    """One of an operation's parallel workers. `step` is one step, so that tests can come between."""
+
+    def __init__(
+        self,
+        database: Database,
+        connection: Connection,
+        job: Job,
+        worker: int,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.database = database
+        self.connection = connection
+        self.job = job
+        self.worker = worker
+        self.report = report
+        # Of the unit at hand: the list's blocks that are applied in this pass, and how many it has.
+        self._at = self._end = 0
+        self._compared = False
+
+    def claim(self) -> UnitClaim | Stop:
+        """Claim a unit. Raises Fenced, OperationFailed."""
+        run = self.job.run
+        with self.connection.begin():
+            row = read_control(self.connection, run)
+            if stop := why_stop(row, self.worker, Phase.COMPACT):
+                return stop
+            swap.check_active(self.connection, self.job)
+            found = UNITS.claim(self.connection, run, self.worker)
+        self._at = self._end = 0
+        self._compared = False
+        return Stop("done") if found is None else UnitClaim.of(found)
+
+    def step(self, claim: UnitClaim) -> tuple[UnitClaim | None, int]:
+        """The next step of a unit: it as it stands then, None once it has ended; and the rows that were copied.
+
+        Raises Fenced, LockNotAcquired, OperationPaused, InvariantViolated.
+        """
+        try:
+            return self._step(claim)
+        except Rewritten:
+            undo.begin_anew(self.database, self.job, self.worker, claim, REWRITTEN, self.report)
+            return self._now(claim), 0
+
+    def _step(self, claim: UnitClaim) -> tuple[UnitClaim | None, int]:
+        database, connection, job, worker = self.database, self.connection, self.job, self.worker
+        rows = 0
+        if claim.status is UnitStatus.WAITING:
+            begin_unit.begin(database, job, worker, claim, self.report)
+        elif claim.status is UnitStatus.COPYING:
+            begun = time.monotonic()
+            with connection.begin():
+                execute(connection, f"SET LOCAL lock_timeout = {database.limits.table_lock_ms}")
+                blocks = database.limits.compaction_blocks
+                rows = copying.copy(connection, job, worker, claim, blocks, lambda: time.monotonic() - begun)
+        elif claim.status is UnitStatus.INDEXING:
+            with connection.begin():
+                named = copying.index(connection, job, worker, claim)
+            if named is None:
+                copying.vacuum(database, connection, job, worker, claim)
+        elif claim.status is UnitStatus.FOLDING:
+            self._fold(claim)
+        return self._now(claim), rows
+
+    def _fold(self, claim: UnitClaim) -> None:
+        """Apply some of the list; at its end compare, at the next end swap."""
+        if self._at < self._end:
+            applying.step(self.connection, self.job, self.worker, claim, self._at)
+            self._at += applying.BLOCKS_PER_STEP
+            return
+        with self.connection.begin():
+            left, blocks = applying.left(self.connection, claim), applying.blocks(self.connection, claim)
+        if left > swap.MOST_UNDER_LOCK or (left and not self._compared and not self._end):
+            if self._end:
+                applying.clear(self.database, claim)
+            self._at, self._end = 0, blocks
+            return
+        if not self._compared and self.job.options.get("verify", True):
+            found = applying.differs(self.connection, self.job, self.worker, claim)
+            if found is not None:
+                note = f"its copy differs from it: {found}"
+                undo.begin_anew(self.database, self.job, self.worker, claim, note, self.report)
+                raise InvariantViolated(
+                    f"index {self.job.run.index}: compaction unit {claim.ordinal}: {note}. Nothing was swapped; run "
+                    "roir verify once the compaction is aborted or done"
+                )
+        self._compared = True
+        if not swap.swap(self.database, self.job, self.worker, claim, self.report):
+            self._at, self._end = 0, blocks
+
+    def _now(self, claim: UnitClaim) -> UnitClaim | None:
+        with self.connection.begin():
+            row = execute(self.connection, READ, {"id": claim.id}).one()
+        now = UnitClaim.of(row)
+        if now.token != claim.token:
+            raise UNITS.fenced(self.job.run, self.worker, claim)
+        return None if now.status in (UnitStatus.DONE, UnitStatus.LEFT) else now
+
+
+def work(
+    database: Database, run: Run, worker: int, report: Callable[[str], None] = lambda line: None
+) -> Iterator[UnitMetrics]:
+    """Take units to their swaps until none is free, the operation is paused, or this worker is one too many.
+
+    Raises Fenced, LockNotAcquired, OperationFailed, OperationPaused, InvariantViolated.
+    """
+    with database.connect() as connection:
+        with connection.begin():
+            if why_stop(read_control(connection, run), worker, Phase.COMPACT):
+                return
+            job = load_job(connection, run)
+            operations.start_clock(connection, run.operation_id, run.epoch)
+        compacter = CompactWorker(database, connection, job, worker, report)
+        turn = Turn(connection, run, worker)
+        turn.come()
+        while isinstance(found := compacter.claim(), UnitClaim):
+            claim: UnitClaim | None = found
+            while claim is not None:
+                begun = time.monotonic()
+                ordinal = claim.ordinal
+                claim, rows = compacter.step(claim)
+                took = time.monotonic() - begun
+                yield UnitMetrics(worker, ordinal, rows, took, claim is None)
+                turn.rest(took, rows)
+                with connection.begin():
+                    if why_stop(read_control(connection, run), worker, Phase.COMPACT):
+                        if claim is not None:
+                            UNITS.release(connection, run, claim)
+                        return
+
+
+def work_left(connection: Connection, run: Run, busy: Collection[int]) -> WorkLeft:
+    """How many units are left. busy: the run's workers that are alive; what others held is free again."""
+    return UNITS.left(connection, run, busy)
+
+
+def finish(database: Database, run: Run) -> None:
+    """End the operation, once each unit is swapped in or left out. Raises InvariantViolated, Fenced."""
+    with database.transaction() as connection:
+        row = read_control(connection, run)
+        if row.phase != Phase.COMPACT:
+            return
+        left = work_left(connection, run, ())
+        if left.undone:
+            raise InvariantViolated(f"index {run.index}: {left.undone} units aren't done yet; resume the operation")
+        operations.complete(connection, row, run.epoch)
+        counts = execute(connection, COUNTS, {"operation": run.operation_id}).one()
+        said = f"{counts.done} units swapped in, {counts.bytes_before} bytes before, {counts.bytes_after} after"
+        said += f"; {counts.left} left out" if counts.left else ""
+        operations.record_event(connection, row.index_id, row.id, run.owner, "compacted", said)
+
+
+COUNTS = """
+SELECT count(*) FILTER (WHERE status = 'done') AS done, count(*) FILTER (WHERE status = 'left') AS left,
+       coalesce(sum(bytes_before) FILTER (WHERE status = 'done'), 0) AS bytes_before,
+       coalesce(sum(bytes_after) FILTER (WHERE status = 'done'), 0) AS bytes_after
+  FROM roir.compaction_unit WHERE operation_id = %(operation)s
+"""
