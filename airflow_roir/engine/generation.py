@@ -221,9 +221,7 @@ def index_segment(connection: Connection, name: str, entry: Entry, is_default: b
     execute(connection, f"CREATE UNIQUE INDEX {_index_name(name)}_key ON {name} {key_clause(entry)}")
     if entry.enforced and is_default:
         identity = ", ".join(entry.physical(entry.identity_positions))
-        execute(
-            connection, f"CREATE UNIQUE INDEX {_index_name(name)}_pair ON {name} ({identity}) NULLS NOT DISTINCT"
-        )
+        execute(connection, f"CREATE UNIQUE INDEX {_index_name(name)}_pair ON {name} ({identity}) NULLS NOT DISTINCT")
     execute(connection, f"ALTER TABLE {name} RESET (autovacuum_enabled)")
 
 

@@ -101,7 +101,9 @@ class SealWorker:
                 # In a unique index what is left then is no row's former key.
                 if self.job.scan.by_blocks or self.job.entry.enforced:
                     name = physical.segment(self.job.generation_id, claim.ordinal)
-                    physical.remove_touched(self.connection, name, physical.delta(self.job.generation_id), self.job.entry)
+                    physical.remove_touched(
+                        self.connection, name, physical.delta(self.job.generation_id), self.job.entry
+                    )
                 if not self._build_index(claim.ordinal):
                     self._refuse(claim)
                     return None

@@ -60,10 +60,14 @@ def apply(connection: Connection, entry: Entry, claim: UnitClaim, first: int, en
     columns = ", ".join(entry.physical())
     identity = ", ".join(entry.physical(entry.identity_positions, prefix="d."))
     # A condition for each pattern of NULLs, since only that can use an index.
-    for nulls in execute(connection, f"SELECT DISTINCT {pattern} FROM {claim.touched} d WHERE {within}").scalars().all():
+    for nulls in (
+        execute(connection, f"SELECT DISTINCT {pattern} FROM {claim.touched} d WHERE {within}").scalars().all()
+    ):
         known = {i: nulls[i] == "1" for i in entry.identity_positions}
         listed = f"(SELECT DISTINCT {identity} FROM {claim.touched} d WHERE {within} AND {pattern} = '{nulls}') d"
-        truth = f"SELECT {', '.join(entry.physical(prefix='e.'))} FROM {listed} JOIN {old} e ON {_same(entry, 'e.', known)}"
+        truth = (
+            f"SELECT {', '.join(entry.physical(prefix='e.'))} FROM {listed} JOIN {old} e ON {_same(entry, 'e.', known)}"
+        )
         execute(connection, f"DELETE FROM {claim.beside} n USING {listed} WHERE {_same(entry, 'n.', known)}")
         if entry.enforced and not any(nulls[i] == "1" for i in entry.apart_positions):
             # Who had the key is in the list, too, further on: in this snapshot it is another row's.
@@ -96,7 +100,11 @@ def differs(connection: Connection, job: Job, worker: int, claim: UnitClaim) -> 
         )
     if (rows, total) == (copies, of_copies):
         return None
-    return f"{rows} entries and {copies} copies" if rows != copies else f"{rows} entries, of which copies have other values"
+    return (
+        f"{rows} entries and {copies} copies"
+        if rows != copies
+        else f"{rows} entries, of which copies have other values"
+    )
 
 
 def _untouched(connection: Connection, entry: Entry, claim: UnitClaim, relation: str) -> tuple[int, int]:

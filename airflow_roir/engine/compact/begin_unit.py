@@ -173,4 +173,3 @@ def _cuts(connection: Connection, job: Job, claim: UnitClaim) -> list[list[Bound
             break
     # The most even first.
     return [bounds for _, bounds in sorted(found, key=lambda one: one[0]) if bounds]
-

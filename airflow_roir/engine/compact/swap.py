@@ -166,4 +166,3 @@ def _write_down(connection: Connection, claim: UnitClaim) -> None:
     for place, (lower, upper) in enumerate(zip(between, between[1:], strict=False)):
         values = {"lower": to_json(lower), "upper": to_json(upper), "ordinal": claim.parts[place]}
         execute(connection, ADD, {"generation": claim.generation_id, **values})
-

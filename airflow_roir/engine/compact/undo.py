@@ -69,9 +69,7 @@ def take_back(database: Database, operation_id: int, report: Callable[[str], Non
             execute(connection, TAKEN_BACK, {"unit": unit_id})
 
         waiter = Waiter("compaction")
-        _attempt(
-            database, unit.generation_id, unit.id, body, report, database.limits.attempt_ms, patience_s, waiter
-        )
+        _attempt(database, unit.generation_id, unit.id, body, report, database.limits.attempt_ms, patience_s, waiter)
 
 
 def _release(connection: Connection, generation_id: int, unit_id: int) -> None:

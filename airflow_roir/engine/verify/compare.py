@@ -6,37 +6,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Row, update
-from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import by_threads as threads
 from airflow_roir.engine import catalog, marks, operations, tables
-from airflow_roir.engine.claims import WorkLeft, granted_workers
+from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.turn import Turn
-from airflow_roir.engine.run import Run, driving, heartbeat, read_control, settle, start_run
-from airflow_roir.engine.running import read_running
+from airflow_roir.engine.run import Run, driving, heartbeat, read_control, start_run
 from airflow_roir.engine.shards import repair
 from airflow_roir.engine.shards import units as apart
 from airflow_roir.engine.shards.compare import worker_of
 from airflow_roir.engine.shards.shard import lanes_of
-from airflow_roir.engine.shortage import patience_of, persist
+from airflow_roir.engine.shortage import persist
 from airflow_roir.engine.verify import comparison, report, units, verification
 from airflow_roir.engine.verify.job import UnitClaim, UnitMetrics, load
 from airflow_roir.engine.verify.report import VerifyReport
 from airflow_roir.engine.verify.worker import LIMITS, UNITS
-from airflow_roir.errors import HistoryChanged, InvariantViolated, OperationPaused, SourceChanged
+from airflow_roir.errors import InvariantViolated, OperationPaused
 from airflow_roir.operation import Phase, Status, Verb
-
-# The most that an operation's parallelism may be.
-MOST_THREADS = 256
-# How soon a grant, or a parallelism, that was raised is followed.
-LOOK_EVERY_S = 1.0
 
 
 def work(database: Database, run: Run, worker: int) -> Iterator[UnitMetrics]:
@@ -222,64 +214,11 @@ def verify_build(database: Database, run: Run) -> VerifyReport:
 
 def by_threads(database: Database, run: Run, verification_id: int) -> None:
     """Go through all stages by threads, as many as the operation has at the time. Raises OperationPaused."""
-
-    def is_open() -> bool:
-        with database.transaction() as connection:
-            read_running(connection, run)
-            return verification.is_open(connection, verification_id)
-
-    def wanted() -> int:
-        with database.transaction() as connection:
-            row = read_running(connection, run)
-            # Under a hold one waits, and more come with the grant.
-            return 1 if row.granted == 0 else granted_workers(row)
-
-    def left(busy: Collection[int] = ()) -> WorkLeft:
-        with database.transaction() as connection:
-            return work_left(connection, run, busy)
-
-    def share(worker: int) -> None:
-        patience = patience_of(database, run)
-        while True:
-            try:
-                for _ in work(database, run, worker):
-                    patience.renew()
-                patience.renew()
-                return
-            except DBAPIError as error:
-                if not patience.waits(error):
-                    raise
-
-    # Paused: what is left stays. A parallelism that was lowered leaves units, too.
-    while persist(database, run, is_open):
-        if not persist(database, run, left).undone:
-            persist(database, run, lambda: finish(database, run))
-            continue
-        with ThreadPoolExecutor(max_workers=MOST_THREADS, thread_name_prefix="roir-verify") as pool:
-            shares: dict[Future[None], int] = {}
-            try:
-                missing = set(range(persist(database, run, wanted)))
-                while missing or shares:
-                    shares |= {pool.submit(share, worker): worker for worker in sorted(missing)}
-                    done, _ = wait(shares, LOOK_EVERY_S, FIRST_COMPLETED)
-                    for one in done:
-                        del shares[one]
-                        one.result()
-                    busy = set(shares.values())
-                    # Who wasn't granted has left, and comes again with the grant.
-                    missing = set(range(persist(database, run, wanted))) - busy if busy else set()
-                    if missing:
-                        free = persist(database, run, partial(left, busy)).free
-                        missing = set(sorted(missing)[:free])
-            except HistoryChanged:
-                # All of them meet it.
-                raise
-            except OperationPaused:
-                # All of them see it, and leave. No error of one is lost.
-                for one in as_completed(shares):
-                    one.result()
-                raise
-            except BaseException as error:
-                # Written down first, so that the others leave: to leave the block is to wait for them.
-                settle(database, run, error, fatal=isinstance(error, SourceChanged))
-                raise
+    threads.by_threads(
+        database,
+        run,
+        work=lambda worker: work(database, run, worker),
+        left=lambda connection, busy: work_left(connection, run, busy),
+        finish=lambda: finish(database, run),
+        is_open=lambda connection: verification.is_open(connection, verification_id),
+    )

@@ -1,0 +1,300 @@
+"""A compaction: an operation of kind `compact` over the generation that readers see, with a unit for each action.
+
+It begins with what was chosen (`choosing.py`), ends when each unit is swapped in or left out, and is paused, resumed,
+governed, taken over and aborted as any operation. What is swapped in stays, also after an abort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from airflow_roir.definition import (
+    LIVE_OPTIONS,
+    WORK_OPTIONS,
+    QualifiedName,
+    WorkOptions,
+    argument,
+    check_live_options,
+    parse_name,
+)
+from airflow_roir.engine import by_threads, catalog, live_options, operations, tables
+from airflow_roir.engine.compact import choosing, worker
+from airflow_roir.engine.compact.action import Action
+from airflow_roir.engine.compact.budget import Budget
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.governor.governing import governing
+from airflow_roir.engine.run import driving, heartbeat, start_run
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationPaused, OperationRunning
+from airflow_roir.generation_state import GenerationStatus
+from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
+
+# Ordinals are never given again: a statement that was planned for a segment must not meet another one of its name.
+NEXT_ORDINAL = """
+SELECT greatest((SELECT max(ordinal) FROM roir.segment WHERE generation_id = %(generation)s),
+                (SELECT max(p) FROM roir.compaction_unit u CROSS JOIN unnest(u.parts) p
+                  WHERE u.generation_id = %(generation)s)) + 1
+"""
+SEGMENT_BLOCKS = """
+SELECT s.ordinal, pg_relation_size(c.oid) / current_setting('block_size')::int AS blocks, greatest(c.reltuples, 0) AS rows
+  FROM roir.segment s
+  JOIN pg_class c ON c.oid = to_regclass(format('roir_data.g%%s_s%%s', s.generation_id,
+                                                lpad(s.ordinal::text, greatest(3, length(s.ordinal::text)), '0')))
+ WHERE s.generation_id = %(generation)s
+"""
+UNITS = """
+SELECT ordinal, action, segments, parts, status, bytes_before, bytes_after, bytes_expected, why, note, rows, seconds
+  FROM roir.compaction_unit WHERE operation_id = %(operation)s ORDER BY ordinal
+"""
+
+
+@dataclass(frozen=True)
+class CompactOptions(WorkOptions):
+    """The options of one compaction.
+
+    parallelism: units at the same time. verify: each unit is compared with what it replaces, before its swap.
+    lock_timeout_ms, lock_patience_s: as of a build, for each short lock.
+    """
+
+    parallelism: int = 2
+    verify: bool = True
+    lock_timeout_ms: int = 500
+    lock_patience_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_live_options({"parallelism": self.parallelism})
+        if not self.lock_timeout_ms >= 1 or self.lock_patience_s < 0:
+            raise InvalidInput("lock_timeout_ms must be at least 1, lock_patience_s at least 0")
+        self.check_work()
+
+    def fixed(self) -> dict[str, Any]:
+        """The options that stay as they are while the operation lives, for JSON."""
+        return {name: value for name, value in asdict(self).items() if name not in LIVE_OPTIONS}
+
+
+@dataclass(frozen=True)
+class BegunCompaction:
+    """adopted: an unfinished compaction of the index was found, and continues with its own units."""
+
+    operation_id: int
+    index: str
+    units: int
+    adopted: bool
+
+
+@dataclass(frozen=True)
+class CompactionReport:
+    """What a compaction has done. units: of each its action, segments, sizes in bytes, and what was left out, why."""
+
+    operation_id: int
+    index: str
+    status: str
+    units: tuple[dict[str, Any], ...]
+
+    @property
+    def bytes_before(self) -> int:
+        """Of the segments that were replaced."""
+        return sum(unit["bytes_before"] for unit in self.units if unit["status"] == "done")
+
+    @property
+    def bytes_after(self) -> int:
+        """Of those that took their place."""
+        return sum(unit["bytes_after"] or 0 for unit in self.units if unit["status"] == "done")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "operation_id": self.operation_id,
+            "index": self.index,
+            "status": self.status,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "units": list(self.units),
+        }
+
+
+def begin(
+    database: Database, index: str, actions: Sequence[Action], options: CompactOptions, actor: str
+) -> BegunCompaction:
+    """Begin to compact the active generation of an index by these actions, in their order; start a run to do it.
+
+    An unfinished compaction of the index is adopted with its own units; only live options change. Raises NotFound,
+    InvalidInput (no actions), OperationRunning (another operation of the index is unfinished), OperationFailed.
+    """
+    with database.transaction() as connection:
+        check_schema(connection, writes=True)
+        found = operations.find_index(connection, parse_name(index, "index"))
+        name = operations.index_name(found)
+        last = operations.newest_operation(connection, found.id)
+        if last is not None and last.status in operations.LIVE:
+            return _adopt(connection, last, name, options, actor)
+        if not actions:
+            raise InvalidInput(f"index {name}: nothing was chosen to compact")
+        generation = _active(connection, found.id, name)
+        source = catalog.read_source_by_oid(connection, found.source_oid)
+        entry = Entry.from_json(generation.entry)
+        try:
+            operation_id = int(
+                connection.execute(
+                    insert(tables.operation)
+                    .values(
+                        index_id=found.id,
+                        generation_id=generation.id,
+                        kind=Kind.COMPACT.value,
+                        status=Status.RUNNING.value,
+                        phase=Phase.COMPACT.value,
+                        parallelism=options.parallelism,
+                        batch_rows=database.limits.unit_rows,
+                        **live_options.work_columns(connection, options),
+                        options=options.fixed(),
+                        rows_estimate=0,
+                        fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
+                        format_version=FORMAT_VERSION,
+                        created_by=actor,
+                    )
+                    .returning(tables.operation.c.id)
+                ).scalar_one()
+            )
+        except IntegrityError:
+            raise OperationRunning(f"index {name}: another operation has just begun; try again") from None
+        rows = _write_units(connection, operation_id, generation.id, actions)
+        execute(
+            connection,
+            "UPDATE roir.operation SET rows_estimate = %(rows)s WHERE id = %(operation)s",
+            {"rows": rows, "operation": operation_id},
+        )
+        said = f"generation {generation.id}, {len(actions)} units"
+        operations.record_event(connection, found.id, operation_id, actor, "compact", said)
+        return BegunCompaction(operation_id, str(name), len(actions), adopted=False)
+
+
+def compact(
+    database: Database,
+    index: str,
+    budget: Budget | None = None,
+    actor: str | None = None,
+    parallelism: int = 2,
+    options: CompactOptions | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> CompactionReport | None:
+    """Choose what gains most within the budget, and do it, by threads of this process, while others read and write.
+
+    An unfinished compaction is continued. Returns None if nothing is worth it. Raises what `begin` and `start_run`
+    raise, LockNotAcquired (paused; can be resumed), OperationPaused where somebody paused it.
+    """
+    owner = actor or operations.default_actor()
+    actions: Sequence[Action] = ()
+    if not is_unfinished(database, index):
+        actions = choosing.choose(database, index, budget).actions
+        if not actions:
+            return None
+    begun = begin(database, index, actions, options or CompactOptions(parallelism=parallelism), owner)
+    return compact_begun(database, begun, owner, report)
+
+
+def compact_begun(
+    database: Database, begun: BegunCompaction, owner: str, report: Callable[[str], None] = lambda line: None
+) -> CompactionReport:
+    """As `compact`, of a compaction that has begun."""
+    run = start_run(database, begun.index, owner, report=report)
+    with driving(database, run), heartbeat(database, run), governing(database, run, report):
+        by_threads.by_threads(
+            database,
+            run,
+            work=lambda number: worker.work(database, run, number, report),
+            left=lambda connection, busy: worker.work_left(connection, run, busy),
+            finish=lambda: worker.finish(database, run),
+            is_open=lambda connection: operations.read_operation(connection, run.operation_id).phase == Phase.COMPACT,
+        )
+    found = report_of(database, begun.operation_id)
+    # `driving` ends quietly where it is paused.
+    if found.status == Status.PAUSED:
+        row = operations.find_operation(database, begun.index)
+        raise OperationPaused(f"index {run.index}: paused by {row.paused_by}: {row.pause_reason}")
+    return found
+
+
+def is_unfinished(database: Database, index: str) -> bool:
+    """Whether an operation of the index is unfinished, which then is to be continued first. Raises NotFound."""
+    with database.transaction() as connection:
+        check_schema(connection)
+        found = operations.find_index(connection, parse_name(index, "index"))
+        last = operations.newest_operation(connection, found.id)
+        return last is not None and last.status in operations.LIVE
+
+
+def report_of(database: Database, operation_id: int) -> CompactionReport:
+    """What a compaction has done until now. Raises NotFound."""
+    with database.transaction() as connection:
+        row = operations.read_operation(connection, operation_id)
+        index = connection.execute(select(tables.index).where(tables.index.c.id == row.index_id)).one()
+        units = execute(connection, UNITS, {"operation": operation_id}).all()
+        found = tuple({**unit._mapping, "seconds": float(unit.seconds)} for unit in units)
+        return CompactionReport(operation_id, str(operations.index_name(index)), row.status, found)
+
+
+def _write_units(connection: Connection, operation_id: int, generation_id: int, actions: Sequence[Action]) -> int:
+    """Write the units down; returns about how many entries they will copy."""
+    asked = {"generation": generation_id}
+    following = int(execute(connection, NEXT_ORDINAL, asked).scalar_one())
+    known = {row.ordinal: row for row in execute(connection, SEGMENT_BLOCKS, asked)}
+    rows = 0
+    for number, action in enumerate(actions):
+        parts = list(range(following, following + action.parts))
+        following += action.parts
+        segments = [known[ordinal] for ordinal in action.ordinals if ordinal in known]
+        rows += sum(int(one.rows) for one in segments)
+        connection.execute(
+            insert(tables.compaction_unit).values(
+                operation_id=operation_id,
+                generation_id=generation_id,
+                ordinal=number,
+                action=action.kind.value,
+                segments=list(action.ordinals),
+                parts=parts,
+                blocks=sum(int(one.blocks) for one in segments),
+                bytes_before=action.bytes_now,
+                bytes_expected=action.bytes_after,
+                gain=action.gain,
+                why=action.why,
+            )
+        )
+    return rows
+
+
+def _adopt(
+    connection: Connection, row: operations.OperationRow, name: QualifiedName, options: CompactOptions, actor: str
+) -> BegunCompaction:
+    if row.kind != Kind.COMPACT:
+        raise OperationRunning(
+            f"index {name}: operation {row.id} ({row.kind}) is {row.status}. Compact the index once it has ended"
+        )
+    if row.status in (Status.FAILED, Status.ABORTING):
+        raise OperationFailed(
+            f"index {name}: compaction {row.id} is {row.status}: {row.error}. Abort it: roir abort {argument(name)}"
+        )
+    if operations.heart_beats(row, connection):
+        raise operations.running_elsewhere(row, str(name))
+    given = {option: getattr(options, option) for option in ("parallelism", *WORK_OPTIONS)}
+    live_options.adopt_options(connection, row, actor, **given)
+    operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
+    units = execute(connection, UNITS, {"operation": row.id}).all()
+    return BegunCompaction(row.id, str(name), len(units), adopted=True)
+
+
+def _active(connection: Connection, index_id: int, name: QualifiedName) -> Row[Any]:
+    generation = tables.generation
+    row = connection.execute(
+        select(generation).where(
+            generation.c.index_id == index_id, generation.c.status == GenerationStatus.ACTIVE.value
+        )
+    ).first()
+    if row is None:
+        raise NotFound(f"index {name} isn't published yet; finish its operation first: roir resume {argument(name)}")
+    return row
