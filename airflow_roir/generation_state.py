@@ -45,7 +45,7 @@ class PartitionStatus(str, Enum):
 
 
 class UnitStatus(str, Enum):
-    """How far a unit of a compaction is: not begun, copied, indexed, only touched entries left to apply; or left out."""
+    """How far a unit of a compaction is: what it does now, or that it has ended, or was left out."""
 
     WAITING = "waiting"
     COPYING = "copying"

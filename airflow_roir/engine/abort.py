@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection, func, select
 
 from airflow_roir.engine import operations, remove_generations, tables
+from airflow_roir.engine.compact import undo
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.shards import holders
@@ -14,7 +15,7 @@ from airflow_roir.engine.shards import remove as shards
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import LockNotAcquired
 from airflow_roir.generation_state import GenerationStatus
-from airflow_roir.operation import Status, Verb
+from airflow_roir.operation import Kind, Status, Verb
 
 
 @in_one_history
@@ -55,9 +56,16 @@ def finish_abort(
     """
     with database.transaction() as connection:
         row = operations.read_operation(connection, operation_id)
-        if row.kind == "verify":
+        if row.kind == Kind.VERIFY:
             _conclude(connection, row, actor)
             return
+    if row.kind == Kind.COMPACT:
+        # What is swapped in stays.
+        undo.take_back(database, operation_id, report, patience_s)
+        with database.transaction() as connection:
+            _conclude(connection, row, actor)
+        return
+    with database.transaction() as connection:
         # It isn't shipped any more.
         holders.end(connection, row.generation_id, None, actor)
 

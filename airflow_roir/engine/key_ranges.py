@@ -34,5 +34,7 @@ def in_key_order(pieces: Iterable[KeyRange]) -> tuple[KeyRange, ...]:
         if at is None:
             break
     if len(found) != count or (found and found[-1].upper is not None):
-        raise InvariantViolated(f"the segments {sorted(by_lower)} don't join up with the others")
+        raise InvariantViolated(
+            f"segments {sorted(piece.ordinal for piece in by_lower.values())} don't join up with the others"
+        )
     return tuple(found)

@@ -44,7 +44,7 @@ from airflow_roir.engine.source import Source
 from airflow_roir.engine.stored_definition import existing_index, stored_definition, uniqueness
 from airflow_roir.errors import InvalidInput, OperationFailed, OperationRunning, SourceChanged
 from airflow_roir.generation_state import GenerationStatus
-from airflow_roir.operation import BLOCK_FORMAT_VERSION, FORMAT_VERSION, Phase, Status
+from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, FORMAT_VERSION, Kind, Phase, Status
 
 OTHER_BUILD = """
 SELECT o.id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
@@ -312,9 +312,10 @@ def _adopt(
     if row is None or row.status not in operations.LIVE:
         return None
     name = operations.index_name(existing)
-    if row.kind == "verify":
+    if row.kind not in BUILDS:
+        does = "verifies" if row.kind == Kind.VERIFY else "compacts"
         raise OperationRunning(
-            f"index {name}: operation {row.id} verifies the index and is {row.status}; wait until it ends, resume "
+            f"index {name}: operation {row.id} {does} the index and is {row.status}; wait until it ends, resume "
             f"it (roir resume {argument(name)}), or abort it"
         )
     if row.status == Status.FAILED:

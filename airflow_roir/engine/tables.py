@@ -125,7 +125,7 @@ generation = Table(
     Column("capture_mode", Text, nullable=False),
     # The transaction that rendered this mode: an older snapshot may not see every entry.
     Column("mode_xid", Text),
-    # Counts the swaps of its segments: to an older snapshot their new tables are empty (docs/architecture.md#compaction).
+    # Counts the swaps of its segments: to an older snapshot the new ones are empty (docs/architecture.md#compaction).
     Column("layout", Integer, nullable=False, server_default="0"),
     _moment("laid_out_at"),
     Column("entry", JSONB, nullable=False),
@@ -360,7 +360,8 @@ operation = Table(
     CheckConstraint("(status = 'completed') = (phase = 'done')", name="completed_is_done"),
     CheckConstraint("(status IN ('completed', 'aborted')) = (finished_at IS NOT NULL)", name="finished"),
     CheckConstraint(
-        "phase = 'done' OR (kind = 'verify') = (phase IN ('sum', 'check')) AND (kind = 'compact') = (phase = 'compact')",
+        "phase = 'done' OR (kind = 'verify') = (phase IN ('sum', 'check')) "
+        "AND (kind = 'compact') = (phase = 'compact')",
         name="phase_of_kind",
     ),
     CheckConstraint("status <> 'failed' OR error IS NOT NULL", name="failed_says_why"),

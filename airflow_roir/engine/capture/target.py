@@ -17,7 +17,8 @@ class Target:
     """A generation that the capture function maintains, in its mode. scan: what it is built from.
 
     bounds: those between its segments in the order of keys, whose ordinals are `segments`; None if they aren't known.
-    layout: how often segments were swapped for new ones. constraint: what a unique index is called where it refuses a row.
+    layout: how often segments were swapped for new ones. constraint: what a unique index is called where it refuses a
+    row.
     """
 
     generation_id: int

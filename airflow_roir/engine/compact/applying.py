@@ -39,7 +39,7 @@ def left(connection: Connection, claim: UnitClaim) -> int:
 
 
 def step(connection: Connection, job: Job, worker: int, claim: UnitClaim, first: int) -> int:
-    """Apply the list's blocks from `first` on, `BLOCKS_PER_STEP` of them, in a transaction; returns how many rows it had.
+    """Apply the list's blocks from `first` on, `BLOCKS_PER_STEP` of them, in a transaction; returns its rows there.
 
     Raises Rewritten, Fenced.
     """
@@ -113,16 +113,16 @@ def _untouched(connection: Connection, entry: Entry, claim: UnitClaim, relation:
     hashes = comparison.row_hash(entry, entry.physical(prefix="e."), newer)
     summed = f"SELECT count(*), coalesce(sum({hashes}), 0) FROM"
     execute(connection, damage.WITHOUT_INDEX)
-    rows, total = execute(connection, f"{summed} {relation} e").one()
+    rows, total = map(int, execute(connection, f"{summed} {relation} e").one())
     execute(connection, BY_INDEX)
     pattern = entry.null_pattern(entry.identity_positions, "d.")
     identity = ", ".join(entry.physical(entry.identity_positions, prefix="d."))
     for nulls in execute(connection, f"SELECT DISTINCT {pattern} FROM {claim.touched} d").scalars().all():
         listed = f"(SELECT DISTINCT {identity} FROM {claim.touched} d WHERE {pattern} = '{nulls}') d"
         same = _same(entry, "e.", {i: nulls[i] == "1" for i in entry.identity_positions})
-        touched, of_touched = execute(connection, f"{summed} {listed} JOIN {relation} e ON {same}").one()
+        touched, of_touched = map(int, execute(connection, f"{summed} {listed} JOIN {relation} e ON {same}").one())
         rows, total = rows - touched, total - of_touched
-    return int(rows), int(total)
+    return rows, total
 
 
 def _same(entry: Entry, prefix: str, nulls: dict[int, bool]) -> str:

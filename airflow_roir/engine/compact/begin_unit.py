@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -102,7 +103,7 @@ def _edges(connection: Connection, claim: UnitClaim) -> Edges | None:
     names = [physical.segment(claim.generation_id, ordinal) for ordinal in claim.segments]
     if len(rows) != len(claim.segments) or len(oids_of(connection, names)) != len(names):
         return None
-    if any(a.upper != b.lower or a.upper is None for a, b in zip(rows, rows[1:], strict=False)):
+    if any(a.upper != b.lower or a.upper is None for a, b in pairwise(rows)):
         return None
     lower, upper = (None if value is None else tuple(value) for value in (rows[0].lower, rows[-1].upper))
     return Edges(lower, upper, claim.segments[0] == physical.DEFAULT_SEGMENT)
@@ -125,7 +126,7 @@ def _create(
             try:
                 with connection.begin_nested():
                     between = [edges.lower, *wanted, edges.upper]
-                    for place, (lower, upper) in enumerate(zip(between, between[1:], strict=False)):
+                    for place, (lower, upper) in enumerate(pairwise(between)):
                         physical.create_segment(connection, claim.part(place), claim.beside, entry, lower, upper)
             except DBAPIError as error:
                 if sqlstate(error) not in NOT_BETWEEN or not wanted:

@@ -23,7 +23,7 @@ from airflow_roir.definition import (
     parse_name,
 )
 from airflow_roir.engine import by_threads, catalog, live_options, operations, tables
-from airflow_roir.engine.compact import choosing, worker
+from airflow_roir.engine.compact import worker
 from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.database import Database, execute
@@ -42,7 +42,8 @@ SELECT greatest((SELECT max(ordinal) FROM roir.segment WHERE generation_id = %(g
                   WHERE u.generation_id = %(generation)s)) + 1
 """
 SEGMENT_BLOCKS = """
-SELECT s.ordinal, pg_relation_size(c.oid) / current_setting('block_size')::int AS blocks, greatest(c.reltuples, 0) AS rows
+SELECT s.ordinal, greatest(c.reltuples, 0) AS rows,
+       pg_relation_size(c.oid) / current_setting('block_size')::int AS blocks
   FROM roir.segment s
   JOIN pg_class c ON c.oid = to_regclass(format('roir_data.g%%s_s%%s', s.generation_id,
                                                 lpad(s.ordinal::text, greatest(3, length(s.ordinal::text)), '0')))
@@ -191,6 +192,8 @@ def compact(
     owner = actor or operations.default_actor()
     actions: Sequence[Action] = ()
     if not is_unfinished(database, index):
+        from airflow_roir.engine.compact import choosing  # type: ignore[attr-defined]
+
         actions = choosing.choose(database, index, budget).actions
         if not actions:
             return None

@@ -7,6 +7,7 @@ the new ones come, the capture's text names these, and the view refuses snapshot
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from sqlalchemy import Connection, select
 
@@ -163,6 +164,6 @@ def _write_down(connection: Connection, claim: UnitClaim) -> None:
     edges = execute(connection, EDGES, _edges(claim)).one()
     execute(connection, FORGET, {"generation": claim.generation_id, "ordinals": list(claim.segments)})
     between = [edges.lower, *map(list, claim.cuts), edges.upper]
-    for place, (lower, upper) in enumerate(zip(between, between[1:], strict=False)):
+    for place, (lower, upper) in enumerate(pairwise(between)):
         values = {"lower": to_json(lower), "upper": to_json(upper), "ordinal": claim.parts[place]}
         execute(connection, ADD, {"generation": claim.generation_id, **values})

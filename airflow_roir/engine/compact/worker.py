@@ -1,7 +1,7 @@
 """One worker of a compaction: claims units and takes each of them to its swap, step by step.
 
-Each step is one transaction under the unit's claim token, and says by the unit's row where the next one goes on: whoever
-is killed, paused or fenced leaves a unit that another worker continues.
+Each step is one transaction under the unit's claim token, and says by the unit's row where the next one goes on:
+whoever is killed, paused or fenced leaves a unit that another worker continues.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from airflow_roir.engine.shards import units as apart
 from airflow_roir.engine.verify import units
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationFailed, OperationRunning
 from airflow_roir.generation_state import GenerationStatus
-from airflow_roir.operation import FORMAT_VERSION, Phase, Status
+from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
 
 # For writers that ran a capture function which was replaced.
 PATIENCE_S = 5.0
@@ -142,7 +142,9 @@ def _await_writers(database: Database, index: str) -> None:
 def _adopt(
     connection: Connection, row: operations.OperationRow, name: str, options: VerifyOptions, actor: str
 ) -> BegunVerification:
-    if row.kind != "verify":
+    if row.kind == Kind.COMPACT:
+        raise OperationRunning(f"index {name}: operation {row.id} compacts the index; verify once it has ended")
+    if row.kind != Kind.VERIFY:
         raise OperationRunning(
             f"index {name}: operation {row.id} ({row.kind}) is {row.status}, and compares its new generation "
             "itself. Verify once it has ended"
