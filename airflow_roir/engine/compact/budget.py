@@ -1,0 +1,67 @@
+"""What a compaction may write, or how long it may work: `20GB`, `30min`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_roir.errors import InvalidInput
+from airflow_roir.quantity import duration, size
+from airflow_roir.span import seconds
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(B|bytes|kB|MB|GB|TB|PB)", re.IGNORECASE)
+_UNITS = {"b": 1, "bytes": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40, "pb": 1 << 50}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """bytes: of tables, B-trees and WAL together; seconds: of work, by one worker. None: no limit."""
+
+    bytes: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: Any, name: str = "--budget") -> Budget:
+        """Read `20GB`, `1.5 TB`, `30min`, `1h 30min`; None and '' are no limit. A number alone is refused.
+
+        1 kB is 1,024 bytes. name: for the message. Raises InvalidInput.
+        """
+        if text is None or (isinstance(text, str) and text.strip() in ("", "None")):
+            return cls()
+        said = text.strip() if isinstance(text, str) else ""
+        found = _SIZE.fullmatch(said)
+        if found is not None:
+            given = cls(bytes=int(float(found[1]) * _UNITS[found[2].lower()]))
+        # Of a number without a unit we can't know which one was meant.
+        elif re.search(r"[a-z]\s*$", said) and said not in ("off", "never"):
+            try:
+                given = cls(seconds=seconds(name, said))
+            except InvalidInput:
+                raise _unreadable(name, text) from None
+        else:
+            raise _unreadable(name, text)
+        if not (given.bytes or given.seconds):
+            raise InvalidInput(f"{name} is {text!r}, which pays for nothing; leave it out for no limit")
+        return given
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit at all."""
+        return self.bytes is not None or self.seconds is not None
+
+    def share(self, bytes_written: int, seconds_worked: float) -> float:
+        """The part of this budget that so much work takes, of the scarcer one; 0 without a limit."""
+        of_bytes = bytes_written / self.bytes if self.bytes is not None else 0.0
+        of_seconds = seconds_worked / self.seconds if self.seconds is not None else 0.0
+        return max(of_bytes, of_seconds)
+
+    def __str__(self) -> str:
+        """`20 GB`, `30 min`, `no limit`."""
+        limits = [] if self.bytes is None else [size(self.bytes)]
+        limits += [] if self.seconds is None else [duration(self.seconds)]
+        return ", ".join(limits) or "no limit"
+
+
+def _unreadable(name: str, text: Any) -> InvalidInput:
+    return InvalidInput(f"{name} is {text!r}; it must be a size, such as 20GB, or a time, such as 30min")

@@ -1,0 +1,303 @@
+"""What an action on a segment saves, and what it costs: arithmetic alone (docs/architecture.md#compaction-the-choice).
+
+The unit of both is the reading of one page in a sequence, PostgreSQL's `seq_page_cost`, 1.0. Its sources:
+
+- Kudu chooses what to compact by a model, not by thresholds: what reads save, under a budget of I/O, is a 0-1 knapsack
+  (its docs/design-docs/compaction-policy.md). There the saving is the height, the row sets that a read must look into.
+  Segments don't overlap, so here it is the pages that a scan touches. As there, a least improvement
+  (`compaction_minimum_improvement`) keeps the server from work without end, and small neighbours weigh for themselves
+  (`compaction_small_rowset_tradeoff`).
+- PostgreSQL's planner: `random_page_cost` for a page from outside of the cache, 50 `cpu_operator_cost` for one that is
+  in it. Its `btcostestimate` charges the latter for each level of a B-tree, so that a bloated one looks slower even
+  where all of it is cached.
+- A B-tree under random inserts settles at ln 2 = 69 % (Yao, On random 2-3 trees, 1978). A fresh one has 90 %. What is
+  less than that apart returns.
+- Write amplification, as for an LSM tree: a byte that is saved costs the bytes that are written for it, twice with WAL.
+  A segment of which little is waste amplifies most, and comes last.
+
+Not foreseen: that a segment bloats again, which makes the gain of the horizon too great; that writes touch fewer pages,
+too, and how many scans continue from one segment into the next, which make it too small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from airflow_roir.engine.bloat import FANOUT, FILLED, LEAST_WIN_BYTES
+from airflow_roir.engine.compact.action import Action, Kind
+from airflow_roir.engine.compact.segment import Segment
+from airflow_roir.quantity import counted, size
+
+# A page from outside of shared_buffers, PostgreSQL's random_page_cost; one inside, 50 times its cpu_operator_cost.
+MISS_PRICE = 4.0
+HIT_PRICE = 0.125
+# vacuum_cost_page_dirty to vacuum_cost_page_miss until PostgreSQL 13, 20 to 10. Since then it is 20 to 2, which is for
+# pages here and there; ours are written in sequence.
+WRITE_PRICE = 2.0
+# A page of WAL is written here, then sent or archived, and written once more there.
+LOG_PRICE = 2.0
+# A page that is there, each day: a nightly base backup reads it.
+ROOM_PRICE = 1.0
+# A page beyond the size that segments should have, each day: a vacuum of the busy part walks through its part of the
+# B-tree, too. With one vacuum in four days a segment that is just too big pays for its split in a month.
+SIZE_PRICE = 0.25
+# A segment, each day: the lines of it in the catalogs and in the statistics, its own vacuum and ANALYZE, its place in
+# plans and in the caches of sessions.
+SEGMENT_PRICE = 10.0
+# Days for which a saving counts. Longer, and segments bloat again; shorter, and nothing that isn't read is worth it.
+HORIZON_DAYS = 30.0
+# Counters of less than a day say nothing of the rest of the day: they count as a day's.
+LEAST_DAYS = 1.0
+# A vacuum cleans the visibility map for less than a compaction: dead entries count until the next one only.
+VACUUM_DAYS = 1.0
+# Waste below this share comes back by itself (ln 2 to 90 % is 23 %), or is an estimate's error.
+LEAST_WASTE = 0.25
+# A segment is too big at this multiple of its siblings' size, or of the size that was asked for; below the absolute
+# size, one worker makes it again in half a minute, and nothing is won by smaller ones.
+TOO_BIG = 4
+TOO_BIG_ASKED = 2
+LEAST_TOO_BIG = 256 << 20
+# More parts at once would be a rebuild.
+MOST_PARTS = 64
+# A segment is small below this share of its siblings' size: four such don't fill one.
+SMALL = 0.25
+# A merge holds locks on all its segments at once.
+MOST_MERGED = 16
+# Of WAL, besides the entries themselves: an insert's record has about 60 bytes of headers, and leaves 23 of the row's
+# out. For each segment what the catalogs log, as `forecast/space.py` has it.
+ROW_WAL = 40
+SEGMENT_WAL = 40 << 10
+# Bytes that a worker reads, writes and logs in a second, if nothing was measured. `make bench-curves ARGS="--curves
+# size"` shows three times as many where all is cached.
+BYTES_PER_SECOND = 20 << 20
+DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a choice stands on besides the segments.
+
+    now: the server's clock. horizon_days: for how long savings count. segment_bytes: the size that segments should
+    have, table and B-tree; None: as their siblings. bytes_per_second: of one worker, read, written and logged.
+    page: bytes of a page. source_bytes: that a rebuild reads; None: not known, at least the tables' own.
+    """
+
+    now: datetime
+    horizon_days: float = HORIZON_DAYS
+    segment_bytes: int | None = None
+    bytes_per_second: float = BYTES_PER_SECOND
+    page: int = 8192
+    source_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Known:
+    """A segment of which all is known that the model asks for."""
+
+    ordinal: int
+    rows: int
+    heap: int
+    tree: int
+    heap_needed: int
+    tree_needed: int
+    fill: float
+    dead: int
+    scans: float
+    entries: float
+    blocks: float
+    miss: float
+
+    @classmethod
+    def of(cls, segment: Segment, now: datetime) -> Known | None:
+        """None if the size that it needs, or its rows, can't be known. Reads are none if it isn't known since when."""
+        if segment.rows is None or segment.heap_needed is None or segment.tree_needed is None:
+            return None
+        since = segment.since or segment.sealed_at
+        days = math.inf if since is None else max(LEAST_DAYS, (now - since).total_seconds() / DAY_S)
+        blocks = segment.blocks_read + segment.blocks_hit
+        fill = segment.tree_needed / segment.tree_bytes if segment.tree_bytes else 1.0
+        if segment.leaf_density is not None:
+            fill = segment.leaf_density / FILLED
+        return cls(
+            ordinal=segment.ordinal,
+            rows=segment.rows,
+            heap=segment.heap_bytes,
+            tree=segment.tree_bytes,
+            # An estimate may need more than there is.
+            heap_needed=min(segment.heap_needed, segment.heap_bytes),
+            tree_needed=min(segment.tree_needed, segment.tree_bytes),
+            fill=min(1.0, fill),
+            dead=segment.dead_rows,
+            scans=segment.scans / days,
+            entries=segment.rows_read / days,
+            blocks=blocks / days,
+            miss=segment.blocks_read / blocks if blocks else 0.0,
+        )
+
+    @property
+    def bytes(self) -> int:
+        return self.heap + self.tree
+
+    @property
+    def needed(self) -> int:
+        return self.heap_needed + self.tree_needed
+
+    @property
+    def is_wasteful(self) -> bool:
+        """Whether table and B-tree together waste so much that making them again is asked at all."""
+        return is_waste(self.bytes, self.needed)
+
+
+def is_waste(now: int, needed: int) -> bool:
+    """Whether there is more than needed by a share, and by a size, that matter."""
+    return now - needed >= max(LEAST_WASTE * now, LEAST_WIN_BYTES)
+
+
+def levels(pages: float) -> int:
+    """The levels above the leaves of a B-tree. pages: of its leaves, about."""
+    found, left = 0, math.ceil(pages)
+    while left > 1:
+        found, left = found + 1, -(-left // FANOUT)
+    return found
+
+
+def reindex(one: Known, terms: Terms) -> Action | None:
+    """Only the B-tree is made again, beside the old one. None if that wastes too little."""
+    if not is_waste(one.tree, one.tree_needed):
+        return None
+    after = one.heap + one.tree_needed
+    saved, gain = _reading(one, after, 1, terms, heap=False)
+    why = f"B-tree of {size(one.tree)} for {size(one.tree_needed)} of entries, {_reads(one.scans)}"
+    return _action(Kind.REINDEX, [one], 1, after, one.tree_needed, one.tree_needed, saved, gain, why, terms)
+
+
+def rewrite(one: Known, terms: Terms) -> Action | None:
+    """Table and B-tree are made again. None if they waste too little."""
+    if not one.is_wasteful:
+        return None
+    saved, gain = _reading(one, one.needed, 1, terms)
+    why = f"{size(one.bytes)} for {size(one.needed)} of entries, {_reads(one.scans)}"
+    return _made(Kind.REWRITE, [one], 1, saved, gain, why, terms)
+
+
+def split(one: Known, target: int | None, terms: Terms) -> Action | None:
+    """Into parts of about the target. None if the segment isn't too big.
+
+    What a split gains is mostly that vacuum, later compactions and builds have bounded units: `SIZE_PRICE`.
+    """
+    if not target or one.rows < 2 or one.needed <= too_big(target, terms):
+        return None
+    parts = min(MOST_PARTS, one.rows, max(2, round(one.needed / target)))
+    saved, gain = _reading(one, one.needed, parts, terms)
+    gain += terms.horizon_days * SIZE_PRICE * (one.needed - target) / terms.page
+    why = f"{size(one.bytes)} where segments have {size(target)}, {_reads(one.scans)}"
+    return _made(Kind.SPLIT, [one], parts, saved, gain, why, terms)
+
+
+def merge(run: Sequence[Known], target: int | None, terms: Terms) -> Action | None:
+    """Neighbours into one. None if one of them isn't small, or all together are more than the target."""
+    needed = sum(one.needed for one in run)
+    if not target or len(run) < 2 or needed > target or any(one.needed >= SMALL * target for one in run):
+        return None
+    saved = gain = 0.0
+    for one in run:
+        less, worth = _reading(one, one.needed, 1, terms)
+        saved, gain = saved + less, gain + worth
+    gain += terms.horizon_days * SEGMENT_PRICE * (len(run) - 1)
+    reads = _reads(sum(one.scans for one in run))
+    why = f"{counted(len(run), 'neighbour')} with {size(needed)} of entries where segments have {size(target)}, {reads}"
+    return _made(Kind.MERGE, run, 1, saved, gain, why, terms)
+
+
+def too_big(target: int, terms: Terms) -> int:
+    """The size beyond which a segment is to be split."""
+    return TOO_BIG_ASKED * target if terms.segment_bytes else max(TOO_BIG * target, LEAST_TOO_BIG)
+
+
+def price(miss: float) -> float:
+    """Of a page, by the share of pages that come from outside of the cache."""
+    return miss * MISS_PRICE + (1 - miss) * HIT_PRICE
+
+
+def relief(miss: float, share: float) -> float:
+    """The share of page visits that are found in the cache only after what is visited shrank to a share of it.
+
+    With visits spread evenly, the cached part of n pages answers 1 - miss; of share * n pages it answers more.
+    """
+    return miss if share <= 0 else min(miss, max(0.0, (1 - miss) * (1 / share - 1)))
+
+
+def _reading(one: Known, after: int, parts: int, terms: Terms, heap: bool = True) -> tuple[float, float]:
+    """Pages a day that reads save, and what that and the room are worth over the horizon."""
+    leaves = one.tree_needed / terms.page
+    higher = max(0, levels(one.tree / terms.page) - levels(leaves / parts)) * one.scans
+    spread = one.entries * leaves / one.rows * (1 / max(one.fill, 1 / FANOUT) - 1) if one.rows else 0.0
+    visits = 0.0
+    if heap and one.dead and one.heap_needed:
+        # Where a page has a dead entry, index-only scans must look at the page.
+        dead = one.dead / (one.rows + one.dead)
+        visits = one.entries * (1 - (1 - dead) ** (one.rows * terms.page / one.heap_needed))
+        visits *= min(1.0, VACUUM_DAYS / terms.horizon_days)
+    # No scan touches less than nothing.
+    touched = min(spread + visits, one.blocks)
+    cached = max(0.0, one.blocks - touched) * relief(one.miss, after / one.bytes if one.bytes else 1.0)
+    a_day = higher * HIT_PRICE + touched * price(one.miss) + cached * (MISS_PRICE - HIT_PRICE)
+    a_day += ROOM_PRICE * max(0, one.bytes - after) / terms.page
+    return higher + touched + cached, a_day * terms.horizon_days
+
+
+def _made(kind: Kind, run: Sequence[Known], parts: int, saved: float, gain: float, why: str, terms: Terms) -> Action:
+    """Tables and B-trees are written and logged. Each part has a first page of its own."""
+    needed = sum(one.needed for one in run) + (parts - 1) * terms.page
+    logged = needed + ROW_WAL * sum(one.rows for one in run)
+    return _action(kind, run, parts, needed, needed, logged, saved, gain, why, terms)
+
+
+def _action(
+    kind: Kind,
+    run: Sequence[Known],
+    parts: int,
+    after: int,
+    written: int,
+    logged: int,
+    saved: float,
+    gain: float,
+    why: str,
+    terms: Terms,
+) -> Action:
+    read = sum(one.heap for one in run)
+    logged += parts * SEGMENT_WAL
+    return Action(
+        kind=kind,
+        ordinals=tuple(one.ordinal for one in run),
+        parts=parts,
+        bytes_now=sum(one.bytes for one in run),
+        bytes_after=after,
+        pages_read=-(-read // terms.page),
+        bytes_written=written,
+        bytes_logged=logged,
+        seconds=(read + written + logged) / terms.bytes_per_second,
+        reads_per_day=sum(one.scans for one in run),
+        pages_saved_per_day=saved,
+        gain=gain,
+        cost=cost(read, written, logged, terms),
+        why=why,
+    )
+
+
+def cost(read: int, written: int, logged: int, terms: Terms) -> float:
+    """Of reading, writing and logging these bytes, in page reads."""
+    return (read + WRITE_PRICE * written + LOG_PRICE * logged) / terms.page
+
+
+def rebuild_bytes(known: Sequence[Known]) -> tuple[int, int]:
+    """What a rebuild of all of them writes, and logs."""
+    written = sum(one.needed for one in known)
+    return written, written + sum(ROW_WAL * one.rows + SEGMENT_WAL for one in known)
+
+
+def _reads(a_day: float) -> str:
+    return counted(round(a_day), "read") + " a day"
