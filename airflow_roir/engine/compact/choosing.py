@@ -107,4 +107,4 @@ def _rate(earlier: Sequence[Row[Any]], seen: Sequence[Segment], terms: Terms) ->
     if not rows or not earlier:
         return None
     of_a_row = (sum(one.heap_needed for one in known) + sum(cost_model.rebuild_bytes(known))) / rows
-    return median(of_a_row * one.rows / one.seconds for one in earlier)
+    return median(of_a_row * float(one.rows) / float(one.seconds) for one in earlier)
