@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from airflow_roir.engine.bloat import FANOUT, FILLED, LEAST_WIN_BYTES
 from airflow_roir.engine.compact.action import Action, Kind
+from airflow_roir.engine.compact.fresh_size import FANOUT, FILLED
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.quantity import counted, size
 
@@ -55,6 +55,8 @@ LEAST_DAYS = 1.0
 VACUUM_DAYS = 1.0
 # Waste below this share comes back by itself (ln 2 to 90 % is 23 %), or is an estimate's error.
 LEAST_WASTE = 0.25
+# Tables grow by whole blocks, and estimates err, as for the bloat in `roir status`.
+LEAST_WASTE_BYTES = 256 << 10
 # A segment is too big at this multiple of its siblings' size, or of the size that was asked for; below the absolute
 # size, one worker makes it again in half a minute, and nothing is won by smaller ones.
 TOO_BIG = 4
@@ -162,7 +164,7 @@ class Known:
 
 def is_waste(now: int, needed: int) -> bool:
     """Whether there is more than needed by a share, and by a size, that matter."""
-    return now - needed >= max(LEAST_WASTE * now, LEAST_WIN_BYTES)
+    return now - needed >= max(LEAST_WASTE * now, LEAST_WASTE_BYTES)
 
 
 def levels(pages: float) -> int:
