@@ -174,6 +174,10 @@ bench-fold: $(STAMP)  ## Delta rows folded per second; ARGS="--rows 200000 --bas
 bench-unique: $(STAMP)  ## A unique index under writers of duplicates, kills, pauses; ARGS="--rows 50000 --groups 100", "--cost 3"
 	$(BIN)/python -m benchmarks.unique $(ARGS)
 
+.PHONY: bench-reindex
+bench-reindex: $(STAMP)  ## What REINDEX CONCURRENTLY of a partition's index does to writers; ARGS="--pg 16 --seconds 5"
+	$(BIN)/python -m benchmarks.reindex $(ARGS)
+
 .PHONY: bench-governor
 bench-governor: $(ARCHIVE)  ## An application and a replica beside a build, without and with the governor; ARGS="--calm 10" for less
 	@$(with_java) \
