@@ -28,6 +28,7 @@ from airflow_roir.page import databases, settings
 from airflow_roir.page.answer import answer, bounded
 from airflow_roir.page.looks import Looks, NoAnswer
 from airflow_roir.page.run_operation import Change, is_paused_by_switch
+from airflow_roir.page.segments import shown_segments
 from airflow_roir.page.targets import Found, Run, operations_of, read_run, runs_of
 
 # As Airflow has it for ids of DAGs and tasks; ids of runs may hold more, but nothing that a database refuses.
@@ -42,6 +43,7 @@ STATIC = {
     "duplicates.js": "text/javascript; charset=utf-8",
     "throttle.js": "text/javascript; charset=utf-8",
     "shards.js": "text/javascript; charset=utf-8",
+    "segments.js": "text/javascript; charset=utf-8",
     "draw.js": "text/javascript; charset=utf-8",
 }
 HEADERS = {
@@ -440,6 +442,6 @@ def _indexes(connection_id: str) -> list[dict[str, Any]]:
     from airflow_roir.engine.indexes import indexes
 
     with databases.reading(connection_id) as database:
-        found = [one.as_dict() for one in indexes(database)]
+        found = [one.as_dict() | {"segments": shown_segments(one.segments)} for one in indexes(database)]
         runs = runs_of(database, [one["operation"] for one in found if one["operation"] is not None])
     return [one | {"run": runs.get(one["operation"])} for one in found]
