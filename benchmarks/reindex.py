@@ -3,8 +3,8 @@
 make bench-reindex
 make bench-reindex ARGS="--pg 16 --seconds 5"
 
-Two writers upsert into a table of four partitions, each rows of its own, while the partitions' indexes are made again one
-after the other. No writer should ever notice. What they are refused with is counted.
+Two writers upsert into a table of four partitions, each rows of its own, while the partitions' indexes are made again
+one after the other. No writer should ever notice. What they are refused with is counted.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import psycopg2
 from servers.postgres import embedded_postgres
 
 PARTITIONS, KEYS = 4, 100
+EACH = KEYS // PARTITIONS
 SETUP = (
     "CREATE TABLE b (k int, p int, v int) PARTITION BY RANGE (k)",
     *(
-        f"CREATE TABLE b{n} PARTITION OF b FOR VALUES FROM ({n * KEYS // PARTITIONS}) TO ({(n + 1) * KEYS // PARTITIONS})"
+        f"CREATE TABLE b{n} PARTITION OF b FOR VALUES FROM ({n * EACH}) TO ({(n + 1) * EACH})"
         for n in range(PARTITIONS)
     ),
     "CREATE UNIQUE INDEX ON b (k, p)",

@@ -103,7 +103,8 @@ def _row_of_each(database: Database, user: psycopg2.extensions.connection) -> No
         "VALUES (1, 1, 1, 'only', '{}', 1); "
         "INSERT INTO roir.verification_unit (verification_id, ordinal, stage, side, relation) "
         "VALUES (1, 1, 'total', 'heap', 1); "
-        "INSERT INTO roir.compaction_unit (operation_id, generation_id, ordinal, action, segments, parts, bytes_before) "
+        "INSERT INTO roir.compaction_unit "
+        "(operation_id, generation_id, ordinal, action, segments, parts, bytes_before) "
         "VALUES (1, 1, 0, 'rewrite', '{1}', '{2}', 0)",
     )
     assert sql(user, "SELECT count(*) FROM roir.scan_range") == [(1,)]
