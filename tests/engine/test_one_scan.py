@@ -312,7 +312,7 @@ FAULTS = {
 MOMENTS = ("SELECT r.id, r.claim_token", "WITH rows AS", "UPDATE roir.scan_range p")
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_happens_to_one_does_not_hurt_the_others(database: Database, table: str, fault: str, moment: str) -> None:

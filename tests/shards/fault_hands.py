@@ -145,7 +145,8 @@ class Hands:
         self.through = replace(traffic.made, index=traffic.network.dsn("", traffic.HANDS))
 
     def run(self) -> None:
-        works = [self.verify, self.verify, self.rebuild, self.rebuild, self.revert, self.clean_up, self.announce]
+        works = [self.verify, self.verify, self.rebuild, self.rebuild, self.revert, self.revert, self.clean_up]
+        works.append(self.announce)
         work = self.verify
         while not self.traffic.stopped.wait(self.chance.uniform(0, 0.5)):
             again = work == self.rebuild and self.chance.random() < 0.5
