@@ -372,15 +372,16 @@ def _drop_generation(
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         if source is not None:
             lock()
-        unique.end(connection, row.id, None, actor)
         changed = execute(
             connection,
             "UPDATE roir.generation SET status = 'dropped', capture_mode = 'none' "
-            "WHERE id = %(id)s AND status = 'retired'",
+            "WHERE id = %(id)s AND status = 'retired' AND drop_after <= clock_timestamp()",
             {"id": row.id},
         ).rowcount
+        # A revert may have been faster, which shows it again.
         if not changed:
             return False
+        unique.end(connection, row.id, None, actor)
         if source is not None:
             installation.refresh(connection, source)
         physical.drop(connection, row.id)

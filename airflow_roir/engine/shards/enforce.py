@@ -194,7 +194,8 @@ class Enforcing:
         def body(connection: Connection, lock: Callable[[], None]) -> None:
             self._hold_visits(connection)
             lock()
-            holders.begin(connection, self.generation_id)
+            if not holders.begin(connection, self.generation_id):
+                raise NotStrict(self._ended())
             names = self._names(connection)
             execute(connection, FROM_INTENTS.format(**names))
             execute(connection, OF_INTENTS.format(**names))
@@ -282,7 +283,8 @@ class Enforcing:
             execute(connection, DONE.format(**names))
             left = int(execute(connection, f"SELECT count(*) FROM {contested(self.generation_id)}").scalar_one())
             if not left:
-                holders.refuse(connection, self.generation_id)
+                if not holders.refuse(connection, self.generation_id):
+                    raise NotStrict(self._ended())
                 index = execute(connection, NAME, {"generation": self.generation_id}).one().id
                 operations.record_event(connection, index, None, operations.default_actor(), "unique", "enforced")
             return left
@@ -301,10 +303,17 @@ class Enforcing:
         """Raise NotStrict if a visit has found meanwhile that keys can't be enforced."""
         if holders.mode(connection, self.generation_id) != holders.COUNT:
             lost = select(tables.generation.c.unique_lost).where(tables.generation.c.id == self.generation_id)
-            raise NotStrict(f"index {self._name()} isn't enforced: {connection.execute(lost).scalar_one()}")
+            why = connection.execute(lost).scalar_one()
+            raise NotStrict(self._ended() if why is None else f"index {self._name()} isn't enforced: {why}")
         problem = strict_problem(connection, self.generation_id)
         if problem is not None:
             raise NotStrict(f"index {self._name()} isn't enforced: {problem}. Then, again: {self._again()}")
+
+    def _ended(self) -> str:
+        return (
+            f"index {self._name()}: generation {self.generation_id} isn't enforced. That was ended meanwhile, or its "
+            "operation is over, so that its keys aren't shipped any more"
+        )
 
     def _name(self) -> str:
         with self.database.transaction() as connection:

@@ -15,6 +15,7 @@ from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, check_dsn, execute
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import home, shard
+from airflow_roir.engine.shards import remove as captures
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
 from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RoirError
@@ -168,8 +169,9 @@ def remove(
 ) -> None:
     """Forget a shard, and remove our schema from it if no other index server captures there.
 
-    force: also if it can't be reached: what is left there goes on capturing, into tables that grow. Raises NotFound,
-    OperationRunning (an index is over it), DBAPIError (it can't be reached).
+    force: also if it can't be reached: what is left there goes on capturing, into tables that grow, and what announces
+    to this server fails from the next clean-up on. Raises NotFound, OperationRunning (an index is over it, or a capture
+    of one that was dropped can't be removed there now), DBAPIError (it can't be reached).
     """
     with database.transaction() as connection:
         check_schema(connection, writes=True)
@@ -188,11 +190,19 @@ def remove(
         )
     if found.dsn is not None:
         try:
+            # It may have been away when what was over it was dropped. Its writers announce on until that is removed.
+            left = captures.release(database, None, database.limits.clean_up_s, report, found.id)
+            if left:
+                raise OperationRunning(f"{left[0]}. Try again, or, if its server is gone for good, with --force")
             _leave(found.database("roir shard", database.limits))
         except (DBAPIError, RoirError) as error:
             if not force:
                 raise
-            report(f"shard {quote(name)}: nothing was removed there: {reason_of(error)}")
+            report(
+                f"shard {quote(name)}: nothing was removed there: {reason_of(error)}. If its server comes back, drop "
+                f"the schema {SHARD_SCHEMA} there, with CASCADE: else its triggers go on, and writers that announce to "
+                "this server fail"
+            )
     with database.transaction() as connection:
         gone = {"removed_at": func.clock_timestamp(), "dsn": None, "index_dsn": None, "conn_id": None}
         connection.execute(update(tables.shard).where(tables.shard.c.id == found.id).values(**gone))
