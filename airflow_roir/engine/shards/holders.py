@@ -103,6 +103,8 @@ def create(connection: Connection, generation_id: int) -> None:
         f"CREATE TRIGGER roir_put BEFORE INSERT ON {intents.table(generation_id)} FOR EACH ROW "
         f"WHEN (NEW.xid <> '{ENDED_XID}') EXECUTE FUNCTION {_function(generation_id)}()",
     )
+    # Whatever session_replication_role the database or the role is given.
+    execute(connection, f"ALTER TABLE {intents.table(generation_id)} ENABLE ALWAYS TRIGGER roir_put")
 
 
 def drop(connection: Connection, generation_id: int) -> None:
