@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine.compact.fresh_size import FILLED, LINE_POINTER, aligned, heap_pages
+from airflow_roir.engine.compact.fresh_size import FILLED, HALF_PADDING, LINE_POINTER, aligned, heap_pages
 from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT, PATIENCE_MS, held
 
@@ -83,9 +84,12 @@ def _measure(connection: Connection, schema: str, oid: int, trees: Sequence[Row[
     ).one()
     heap_needed = 0
     if heap.tuple_count:
-        size = -(-heap.tuple_len // heap.tuple_count)
-        heap_needed = heap_pages(heap.tuple_count, aligned(size) + LINE_POINTER, page, fillfactor) * page
-    taken = needed = leaves = filled = 0.0
+        heap_needed = heap_pages(heap.tuple_count, _padded(heap) + LINE_POINTER, page, fillfactor) * page
+    # What was pruned from the table has its entry in the trees still, and only the statistics count it.
+    dead = max(heap.dead, trees[0].dead)
+    live = heap.tuple_count / (heap.tuple_count + dead) if heap.tuple_count else 0.0
+    taken = needed = leaves = 0
+    filled = 0.0
     for one in trees:
         if one.tree is None:
             continue
@@ -98,8 +102,19 @@ def _measure(connection: Connection, schema: str, oid: int, trees: Sequence[Row[
         # Without leaves its density is NaN.
         full = tree.leaf_pages * tree.density / 100 if tree.leaf_pages else 0.0
         taken += tree.index_size
-        needed += int(min(-(-full // FILLED) + tree.internal_pages + 1, tree.index_size // page)) * page
+        fresh = math.ceil(full * live / FILLED)
+        # As many names of leaves go into a page above them as now.
+        inner = math.ceil(tree.internal_pages * fresh / tree.leaf_pages) if fresh > 1 else 0
+        needed += min(fresh + inner + 1, tree.index_size // page) * page
         leaves += tree.leaf_pages
         filled += full
     density = round(filled / leaves, 3) if leaves else None
-    return Measured(heap.tuple_count, heap.dead, heap.table_len, heap_needed, int(taken), int(needed), density)
+    return Measured(heap.tuple_count, dead, heap.table_len, heap_needed, taken, needed, density)
+
+
+def _padded(heap: Row[Any]) -> float:
+    """The bytes of an average tuple, which is measured without its padding. A whole number: they are all alike."""
+    whole: int = aligned(-(-heap.tuple_len // heap.tuple_count))
+    if heap.tuple_len % heap.tuple_count == 0:
+        return whole
+    return (whole + float(heap.tuple_len) / heap.tuple_count + HALF_PADDING) / 2
