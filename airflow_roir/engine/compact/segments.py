@@ -104,9 +104,11 @@ def segments(connection: Connection, generation_id: int, exact: bool = False) ->
 
 def rows_of(row: Row[Any]) -> int | None:
     """Live entries of a segment, about; None if nobody has counted them yet."""
-    if row.reltuples >= 0 and not row.counted:
+    if row.counted:
+        return max(0, int(row.live))
+    if row.reltuples >= 0:
         return int(row.reltuples)
-    return int(row.live or max(row.reltuples, 0)) if row.live > 0 or row.reltuples >= 0 else None
+    return int(row.live) if row.live > 0 else None
 
 
 def _widths(
