@@ -191,12 +191,15 @@ def table(found: dict[str, dict[str, list[dict[str, float]]]], suffix: str = "")
     heads = " | ".join(f"{one.split(',')[0]}, median | worst" for one in figures)
     lines = [f"| key | state | segments | {heads} |"]
     lines.append("| --- " * (3 + 2 * len(figures)) + "|")
-    everything: dict[str, list[dict[str, float]]] = {}
+    by_state: dict[str, list[dict[str, float]]] = {}
     for name, states in found.items():
         for state, errors in states.items():
-            everything.setdefault(state, []).extend(errors)
+            by_state.setdefault(state, []).extend(errors)
             lines.append(row(name, state, errors, figures))
-    lines += [row("all", state, errors, figures) for state, errors in everything.items()]
+    lines += [
+        row(name, "all", [one for of in states.values() for one in of], figures) for name, states in found.items()
+    ]
+    lines += [row("all", state, errors, figures) for state, errors in by_state.items()]
     return "\n".join(lines)
 
 
@@ -207,6 +210,17 @@ def row(name: str, state: str, errors: list[dict[str, float]], figures: Sequence
         for value in (median(values), max(values, key=abs)) if values else ():
             cells.append(f"{100 * value:+.1f}{'' if figure == 'leaves' else ' %'}")
     return f"| {name} | {state} | {len(errors)} | {' | '.join(cells)} |"
+
+
+def extremes(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
+    """Of each figure, over all segments: its least and greatest error, and how many are within 3 %."""
+    errors = [one for states in found.values() for of in states.values() for one in of]
+    lines = ["| figure | least | greatest | within 3 % |", "| --- | --- | --- | --- |"]
+    for figure in errors[0]:
+        values = [one[figure] for one in errors]
+        near = sum(abs(value) <= 0.03 for value in values) / len(values)
+        lines.append(f"| {figure} | {100 * min(values):+.1f} % | {100 * max(values):+.1f} % | {100 * near:.0f} % |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -229,6 +243,8 @@ def main() -> None:
     print(table(found, ", anew"))
     print("\npgstattuple beside a segment that is built anew\n")
     print(table(found, ", exact, anew"))
+    print("\nall segments: `anew` is beside one that is built anew, `exact` is pgstattuple\n")
+    print(extremes(found))
 
 
 if __name__ == "__main__":
