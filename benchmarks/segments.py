@@ -5,7 +5,7 @@ make bench-segments ARGS="--rows 20000 --keys int uuid"    # a quick look
 
 It starts a PostgreSQL of its own, with the extension pgstattuple. Indexes of several keys are built, and then churned,
 emptied and appended to. Each time every segment with enough entries is estimated, measured by pgstattuple, and built
-anew beside itself. An error is positive where the estimate says more; those of sizes are shares, those of the leaves'
+again beside itself. An error is positive where the estimate says more; those of sizes are shares, those of the leaves'
 density are percentage points.
 """
 
@@ -93,22 +93,22 @@ def changes(name: str, rows: int) -> dict[str, list[str]]:
 
 
 def truth(connection: Connection, segment: Segment) -> tuple[int, int]:
-    """The bytes of a segment's table and of its trees, built anew beside it."""
+    """The bytes of a segment's table and of its trees, built again beside it."""
     values = {"name": segment.name}
-    execute(connection, f"CREATE TABLE public.anew (LIKE {segment.name} INCLUDING STORAGE)")
-    execute(connection, f"INSERT INTO public.anew SELECT * FROM {segment.name}")
+    execute(connection, f"CREATE TABLE public.rebuilt (LIKE {segment.name} INCLUDING STORAGE)")
+    execute(connection, f"INSERT INTO public.rebuilt SELECT * FROM {segment.name}")
     defined = execute(
         connection, "SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = to_regclass(%(name)s)", values
     )
     for number, definition in enumerate(defined.scalars().all()):
         columns = definition.partition(" USING ")[2]
-        execute(connection, f"CREATE UNIQUE INDEX anew_{number} ON public.anew USING {columns}")
+        execute(connection, f"CREATE UNIQUE INDEX rebuilt_{number} ON public.rebuilt USING {columns}")
     sizes = execute(
         connection,
-        "SELECT pg_relation_size('public.anew') AS heap, (SELECT sum(pg_relation_size(indexrelid)) FROM pg_index "
-        "WHERE indrelid = 'public.anew'::regclass)::bigint AS trees",
+        "SELECT pg_relation_size('public.rebuilt') AS heap, (SELECT sum(pg_relation_size(indexrelid)) FROM pg_index "
+        "WHERE indrelid = 'public.rebuilt'::regclass)::bigint AS trees",
     ).one()
-    execute(connection, "DROP TABLE public.anew")
+    execute(connection, "DROP TABLE public.rebuilt")
     return sizes.heap, sizes.trees
 
 
@@ -134,10 +134,10 @@ def compare(database: Database, generation: int) -> list[dict[str, float]]:
                     "heap": heap_guess / heap_exact - 1,
                     "tree": tree_guess / tree_exact - 1,
                     "leaves": leaves_guess - leaves_exact,
-                    "heap, anew": heap_guess / heap - 1,
-                    "tree, anew": tree_guess / trees - 1,
-                    "heap, exact, anew": heap_exact / heap - 1,
-                    "tree, exact, anew": tree_exact / trees - 1,
+                    "heap, rebuilt": heap_guess / heap - 1,
+                    "tree, rebuilt": tree_guess / trees - 1,
+                    "heap, exact, rebuilt": heap_exact / heap - 1,
+                    "tree, exact, rebuilt": tree_exact / trees - 1,
                 }
             )
     return found
@@ -239,11 +239,11 @@ def main() -> None:
     RESULTS.write_text(json.dumps({"postgres": version, "rows": chosen.rows, "keys": found}, indent=1) + "\n")
     print("the estimate beside pgstattuple\n")
     print(table(found))
-    print("\nthe estimate beside a segment that is built anew\n")
-    print(table(found, ", anew"))
-    print("\npgstattuple beside a segment that is built anew\n")
-    print(table(found, ", exact, anew"))
-    print("\nall segments: `anew` is beside one that is built anew, `exact` is pgstattuple\n")
+    print("\nthe estimate beside a segment that is built again\n")
+    print(table(found, ", rebuilt"))
+    print("\npgstattuple beside a segment that is built again\n")
+    print(table(found, ", exact, rebuilt"))
+    print("\nall segments: `rebuilt` is beside one that is built again, `exact` is pgstattuple\n")
     print(extremes(found))
 
 
