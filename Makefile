@@ -206,6 +206,10 @@ bench-estimate: $(STAMP)  ## How good the time left is, in recorded builds; ARGS
 bench-plan: $(STAMP)  ## How good `roir plan` is: room, WAL and seconds beside what builds take; ARGS="--rows 100000" for less
 	$(BIN)/python -m benchmarks.plan $(ARGS)
 
+.PHONY: bench-young
+bench-young: $(STAMP)  ## A year of writes, and how indexes age: no care, REINDEX, rebuilds, compaction; ARGS="--days 60 --rows 10000"
+	$(BIN)/python -m benchmarks.young $(ARGS)
+
 .PHONY: bench-page
 bench-page: $(STAMP)  ## What a look at a build costs the server; ARGS="--ranges 1000" for less
 	$(BIN)/python -m benchmarks.look $(ARGS)
