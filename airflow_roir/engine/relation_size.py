@@ -28,7 +28,8 @@ SELECT relation::bigint FROM locked
 # Null where it was dropped meanwhile.
 MEASURED = """
 SELECT oid::bigint, coalesce(pg_relation_size(oid), 0) AS heap, coalesce(pg_table_size(oid), 0) AS own,
-       coalesce(pg_total_relation_size(oid), 0) AS total
+       coalesce(pg_total_relation_size(oid), 0) AS total,
+       coalesce((SELECT sum(pg_relation_size(i.indexrelid)) FROM pg_index i WHERE i.indrelid = pg_class.oid), 0) AS trees
   FROM pg_class WHERE oid = ANY (%(oids)s::oid[]) AND relkind IN ('r', 'm', 't')
 """
 # As of the last VACUUM, ANALYZE or CREATE INDEX.
@@ -36,7 +37,9 @@ ESTIMATED = """
 SELECT c.oid::bigint, c.relpages * b.size AS heap, (c.relpages + coalesce(t.relpages, 0)) * b.size AS own,
        (c.relpages + coalesce(t.relpages, 0) + coalesce((
           SELECT sum(x.relpages) FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
-           WHERE i.indrelid IN (c.oid, t.oid)), 0)) * b.size AS total
+           WHERE i.indrelid IN (c.oid, t.oid)), 0)) * b.size AS total,
+       coalesce((SELECT sum(x.relpages) FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+                  WHERE i.indrelid = c.oid), 0) * b.size AS trees
   FROM pg_class c LEFT JOIN pg_class t ON t.oid = c.reltoastrelid
  CROSS JOIN (SELECT current_setting('block_size')::bigint AS size) b
  WHERE c.oid = ANY (%(oids)s::oid[]) AND c.relkind IN ('r', 'm', 't')
@@ -45,11 +48,12 @@ SELECT c.oid::bigint, c.relpages * b.size AS heap, (c.relpages + coalesce(t.relp
 
 @dataclass(frozen=True)
 class RelationSize:
-    """Bytes. heap: the rows alone; own: with TOAST and maps; total: with all indexes."""
+    """Bytes. heap: the rows alone; own: with TOAST and maps; total: with all indexes; trees: these, without maps."""
 
     heap: int
     own: int
     total: int
+    trees: int
 
 
 def relation_sizes(connection: Connection, oids: Iterable[int]) -> dict[int, RelationSize]:
@@ -60,7 +64,7 @@ def relation_sizes(connection: Connection, oids: Iterable[int]) -> dict[int, Rel
     wanted = set(oids)
     if not wanted:
         return {}
-    locked = wanted & set(execute(connection, LOCKED).scalars())
+    locked = held(connection, wanted)
     sizes = _estimated(connection, locked)
     try:
         return sizes | _measured(connection, wanted - locked)
@@ -68,6 +72,11 @@ def relation_sizes(connection: Connection, oids: Iterable[int]) -> dict[int, Rel
         if sqlstate(error) != LOCK_TIMEOUT:
             raise
         return _estimated(connection, wanted)
+
+
+def held(connection: Connection, oids: Iterable[int]) -> set[int]:
+    """Which of these tables somebody else holds, or wants, for itself alone."""
+    return set(oids) & set(execute(connection, LOCKED).scalars())
 
 
 def _measured(connection: Connection, oids: set[int]) -> dict[int, RelationSize]:
@@ -86,6 +95,6 @@ def _estimated(connection: Connection, oids: set[int]) -> dict[int, RelationSize
 
 def _read(connection: Connection, sql: str, oids: set[int]) -> dict[int, RelationSize]:
     return {
-        row.oid: RelationSize(int(row.heap), int(row.own), int(row.total))
+        row.oid: RelationSize(int(row.heap), int(row.own), int(row.total), int(row.trees))
         for row in execute(connection, sql, {"oids": sorted(oids)})
     }

@@ -185,7 +185,8 @@ class SealWorker:
     def _commit(self, claim: SegmentClaim, was: SegmentStatus, becomes: SegmentStatus) -> None:
         values = {"from": was.value, "to": becomes.value}
         stands, ends = "p.status = %(from)s", "%(to)s = 'sealed'"
-        SEGMENTS.commit(self.connection, self.job.run, self.worker, claim, "status = %(to)s", values, stands, ends)
+        changes = "status = %(to)s, sealed_at = CASE WHEN %(to)s = 'sealed' THEN clock_timestamp() END"
+        SEGMENTS.commit(self.connection, self.job.run, self.worker, claim, changes, values, stands, ends)
 
     def _holds(self, claim: SegmentClaim) -> bool:
         with self.connection.begin():

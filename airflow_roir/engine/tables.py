@@ -258,10 +258,13 @@ segment = Table(
     Column("claim_token", BigInteger, nullable=False, server_default="0"),
     # The run that found duplicates in it: only a later one tries again.
     Column("refused_epoch", BigInteger),
+    # When it became sealed: how old its B-tree is, about.
+    _moment("sealed_at"),
     UniqueConstraint("generation_id", "ordinal"),
     # loading: no index yet. indexed: unique index built and attached. sealed: vacuumed and analysed too.
     _one_of("status", SegmentStatus),
     CheckConstraint("status <> 'sealed' OR claim_worker IS NULL", name="sealed_is_free"),
+    CheckConstraint("sealed_at IS NULL OR status = 'sealed'", name="sealed_at"),
 )
 
 source_partition = Table(

@@ -130,8 +130,10 @@ CREATE TABLE roir.segment (
     claim_worker integer,
     claim_token bigint NOT NULL DEFAULT '0',
     refused_epoch bigint,
+    sealed_at timestamptz,
     UNIQUE (generation_id, ordinal),
-    CONSTRAINT segment_sealed_is_free CHECK (status <> 'sealed' OR claim_worker IS NULL)
+    CONSTRAINT segment_sealed_is_free CHECK (status <> 'sealed' OR claim_worker IS NULL),
+    CONSTRAINT segment_sealed_at CHECK (sealed_at IS NULL OR status = 'sealed')
 );
 
 CREATE TABLE roir.source_partition (

@@ -15,9 +15,9 @@ class Segment:
     rows: live entries, about. heap_bytes, tree_bytes: of its table and of its B-trees, as they are; heap_needed,
     tree_needed: as they would be if built now. leaf_density: how full the B-tree's leaves are, 0 to 1. dead_rows: dead
     entries that no vacuum has taken yet, about. scans: index scans since `since`; rows_read: entries that these returned;
-    blocks_read, blocks_hit: of table and trees, from outside and inside of shared_buffers. since: when the counters began.
-    sealed_at: when its B-tree was built. growth: its rows by the median of its siblings'. exact: measured by pgstattuple, else
-    estimated.
+    blocks_read, blocks_hit: of table and trees, from outside and inside of shared_buffers. since: when the counters
+    began. sealed_at: when its B-tree was built. growth: its rows by the median of its siblings'. exact: measured by
+    pgstattuple, else estimated.
     """
 
     ordinal: int

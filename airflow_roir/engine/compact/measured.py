@@ -1,0 +1,105 @@
+"""Segments measured by the extension pgstattuple, which reads all entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine.compact.fresh_size import FILLED, LINE_POINTER, aligned, heap_pages
+from airflow_roir.engine.database import execute, sqlstate
+from airflow_roir.engine.relation_size import LOCK_TIMEOUT, PATIENCE_MS, held
+
+# Only functions that belong to the extension: of another one by that name nobody knows what it does.
+MEASURES = """
+SELECT quote_ident(n.nspname) AS schema,
+       (SELECT count(*) FROM pg_depend d JOIN pg_proc p ON p.oid = d.objid
+         WHERE d.classid = 'pg_proc'::regclass AND d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+           AND d.deptype = 'e' AND has_function_privilege(p.oid, 'EXECUTE') AND has_schema_privilege(n.oid, 'USAGE')
+           AND p.oid IN (to_regprocedure(format('%I.pgstattuple(regclass)', n.nspname)),
+                         to_regprocedure(format('%I.pgstatindex(regclass)', n.nspname)))) = 2 AS readable
+  FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'pgstattuple'
+"""
+REFUSED = "42501"
+NOT_THERE = "estimated, since the extension pgstattuple isn't installed"
+LOCKED = "estimated, since the tables are locked now"
+NOT_ALLOWED = "estimated, since this role may not use pgstattuple: GRANT pg_stat_scan_tables TO the role"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one segment, as in `Segment`."""
+
+    rows: int
+    dead_rows: int
+    heap_bytes: int
+    heap_needed: int
+    tree_bytes: int
+    tree_needed: int
+    leaf_density: float | None
+
+
+def measure(
+    connection: Connection, stores: Mapping[int, Sequence[Row[Any]]]
+) -> tuple[dict[int, Measured], dict[int, str]]:
+    """Measure what can be measured, in the caller's transaction; waits for no lock. Also why the others can't be.
+
+    stores: the tables by oid, with a row for each B-tree.
+    """
+    extension = execute(connection, MEASURES).first()
+    if extension is None or not extension.readable:
+        return {}, dict.fromkeys(stores, NOT_THERE if extension is None else NOT_ALLOWED)
+    measured: dict[int, Measured] = {}
+    locked = held(connection, stores)
+    why = dict.fromkeys(locked, LOCKED)
+    for oid, trees in stores.items():
+        if oid in locked:
+            continue
+        savepoint = connection.begin_nested()
+        try:
+            execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
+            measured[oid] = _measure(connection, extension.schema, oid, trees)
+        except DBAPIError as error:
+            if sqlstate(error) == REFUSED:
+                return {}, dict.fromkeys(stores, NOT_ALLOWED)
+            if sqlstate(error) != LOCK_TIMEOUT:
+                raise
+            why[oid] = LOCKED
+        finally:
+            savepoint.rollback()
+    return measured, why
+
+
+def _measure(connection: Connection, schema: str, oid: int, trees: Sequence[Row[Any]]) -> Measured:
+    page, fillfactor = trees[0].page, trees[0].fillfactor
+    heap = execute(
+        connection,
+        "SELECT table_len, tuple_count, tuple_len, dead_tuple_count AS dead "
+        f"FROM {schema}.pgstattuple(%(oid)s::oid::regclass)",
+        {"oid": oid},
+    ).one()
+    heap_needed = 0
+    if heap.tuple_count:
+        size = -(-heap.tuple_len // heap.tuple_count)
+        heap_needed = heap_pages(heap.tuple_count, aligned(size) + LINE_POINTER, page, fillfactor) * page
+    taken = needed = leaves = filled = 0.0
+    for one in trees:
+        if one.tree is None:
+            continue
+        tree = execute(
+            connection,
+            "SELECT index_size, leaf_pages, internal_pages, avg_leaf_density AS density "
+            f"FROM {schema}.pgstatindex(%(oid)s::oid::regclass)",
+            {"oid": one.tree},
+        ).one()
+        # Without leaves its density is NaN.
+        full = tree.leaf_pages * tree.density / 100 if tree.leaf_pages else 0.0
+        taken += tree.index_size
+        needed += int(min(-(-full // FILLED) + tree.internal_pages + 1, tree.index_size // page)) * page
+        leaves += tree.leaf_pages
+        filled += full
+    density = round(filled / leaves, 3) if leaves else None
+    return Measured(heap.tuple_count, heap.dead, heap.table_len, heap_needed, int(taken), int(needed), density)

@@ -1,0 +1,221 @@
+"""What is known of each segment of a published generation: by the catalogs and statistics, or measured.
+
+An estimate reads no entry. With the extension pgstattuple the same is measured, which reads all of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.compact.fresh_size import (
+    HEAP_HEADER,
+    INDEX_HEADER,
+    Width,
+    entry_bytes,
+    heap_pages,
+    leaf_room,
+    leaves_of,
+    tree_pages,
+)
+from airflow_roir.engine.compact.measured import Measured, measure
+from airflow_roir.engine.compact.segment import Segment
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.relation_size import RelationSize, relation_sizes
+from airflow_roir.engine.tables import DATA_SCHEMA
+
+# Each segment with its unique index; that of NULLs has two in a unique index, and a row for each. rows: counted live
+# since the last ANALYZE, which knows of deletes what the density of the last VACUUM doesn't; a server that crashed has
+# forgotten the count, and begins it at nothing: it isn't `counted` until the next VACUUM or ANALYZE. A crash also sets
+# the moments of all counters of the server, of which a user may set single ones again; so the least of them is meant.
+SEGMENTS = """
+SELECT s.ordinal, s.lower, s.upper, s.sealed_at,
+       greatest(s.sealed_at, pg_stat_get_db_stat_reset_time(d.oid), f.since) AS since,
+       c.oid::bigint, c.oid::regclass::text AS name, c.reltuples, pg_stat_get_live_tuples(c.oid) AS live,
+       pg_stat_get_dead_tuples(c.oid) AS dead,
+       coalesce(pg_stat_get_last_vacuum_time(c.oid), pg_stat_get_last_autovacuum_time(c.oid),
+                pg_stat_get_last_analyze_time(c.oid), pg_stat_get_last_autoanalyze_time(c.oid)) IS NOT NULL AS counted,
+       coalesce((SELECT option_value::int FROM pg_options_to_table(c.reloptions) WHERE option_name = 'fillfactor'), 100)
+       AS fillfactor,
+       has_table_privilege(c.oid, 'SELECT') AS readable, current_setting('block_size')::int AS page,
+       pg_stat_get_blocks_fetched(c.oid) AS fetched, pg_stat_get_blocks_hit(c.oid) AS hit,
+       x.indexrelid::bigint AS tree, x.indkey::int[] AS columns, pg_stat_get_numscans(x.indexrelid) AS scans,
+       pg_stat_get_tuples_returned(x.indexrelid) AS returned,
+       pg_stat_get_blocks_fetched(x.indexrelid) AS tree_fetched, pg_stat_get_blocks_hit(x.indexrelid) AS tree_hit
+  FROM roir.segment s
+ CROSS JOIN lpad(s.ordinal::text, greatest(3, length(s.ordinal::text)), '0') AS number
+  JOIN pg_inherits h ON h.inhparent = to_regclass(%(base)s)
+  JOIN pg_class c ON c.oid = h.inhrelid AND c.relkind = 'r' AND c.relname = concat('g', s.generation_id, '_s', number)
+  JOIN pg_database d ON d.datname = current_database()
+ CROSS JOIN (SELECT least((SELECT stats_reset FROM pg_stat_bgwriter), (SELECT stats_reset FROM pg_stat_archiver),
+                          (SELECT stats_reset FROM pg_stat_wal)) AS since) f
+  LEFT JOIN pg_index x ON x.indrelid = c.oid AND x.indisunique AND x.indisvalid
+ WHERE s.generation_id = %(generation)s
+ ORDER BY s.ordinal, x.indexrelid
+"""
+# Of each column of the entries what is known of each segment. A column that no segment has statistics of, and whose type
+# has no fixed length, is of unknown width.
+WIDTHS = """
+SELECT a.attnum, a.attlen, a.attalign::text AS alignment, s.oid, s.avg_width, s.null_frac
+  FROM pg_attribute a
+  LEFT JOIN (SELECT c.oid::bigint AS oid, p.attname, p.avg_width, p.null_frac
+               FROM pg_stats p
+               JOIN pg_class c ON c.oid = to_regclass(format('%%I.%%I', p.schemaname, p.tablename))
+               JOIN pg_inherits h ON h.inhrelid = c.oid AND h.inhparent = to_regclass(%(base)s)
+              WHERE p.schemaname = %(schema)s AND p.tablename = ANY (%(tables)s)) s ON s.attname = a.attname
+ WHERE a.attrelid = to_regclass(%(base)s) AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY a.attnum
+"""
+NO_STATISTICS = "its tables have no statistics: ANALYZE makes them"
+NOT_READABLE = "this role can't read the statistics of its tables: it needs SELECT on them"
+EMPTY_TREE = "its B-tree has no leaf"
+
+
+def segments(connection: Connection, generation_id: int, exact: bool = False) -> tuple[Segment, ...]:
+    """The segments of a sealed generation by ordinal, in the caller's transaction. Waits for no lock.
+
+    exact: measure them by pgstattuple, which reads all entries; what can't be measured is estimated, and its `note`
+    says why. Empty if the generation's tables are gone. Sizes of what somebody holds for itself alone are as of the last
+    VACUUM or ANALYZE. The counters may lag a second behind. TOAST counts neither way.
+    """
+    stores: dict[int, list[Row[Any]]] = defaultdict(list)
+    for row in execute(connection, SEGMENTS, {"generation": generation_id, "base": physical.base(generation_id)}).all():
+        stores[row.oid].append(row)
+    if not stores:
+        return ()
+    measured, why = measure(connection, stores) if exact else ({}, {})
+    sizes = relation_sizes(connection, stores)
+    left = {oid: trees for oid, trees in stores.items() if oid not in measured}
+    widths = _widths(connection, generation_id, stores) if left else {}
+    found = []
+    for oid, trees in stores.items():
+        if oid in measured:
+            found.append(_known(trees, measured[oid]))
+        elif oid in sizes:  # else dropped meanwhile
+            found.append(_estimated(trees, sizes[oid], widths[oid], why.get(oid)))
+    return tuple(_beside_siblings(found))
+
+
+def rows_of(row: Row[Any]) -> int | None:
+    """Live entries of a segment, about; None if nobody has counted them yet."""
+    if row.reltuples >= 0 and not row.counted:
+        return int(row.reltuples)
+    return int(row.live or max(row.reltuples, 0)) if row.live > 0 or row.reltuples >= 0 else None
+
+
+def _widths(
+    connection: Connection, generation_id: int, stores: dict[int, list[Row[Any]]]
+) -> dict[int, dict[int, Width]]:
+    """Of each segment its columns by number: by its own statistics, else as they are in the others on average."""
+    rows = execute(
+        connection,
+        WIDTHS,
+        {
+            "base": physical.base(generation_id),
+            "schema": DATA_SCHEMA,
+            "tables": [trees[0].name.rsplit(".", 1)[-1] for trees in stores.values()],
+        },
+    ).all()
+    columns = {row.attnum: row for row in rows}
+    own = {(row.oid, row.attnum): (row.avg_width, row.null_frac) for row in rows if row.oid is not None}
+    average = {}
+    for number in columns:
+        weights = {oid: max(trees[0].reltuples, 1.0) for oid, trees in stores.items() if (oid, number) in own}
+        if weights:
+            total = sum(weights.values())
+            average[number] = tuple(
+                sum(own[oid, number][part] * weight for oid, weight in weights.items()) / total for part in (0, 1)
+            )
+    return {
+        oid: {
+            number: _width(column, own.get((oid, number)) or average.get(number)) for number, column in columns.items()
+        }
+        for oid in stores
+    }
+
+
+def _width(column: Row[Any], known: Sequence[float] | None) -> Width:
+    fixed = column.attlen > 0
+    width = float(column.attlen) if fixed else None if known is None else float(known[0])
+    return Width(width, float(known[1]) if known else 0.0, fixed, column.alignment)
+
+
+def _estimated(trees: Sequence[Row[Any]], size: RelationSize, columns: dict[int, Width], why: str | None) -> Segment:
+    first = trees[0]
+    page, rows = first.page, rows_of(first)
+    base = _counted(trees, rows, first.dead, size.heap, size.trees)
+    unknown = any(column.bytes is None for column in columns.values())
+    if rows is None or (rows and unknown):
+        said = NO_STATISTICS if first.readable else NOT_READABLE
+        return replace(base, note="; ".join(filter(None, (why, said))))
+    heap = heap_pages(rows, entry_bytes([columns[n] for n in sorted(columns)], HEAP_HEADER), page, first.fillfactor)
+    needed = 0
+    filled = 0.0
+    for one in trees:
+        if one.tree is None:
+            continue
+        entry = entry_bytes([columns[number] for number in one.columns if number in columns], INDEX_HEADER)
+        needed += tree_pages(rows, entry, page)
+        # Dead entries fill a leaf, too, until a vacuum takes them.
+        filled += (rows + first.dead) * entry
+    leaves = leaves_of(size.trees // page) * leaf_room(page)
+    density = min(1.0, round(filled / leaves, 3)) if leaves > 0 else None
+    note = "; ".join(filter(None, (why, EMPTY_TREE if density is None else None))) or None
+    return replace(base, heap_needed=heap * page, tree_needed=needed * page, leaf_density=density, note=note)
+
+
+def _known(trees: Sequence[Row[Any]], found: Measured) -> Segment:
+    base = _counted(trees, found.rows, found.dead_rows, found.heap_bytes, found.tree_bytes)
+    return replace(
+        base,
+        heap_needed=found.heap_needed,
+        tree_needed=found.tree_needed,
+        leaf_density=found.leaf_density,
+        exact=True,
+        note=EMPTY_TREE if found.leaf_density is None else None,
+    )
+
+
+def _counted(trees: Sequence[Row[Any]], rows: int | None, dead: int, heap_bytes: int, tree_bytes: int) -> Segment:
+    """What is counted, whoever knows the rest."""
+    first = trees[0]
+    have = [one for one in trees if one.tree is not None]
+    fetched = first.fetched + sum(one.tree_fetched for one in have)
+    hit = first.hit + sum(one.tree_hit for one in have)
+    return Segment(
+        ordinal=first.ordinal,
+        name=first.name,
+        lower=None if first.lower is None else tuple(first.lower),
+        upper=None if first.upper is None else tuple(first.upper),
+        rows=rows,
+        heap_bytes=heap_bytes,
+        tree_bytes=tree_bytes,
+        heap_needed=None,
+        tree_needed=None,
+        leaf_density=None,
+        dead_rows=dead,
+        scans=sum(one.scans for one in have),
+        rows_read=sum(one.returned for one in have),
+        blocks_read=max(0, fetched - hit),
+        blocks_hit=hit,
+        since=first.since,
+        sealed_at=first.sealed_at,
+        growth=None,
+    )
+
+
+def _beside_siblings(found: Sequence[Segment]) -> list[Segment]:
+    """With their growth. The default segment, of NULLs, is nobody's sibling."""
+    counts = {one.ordinal: one.rows for one in found if one.ordinal != physical.DEFAULT_SEGMENT}
+    told = []
+    for one in found:
+        others = [rows for ordinal, rows in counts.items() if ordinal != one.ordinal and rows is not None]
+        usual = median(others) if others and one.ordinal in counts else 0
+        told.append(replace(one, growth=round(one.rows / usual, 3) if usual and one.rows is not None else None))
+    return told
