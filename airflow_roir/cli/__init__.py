@@ -16,6 +16,7 @@ from airflow_roir.cli import (  # noqa: F401
     announce,
     build,
     change,
+    compact,
     dags,
     duplicates,
     metrics,

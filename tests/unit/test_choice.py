@@ -127,6 +127,12 @@ def test_laws(seed: int) -> None:
             if budget.bytes is not None:
                 assert net >= before - 1e-6, f"seed {seed}: more budget, less gain"
                 before = net
+    for one in free.actions:
+        # A byte is missing.
+        made = pick(segments, terms, Budget(bytes=one.budgeted - 1))
+        assert made.totals["budgeted"] < one.budgeted, seed
+        made = pick(segments, terms, Budget(bytes=one.budgeted))
+        assert made.totals["gain"] - made.totals["cost"] >= one.net - 1e-6, seed
     check(free, segments, adjacent)
 
 
@@ -268,6 +274,10 @@ def test_a_missing_segment_parts_neighbours() -> None:
     del segments[1]
     merged = [one.ordinals for one in pick([*segments, *_big(20)], TERMS).actions if one.kind is Kind.MERGE]
     assert merged == [(3, 4)]
+    unknown = [emptied(segment(i, of=6)) for i in range(1, 7)]
+    unknown[2] = replace(unknown[2], rows=None)
+    made = pick([*unknown, *_big(20)], TERMS)
+    assert {one.ordinals for one in made.actions} == {(1, 2), (4, 5, 6)}
 
 
 def _big(count: int) -> list[Segment]:

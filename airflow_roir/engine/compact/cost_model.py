@@ -23,7 +23,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+<<<<<<< HEAD
 from dataclasses import dataclass
+=======
+from dataclasses import dataclass, replace
+>>>>>>> 66fa02fc24c8be7a94ebbccc6f9d5a1ed3445bb9
 from datetime import datetime
 
 from airflow_roir.engine.bloat import FANOUT, FILLED, LEAST_WIN_BYTES
@@ -92,10 +96,25 @@ class Terms:
     page: int = 8192
     source_bytes: int | None = None
 
+<<<<<<< HEAD
 
 @dataclass(frozen=True)
 class Known:
     """A segment of which all is known that the model asks for."""
+=======
+    def at(self, bytes_per_second: float) -> Terms:
+        """The same, at a rate that was measured."""
+        return replace(self, bytes_per_second=bytes_per_second)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A segment of which all is known that the model asks for.
+
+    heap, tree, and what they need: bytes. fill: of the B-tree's leaves, by that of a fresh one, 0 to 1. dead: entries.
+    scans, entries that these return, and blocks that they visit: a day. miss: the share of blocks from outside.
+    """
+>>>>>>> 66fa02fc24c8be7a94ebbccc6f9d5a1ed3445bb9
 
     ordinal: int
     rows: int
@@ -120,7 +139,12 @@ class Known:
         blocks = segment.blocks_read + segment.blocks_hit
         fill = segment.tree_needed / segment.tree_bytes if segment.tree_bytes else 1.0
         if segment.leaf_density is not None:
+<<<<<<< HEAD
             fill = segment.leaf_density / FILLED
+=======
+            # Pages that no scan visits any more are no leaves. What a B-tree of one leaf lacks, a new one lacks, too.
+            fill = max(fill, segment.leaf_density / FILLED)
+>>>>>>> 66fa02fc24c8be7a94ebbccc6f9d5a1ed3445bb9
         return cls(
             ordinal=segment.ordinal,
             rows=segment.rows,

@@ -1,0 +1,110 @@
+"""What of a published index is worth a compaction: asks the database, then `choice.py` decides. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from airflow_roir.definition import parse_name
+from airflow_roir.engine import catalog, operations, tables
+from airflow_roir.engine.compact import cost_model
+from airflow_roir.engine.compact.budget import Budget
+from airflow_roir.engine.compact.choice import Choice, pick
+from airflow_roir.engine.compact.cost_model import Known, Terms
+from airflow_roir.engine.compact.segment import Segment
+from airflow_roir.engine.compact.segments import segments
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.relation_size import relation_sizes
+from airflow_roir.engine.schema import check_schema
+from airflow_roir.errors import NotFound
+from airflow_roir.generation_state import GenerationStatus
+
+SERVER = "SELECT clock_timestamp() AS now, current_setting('block_size')::int AS page"
+# Builds of this index that went through, not limited and little throttled. Of fewer rows, most time is constant.
+EARLIER = """
+SELECT o.rows_estimate AS rows, s.worked * o.parallelism AS seconds
+  FROM roir.operation o
+ CROSS JOIN LATERAL (SELECT coalesce((o.phase_seconds ->> 'build')::float8, 0)
+                          + coalesce((o.phase_seconds ->> 'seal')::float8, 0) AS worked) s
+ WHERE o.index_id = %(index)s AND o.kind IN ('create', 'rebuild') AND o.status = 'completed'
+   AND o.max_rows_per_second IS NULL AND o.rows_estimate >= %(telling)s AND s.worked > 0
+   AND (SELECT coalesce(sum(l.seconds), 0) FROM roir.throttle_time l WHERE l.operation_id = o.id) <= 0.1 * s.worked
+ ORDER BY o.id DESC LIMIT %(most)s
+"""
+TELLING_ROWS = 50_000
+MOST_EARLIER = 3
+
+
+def choose(
+    database: Database,
+    index: str,
+    budget: Budget | None = None,
+    exact: bool = False,
+    *,
+    segment_bytes: int | None = None,
+    horizon_days: float = cost_model.HORIZON_DAYS,
+) -> Choice:
+    """The segments of an index's active generation that are worth a compaction, within the budget; without one, all.
+
+    exact: measure the segments by pgstattuple, which reads all entries; else they are estimated. segment_bytes: the
+    size that segments should have; None: as their siblings. horizon_days: for how long savings count. Waits for no
+    lock. Not guaranteed: that the segments are the same by the time that the choice is carried out. Raises NotFound,
+    InvalidInput, SchemaVersionMismatch.
+    """
+    with database.transaction() as connection:
+        check_schema(connection)
+        found = operations.find_index(connection, parse_name(index, "index"))
+        generation_id = active_generation(connection, found)
+        seen = segments(connection, generation_id, exact)
+        server = execute(connection, SERVER).one()
+        terms = Terms(
+            now=server.now,
+            horizon_days=horizon_days,
+            segment_bytes=segment_bytes,
+            page=server.page,
+            source_bytes=_source_bytes(connection, found),
+        )
+        earlier = execute(connection, EARLIER, {"index": found.id, "telling": TELLING_ROWS, "most": MOST_EARLIER}).all()
+    rate = _rate(earlier, seen, terms)
+    return pick(seen, terms if rate is None else terms.at(rate), budget)
+
+
+def active_generation(connection: Connection, index: Row[Any]) -> int:
+    """The id of the generation that an index shows. Raises NotFound if none is published."""
+    generation = tables.generation
+    found = connection.execute(
+        select(generation.c.id).where(
+            generation.c.index_id == index.id, generation.c.status == GenerationStatus.ACTIVE.value
+        )
+    ).scalar_one_or_none()
+    if found is None:
+        name = operations.index_name(index)
+        raise NotFound(f"index {name} isn't published yet; finish its operation first: roir resume")
+    return int(found)
+
+
+def _source_bytes(connection: Connection, index: Row[Any]) -> int | None:
+    """What a rebuild reads; None of an index apart, whose source is in the shards, and if the source is gone."""
+    if index.shard_column is not None:
+        return None
+    try:
+        source = catalog.read_source_by_oid(connection, index.source_oid)
+    except NotFound:
+        return None
+    return sum(one.own for one in relation_sizes(connection, source.leaves).values())
+
+
+def _rate(earlier: Sequence[Row[Any]], seen: Sequence[Segment], terms: Terms) -> float | None:
+    """Bytes a second of one worker, by earlier builds of this index; None if none tells.
+
+    They read the source, and not entries: where its rows are wider, the rate is on the safe side.
+    """
+    known = [one for one in (Known.of(segment, terms.now) for segment in seen) if one is not None]
+    rows = sum(one.rows for one in known)
+    if not rows or not earlier:
+        return None
+    of_a_row = (sum(one.heap_needed for one in known) + sum(cost_model.rebuild_bytes(known))) / rows
+    return median(of_a_row * float(one.rows) / float(one.seconds) for one in earlier)
