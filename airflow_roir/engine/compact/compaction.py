@@ -192,7 +192,7 @@ def compact(
     owner = actor or operations.default_actor()
     actions: Sequence[Action] = ()
     if not is_unfinished(database, index):
-        from airflow_roir.engine.compact import choosing  # type: ignore[attr-defined]
+        from airflow_roir.engine.compact import choosing
 
         actions = choosing.choose(database, index, budget).actions
         if not actions:
