@@ -125,7 +125,7 @@ def _carry_on_workers(database: Database, index: str, spark: CommandSpark, take_
     ended = operation_status(database, row.id)
     _exit_if_paused(ended, index)
     _exit_if_unfinished(ended, index)
-    return row.id
+    return int(row.id)
 
 
 def compact_by_threads(database: Database, begun: BegunCompaction) -> CompactionReport:

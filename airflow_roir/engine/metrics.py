@@ -81,7 +81,9 @@ SELECT r.*, i.schema_name, i.name AS bare_name, o.generation_id,
                 WHERE generation_id = o.generation_id AND o.kind IN ('create', 'rebuild')
                UNION ALL
                SELECT u.claim_worker, u.claim_epoch FROM roir.verification v
-                 JOIN roir.verification_unit u ON u.verification_id = v.id WHERE v.operation_id = o.id) y
+                 JOIN roir.verification_unit u ON u.verification_id = v.id WHERE v.operation_id = o.id
+               UNION ALL
+               SELECT claim_worker, claim_epoch FROM roir.compaction_unit WHERE operation_id = o.id) y
         WHERE y.epoch = o.epoch) h
  WHERE r.operation_id = ANY (ARRAY(
        SELECT max(n.id) FROM roir.operation n JOIN roir.index x ON x.id = n.index_id

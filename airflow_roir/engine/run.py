@@ -31,7 +31,7 @@ from airflow_roir.errors import (
 )
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, BY_DUPLICATES, FORMAT_VERSION, Status, Verb
 
-# To continue after these would be wrong. OperationFailed: readers see another generation than the one that is compacted.
+# To continue after these would be wrong. OperationFailed: readers see another generation than what is compacted.
 FATAL = (SourceChanged, OperationFailed)
 
 

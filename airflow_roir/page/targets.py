@@ -76,6 +76,8 @@ class Run:
         if one.kind == "verify":
             task = {VERIFY_DAG: "verify", "rebuild_index": "verify_before"}.get(self.dag_id)
             return None if task is None else {"task_id": task, "map_index": -1}
+        if one.kind == "compact":
+            return None
         for (group, map_index), number in self.prepared.items():
             if number == one.operation:
                 return {"task_id": f"{group}.build" if group else "build", "map_index": map_index}

@@ -62,12 +62,12 @@ def drive(
     check: Callable[[], None] = lambda: None,
     surroundings: Surroundings | None = None,
 ) -> OperationStatus:
-    """Build and seal the index's live operation on Spark, verify or compact it, in a run of its own, from its present phase.
+    """Take the index's live operation through the phases that are for workers, on Spark, in a run of its own.
 
     log: the file that Spark's own log goes to; only told. check: called about once a second while workers work, raises
     what shall end the run. surroundings: of the throttle, by default what the environment says. Returns the operation's
-    status: phase `fold` when sealed, `done` when verified or compacted, or `paused`. Raises what `start_run` raises, SparkFailed,
-    and WorkerFailed for what workers reported; the operation then holds the reason.
+    status: phase `fold` when sealed, `done` when verified or compacted, or `paused`. Raises what `start_run` raises,
+    SparkFailed, and WorkerFailed for what workers reported; the operation then holds the reason.
     """
     run = start_run(database, index, owner, take_over, lift_pause, report)
     with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):

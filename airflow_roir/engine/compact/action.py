@@ -60,9 +60,5 @@ class Action:
         """For JSON."""
         rounded = {name: round(getattr(self, name), 1) for name in ("seconds", "reads_per_day", "gain", "cost")}
         rounded["pages_saved_per_day"] = round(self.pages_saved_per_day, 1)
-<<<<<<< HEAD
-        return {**asdict(self), **rounded, "kind": self.kind.value, "room_saved": self.room_saved}
-=======
         told = {"kind": self.kind.value, "ordinals": list(self.ordinals), "room_saved": self.room_saved}
         return {**asdict(self), **rounded, **told}
->>>>>>> 66fa02fc24c8be7a94ebbccc6f9d5a1ed3445bb9

@@ -15,11 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_roir.engine.compact import cost_model as model
-<<<<<<< HEAD
-from airflow_roir.engine.compact.action import Action
-=======
 from airflow_roir.engine.compact.action import Action as Action
->>>>>>> 66fa02fc24c8be7a94ebbccc6f9d5a1ed3445bb9
 from airflow_roir.engine.compact.action import Kind as Kind
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.cost_model import Known

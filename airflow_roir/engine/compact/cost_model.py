@@ -23,15 +23,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-<<<<<<< HEAD
-from dataclasses import dataclass
-=======
 from dataclasses import dataclass, replace
->>>>>>> 66fa02fc24c8be7a94ebbccc6f9d5a1ed3445bb9
 from datetime import datetime
 
-from airflow_roir.engine.bloat import FANOUT, FILLED, LEAST_WIN_BYTES
 from airflow_roir.engine.compact.action import Action, Kind
+from airflow_roir.engine.compact.fresh_size import FANOUT, FILLED
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.quantity import counted, size
 
@@ -59,6 +55,8 @@ LEAST_DAYS = 1.0
 VACUUM_DAYS = 1.0
 # Waste below this share comes back by itself (ln 2 to 90 % is 23 %), or is an estimate's error.
 LEAST_WASTE = 0.25
+# Tables grow by whole blocks, and estimates err, as for the bloat in `roir status`.
+LEAST_WASTE_BYTES = 256 << 10
 # A segment is too big at this multiple of its siblings' size, or of the size that was asked for; below the absolute
 # size, one worker makes it again in half a minute, and nothing is won by smaller ones.
 TOO_BIG = 4
@@ -96,12 +94,6 @@ class Terms:
     page: int = 8192
     source_bytes: int | None = None
 
-<<<<<<< HEAD
-
-@dataclass(frozen=True)
-class Known:
-    """A segment of which all is known that the model asks for."""
-=======
     def at(self, bytes_per_second: float) -> Terms:
         """The same, at a rate that was measured."""
         return replace(self, bytes_per_second=bytes_per_second)
@@ -114,7 +106,6 @@ class Known:
     heap, tree, and what they need: bytes. fill: of the B-tree's leaves, by that of a fresh one, 0 to 1. dead: entries.
     scans, entries that these return, and blocks that they visit: a day. miss: the share of blocks from outside.
     """
->>>>>>> 66fa02fc24c8be7a94ebbccc6f9d5a1ed3445bb9
 
     ordinal: int
     rows: int
@@ -139,12 +130,8 @@ class Known:
         blocks = segment.blocks_read + segment.blocks_hit
         fill = segment.tree_needed / segment.tree_bytes if segment.tree_bytes else 1.0
         if segment.leaf_density is not None:
-<<<<<<< HEAD
-            fill = segment.leaf_density / FILLED
-=======
             # Pages that no scan visits any more are no leaves. What a B-tree of one leaf lacks, a new one lacks, too.
             fill = max(fill, segment.leaf_density / FILLED)
->>>>>>> 66fa02fc24c8be7a94ebbccc6f9d5a1ed3445bb9
         return cls(
             ordinal=segment.ordinal,
             rows=segment.rows,
@@ -177,7 +164,7 @@ class Known:
 
 def is_waste(now: int, needed: int) -> bool:
     """Whether there is more than needed by a share, and by a size, that matter."""
-    return now - needed >= max(LEAST_WASTE * now, LEAST_WIN_BYTES)
+    return now - needed >= max(LEAST_WASTE * now, LEAST_WASTE_BYTES)
 
 
 def levels(pages: float) -> int:
