@@ -155,22 +155,22 @@ def wrap(words: str, width: int) -> tuple[str, ...]:
 
 
 def phases() -> Picture:
-    """The phases of a build and of a verification, and why each ends."""
-    picture = Picture("phases", "The phases of a build, and of a verification", 960, 290)
+    """The phases of a build, of a verification and of a compaction, and why each ends."""
+    picture = Picture("phases", "The phases of a build, of a verification, and of a compaction", 960, 290)
     moves = {
         t.phase: (t.to_phase, t.reason)
         for t in TRANSITIONS
         if t.verb in (Verb.ADVANCE, Verb.COMPLETE) and t.phase is not t.to_phase
     }
     rows = (
-        (40, Phase.BUILD, "a build, after prepare, which is one transaction"),
-        (190, Phase.SUM, "a verification"),
+        (20.0, 40, Phase.BUILD, "a build, after prepare, which is one transaction"),
+        (20.0, 190, Phase.SUM, "a verification"),
+        (600.0, 190, Phase.COMPACT, "a compaction"),
     )
-    for y, phase, title in rows:
-        picture.parts.append("<g>" + text((20, y - 14), (title,), "{faint}", "start", 13) + "</g>")
-        x = 20.0
+    for x, y, phase, title in rows:
+        picture.parts.append("<g>" + text((x, y - 14), (title,), "{faint}", "start", 13) + "</g>")
         while True:
-            accent = phase in (Phase.BUILD, Phase.SUM)
+            accent = phase in (Phase.BUILD, Phase.SUM, Phase.COMPACT)
             picture.parts.append(Box(x, y, 92, 44, (phase.value,), "accent" if accent else "plain"))
             if phase not in moves:
                 break

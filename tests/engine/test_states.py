@@ -79,10 +79,13 @@ def _sets(table: str, state: str) -> str:
     match table, state.split(" "):
         case "operation", [status, phase]:
             ended = status in (Status.COMPLETED.value, Status.ABORTED.value)
-            kind = "verify" if phase in (Phase.SUM.value, Phase.CHECK.value) else "create"
+            kinds = {Phase.SUM: "verify", Phase.CHECK: "verify", Phase.COMPACT: "compact"}
+            kind = kinds.get(Phase(phase), "create")
             sets += [f"finished_at = {'now()' if ended else 'NULL'}", f"kind = '{kind}'", "error = 'by hand'"]
         case "generation", _:
             sets.append("drop_after = now()")
+        case "compaction_unit", _:
+            sets.append("files = '[]'")
     return ", ".join(sets)
 
 
@@ -97,7 +100,9 @@ def _row_of_each(database: Database, user: psycopg2.extensions.connection) -> No
         "INSERT INTO roir.verification (index_id, operation_id, generation_id, mode, options, buckets) "
         "VALUES (1, 1, 1, 'only', '{}', 1); "
         "INSERT INTO roir.verification_unit (verification_id, ordinal, stage, side, relation) "
-        "VALUES (1, 1, 'total', 'heap', 1)",
+        "VALUES (1, 1, 'total', 'heap', 1); "
+        "INSERT INTO roir.compaction_unit (operation_id, generation_id, ordinal, action, segments, parts, bytes_before) "
+        "VALUES (1, 1, 0, 'rewrite', '{1}', '{2}', 0)",
     )
     assert sql(user, "SELECT count(*) FROM roir.scan_range") == [(1,)]
 

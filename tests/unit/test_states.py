@@ -31,7 +31,11 @@ def test_an_ended_operation_has_no_arrow_and_a_failed_one_can_only_be_aborted() 
 
 
 def test_phases_only_go_forward_and_one_at_a_time() -> None:
-    lives = ([Phase.BUILD, Phase.SEAL, Phase.FOLD, Phase.PUBLISH, Phase.DONE], [Phase.SUM, Phase.CHECK, Phase.DONE])
+    lives = (
+        [Phase.BUILD, Phase.SEAL, Phase.FOLD, Phase.PUBLISH, Phase.DONE],
+        [Phase.SUM, Phase.CHECK, Phase.DONE],
+        [Phase.COMPACT, Phase.DONE],
+    )
     for arrow in TRANSITIONS:
         order = next(life for life in lives if arrow.phase in life)
         step = order.index(arrow.to_phase) - order.index(arrow.phase)
