@@ -55,9 +55,7 @@ def compact(
     ] = False,
     segment_size: Annotated[
         str | None,
-        typer.Option(
-            "--segment-size", help="The size of a segment, 2GB: larger ones are split, small ones merged."
-        ),
+        typer.Option("--segment-size", help="The size of a segment, 2GB: larger ones are split, small ones merged."),
     ] = None,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Don't compare new segments with the old ones before they are swapped.")

@@ -260,6 +260,7 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             throttle_seconds=dict(row.throttle_seconds),
             shares_scan_of=shared.get(row.operation_id, ()),
             partitions_gone=gone.get(row.operation_id, ()),
+            compaction=compactions.get(row.operation_id),
             long_pause=next((one.text for one in pauses if one.operation_id == row.operation_id), None),
         )
         for row in execute(connection, QUERY, {"ids": ids, "fresh": operations.HEARTBEAT_FRESH_S})

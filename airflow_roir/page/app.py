@@ -246,8 +246,16 @@ def _reads(app: FastAPI) -> None:
         plain("run_id", run_id)
         run = await _run(looks, dag_id, run_id)
         found, troubles = await _found(looks, run)
-        if operation is None and kind not in ("verify", "compact") and (begun := run.prepared_by(task_id, map_index)) is not None:
+        if (
+            operation is None
+            and kind not in ("verify", "compact")
+            and (begun := run.prepared_by(task_id, map_index)) is not None
+        ):
             mine = [one for one in found if one.operation == begun]
+            shown = _choose(mine or found, kind, None, None)
+        elif operation is None and kind == "compact" and map_index >= 0:
+            # Of a mapped task each has a compaction of its own.
+            mine = [one for one in found if (one.kind, one.map_index) == (kind, map_index)]
             shown = _choose(mine or found, kind, None, None)
         else:
             shown = _choose(found, kind, connection, operation)
