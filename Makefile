@@ -189,6 +189,11 @@ bench-filters: $(STAMP)  ## What hashes of keys could be kept as; ARGS="--keys 1
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --group filters
 	$(BIN)/python -m benchmarks.filters $(ARGS)
 
+.PHONY: bench-segments
+bench-segments: $(STAMP)  ## How good the estimate of a segment is beside pgstattuple; ARGS="--rows 20000 --keys int" for less
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --group servers
+	$(BIN)/python -m benchmarks.segments $(ARGS)
+
 .PHONY: bench-estimate
 bench-estimate: $(STAMP)  ## How good the time left is, in recorded builds; ARGS="--rows 1000000 --builds quiet" for less
 	$(BIN)/python -m benchmarks.estimate $(ARGS)

@@ -24,18 +24,30 @@ def status(
         bool, typer.Option("--watch", help="A live view, until nothing runs; without a terminal a line per change.")
     ] = False,
     history: Annotated[bool, typer.Option("--history", help="Who did what to one index, when and why.")] = False,
+    segments: Annotated[
+        bool, typer.Option("--segments", help="The segments of one index: sizes, reads, age; the worst first.")
+    ] = False,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Measure one index's bloat with pgstattuple, which reads all entries.")
+        bool,
+        typer.Option(
+            "--exact", help="Measure one index's bloat, or segments, with pgstattuple, which reads all entries."
+        ),
     ] = False,
 ) -> None:
     """Show the indexes, and their latest operations."""
     database = database_of(context)
-    if (history or exact) and index is None:
-        raise typer.BadParameter(f"{'--history' if history else '--exact'} needs the name of an index")
-    if watch and (history or exact):
-        raise typer.BadParameter("--watch goes with neither --history nor --exact")
+    of_one = {"--history": history, "--segments": segments, "--exact": exact}
+    if index is None and any(of_one.values()):
+        named = next(name for name, given in of_one.items() if given)
+        raise typer.BadParameter(f"{named} needs the name of an index")
+    if watch and any(of_one.values()):
+        raise typer.BadParameter("--watch goes with neither --history nor --segments nor --exact")
+    if history and segments:
+        raise typer.BadParameter("--history and --segments are two views: ask for one")
     if history and index is not None:
         print_history(database, index, as_json)
+    elif segments and index is not None:
+        print_segments(database, index, exact, as_json)
     elif watch:
         from airflow_roir.cli.watch import watch as follow
 
@@ -54,6 +66,19 @@ def print_overview(seen: Look, as_json: bool) -> None:
         print_json(seen.as_dict())
         return
     for line in overview_lines(seen, terminal_width()):
+        show(line)
+
+
+def print_segments(database: Database, index: str, exact: bool, as_json: bool) -> None:
+    """The segments of what readers see; as JSON in the order of their numbers."""
+    from airflow_roir.cli.segments import segment_lines
+    from airflow_roir.engine.indexes import indexes
+
+    [facts] = indexes(database, index, exact)
+    if as_json:
+        print_json([one.as_dict() for one in facts.segments])
+        return
+    for line in segment_lines(facts, terminal_width()):
         show(line)
 
 

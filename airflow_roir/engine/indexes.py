@@ -15,7 +15,9 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import QualifiedName, argument, parse_name, quote
 from airflow_roir.engine import health, operations
-from airflow_roir.engine.bloat import Bloat, bloat
+from airflow_roir.engine.bloat import Bloat, bloat_of
+from airflow_roir.engine.compact.segment import Segment
+from airflow_roir.engine.compact.segments import segments
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.plain import plain_fields
 from airflow_roir.engine.relation_size import relation_sizes
@@ -135,7 +137,8 @@ class IndexFacts:
     bloat: None if nothing is published. apart: the table is in shards, and source_bytes isn't known here; shards: how
     far each of them is behind; announced_by: who announces their writes, `server`, `client` or None; strict_problem:
     why the index can't be read strictly, None if it can. unique_since: of what readers see, from when on no two shards
-    have a key; unique_problem: why they may. Both are None of an index that isn't unique over shards.
+    have a key; unique_problem: why they may. Both are None of an index that isn't unique over shards. segments: of what
+    readers see, by ordinal; they aren't in `as_dict`.
     """
 
     index: str
@@ -161,10 +164,11 @@ class IndexFacts:
     unique_problem: str | None = None
     announced_by: str | None = None
     strict_problem: str | None = None
+    segments: tuple[Segment, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: moments in ISO 8601."""
-        return plain_fields(self)
+        """For JSON: moments in ISO 8601. There may be very many segments: who wants them says so."""
+        return {name: value for name, value in plain_fields(self).items() if name != "segments"}
 
 
 def indexes(database: Database, index: str | None = None, exact: bool = False) -> list[IndexFacts]:
@@ -207,7 +211,8 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
         have = generations[row.id]
         active = next((g for g in have if g.status == "active"), None)
         shown = active or next((g for g in have if g.status == "building"), None)
-        swollen = None if active is None else bloat(connection, active.id, active.ghosts, exact)
+        parts = () if active is None else segments(connection, active.id, exact)
+        swollen = None if active is None else bloat_of(parts, active.ghosts)
         warnings = [] if row.newest is None else health.warnings_at_once(connection, row.newest, str(name))
         warnings += [
             f"index {name}: partition {partition} was dropped or detached without roir; run roir sync-partitions on "
@@ -250,6 +255,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 unique_problem=active.unique_problem if active else None,
                 announced_by=row.announced_by,
                 strict_problem=NOT_PUBLISHED if row.table_apart and not active else row.strict_problem,
+                segments=parts,
             )
         )
     return found

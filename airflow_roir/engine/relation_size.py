@@ -29,8 +29,8 @@ SELECT relation::bigint FROM locked
 MEASURED = """
 SELECT oid::bigint, coalesce(pg_relation_size(oid), 0) AS heap, coalesce(pg_table_size(oid), 0) AS own,
        coalesce(pg_total_relation_size(oid), 0) AS total,
-       coalesce((SELECT sum(pg_relation_size(i.indexrelid)) FROM pg_index i WHERE i.indrelid = pg_class.oid), 0) AS trees
-  FROM pg_class WHERE oid = ANY (%(oids)s::oid[]) AND relkind IN ('r', 'm', 't')
+       coalesce((SELECT sum(pg_relation_size(i.indexrelid)) FROM pg_index i WHERE i.indrelid = c.oid), 0) AS trees
+  FROM pg_class c WHERE oid = ANY (%(oids)s::oid[]) AND relkind IN ('r', 'm', 't')
 """
 # As of the last VACUUM, ANALYZE or CREATE INDEX.
 ESTIMATED = """

@@ -17,6 +17,8 @@ INDEX_HEADER = 8
 INDEX_NULLS = 4
 # What a varlena column takes at the most before its length takes four bytes, which are aligned.
 SHORT = 127
+# Of a tuple whose width varies, on average.
+HALF_PADDING = 3.5
 _ALIGNED = {"c": 1, "s": 2, "i": 4, "d": 8}
 
 
@@ -34,19 +36,30 @@ class Width:
 
 
 def entry_bytes(columns: Sequence[Width], header: int) -> float:
-    """The bytes that an average tuple takes in a page, with its line pointer. header: HEAP_HEADER or INDEX_HEADER."""
-    nulls = any(column.nulls for column in columns)
-    if header == HEAP_HEADER:
-        size = float(aligned(header + ((len(columns) + 7) // 8 if nulls else 0)))
-    else:
-        size = float(aligned(header + (INDEX_NULLS if nulls else 0)))
+    """The bytes that an average tuple takes in a page, with its line pointer. header: HEAP_HEADER or INDEX_HEADER.
+
+    Statistics know the average of widths, not how much these vary: all alike they are padded like the average, else by
+    half of what may be. Half-way between both neither is missed by more than two bytes a tuple.
+    """
+    bitmap = (len(columns) + 7) // 8 if header == HEAP_HEADER else INDEX_NULLS
+    whole = 1.0
     for column in columns:
-        width = column.bytes or 0.0
-        share = 1.0 - column.nulls
-        if column.fixed or width > SHORT:
-            size += share * (-size % _ALIGNED.get(column.alignment, 8))
-        size += share * width
-    return size + (-size % 8) + LINE_POINTER
+        whole *= 1.0 - column.nulls
+    size = aligned(header) * whole + aligned(header + bitmap) * (1.0 - whole)
+    # Where an average tuple is, and whether all are there.
+    at, varies = float(round(size / 8) * 8), False
+    for column in columns:
+        width, share = column.bytes or 0.0, 1.0 - column.nulls
+        alignment = _ALIGNED.get(column.alignment, 8) if column.fixed or width > SHORT else 1
+        size += share * (_padding(at, alignment, varies) + width)
+        at += share * (-at % alignment + width)
+        varies = not column.fixed or column.nulls > 0 or (varies and alignment < 8)
+    return size + _padding(at, 8, varies) + LINE_POINTER
+
+
+def _padding(at: float, alignment: int, varies: bool) -> float:
+    padding = -at % alignment
+    return (padding + (alignment - 1) / 2) / 2 if varies else padding
 
 
 def aligned(size: int, alignment: int = 8) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine.compact.fresh_size import FILLED, LINE_POINTER, aligned, heap_pages
+from airflow_roir.engine.compact.fresh_size import FILLED, HALF_PADDING, LINE_POINTER, PAGE_HEADER, aligned, heap_pages
 from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT, PATIENCE_MS, held
 
@@ -77,15 +78,15 @@ def _measure(connection: Connection, schema: str, oid: int, trees: Sequence[Row[
     page, fillfactor = trees[0].page, trees[0].fillfactor
     heap = execute(
         connection,
-        "SELECT table_len, tuple_count, tuple_len, dead_tuple_count AS dead "
+        "SELECT table_len, tuple_count, tuple_len, dead_tuple_count AS dead, dead_tuple_len AS dead_len, free_space "
         f"FROM {schema}.pgstattuple(%(oid)s::oid::regclass)",
         {"oid": oid},
     ).one()
     heap_needed = 0
     if heap.tuple_count:
-        size = -(-heap.tuple_len // heap.tuple_count)
-        heap_needed = heap_pages(heap.tuple_count, aligned(size) + LINE_POINTER, page, fillfactor) * page
-    taken = needed = leaves = filled = 0.0
+        heap_needed = heap_pages(heap.tuple_count, _tuple(heap, page), page, fillfactor) * page
+    taken = needed = leaves = 0
+    filled = 0.0
     for one in trees:
         if one.tree is None:
             continue
@@ -98,8 +99,26 @@ def _measure(connection: Connection, schema: str, oid: int, trees: Sequence[Row[
         # Without leaves its density is NaN.
         full = tree.leaf_pages * tree.density / 100 if tree.leaf_pages else 0.0
         taken += tree.index_size
-        needed += int(min(-(-full // FILLED) + tree.internal_pages + 1, tree.index_size // page)) * page
+        # Each leaf but the last begins with a key that is no entry. Entries of rows that were pruned, and that no
+        # vacuum has taken yet, can't be told from live ones.
+        share = heap.tuple_count / max(1, heap.tuple_count + heap.dead + tree.leaf_pages - 1)
+        fresh = math.ceil(full * share / FILLED)
+        # As many names of leaves go into a page above them as now.
+        inner = math.ceil(tree.internal_pages * fresh / tree.leaf_pages) if fresh > 1 else 0
+        needed += min(fresh + inner + 1, tree.index_size // page) * page
         leaves += tree.leaf_pages
         filled += full
     density = round(filled / leaves, 3) if leaves else None
-    return Measured(heap.tuple_count, heap.dead, heap.table_len, heap_needed, int(taken), int(needed), density)
+    return Measured(heap.tuple_count, heap.dead, heap.table_len, heap_needed, taken, needed, density)
+
+
+def _tuple(heap: Row[Any], page: int) -> float:
+    """The bytes of an average tuple with its line pointer. Its length is measured without the padding behind it.
+
+    What is taken of the pages has that, and line pointers that are out of use: it isn't more than the widest padding.
+    """
+    length = float(heap.tuple_len) / heap.tuple_count
+    dead = float(heap.dead_len) + (LINE_POINTER + HALF_PADDING) * heap.dead
+    taken = float(heap.table_len * (1 - PAGE_HEADER / page) - heap.free_space) - dead
+    padded: float = max(length, taken / heap.tuple_count - LINE_POINTER)
+    return LINE_POINTER + min(float(aligned(math.ceil(length))), padded)

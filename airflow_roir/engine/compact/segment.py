@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -14,10 +15,10 @@ class Segment:
     ordinal: its number, 0 is the default segment, of NULLs. lower, upper: its bounds as texts, null is unbounded.
     rows: live entries, about. heap_bytes, tree_bytes: of its table and of its B-trees, as they are; heap_needed,
     tree_needed: as they would be if built now. leaf_density: how full the B-tree's leaves are, 0 to 1. dead_rows: dead
-    entries that no vacuum has taken yet, about. scans: index scans since `since`; rows_read: entries that these returned;
-    blocks_read, blocks_hit: of table and trees, from outside and inside of shared_buffers. since: when the counters
-    began. sealed_at: when its B-tree was built. growth: its rows by the median of its siblings'. exact: measured by
-    pgstattuple, else estimated.
+    entries that no vacuum has taken yet, about. scans: index scans since `since`; rows_read: entries that these
+    returned; blocks_read, blocks_hit: of table and trees, from outside and inside of shared_buffers. since: when the
+    counters began. sealed_at: when its B-tree was built. growth: its rows by the median of its siblings'. exact:
+    measured by pgstattuple, else estimated.
     """
 
     ordinal: int
@@ -53,7 +54,17 @@ class Segment:
             return None
         return self.heap_needed + self.tree_needed
 
+    @property
+    def wasted(self) -> int | None:
+        """Bytes that building it now would give back, about."""
+        return None if self.needed is None else max(0, self.bytes - self.needed)
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         moments = {name: at and at.isoformat() for name in ("since", "sealed_at") for at in [getattr(self, name)]}
         return {**asdict(self), **moments}
+
+
+def worst_first(segments: Iterable[Segment]) -> list[Segment]:
+    """By what building them now would give back; those of which it isn't known come last."""
+    return sorted(segments, key=lambda one: (one.wasted is None, -(one.wasted or 0), one.ordinal))

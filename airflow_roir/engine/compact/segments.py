@@ -59,8 +59,8 @@ SELECT s.ordinal, s.lower, s.upper, s.sealed_at,
  WHERE s.generation_id = %(generation)s
  ORDER BY s.ordinal, x.indexrelid
 """
-# Of each column of the entries what is known of each segment. A column that no segment has statistics of, and whose type
-# has no fixed length, is of unknown width.
+# Of each column of the entries what is known of each segment. A column that no segment has statistics of, and whose
+# type has no fixed length, is of unknown width.
 WIDTHS = """
 SELECT a.attnum, a.attlen, a.attalign::text AS alignment, s.oid, s.avg_width, s.null_frac
   FROM pg_attribute a
@@ -81,8 +81,8 @@ def segments(connection: Connection, generation_id: int, exact: bool = False) ->
     """The segments of a sealed generation by ordinal, in the caller's transaction. Waits for no lock.
 
     exact: measure them by pgstattuple, which reads all entries; what can't be measured is estimated, and its `note`
-    says why. Empty if the generation's tables are gone. Sizes of what somebody holds for itself alone are as of the last
-    VACUUM or ANALYZE. The counters may lag a second behind. TOAST counts neither way.
+    says why. Empty if the generation's tables are gone. Sizes of what somebody holds for itself alone are as of the
+    last VACUUM or ANALYZE. The counters may lag a second behind. TOAST counts neither way.
     """
     stores: dict[int, list[Row[Any]]] = defaultdict(list)
     for row in execute(connection, SEGMENTS, {"generation": generation_id, "base": physical.base(generation_id)}).all():
@@ -104,9 +104,11 @@ def segments(connection: Connection, generation_id: int, exact: bool = False) ->
 
 def rows_of(row: Row[Any]) -> int | None:
     """Live entries of a segment, about; None if nobody has counted them yet."""
-    if row.reltuples >= 0 and not row.counted:
+    if row.counted:
+        return max(0, int(row.live))
+    if row.reltuples >= 0:
         return int(row.reltuples)
-    return int(row.live or max(row.reltuples, 0)) if row.live > 0 or row.reltuples >= 0 else None
+    return int(row.live) if row.live > 0 else None
 
 
 def _widths(

@@ -1,6 +1,7 @@
 // The page Indexes: every index of every database, and what can be done with it.
 
 import { keep } from "./draw.js";
+import { SegmentList } from "./segments.js";
 import { ShardList, factsOfShards, warningsOfShards } from "./shards.js";
 import { DASH, Poll, Refused, banner, bytes, clock, count, duration, el, followTheme, link, many, mark, part, put, question, say, send, share } from "./page.js";
 
@@ -117,6 +118,7 @@ class Card {
     this.facts = el("dl", { class: "facts" });
     this.generations = el("tbody");
     this.shards = new ShardList();
+    this.segments = new SegmentList();
     this.node = el(
       "article",
       { class: "panel index" },
@@ -125,6 +127,7 @@ class Card {
       this.warnings,
       this.facts,
       this.shards.node,
+      this.segments.node,
       (this.unfolds = el(
         "details",
         {},
@@ -160,6 +163,7 @@ class Card {
     keep(this.warnings, warnings, () => el("li"), (item, text) => put(item, text));
     this.warnings.hidden = warnings.length === 0;
     this.shards.show(index);
+    this.segments.show(index);
     keep(
       this.facts,
       factsOf(index),
