@@ -154,14 +154,14 @@ def check(made: Choice, segments: list[Segment], adjacent: set[tuple[int, int]])
     json.dumps(made.as_dict())
 
 
-def by_force(among: list[Candidate], budget: Budget) -> float:
+def by_force(among: list[Candidate], budget: Budget, steps: int) -> float:
     """The best net gain, over all sets. Weighed in steps, as `best` does."""
     greatest = 0.0
     for taken in product([False, True], repeat=len(among)):
         some = [one for one, wanted in zip(among, taken, strict=True) if wanted]
         places = [place for one in some for place in range(one.start, one.stop)]
         if len(places) == len(set(places)) and (
-            not budget.is_limited or sum(choice._steps(one.action, budget) for one in some) <= choice.STEPS
+            not budget.is_limited or sum(choice.weight_of(one.action, budget, steps) for one in some) <= steps
         ):
             greatest = max(greatest, sum(one.action.net for one in some))
     return greatest
@@ -178,7 +178,9 @@ def test_the_choice_is_the_best_there_is(seed: int) -> None:
     whole = sum(one.action.budgeted for one in among)
     for budget in (Budget(), *(Budget(bytes=int(whole * chance.random()) + 1) for _ in range(3))):
         found = choice.best(among, len(segments), budget)
-        assert sum(one.net for one in found) == pytest.approx(by_force(among, budget)), (seed, budget)
+        assert sum(one.net for one in found) == pytest.approx(
+            by_force(among, budget, choice.steps_of(len(segments)))
+        ), (seed, budget)
 
 
 def test_steps_of_the_budget_lose_little() -> None:
@@ -192,7 +194,7 @@ def test_steps_of_the_budget_lose_little() -> None:
             among.append(Candidate(place, place + 1, made))
         whole = sum(one.action.budgeted for one in among)
         budget = int(whole * chance.uniform(0.2, 0.9))
-        less = budget * (1 - len(among) / choice.STEPS)
+        less = budget * (1 - len(among) / choice.steps_of(10))
         exact = max(
             sum(one.action.net for one in some)
             for taken in product([False, True], repeat=len(among))

@@ -42,7 +42,7 @@ def test_what_the_budget_had_no_room_for_is_told() -> None:
     free = pick(aged(), TERMS)
     split = next(one for one in free.actions if one.parts > 1)
     lines = "\n".join(choice_lines(pick(aged(), TERMS, Budget(bytes=split.budgeted - 1)), "ix", None))
-    assert "left out: segment 12: split takes 7.0 GB; the budget is 7.0 GB" in lines
+    assert "left out: segment 12: split takes 6.6 GB; the budget is 6.6 GB" in lines
     assert "split in" not in lines.split("left out")[0]
     timed = "\n".join(choice_lines(pick(aged(), TERMS, Budget.parse("1min")), "ix", None))
     assert "the budget is 1 min" in timed

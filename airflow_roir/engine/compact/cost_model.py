@@ -68,9 +68,11 @@ MOST_PARTS = 64
 SMALL = 0.25
 # A merge holds locks on all its segments at once.
 MOST_MERGED = 16
-# Of WAL, besides the entries themselves: an insert's record has about 60 bytes of headers, and leaves 23 of the row's
-# out. For each segment what the catalogs log, as `forecast/space.py` has it.
-ROW_WAL = 40
+# Of WAL, besides the entries themselves: what an insert's record has beyond the row's room in its page, by
+# `pg_current_wal_insert_lsn` around an INSERT … SELECT, wide rows or narrow ones. A B-tree that is built logs its pages
+# without their free tenth: as whole ones they count, to be on the safe side. For each segment what the catalogs log, as
+# `forecast/space.py` has it.
+ROW_WAL = 28
 SEGMENT_WAL = 40 << 10
 # Bytes that a worker reads, writes and logs in a second, if nothing was measured. `make bench-curves ARGS="--curves
 # size"` shows three times as many where all is cached.
