@@ -28,6 +28,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_roir.operators.build",
                     "airflow_roir.operators.finalize",
                     "airflow_roir.operators.verify",
+                    "airflow_roir.operators.compact",
                     "airflow_roir.operators.abort",
                     "airflow_roir.operators.pause",
                     "airflow_roir.operators.resume",

@@ -1,4 +1,4 @@
-"""Pauses, resumes, changes or aborts the build or verification of one index, or reverts its last rebuild.
+"""Pauses, resumes, changes or aborts the build, verification or compaction of one index, or reverts its last rebuild.
 
 Copy this file into your DAGs folder. Trigger it and fill in the form. The switch of `rebuild_index`
 pauses every build of that DAG; this DAG acts on a single operation, also one that was started from a command line. If a
@@ -27,7 +27,7 @@ OPTIONS = {name: f"{{{{ params.{name} }}}}" for name in LIVE_OPTIONS}
 
 with DAG(
     dag_id="control_index",
-    description="Pause, resume, change or abort the build or verification of one index, or revert its last rebuild",
+    description="Pause, resume, change or abort the operation of one index, or revert its last rebuild",
     doc_md=__doc__,
     schedule=None,
     catchup=False,

@@ -6,7 +6,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from airflow_roir.cli.app import AsJson, Index, app, database_of, print_json, show
+from airflow_roir.cli.app import (
+    AbortAfter,
+    AsJson,
+    Conf,
+    Index,
+    Master,
+    MaxDuration,
+    Parallelism,
+    Priority,
+    Throttle,
+    WarnAfter,
+    Windows,
+    app,
+    database_of,
+    print_json,
+    say,
+    show,
+    work_options,
+)
 from airflow_roir.definition import argument
 from airflow_roir.errors import InvalidInput
 from airflow_roir.quantity import counted, duration, size
@@ -14,7 +32,10 @@ from airflow_roir.quantity import counted, duration, size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from airflow_roir.engine.compact.budget import Budget
     from airflow_roir.engine.compact.choice import Action, Choice
+    from airflow_roir.engine.compact.compaction import BegunCompaction, CompactOptions
+    from airflow_roir.engine.database import Database
 
 COLUMNS = ("action", "segments", "now", "after", "reads a day", "saves", "costs", "written", "WAL", "work")
 TEXTS = 2
@@ -32,21 +53,94 @@ def compact(
     exact: Annotated[
         bool, typer.Option("--exact", help="Measure the segments with pgstattuple, which reads all entries.")
     ] = False,
+    segment_size: Annotated[
+        str | None,
+        typer.Option("--segment-size", help="The size of a segment, 2GB: larger ones are split, small ones merged."),
+    ] = None,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Don't compare new segments with the old ones before they are swapped.")
+    ] = False,
+    parallelism: Parallelism = None,
+    without_spark: Annotated[bool, typer.Option("--without-spark", help="Work by threads of this command.")] = False,
+    throttle: Throttle = None,
+    windows: Windows = None,
+    max_duration: MaxDuration = None,
+    priority: Priority = None,
+    warn_after: WarnAfter = None,
+    abort_after: AbortAfter = None,
+    master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make those segments of an index again that save most for what that costs."""
+    """Make those segments of an index again that save most for what that costs, while users read and write."""
     from airflow_roir.engine.compact.budget import Budget
+
+    database = database_of(context)
+    allowed, wanted = Budget.parse(budget), _bytes(segment_size)
+    if dry_run:
+        from airflow_roir.engine.compact.choosing import choose
+
+        print_choice(choose(database, index, allowed, exact, segment_bytes=wanted), as_json, index)
+        return
+    from airflow_roir.cli.execute import carry_on_compaction, compact_by_threads, print_compaction
+    from airflow_roir.cli.spark import CommandSpark
+    from airflow_roir.engine.compact.compaction import CompactOptions
+
+    options = CompactOptions(
+        parallelism=CompactOptions.parallelism if parallelism is None else parallelism,
+        verify=not no_verify,
+        **work_options(throttle, windows, max_duration, priority, warn_after, abort_after),
+    )
+    with CommandSpark(database.dsn, master, conf) as spark:
+        if (begun := _begin(database, index, allowed, exact, wanted, options, as_json)) is None:
+            return
+        if without_spark:
+            report = compact_by_threads(database, begun)
+        else:
+            spark.start(begun.operation_id)
+            report = carry_on_compaction(database, begun.index, spark, quiet=as_json)
+    print_compaction(report, as_json)
+
+
+def _begin(
+    database: Database,
+    index: str,
+    budget: Budget,
+    exact: bool,
+    segment_bytes: int | None,
+    options: CompactOptions,
+    as_json: bool,
+) -> BegunCompaction | None:
+    """What was chosen has begun, or an unfinished compaction continues; None if nothing is worth it, which was said."""
+    from airflow_roir.engine import operations
+    from airflow_roir.engine.compact import compaction
     from airflow_roir.engine.compact.choosing import choose
 
-    allowed = Budget.parse(budget)
-    if not dry_run:
-        _execute(context, index, allowed, exact, as_json)
-        return
-    print_choice(choose(database_of(context), index, allowed, exact), as_json, index)
+    actor = operations.default_actor()
+    if compaction.is_unfinished(database, index):
+        begun = compaction.begin(database, index, (), options, actor)
+        say(f"continuing unfinished compaction {begun.operation_id}, with what was chosen for it")
+        return begun
+    choice = choose(database, index, budget, exact, segment_bytes=segment_bytes)
+    if not choice.actions:
+        print_choice(choice, as_json, index)
+        return None
+    if choice.rebuild_is_cheaper:
+        say(f"a rebuild would cost no more, or write hardly more: roir build {argument(index)}")
+    begun = compaction.begin(database, index, choice.actions, options, actor)
+    gain = f"{choice.totals['gain']:,.0f} page reads, for {choice.totals['cost']:,.0f}"
+    say(f"compaction {begun.operation_id}: {counted(begun.units, 'unit')}, to save {gain}")
+    return begun
 
 
-def _execute(context: typer.Context, index: str, budget: object, exact: bool, as_json: bool) -> None:
-    raise InvalidInput("compactions can't be carried out yet; --dry-run shows what would be chosen")
+def _bytes(text: str | None) -> int | None:
+    """A size, as a budget has it."""
+    from airflow_roir.engine.compact.budget import Budget
+
+    given = Budget.parse(text, "--segment-size")
+    if given.seconds is not None:
+        raise InvalidInput(f"--segment-size is {text!r}; it must be a size, such as 2GB")
+    return given.bytes
 
 
 def print_choice(choice: Choice, as_json: bool, index: str = "INDEX") -> None:

@@ -19,6 +19,9 @@ from airflow_roir.cli.spark import CommandSpark, tell
 from airflow_roir.cli.status import print_overview
 from airflow_roir.definition import VerifyOptions, argument
 from airflow_roir.engine import admission, finalize, long_pause, operations
+from airflow_roir.engine.compact import compaction
+from airflow_roir.engine.compact.compaction import BegunCompaction, CompactionReport
+from airflow_roir.engine.compact.telling import told
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.meanwhile import meanwhile
 from airflow_roir.engine.operations import OperationRow
@@ -26,7 +29,7 @@ from airflow_roir.engine.status import OperationStatus, operation_status
 from airflow_roir.engine.verify import compare, verification
 from airflow_roir.engine.verify.report import VerifyReport, described, report_of
 from airflow_roir.errors import DuplicatesFound, OperationPaused, OperationQueued, RoirError
-from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, Phase, Status
+from airflow_roir.operation import BY_DUPLICATES, BY_WINDOW, Kind, Phase, Status
 from airflow_roir.quantity import counted, left, rate
 from airflow_roir.spark.driver_process import Driver
 from airflow_roir.spark.kept_driver import KeptDriver
@@ -43,8 +46,11 @@ MOST = 5
 def carry_on(database: Database, index: str, spark: CommandSpark, take_over: bool, as_json: bool) -> None:
     """Run the operation to its end, from its present phase; exits with 3 if somebody paused it."""
     row = operations.find_operation(database, index)
-    if row.kind == "verify":
+    if row.kind == Kind.VERIFY:
         print_report(carry_on_verification(database, index, spark, take_over, as_json), as_json)
+        return
+    if row.kind == Kind.COMPACT:
+        print_compaction(carry_on_compaction(database, index, spark, take_over, as_json), as_json)
         return
     owner = _owner()
     for now, taking_over in _turns(database, row.id, index, spark, owner, take_over):
@@ -97,6 +103,18 @@ def carry_on_verification(
     database: Database, index: str, spark: CommandSpark, take_over: bool = False, quiet: bool = False
 ) -> VerifyReport:
     """Run a verification to its end, on Spark; exits with 3 if somebody paused it."""
+    return report_of(database, _carry_on_workers(database, index, spark, take_over, quiet))
+
+
+def carry_on_compaction(
+    database: Database, index: str, spark: CommandSpark, take_over: bool = False, quiet: bool = False
+) -> CompactionReport:
+    """As `carry_on_verification`, of a compaction."""
+    return compaction.report_of(database, _carry_on_workers(database, index, spark, take_over, quiet))
+
+
+def _carry_on_workers(database: Database, index: str, spark: CommandSpark, take_over: bool, quiet: bool) -> int:
+    """Run an operation all of whose phases are for workers to its end; returns its id."""
     row = operations.find_operation(database, index)
     owner = _owner()
     for now, taking_over in _turns(database, row.id, index, spark, owner, take_over):
@@ -107,7 +125,17 @@ def carry_on_verification(
     ended = operation_status(database, row.id)
     _exit_if_paused(ended, index)
     _exit_if_unfinished(ended, index)
-    return report_of(database, row.id)
+    return int(row.id)
+
+
+def compact_by_threads(database: Database, begun: BegunCompaction) -> CompactionReport:
+    """As `verify_by_threads`, of a compaction that has begun."""
+    actor = operations.default_actor()
+    for _ in _turns(database, begun.operation_id, begun.index, None, actor, False):
+        with suppress(OperationPaused, OperationQueued):
+            return compaction.compact_begun(database, begun, actor, say)
+    row = operations.find_operation(database, begun.index)
+    raise OperationPaused(f"index {begun.index}: paused by {row.paused_by}: {row.pause_reason}")
 
 
 def verify_by_threads(database: Database, index: str, options: VerifyOptions) -> VerifyReport:
@@ -133,6 +161,15 @@ def print_report(report: VerifyReport, as_json: bool) -> None:
             show(f"  … and more: see the table roir.discrepancy, verification {report.verification_id}")
     if not report.is_exact:
         raise typer.Exit(1)
+
+
+def print_compaction(report: CompactionReport, as_json: bool) -> None:
+    """What was done, unit by unit, and what was left out."""
+    if as_json:
+        print_json(report.as_dict())
+        return
+    for line in told(report):
+        show(line)
 
 
 def _turns(

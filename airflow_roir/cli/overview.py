@@ -190,6 +190,10 @@ def operation_notes(seen: Look, one: OperationStatus) -> Iterator[str]:
         yield printable(f"shares the scan of {', '.join(one.shares_scan_of)}")
     if one.duplicate_keys and one.status in (Status.RUNNING, Status.PAUSED):
         yield f"duplicates: {shared(one.duplicate_keys, one.duplicate_rows)}; roir duplicates {argument(one.index)}"
+    if one.compaction is not None and one.status in (Status.RUNNING, Status.PAUSED, Status.FAILED):
+        yield str(one.compaction)
+        if one.compaction.at_hand:
+            yield f"at hand: {'; '.join(one.compaction.at_hand)}"
     found = seen.progress.get(one.operation_id)
     if found is not None and one.status == Status.RUNNING and found.held_up.by in WORTH_SAYING:
         yield printable(found.held_up.text)
@@ -241,7 +245,10 @@ def driven(seen: Look, one: OperationStatus) -> str:
     if state == Status.ABORTING:
         return f"aborting{by}; roir clean-up finishes it if its run is gone"
     if state == Status.ABORTED:
-        return f"ended{_ago(one.finished_at, seen)}{by}; what it had built is removed"
+        rest = "what it had built is removed" if one.compaction is None else f"{one.compaction}, which stays"
+        return f"ended{_ago(one.finished_at, seen)}{by}; {rest}"
+    if one.compaction is not None:
+        return f"completed{_ago(one.finished_at, seen)}: {one.compaction}"
     what = "compared" if one.kind == "verify" else "copied"
     at = f", {rate(one.rows_per_second)} while it {what}" if one.rows_per_second else ""
     return f"completed{_ago(one.finished_at, seen)}: {counted(one.rows, 'row')} {what}{at}"

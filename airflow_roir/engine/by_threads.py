@@ -10,10 +10,10 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.claims import WorkLeft, granted_workers
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.run import Run, settle
+from airflow_roir.engine.run import FATAL, Run, settle
 from airflow_roir.engine.running import read_running
 from airflow_roir.engine.shortage import patience_of, persist
-from airflow_roir.errors import HistoryChanged, OperationPaused, SourceChanged
+from airflow_roir.errors import HistoryChanged, OperationPaused
 
 # The most that an operation's parallelism may be.
 MOST_THREADS = 256
@@ -93,5 +93,5 @@ def by_threads(
                 raise
             except BaseException as error:
                 # Written down first, so that the others leave: to leave the block is to wait for them.
-                settle(database, run, error, fatal=isinstance(error, SourceChanged))
+                settle(database, run, error, fatal=isinstance(error, FATAL))
                 raise

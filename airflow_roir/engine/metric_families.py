@@ -1,6 +1,6 @@
 """The metrics of `roir metrics`: their names, what they mean, their labels. docs/operations.md has the same table.
 
-Each label has few values at a time: indexes that aren't dropped, of each the newest build and the newest verification,
+Each label has few values at a time: indexes that aren't dropped, of each the newest build, verification and compaction,
 and words of this package. Names of replicas are the user's.
 """
 
@@ -55,6 +55,16 @@ FAMILIES: dict[str, Family] = {
         "Since the last verification of what readers see. Missing if there was none.", INDEX
     ),
     "roir_index_discrepancies": Family("What that verification found, less what is repaired.", INDEX),
+    "roir_index_compaction_age_seconds": Family(
+        "Since the last compaction of the index ended. Missing if there was none.", INDEX
+    ),
+    "roir_index_compacted_units_total": Family(
+        "Units of compactions that are swapped in: new segments for old.", INDEX
+    ),
+    "roir_index_compacted_bytes_total": Family("What their old segments took.", INDEX),
+    "roir_index_compaction_saved_bytes_total": Family(
+        "How much less their new ones take, at the swap; a unit that takes more counts as 0.", INDEX
+    ),
     "roir_capture_faults": Family(
         "Warnings of roir status for the index: changes that its capture may miss, or that make writes fail. Writes "
         "that failed aren't counted: the server's log has them.",

@@ -1,4 +1,4 @@
-"""All that monitoring asks of a database, in one cheap look: every index, of each the newest build and verification.
+"""All that monitoring asks of a database, in one cheap look: every index, of each the newest operation of a kind.
 
 One short transaction that changes nothing. It never waits behind a lock: a part that somebody holds, or that the role
 may not read, is missing, and `roir_problem` says which.
@@ -59,6 +59,15 @@ SELECT DISTINCT ON (v.index_id) v.index_id, extract(epoch FROM clock_timestamp()
   FROM roir.verification v JOIN roir.generation g ON g.id = v.generation_id AND g.status = 'active'
  WHERE v.finished_at IS NOT NULL ORDER BY v.index_id, v.finished_at DESC, v.id DESC
 """
+COMPACTED = """
+SELECT o.index_id,
+       extract(epoch FROM clock_timestamp()
+                          - max(o.finished_at) FILTER (WHERE o.status = 'completed'))::float8 AS age,
+       count(u.id) AS units, coalesce(sum(u.bytes_before), 0) AS bytes,
+       coalesce(sum(greatest(u.bytes_before - u.bytes_after, 0)), 0) AS saved
+  FROM roir.operation o LEFT JOIN roir.compaction_unit u ON u.operation_id = o.id AND u.status = 'done'
+ WHERE o.kind = 'compact' GROUP BY o.index_id
+"""
 OPERATIONS = """
 SELECT r.*, i.schema_name, i.name AS bare_name, o.generation_id,
        extract(epoch FROM clock_timestamp() - o.heartbeat_at)::float8 AS heartbeat_age,
@@ -81,7 +90,9 @@ SELECT r.*, i.schema_name, i.name AS bare_name, o.generation_id,
                 WHERE generation_id = o.generation_id AND o.kind IN ('create', 'rebuild')
                UNION ALL
                SELECT u.claim_worker, u.claim_epoch FROM roir.verification v
-                 JOIN roir.verification_unit u ON u.verification_id = v.id WHERE v.operation_id = o.id) y
+                 JOIN roir.verification_unit u ON u.verification_id = v.id WHERE v.operation_id = o.id
+               UNION ALL
+               SELECT claim_worker, claim_epoch FROM roir.compaction_unit WHERE operation_id = o.id) y
         WHERE y.epoch = o.epoch) h
  WHERE r.operation_id = ANY (ARRAY(
        SELECT max(n.id) FROM roir.operation n JOIN roir.index x ON x.id = n.index_id
@@ -181,6 +192,7 @@ class _Look:
         self._part("operations", self._operations)
         self._part("queue", self._queue)
         self._part("verifications", lambda: self._verifications(indexes))
+        self._part("compactions", lambda: self._compactions(indexes))
         self._part("lock waits", self._lock_waits)
         self._part("shards", self._shards)
         self._part("capture", lambda: self._captures(indexes))
@@ -218,6 +230,17 @@ class _Look:
             if row.index_id in names:
                 self._samples.add("roir_index_verification_age_seconds", max(0.0, row.age), names[row.index_id])
                 self._samples.add("roir_index_discrepancies", max(0, row.wrong), names[row.index_id])
+
+    def _compactions(self, indexes: Sequence[Row[Any]]) -> None:
+        names = {row.id: _index_name(row) for row in indexes}
+        for row in execute(self._connection, COMPACTED):
+            if row.index_id in names:
+                name = names[row.index_id]
+                age = None if row.age is None else max(0.0, row.age)
+                self._samples.add("roir_index_compaction_age_seconds", age, name)
+                self._samples.add("roir_index_compacted_units_total", row.units, name)
+                self._samples.add("roir_index_compacted_bytes_total", row.bytes, name)
+                self._samples.add("roir_index_compaction_saved_bytes_total", row.saved, name)
 
     def _shards(self) -> None:
         lags = [one for one in freshness.lags(self._connection) if one.generation != "retired"]

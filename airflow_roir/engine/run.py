@@ -31,6 +31,9 @@ from airflow_roir.errors import (
 )
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, BY_DUPLICATES, FORMAT_VERSION, Status, Verb
 
+# To continue after these would be wrong. OperationFailed: readers see another generation than what is compacted.
+FATAL = (SourceChanged, OperationFailed)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -218,7 +221,7 @@ def driving(database: Database, run: Run) -> Iterator[None]:
         yield
     except OperationPaused:
         pass
-    except SourceChanged as error:
+    except FATAL as error:
         settle(database, run, error, fatal=True)
         raise
     except BaseException as error:

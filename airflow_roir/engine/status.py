@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import health, long_pause, one_scan, operations
+from airflow_roir.engine.compact.standing import Standing, standings
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.held_up import cut
 from airflow_roir.engine.indexes import IndexFacts, read_indexes
@@ -32,6 +33,7 @@ class OperationStatus:
     of signals, as users write them. throttled: why it may not work as it could, null if it may; granted: how many
     workers may work now, null if all. throttle_seconds: what was lost to each cause, in seconds of all workers' work.
     shares_scan_of: the indexes that the same scan builds now. long_pause: what is to be warned of a pause that lasts.
+    compaction: how far its units are; None of other kinds.
     warnings: of the published index (`health`), by `status` only.
     """
 
@@ -85,6 +87,7 @@ class OperationStatus:
     shares_scan_of: tuple[str, ...] = ()
     partitions_gone: tuple[str, ...] = ()
     long_pause: str | None = None
+    compaction: Standing | None = None
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -204,6 +207,7 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
     # All of them are read at once, where there is more than one to tell of.
     pauses = long_pause.long_pauses(connection, ids[0] if len(ids) == 1 else None)
     shared = one_scan.others(connection, ids)
+    compactions = standings(connection, ids)
     return [
         OperationStatus(
             # As everywhere else: the view quotes key words, too.
@@ -256,6 +260,7 @@ def _read(connection: Connection, ids: list[int]) -> list[OperationStatus]:
             throttle_seconds=dict(row.throttle_seconds),
             shares_scan_of=shared.get(row.operation_id, ()),
             partitions_gone=gone.get(row.operation_id, ()),
+            compaction=compactions.get(row.operation_id),
             long_pause=next((one.text for one in pauses if one.operation_id == row.operation_id), None),
         )
         for row in execute(connection, QUERY, {"ids": ids, "fresh": operations.HEARTBEAT_FRESH_S})

@@ -14,7 +14,7 @@ from airflow_roir.engine import operations
 from airflow_roir.engine.verify import verification
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning
-from airflow_roir.operation import Phase
+from airflow_roir.operation import BUILDS, Phase
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
 from airflow_roir.task.discrepancies import log_report
 from airflow_roir.task.form_values import number, optional_text, whole_number, yes_or_no
@@ -167,7 +167,7 @@ class VerifyIndexOperator(SparkDrivingOperator):
                 raise AirflowSkipException(f"nothing to verify before the build: {reason}") from None
             raise
         except OperationRunning as reason:
-            if mode == "before" and operations.find_operation(database, self.index).kind != "verify":
+            if mode == "before" and operations.find_operation(database, self.index).kind in BUILDS:
                 raise AirflowSkipException(
                     f"not verified, since the build continues an unfinished one: {reason}"
                 ) from None

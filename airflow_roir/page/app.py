@@ -239,7 +239,7 @@ def _reads(app: FastAPI) -> None:
         user: User,
         dag_id: Text250,
         run_id: Text250,
-        kind: Annotated[Literal["build", "verify", ""], Query()] = "",
+        kind: Annotated[Literal["build", "verify", "compact", ""], Query()] = "",
         task_id: Annotated[str, Query(max_length=250)] = "",
         map_index: Annotated[int, Query(ge=-1, lt=2**31)] = -1,
         connection: Annotated[str | None, Query(max_length=250)] = None,
@@ -248,8 +248,16 @@ def _reads(app: FastAPI) -> None:
         plain("run_id", run_id)
         run = await _run(looks, dag_id, run_id)
         found, troubles = await _found(looks, run)
-        if operation is None and kind != "verify" and (begun := run.prepared_by(task_id, map_index)) is not None:
+        if (
+            operation is None
+            and kind not in ("verify", "compact")
+            and (begun := run.prepared_by(task_id, map_index)) is not None
+        ):
             mine = [one for one in found if one.operation == begun]
+            shown = _choose(mine or found, kind, None, None)
+        elif operation is None and kind == "compact" and map_index >= 0:
+            # Of a mapped task each has a compaction of its own.
+            mine = [one for one in found if (one.kind, one.map_index) == (kind, map_index)]
             shown = _choose(mine or found, kind, None, None)
         else:
             shown = _choose(found, kind, connection, operation)
@@ -420,7 +428,7 @@ async def _found(looks: Looks, run: Run) -> tuple[list[Found], list[str]]:
 def _choose(found: list[Found], kind: str, connection: str | None, operation: int | None) -> Found | None:
     if operation is not None:
         return next((one for one in found if (one.operation, one.connection) == (operation, connection)), None)
-    of_kind = [one for one in found if not kind or (one.kind == "verify") == (kind == "verify")]
+    of_kind = [one for one in found if not kind or kind == (one.kind if one.kind in ("verify", "compact") else "build")]
     return next(iter(of_kind or found), None)
 
 

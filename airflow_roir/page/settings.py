@@ -6,6 +6,7 @@ from airflow.configuration import conf
 
 DEFAULT_CONNECTION = "postgres_default"
 VERIFY_DAG, CONTROL_DAG, CLEAN_UP_DAG = "verify_index", "control_index", "clean_up_indexes"
+COMPACT_DAG = "keep_indexes_young"
 
 
 def build_dag() -> str:
@@ -15,7 +16,7 @@ def build_dag() -> str:
 
 def our_dags() -> frozenset[str]:
     """The DAGs in whose runs the trigger form says which index and which connection they are about."""
-    return frozenset({build_dag(), "rebuild_index", VERIFY_DAG, CONTROL_DAG})
+    return frozenset({build_dag(), "rebuild_index", VERIFY_DAG, CONTROL_DAG, COMPACT_DAG})
 
 
 def named_connections() -> tuple[str, ...]:

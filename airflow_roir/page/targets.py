@@ -20,13 +20,13 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.page.databases import connection_of
-from airflow_roir.page.settings import VERIFY_DAG, our_dags
+from airflow_roir.page.settings import COMPACT_DAG, VERIFY_DAG, our_dags
 
 # Of one run; a DAG of groups has one per index.
 MOST = 50
 PREPARE = "prepare"
 # As `Run.owner` has it; a DAG's id has no space. `airflow user NAME` is one who has aborted it.
-OWNER = re.compile(r"airflow (?!user )([\w.-]+) (.+?)(?: \[\d+\])?")
+OWNER = re.compile(r"airflow (?!user )([\w.-]+) (.+?)(?: \[(\d+)\])?")
 
 OPERATIONS = """
 SELECT o.id, o.kind, o.status, o.owner, o.created_by, i.schema_name, i.name,
@@ -76,6 +76,8 @@ class Run:
         if one.kind == "verify":
             task = {VERIFY_DAG: "verify", "rebuild_index": "verify_before"}.get(self.dag_id)
             return None if task is None else {"task_id": task, "map_index": -1}
+        if one.kind == "compact":
+            return {"task_id": "compact", "map_index": one.map_index} if self.dag_id == COMPACT_DAG else None
         for (group, map_index), number in self.prepared.items():
             if number == one.operation:
                 return {"task_id": f"{group}.build" if group else "build", "map_index": map_index}
@@ -110,7 +112,7 @@ class Run:
 class Found:
     """An operation that a run is about. drives: the run drives it, or is the one that would continue it.
 
-    at_work: somebody drives it now.
+    at_work: somebody drives it now. map_index: of the task that drives it, or did last; -1 if it isn't mapped.
     """
 
     connection: str
@@ -120,6 +122,7 @@ class Found:
     status: str
     drives: bool
     at_work: bool
+    map_index: int = -1
 
 
 def read_run(dag_id: str, run_id: str) -> Run:
@@ -191,9 +194,15 @@ def find(connection: Connection, connection_id: str, run: Run) -> list[Found]:
             # Another run that is alive drives its own: this one only waits for it.
             row.live and (row.owns or ((row.created or row.id in adopted) and not row.alive)),
             bool(row.alive),
+            _map_index(row.owner),
         )
         for row in rows
     ]
+
+
+def _map_index(owner: str | None) -> int:
+    found = OWNER.fullmatch(owner or "")
+    return -1 if found is None or found[3] is None else int(found[3])
 
 
 def runs_of(database: Database, ids: Sequence[int]) -> dict[int, dict[str, str]]:

@@ -18,7 +18,7 @@ from airflow_roir.errors import RoirError
 from airflow_roir.operation import Phase
 from airflow_roir.quantity import counted, shared
 
-UNITS = {Phase.BUILD: "range", Phase.SEAL: "segment", Phase.SUM: "unit", Phase.CHECK: "unit"}
+UNITS = {Phase.BUILD: "range", Phase.SEAL: "segment", Phase.SUM: "unit", Phase.CHECK: "unit", Phase.COMPACT: "unit"}
 # How often a phase tells of its pieces, however many it has: of fewer each by its name, of more how many are done.
 LINES = 10
 
@@ -34,6 +34,10 @@ SELECT s.ordinal, NULL::bigint AS rows, NULL::numeric AS seconds, s.status = 'se
 """,
     Phase.SUM: UNITS_OF_STAGE,
     Phase.CHECK: UNITS_OF_STAGE,
+    Phase.COMPACT: """
+SELECT ordinal, CASE WHEN status <> 'left' THEN rows END AS rows, seconds, status IN ('done', 'left') AS done
+  FROM roir.compaction_unit WHERE operation_id = %(operation)s
+""",
 }
 # How many groups of duplicates a run lists; of more it says how many there are.
 LISTED = 20

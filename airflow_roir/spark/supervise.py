@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import build, one_scan, seal
 from airflow_roir.engine.claims import WorkLeft, granted_workers
+from airflow_roir.engine.compact import worker as compact
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.early.detecting import detecting
 from airflow_roir.engine.governor.governing import governing
@@ -46,7 +47,7 @@ LOST_WINDOW_S = 600.0
 # Spark may just be slow to start.
 SLOT_S = 10.0
 FIRST_SLOT_S = 30.0
-ENGINE = {Phase.BUILD: build, Phase.SEAL: seal, Phase.SUM: compare, Phase.CHECK: compare}
+ENGINE = {Phase.BUILD: build, Phase.SEAL: seal, Phase.SUM: compare, Phase.CHECK: compare, Phase.COMPACT: compact}
 
 
 def drive(
@@ -61,12 +62,12 @@ def drive(
     check: Callable[[], None] = lambda: None,
     surroundings: Surroundings | None = None,
 ) -> OperationStatus:
-    """Build and seal the index's live operation on Spark, or verify it, in a run of its own, from its present phase.
+    """Take the index's live operation through the phases that are for workers, on Spark, in a run of its own.
 
     log: the file that Spark's own log goes to; only told. check: called about once a second while workers work, raises
     what shall end the run. surroundings: of the throttle, by default what the environment says. Returns the operation's
-    status: phase `fold` when sealed, `done` when verified, or `paused`. Raises what `start_run` raises, SparkFailed,
-    and WorkerFailed for what workers reported; the operation then holds the reason.
+    status: phase `fold` when sealed, `done` when verified or compacted, or `paused`. Raises what `start_run` raises,
+    SparkFailed, and WorkerFailed for what workers reported; the operation then holds the reason.
     """
     run = start_run(database, index, owner, take_over, lift_pause, report)
     with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):

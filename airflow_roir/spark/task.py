@@ -13,9 +13,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import build, seal
+from airflow_roir.engine.compact import worker as compact
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.history import one_history
-from airflow_roir.engine.run import Run, settle
+from airflow_roir.engine.run import FATAL, Run, settle
 from airflow_roir.engine.shortage import patience_of
 from airflow_roir.engine.trouble import reason_of
 from airflow_roir.engine.verify import compare
@@ -25,7 +26,6 @@ from airflow_roir.errors import (
     OperationFailed,
     OperationPaused,
     RoirError,
-    SourceChanged,
     WorkerFailed,
 )
 from airflow_roir.spark.worker_metrics import WorkerMetrics
@@ -101,7 +101,7 @@ def work(
                 yield WorkerMetrics(number, phase, error=f"fenced: {fenced}")
                 return
             failure = worker_failed(number, error)
-            settle(database, run, failure, fatal=isinstance(error, SourceChanged))
+            settle(database, run, failure, fatal=isinstance(error, FATAL))
             yield WorkerMetrics(number, phase, error=str(failure))
             return
         except MemoryError:
@@ -127,6 +127,9 @@ def _steps(
     elif phase == "seal":
         for s in seal.work(database, run, number):
             yield WorkerMetrics(number, phase, s.ordinal, seconds=s.seconds, done=True)
+    elif phase == "compact":
+        for c in compact.work(database, run, number):
+            yield WorkerMetrics(number, phase, c.ordinal, c.rows, seconds=c.seconds, done=c.done)
     else:
         for v in compare.work(database, run, number):
             yield WorkerMetrics(number, phase, v.ordinal, v.rows, seconds=v.seconds, done=True)

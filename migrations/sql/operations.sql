@@ -113,9 +113,11 @@ BEGIN
     SELECT x.* INTO o FROM roir.operation x WHERE x.id = change_options.operation FOR UPDATE;
     was := to_jsonb(o) || jsonb_build_object('throttle', roir.throttle_text(o.throttle));
     wishes := jsonb_strip_nulls(wishes);
-    IF o.kind = 'verify' AND wishes ?| ARRAY['batch_rows', 'max_rows_per_second', 'shard_parallelism'] THEN
+    IF o.kind IN ('verify', 'compact')
+       AND wishes ?| ARRAY['batch_rows', 'max_rows_per_second', 'shard_parallelism'] THEN
         RAISE invalid_parameter_value USING
-            MESSAGE = 'a verification has no batches, no rate limit and no parallelism per shard; the other options change';
+            MESSAGE = format('a %s has no batches, no rate limit and no parallelism per shard; the other options change',
+                             CASE o.kind WHEN 'verify' THEN 'verification' ELSE 'compaction' END);
     END IF;
     IF wishes ? 'shard_parallelism' AND NOT EXISTS (
             SELECT FROM roir.index i WHERE i.id = o.index_id AND i.shard_table IS NOT NULL) THEN

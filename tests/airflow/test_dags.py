@@ -67,6 +67,7 @@ def rendered(dag: DAG, task_id: str, **conf: Any) -> Any:
 def test_every_file_is_a_dag_without_an_error(bag: DagBag) -> None:
     assert bag.import_errors == {}
     shipped = {"rebuild_index", "verify_index", "clean_up_indexes", "control_index", "ship_changes"}
+    shipped.add("keep_indexes_young")
     examples = {"rebuild_bloated_indexes", "verify_indexes_weekly"}
     assert set(bag.dags) == shipped | examples
     # Whoever copies the whole folder has not asked for builds at night.
@@ -127,6 +128,18 @@ def test_one_run_that_ships_is_followed_by_the_next(bag: DagBag) -> None:
     assert first is not None
     assert second is not None
     assert second.logical_date > first.logical_date
+
+
+def test_a_night_chooses_and_compacts_one_index_after_the_other(bag: DagBag) -> None:
+    dag = bag.dags["keep_indexes_young"]
+    assert dag.timetable.can_be_scheduled
+    assert (dag.max_active_runs, dag.catchup, dag.is_paused_upon_creation) == (1, False, True)
+    assert dag.get_task("choose").downstream_task_ids == {"compact"}
+    compact = dag.get_task("compact")
+    assert compact.is_mapped
+    assert compact.max_active_tis_per_dagrun == 1
+    assert compact.retries >= 2
+    assert compact.execution_timeout is None
 
 
 def test_shipping_goes_on_all_the_time_and_waits_to_be_switched_on(bag: DagBag) -> None:

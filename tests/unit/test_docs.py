@@ -297,10 +297,15 @@ def test_everything_in_the_package_is_in_the_code_map() -> None:
 
 
 # Functions of the engine that take a database and that command line, operators or pages call, but that others needn't:
-# they ask for one operation's row or report, or begin what `verify` does in one call.
+# they ask for one operation's row or report, or begin what `verify` and `compact` do in one call.
 NOT_FOR_USERS = {
     "abort.finish_abort",
     "admission.ask",
+    "compact.compaction.begin",
+    "compact.compaction.compact_begun",
+    "compact.compaction.is_unfinished",
+    "compact.compaction.report_of",
+    "compact.ranking.suggest",
     "duplicate_report.first_lines",
     "duplicate_report.page",
     "live_options.refuse_option",

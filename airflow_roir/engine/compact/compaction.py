@@ -25,6 +25,7 @@ from airflow_roir.definition import (
 from airflow_roir.engine import by_threads, catalog, live_options, operations, tables
 from airflow_roir.engine.compact import choosing, worker
 from airflow_roir.engine.compact.action import Action
+from airflow_roir.engine.compact.action import Kind as ActionKind
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -256,7 +257,8 @@ def _write_units(connection: Connection, operation_id: int, generation_id: int, 
                 operation_id=operation_id,
                 generation_id=generation_id,
                 ordinal=number,
-                action=action.kind.value,
+                # A B-tree comes with its table: where the model would make it alone, both are made.
+                action=(ActionKind.REWRITE if action.kind is ActionKind.REINDEX else action.kind).value,
                 segments=list(action.ordinals),
                 parts=parts,
                 blocks=sum(int(one.blocks) for one in segments),

@@ -26,6 +26,7 @@ from airflow_roir.generation_state import UnitStatus
 from airflow_roir.operation import Phase
 
 READ = f"SELECT id, ordinal, claim_token, {UNITS.columns} FROM roir.compaction_unit WHERE id = %(id)s"
+WORKED = "UPDATE roir.compaction_unit SET seconds = seconds + %(took)s WHERE id = %(id)s AND claim_token = %(token)s"
 REWRITTEN = "a segment was emptied or rewritten meanwhile"
 
 
@@ -159,12 +160,13 @@ def work(
             claim: UnitClaim | None = found
             while claim is not None:
                 begun = time.monotonic()
-                ordinal = claim.ordinal
+                ordinal, of = claim.ordinal, {"id": claim.id, "token": claim.token}
                 claim, rows = compacter.step(claim)
                 took = time.monotonic() - begun
                 yield UnitMetrics(worker, ordinal, rows, took, claim is None)
                 turn.rest(took, rows)
                 with connection.begin():
+                    execute(connection, WORKED, {**of, "took": round(took, 3)})
                     if why_stop(read_control(connection, run), worker, Phase.COMPACT):
                         if claim is not None:
                             UNITS.release(connection, run, claim)

@@ -3,7 +3,7 @@
 import { DASH, bytes, clock, count, duration, el, many, mark, put, short } from "./page.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const NAMES = { ranges: ["range", "ranges"], segments: ["segment", "segments"], units: ["unit", "units"] };
+const NAMES = { ranges: ["range", "ranges"], segments: ["segment", "segments"], units: ["unit", "units"], compactions: ["compaction", "compactions"] };
 const NAME_OF = { sum: "compare sums", check: "compare rows" };
 // More cells than this are too narrow for a number.
 const NUMBERED = 48;

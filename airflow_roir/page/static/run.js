@@ -14,7 +14,7 @@ const stale = banner(main);
 let chosen = null;
 let page = null;
 
-const KIND = { create: "First build of", rebuild: "Rebuild of", verify: "Verification of" };
+const KIND = { create: "First build of", rebuild: "Rebuild of", verify: "Verification of", compact: "Compaction of" };
 const STATUS = { running: "Running", pausing: "Pausing", paused: "Paused", completed: "Completed", failed: "Failed", aborting: "Aborting", aborted: "Aborted" };
 const OVER = ["completed", "failed", "aborted"];
 
@@ -25,7 +25,8 @@ function address(path, more = {}) {
 
 const poll = new Poll({
   address: () => {
-    const kind = /(^|\.)verify/.test(asked.get("task_id") ?? "") ? { kind: "verify" } : asked.get("task_id") ? { kind: "build" } : {};
+    const task_id = asked.get("task_id") ?? "";
+    const kind = task_id ? { kind: /(^|\.)verify/.exec(task_id) ? "verify" : /(^|\.)compact/.exec(task_id) ? "compact" : "build" } : {};
     // Of a mapped task each instance has an operation of its own.
     const task = asked.get("task_id") ? { task_id: asked.get("task_id"), map_index: /^\d+$/.test(asked.get("map_index") ?? "") ? asked.get("map_index") : "-1" } : {};
     return address("", { ...kind, ...task, ...(chosen ?? {}) });
@@ -195,7 +196,7 @@ class Build {
     this.content = content;
     const { progress: p, run, chosen: one } = content;
     this.showTabs(content);
-    put(this.eyebrow, p.census ? "Census for" : `${KIND[p.kind] ?? "Operation on"}${p.unique && p.kind !== "verify" ? " unique index" : ""}`);
+    put(this.eyebrow, p.census ? "Census for" : `${KIND[p.kind] ?? "Operation on"}${p.unique && p.kind !== "verify" && p.kind !== "compact" ? " unique index" : ""}`);
     put(this.name, p.index);
     put(this.source, `on ${p.source} · connection ${one.connection} · operation ${p.operation_id}`);
     mark(this.chip, "data-status", p.status);
@@ -251,7 +252,8 @@ class Build {
     } else if (p.status === "running") {
       put(this.left, "Time left: not known yet");
     } else {
-      put(this.left, { completed: "Done", failed: "It can't continue", aborted: "What was built is gone", aborting: "What was built waits for the clean-up", paused: "Paused; nothing is lost", pausing: "The open batches end" }[p.status] ?? "");
+      const rest = { verify: "What was compared", compact: "What wasn't swapped in" }[p.kind] ?? "What was built";
+      put(this.left, { completed: "Done", failed: "It can't continue", aborted: `${rest} is gone`, aborting: `${rest} waits for the clean-up`, paused: "Paused; nothing is lost", pausing: "The open batches end" }[p.status] ?? "");
     }
   }
 
@@ -419,8 +421,8 @@ class Build {
   askAbort() {
     const p = this.content.progress;
     this.ask({
-      title: p.kind === "verify" ? "Abort this verification?" : "Abort this build?",
-      text: p.kind === "verify" ? "What was compared so far is lost. The index and its table stay as they are." : `What was built so far is lost (${many(p.rows ?? 0, "row")}). Workers stop at once. The DAG ${this.content.clean_up} removes what was built${this.content.may_clean_up ? ", and is triggered for that" : ""}; until then writes to the table maintain it, too. The table and the published index stay as they are. To stop for a while, pause it instead.`,
+      title: { verify: "Abort this verification?", compact: "Abort this compaction?" }[p.kind] ?? "Abort this build?",
+      text: p.kind === "verify" ? "What was compared so far is lost. The index and its table stay as they are." : p.kind === "compact" ? "Segments that are swapped in stay. What is made beside the others is removed, and they stay as they are. To stop for a while, pause it instead." : `What was built so far is lost (${many(p.rows ?? 0, "row")}). Workers stop at once. The DAG ${this.content.clean_up} removes what was built${this.content.may_clean_up ? ", and is triggered for that" : ""}; until then writes to the table maintain it, too. The table and the published index stay as they are. To stop for a while, pause it instead.`,
       field: "Why, for others to read (optional)",
       verb: "Abort",
       danger: true,

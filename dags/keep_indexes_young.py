@@ -1,0 +1,149 @@
+"""Compacts the aged segments of a database's indexes each night, within budgets, the worst index first.
+
+Copy this file into your DAGs folder, give the budgets that your nights allow, and unpause the DAG. Each night it asks
+of each index which segments save most for what their compaction costs, and orders the indexes by that. Pause the DAG
+to pause its compactions; unpause it to resume them.
+
+Where a rebuild costs no more than the segments, the index is left as it is: the log of the task `choose`, its XCom
+`suggestions` and the table `roir.event` suggest the rebuild.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG, Param, task
+
+from airflow_roir.definition import MAX_PARALLELISM
+from airflow_roir.operators.compact import CompactIndexOperator
+
+# At two each night, in Airflow's default time zone.
+SCHEDULE = "0 2 * * *"
+WHAT = "What to compact"
+HOW = "How much, and how hard"
+WHERE = "Where"
+
+with DAG(
+    dag_id="keep_indexes_young",
+    description="Compact the aged segments of all indexes, within budgets, every night",
+    doc_md=__doc__,
+    schedule=SCHEDULE,
+    catchup=False,
+    # A night that takes longer than a day is not joined by the next one.
+    max_active_runs=1,
+    # It has to know what a night may cost.
+    is_paused_upon_creation=True,
+    params={
+        "indexes": Param(
+            None,
+            type=["null", "array"],
+            items={"type": "string"},
+            title="Indexes",
+            description="Names of indexes, one a line. Empty: all that are published.",
+            section=WHAT,
+        ),
+        "exact": Param(
+            False,
+            type="boolean",
+            title="Measure",
+            description="Measure segments with PostgreSQL's extension pgstattuple, which reads all entries of all "
+            "these indexes. Else their bloat is estimated.",
+            section=WHAT,
+        ),
+        "even_if_rebuild_is_cheaper": Param(
+            False,
+            type="boolean",
+            title="Compact even if a rebuild is cheaper",
+            description="Else a rebuild is suggested for such an index, and nothing is done to it.",
+            section=WHAT,
+        ),
+        "budget_of_index": Param(
+            "20GB",
+            type=["null", "string"],
+            title="Budget of an index",
+            description="What a night may write of one index, with WAL, or how long one worker may work on it: 20GB, "
+            "30min. Empty: no limit.",
+            section=HOW,
+        ),
+        "budget_of_run": Param(
+            "100GB",
+            type=["null", "string"],
+            title="Budget of a night",
+            description="The same for all indexes together. Indexes that gain most for their cost come first. Empty: "
+            "no limit.",
+            section=HOW,
+        ),
+        "parallelism": Param(
+            2,
+            type="integer",
+            minimum=1,
+            maximum=MAX_PARALLELISM,
+            title="Parallelism",
+            description="Segments at the same time. You can change the number while it runs, by the DAG control_index.",
+            section=HOW,
+        ),
+        "throttle": Param(
+            None,
+            type=["null", "string"],
+            title="Throttle",
+            description="Limits of signals, above which it works less, or waits: replica_lag=100MB "
+            "commit_latency=20ms. Empty: none.",
+            section=HOW,
+        ),
+        "windows": Param(
+            None,
+            type=["null", "string"],
+            title="Windows",
+            description="When it may work, as CRON for DURATION in ZONE: 0 2 * * * for 4h in Europe/Berlin. Outside it "
+            "pauses, and the next window continues. Empty: always.",
+            section=HOW,
+        ),
+        "spark": Param(
+            "local",
+            type="string",
+            minLength=1,
+            examples=["local", "local[4]", "spark://host:7077", "k8s://https://host:443", "yarn"],
+            title="Spark",
+            description="Id of an Airflow connection that holds a Spark master, or a master.",
+            section=WHERE,
+        ),
+        "postgres_conn_id": Param(
+            "postgres_default",
+            type="string",
+            minLength=1,
+            examples=["postgres_default"],
+            title="PostgreSQL connection",
+            description="Id of the Airflow connection of the indexes' database.",
+            section=WHERE,
+        ),
+    },
+    tags=["roir"],
+    default_args={
+        # Every try continues with what is left; a pause uses none up.
+        "retries": 6,
+        "retry_delay": timedelta(seconds=30),
+        "retry_exponential_backoff": 2.0,
+        "max_retry_delay": timedelta(minutes=10),
+    },
+) as dag:
+
+    @task
+    def choose(params: dict[str, Any], ti: Any) -> list[dict[str, str]]:
+        """Index and budget of each compaction, the worst index first. Of others it says why they are left out."""
+        from airflow_roir.task.ranked_indexes import ranked_indexes
+
+        return ranked_indexes(params, ti)
+
+    CompactIndexOperator.partial(
+        task_id="compact",
+        exact="{{ params.exact }}",
+        even_if_rebuild_is_cheaper="{{ params.even_if_rebuild_is_cheaper }}",
+        parallelism="{{ params.parallelism }}",
+        throttle="{{ params.throttle }}",
+        windows="{{ params.windows }}",
+        spark="{{ params.spark }}",
+        postgres_conn_id="{{ params.postgres_conn_id }}",
+        max_active_tis_per_dagrun=1,
+        map_index_template="{{ task.index }}",
+    ).expand_kwargs(choose())
