@@ -248,6 +248,7 @@ def test_nothing_is_read_under_the_lock_of_the_swap(database: Database, dsn: str
     sort_out("")
     one.connection.close()
     # The last steps of a unit: what is checked on tables that are made empty comes before.
+    compacting.finish(database, run)
     assert [line for line in of_status["folding"] if "partition constraint" in line]
     assert not [line for line in of_status["folding"] if "verifying table" in line]
     check(database, dsn)
@@ -292,6 +293,15 @@ def test_what_can_not_be_compacted_is_said(database: Database) -> None:
     compacting.compact(database, action("rewrite", [77]))
     report = compaction.report_of(database, operations.find_operation(database, "ix").id)
     assert [unit["status"] for unit in report.units] == ["left"]
+
+
+@pytest.mark.usefixtures("index")
+def test_new_segments_are_not_published_unless_the_build_said_so(database: Database, dsn: str) -> None:
+    run_sql(dsn, "CREATE PUBLICATION everything FOR ALL TABLES")
+    with pytest.raises(InvalidInput, match='publication "everything"'):
+        compaction.begin(database, "ix", [action("rewrite", [1])], CompactOptions(), "me")
+    steps.make_index(database, table=None, keys=None, ignore_publications=True)
+    compacting.compact(database, action("rewrite", [1]))
 
 
 @pytest.mark.usefixtures("index")

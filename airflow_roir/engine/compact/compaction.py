@@ -22,7 +22,7 @@ from airflow_roir.definition import (
     check_live_options,
     parse_name,
 )
-from airflow_roir.engine import by_threads, catalog, live_options, operations, tables
+from airflow_roir.engine import by_threads, catalog, live_options, operations, publications, tables
 from airflow_roir.engine.compact import choosing, worker
 from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.action import Kind as ActionKind
@@ -49,6 +49,11 @@ SELECT s.ordinal, greatest(c.reltuples, 0) AS rows,
   JOIN pg_class c ON c.oid = to_regclass(format('roir_data.g%%s_s%%s', s.generation_id,
                                                 lpad(s.ordinal::text, greatest(3, length(s.ordinal::text)), '0')))
  WHERE s.generation_id = %(generation)s
+"""
+# What was said of that when the generation was built.
+IGNORES = """
+SELECT coalesce(bool_or((options ->> 'ignore_publications')::boolean), false) FROM roir.operation
+ WHERE generation_id = %(generation)s AND kind IN ('create', 'rebuild')
 """
 UNITS = """
 SELECT ordinal, action, segments, parts, status, bytes_before, bytes_after, bytes_expected, why, note, rows, seconds
@@ -127,7 +132,7 @@ def begin(
     """Begin to compact the active generation of an index by these actions, in their order; start a run to do it.
 
     An unfinished compaction of the index is adopted with its own units; only live options change. Raises NotFound,
-    InvalidInput (no actions), OperationRunning (another operation of the index is unfinished), OperationFailed.
+    InvalidInput (no actions; a publication has the index's tables), OperationRunning (another operation of the index is unfinished), OperationFailed.
     """
     with database.transaction() as connection:
         check_schema(connection, writes=True)
@@ -139,6 +144,8 @@ def begin(
         if not actions:
             raise InvalidInput(f"index {name}: nothing was chosen to compact")
         generation = _active(connection, found.id, name)
+        # New segments are new tables, for a subscriber, too.
+        publications.check(connection, execute(connection, IGNORES, {"generation": generation.id}).scalar_one())
         source = catalog.read_source_by_oid(connection, found.source_oid)
         entry = Entry.from_json(generation.entry)
         try:
