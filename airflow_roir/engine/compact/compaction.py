@@ -132,7 +132,8 @@ def begin(
     """Begin to compact the active generation of an index by these actions, in their order; start a run to do it.
 
     An unfinished compaction of the index is adopted with its own units; only live options change. Raises NotFound,
-    InvalidInput (no actions; a publication has the index's tables), OperationRunning (another operation of the index is unfinished), OperationFailed.
+    InvalidInput (no actions, or a publication has the index's tables), OperationRunning (another operation of the index
+    is unfinished), OperationFailed.
     """
     with database.transaction() as connection:
         check_schema(connection, writes=True)
