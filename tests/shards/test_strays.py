@@ -96,7 +96,9 @@ def test_a_shard_that_comes_back_after_it_was_forgotten(contrib_shards: Make) ->
     # Away from here, and not from its writers.
     made.ask("UPDATE roir.shard SET dsn = 'host=127.0.0.1 port=1' WHERE name = 's2'")
     assert clean_up.clean_up(made.database).waiting
-    registry.remove(made.database, "s2", force=True)
+    said: list[str] = []
+    registry.remove(made.database, "s2", True, said.append)
+    assert "add it again, which removes it: roir shard add s2" in said[-1]
     assert clean_up.clean_up(made.database).waiting == []
     assert is_kept_out(made, "s2")
     registry.add(made.database, "s2", made.dsns["s2"])

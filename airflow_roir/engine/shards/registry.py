@@ -214,9 +214,9 @@ def remove(
             if not force:
                 raise
             report(
-                f"shard {quote(name)}: nothing was removed there: {reason_of(error)}. If its server comes back, drop "
-                f"the schema {SHARD_SCHEMA} there, with CASCADE: else its triggers go on, and writers that announce to "
-                "this server fail"
+                f"shard {quote(name)}: nothing was removed there: {reason_of(error)}. If its server comes back, add it "
+                f"again, which removes it: roir shard add {argument(name)}. Until then its triggers go on, and writers "
+                "that announce to this server fail"
             )
     with database.transaction() as connection:
         gone = {"removed_at": func.clock_timestamp(), "dsn": None, "index_dsn": None, "conn_id": None}
