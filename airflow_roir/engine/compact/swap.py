@@ -36,8 +36,8 @@ SELECT (SELECT s.lower FROM roir.segment s WHERE s.generation_id = %(generation)
 """
 FORGET = "DELETE FROM roir.segment WHERE generation_id = %(generation)s AND ordinal = ANY (%(ordinals)s)"
 ADD = """
-INSERT INTO roir.segment (generation_id, ordinal, lower, upper, status)
-VALUES (%(generation)s, %(ordinal)s, %(lower)s::jsonb, %(upper)s::jsonb, 'sealed')
+INSERT INTO roir.segment (generation_id, ordinal, lower, upper, status, sealed_at)
+VALUES (%(generation)s, %(ordinal)s, %(lower)s::jsonb, %(upper)s::jsonb, 'sealed', clock_timestamp())
 """
 # From now on a snapshot must see this row.
 LAID_OUT = """
