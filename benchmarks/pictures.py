@@ -106,7 +106,7 @@ def of_young(path: Path) -> None:
     found = json.loads(path.read_text())
     arms = [one["arm"] for one in found["arms"]]
     # What it is about comes first, in our colour, beside what it is compared with.
-    arms.sort(key=lambda arm: (arm != "compact", arm != "rebuild", arm != "none"))
+    arms.sort(key=lambda arm: ("compact" not in arm, "vacuum" not in arm, arm != "rebuild", arm != "none"))
 
     def points(name: str, scale: float = 1) -> dict[str, list[tuple[float, float]]]:
         return {

@@ -2,13 +2,17 @@
 
 make bench-young
 make bench-young ARGS="--days 90 --rows 20000"
-make bench-young ARGS="--arms none rebuild rebuild/7 reindex/7"
+make bench-young ARGS="--arms none rebuild rebuild/7 reindex/7 vacuum+compact"
 
 Each side is a database of its own on one server, which gets the same writes, day by day in turns with the others:
 events that are appended by the time and deleted in waves (`event`), updates by Zipf's law that move entries to the end
 (`task`), inserts and deletes all over the key with mass deletes of one stretch of it (`stock`). A day ends with what
-autovacuum would do, by its own thresholds; then comes the night. An index is measured right after that. In the end each
-one is compared with its table. Writes benchmarks/results/young.json and draws its pictures.
+autovacuum would do, by its own thresholds; then comes the night. An index is measured right after that, on days that
+fall on each day of the week. In the end each one is compared with its table. Writes benchmarks/results/young.json and
+draws its pictures.
+
+A rebuild each night is done on the nights that are measured alone, since nothing is left of an index then, and counts
+for those that came before; with --all-rebuilds it is done each night.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import argparse
 import json
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +34,19 @@ from benchmarks.engine import build_index
 from benchmarks.pictures import of_young
 from benchmarks.quantile import quantile
 from benchmarks.server import BenchServer, bench_server, described, facts
-from benchmarks.young_care import Arm, Cost, autovacuum, base_of, can_compact, cost_of
+from benchmarks.young_care import Arm, Cost, autovacuum, base_of, cost_of
 from benchmarks.young_tables import CHURNS, Churn
 
+Rows = list[dict[str, Any]]
 RESULTS = Path(__file__).parent / "results" / "young.json"
-ARMS = ("none", "reindex/7", "vacuum+reindex", "rebuild/7", "rebuild", "compact")
+ARMS = ("none", "vacuum", "vacuum+reindex/7", "rebuild", "compact/7", "vacuum+compact/7")
 SIZE = "SELECT sum(pg_total_relation_size(inhrelid))::bigint FROM pg_inherits WHERE inhparent = %s::regclass"
 # The first ones in a session fill its caches.
 WARM_UP = 10
 SETTINGS = (
-    # The one that does what autovacuum would is the bench; and the writers' commits aren't what is measured.
-    "autovacuum = off\nsynchronous_commit = off\n"
+    # The bench does what autovacuum would. Commits are synchronous: of a row whose commit isn't flushed yet VACUUM
+    # doesn't say that all see it.
+    "autovacuum = off\n"
     # A session that keeps its statements has one plan for them, on each side.
     "plan_cache_mode = force_generic_plan\n"
 )
@@ -52,7 +59,6 @@ class Side:
     arm: Arm
     dsn: str
     churns: list[Churn]
-    segments: int
     care: Cost = field(default_factory=Cost)
     vacuum: Cost = field(default_factory=Cost)
     sizes: list[int] = field(default_factory=list)
@@ -60,31 +66,23 @@ class Side:
 
     def __post_init__(self) -> None:
         self.database = Database(self.dsn, "roir bench")
-        schema.init(self.database)
         self.session = psycopg2.connect(self.dsn)
         self.session.autocommit = True
         self.cursor = self.session.cursor()
 
-    def begin(self) -> None:
-        """The tables with their rows, and the indexes, just built."""
-        for churn in self.churns:
-            self.cursor.execute(churn.create)
-            churn.load(self.cursor)
-            self.cursor.execute(f"VACUUM (ANALYZE) {churn.table}")
-            build_index(self.database, churn.definition, parallelism=1, segments=self.segments)
-
-    def day(self, day: int) -> None:
-        """What is written, and what autovacuum does then."""
+    def day(self, day: int, leave_out: bool) -> None:
+        """What is written, and what autovacuum does then. leave_out: not to the indexes."""
         for churn in self.churns:
             churn.write(self.cursor, day)
-        self.vacuum += cost_of(self.cursor, lambda: autovacuum(self.cursor))
+        self.vacuum += cost_of(self.cursor, lambda: autovacuum(self.cursor, "roir_data" if leave_out else None))
 
-    def night(self, day: int) -> None:
-        """What this side does at night."""
-        if (day + 1) % self.arm.nights == 0:
-            for churn in self.churns:
-                self.care += cost_of(self.cursor, lambda churn=churn: self.arm.care(self.database, self.cursor, churn))
-        self.sizes.append(sum(self.size(churn) for churn in self.churns))
+    def night(self, day: int, stands_for: int = 1) -> None:
+        """What this side does at night. stands_for: so many nights, of which this one is the last."""
+        for churn in self.churns:
+            for step in self.arm.care(day):
+                work = partial(step, self.database, self.cursor, churn)
+                self.care += cost_of(self.cursor, work) * stands_for
+        self.sizes += [sum(self.size(churn) for churn in self.churns)] * stands_for
 
     def size(self, churn: Churn) -> int:
         """Of an index: bytes of its entries and their B-trees."""
@@ -157,7 +155,7 @@ class Side:
         return found | {name: last[name] for name in last if name.startswith(("care", "vacuum"))}
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(found: Rows) -> str:
     """What the docs show, as Markdown; ratios are to the nightly rebuild, if it is there."""
     mega = 1e6
     base = next((one for one in found if one["arm"] == "rebuild"), None)
@@ -190,31 +188,46 @@ def table(found: list[dict[str, Any]]) -> str:
 
 
 def sides_of(server: BenchServer, chosen: Any) -> list[Side]:
-    """The arms' databases, filled."""
+    """The arms' databases: copies, block by block, of one that is filled."""
+    churns = [churn(chosen.rows, chosen.seed, chosen.segments) for churn in CHURNS]
+    fill(server.dsn("bench"), churns)
     made = []
     for number, arm in enumerate(chosen.arms):
-        server.execute(f"CREATE DATABASE young_{number}")
-        churns = [churn(chosen.rows, chosen.seed) for churn in CHURNS]
-        made.append(Side(arm, server.dsn(f"young_{number}"), churns, chosen.segments))
-        made[-1].begin()
+        server.execute(f"CREATE DATABASE young_{number} TEMPLATE bench")
+        made.append(Side(arm, server.dsn(f"young_{number}"), churns))
     return made
+
+
+def fill(dsn: str, churns: list[Churn]) -> None:
+    """The tables with their rows, and the indexes, just built."""
+    database = Database(dsn, "roir bench")
+    schema.init(database)
+    session = psycopg2.connect(dsn)
+    session.autocommit = True
+    with session.cursor() as cursor:
+        for churn in churns:
+            cursor.execute(churn.create)
+            churn.load(cursor)
+            cursor.execute(f"VACUUM (ANALYZE) {churn.table}")
+            build_index(database, churn.definition, parallelism=1, segments=churn.segments)
+    session.close()
 
 
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--days", type=int, default=365)
-    parser.add_argument("--rows", type=int, default=50_000, help="of each table, about")
+    parser.add_argument("--rows", type=int, default=80_000, help="of each table, about")
     parser.add_argument("--segments", type=int, default=8, help="of each index, when it is built first")
     parser.add_argument("--arms", type=Arm.parse, nargs="+", help=f"default: {' '.join(ARMS)}")
-    parser.add_argument("--look-every", type=int, default=7, help="days between two measurements of lookups")
-    parser.add_argument("--lookups", type=int, default=300, help="of each kind, in one measurement")
+    parser.add_argument("--all-rebuilds", action="store_true", help="do what is done each night each night")
+    parser.add_argument("--look-every", type=int, default=20, help="days between two measurements of lookups")
+    parser.add_argument("--lookups", type=int, default=200, help="of each kind, in one measurement")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--shared-buffers", default="256MB")
     parser.add_argument("--results", type=Path, default=RESULTS)
     chosen = parser.parse_args()
-    if chosen.arms is None:
-        chosen.arms = [Arm(name) for name in ARMS if name != "compact" or can_compact()]
+    chosen.arms = chosen.arms or [Arm.parse(name) for name in ARMS]
     with bench_server(18, chosen.shared_buffers, SETTINGS) as server:
         sides = sides_of(server, chosen)
         known = facts(sides[0].cursor)
@@ -222,27 +235,37 @@ def main() -> None:
         for day in range(chosen.days):
             # In turns, and another one first each day.
             for side in sides[day % len(sides) :] + sides[: day % len(sides)]:
-                side.day(day)
-                side.night(day)
-                if (day + 1) % chosen.look_every == 0 or day + 1 == chosen.days:
+                is_measured = (day + 1) % chosen.look_every == 0 or day + 1 == chosen.days
+                is_short = side.arm.forgets and not chosen.all_rebuilds
+                side.day(day, is_short)
+                if is_measured or not is_short:
+                    side.night(day, day + 1 - len(side.sizes))
+                if is_measured:
                     side.look(day, chosen.lookups)
-            if (day + 1) % 30 == 0:
-                sizes = ", ".join(f"{side.arm.name} {side.sizes[-1] / 1e6:.0f} MB" for side in sides)
+            if (day + 1) % 30 == 0 and all(side.looks for side in sides):
+                sizes = ", ".join(f"{one.arm.name} {one.sizes[-1] / 1e6:.0f} MB" for one in sides)
                 print(f"day {day + 1}, {time.perf_counter() - begun:.0f} s: {sizes}", flush=True)
-        summaries = [side.summary() for side in sides]
-        for side, summary in zip(sides, summaries, strict=True):
-            summary["exact"] = side.is_exact()
+                keep(chosen, known, sides)
+        exact = {side.arm.name: side.is_exact() for side in sides}
+        summaries = keep(chosen, known, sides, exact)
     print(f"\n{described(known)}\n{chosen.days} days, {chosen.rows:,} rows a table, seed {chosen.seed}\n")
     print(table(summaries))
-    asked = {name: getattr(chosen, name) for name in ("days", "rows", "segments", "lookups", "seed")}
+    of_young(chosen.results)
+    if wrong := [arm for arm, is_right in exact.items() if not is_right]:
+        raise SystemExit(f"not exact: {', '.join(wrong)}")
+
+
+def keep(chosen: Any, known: dict[str, Any], sides: list[Side], exact: dict[str, bool] | None = None) -> Rows:
+    """Write down what there is until now; returns the arms' summaries. exact: in the end."""
+    summaries = [side.summary() | {"exact": exact and exact[side.arm.name]} for side in sides]
+    named = ("days", "rows", "segments", "look_every", "lookups", "all_rebuilds", "seed")
+    asked = {name: getattr(chosen, name) for name in named}
     looks = [look for side in sides for look in side.looks]
     sizes = {side.arm.name: side.sizes for side in sides}
     result = {"facts": known, **asked, "arms": summaries, "sizes": sizes, "looks": looks}
     chosen.results.parent.mkdir(parents=True, exist_ok=True)
     chosen.results.write_text(json.dumps(result, indent=1) + "\n")
-    of_young(chosen.results)
-    if wrong := [one["arm"] for one in summaries if not one["exact"]]:
-        raise SystemExit(f"not exact: {', '.join(wrong)}")
+    return summaries
 
 
 if __name__ == "__main__":

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
+from airflow_roir.engine import clean_up
+from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
 from benchmarks.engine import build_index
 from benchmarks.young_tables import Churn
 
-COMPACTION = "airflow_roir.engine.compact.compaction"
 # As the launcher of PostgreSQL 18 decides with its default settings, of the server's own catalogs, too.
 DUE = """
 WITH settings AS (
@@ -60,6 +59,9 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.seconds + other.seconds, self.wal + other.wal, self.files + other.files)
 
+    def __mul__(self, times: int) -> Cost:
+        return Cost(self.seconds * times, self.wal * times, self.files * times)
+
 
 def cost_of(cursor: Any, work: Callable[[], object]) -> Cost:
     """Do it. On a server that does nothing else."""
@@ -76,12 +78,15 @@ def cost_of(cursor: Any, work: Callable[[], object]) -> Cost:
     return Cost(seconds, now - wal, sum(size for file, size in cursor.fetchall() if file not in before))
 
 
-def autovacuum(cursor: Any) -> int:
-    """Vacuum and analyze what autovacuum would, now; how many tables that were. The session is in autocommit mode."""
+def autovacuum(cursor: Any, but: str | None = None) -> int:
+    """Vacuum and analyze what autovacuum would, now; how many tables that were. The session is in autocommit mode.
+
+    but: a schema that is left out.
+    """
     cursor.execute("SELECT pg_stat_force_next_flush()")
     cursor.execute("SELECT pg_stat_clear_snapshot()")
     cursor.execute(DUE)
-    due = cursor.fetchall()
+    due = [row for row in cursor.fetchall() if but is None or not row[0].startswith(f"{but}.")]
     for name, vacuums, analyzes in due:
         if vacuums:
             cursor.execute(f"VACUUM {'(ANALYZE) ' if analyzes else ''}{name}")
@@ -100,11 +105,16 @@ def base_of(cursor: Any, index: str) -> str:
 # --- what is done at night
 
 
-Care = Callable[[Database, Any, Churn], object]
+Step = Callable[[Database, Any, Churn], object]
 
 
 def nothing(database: Database, cursor: Any, churn: Churn) -> None:
     """Autovacuum does what it does."""
+
+
+def vacuum(database: Database, cursor: Any, churn: Churn) -> None:
+    """All of the index, whether its thresholds are passed or not."""
+    cursor.execute(f"VACUUM {base_of(cursor, churn.index)}")
 
 
 def reindex(database: Database, cursor: Any, churn: Churn) -> None:
@@ -112,31 +122,21 @@ def reindex(database: Database, cursor: Any, churn: Churn) -> None:
     cursor.execute(f"REINDEX TABLE {base_of(cursor, churn.index)}")
 
 
-def vacuum_and_reindex(database: Database, cursor: Any, churn: Churn) -> None:
-    """As `reindex`, after a VACUUM of all that the index has."""
-    cursor.execute(f"VACUUM (ANALYZE) {base_of(cursor, churn.index)}")
-    reindex(database, cursor, churn)
-
-
 def rebuild(database: Database, cursor: Any, churn: Churn) -> None:
-    """All of the index anew; what it replaces is dropped at once, and nothing is verified."""
-    build_index(database, churn.definition, parallelism=1, verify="none")
+    """All of the index anew; what it replaces is dropped at once."""
+    build_index(database, churn.definition, parallelism=1, segments=churn.segments)
 
 
 def compact(database: Database, cursor: Any, churn: Churn) -> None:
-    """Those segments that are worth it."""
-    import_module(COMPACTION).compact(database, churn.index, actor="bench", parallelism=1)
+    """What the model finds worth it."""
+    compaction.compact(database, churn.index, actor="bench", parallelism=1)
+    clean_up.clean_up(database)
 
 
-def can_compact() -> bool:
-    """True if this package has compaction."""
-    return find_spec(COMPACTION) is not None
-
-
-CARES: dict[str, Care] = {
+STEPS: dict[str, Step] = {
     "none": nothing,
+    "vacuum": vacuum,
     "reindex": reindex,
-    "vacuum+reindex": vacuum_and_reindex,
     "rebuild": rebuild,
     "compact": compact,
 }
@@ -144,24 +144,27 @@ CARES: dict[str, Care] = {
 
 @dataclass(frozen=True)
 class Arm:
-    """One side: what is done, and every how many nights. Read from `rebuild` or `rebuild/7`."""
+    """One side: what is done one after the other. Each step every night, or every N nights: `vacuum+compact/7`."""
 
     name: str
-
-    @property
-    def care(self) -> Care:
-        """What is done."""
-        return CARES[self.name.partition("/")[0]]
-
-    @property
-    def nights(self) -> int:
-        """Every so many."""
-        return int(self.name.partition("/")[2] or 1)
+    steps: tuple[tuple[str, int], ...]
 
     @classmethod
     def parse(cls, name: str) -> Arm:
-        """Raises ValueError for one that isn't known."""
-        what, _, nights = name.partition("/")
-        if what not in CARES or (nights and not (nights.isdigit() and int(nights) > 0)):
-            raise ValueError(f"{name}: choose from {', '.join(CARES)}, each with /N for every N nights")
-        return cls(name)
+        """Raises ValueError for a step that isn't known."""
+        steps = []
+        for one in name.split("+"):
+            what, slash, nights = one.partition("/")
+            if what not in STEPS or (slash and not (nights.isdigit() and int(nights) > 0)):
+                raise ValueError(f"{name}: choose from {', '.join(STEPS)}, each with /N for every N nights")
+            steps.append((what, int(nights or 1)))
+        return cls(name, tuple(steps))
+
+    def care(self, day: int) -> list[Step]:
+        """What is done in the night after a day, the first one of which is 0."""
+        return [STEPS[what] for what, nights in self.steps if (day + 1) % nights == 0 and what != "none"]
+
+    @property
+    def forgets(self) -> bool:
+        """True if after each night nothing is left of what was before: one need not be done to know the next one."""
+        return ("rebuild", 1) in self.steps

@@ -15,7 +15,7 @@ from airflow_roir.definition import IndexDefinition
 # Seconds of a day, which are what `event.at` and `task.touched` count.
 DAY = 86_400
 TITLE = "rpad('number ' || i, 40, '.')"
-# A range reads so many entries, in the order of the key.
+# A range reads so many entries, or a few at the end of the key.
 RANGE = 50
 
 
@@ -30,14 +30,17 @@ class Lookup:
 
 
 class Churn(ABC):
-    """A table with one index of ours, and how it ages. rows: about as many as it has all the time."""
+    """A table with one index of ours, and how it ages.
+
+    rows: about as many as it has all the time. segments: of its index, whenever that is built.
+    """
 
     table: ClassVar[str]
     key: ClassVar[str]
     create: ClassVar[str]
 
-    def __init__(self, rows: int, seed: int) -> None:
-        self.rows, self.seed = rows, seed
+    def __init__(self, rows: int, seed: int, segments: int = 1) -> None:
+        self.rows, self.seed, self.segments = rows, seed, segments
 
     @property
     def index(self) -> str:
@@ -63,28 +66,25 @@ class Churn(ABC):
 
     def lookups(self, cursor: Any, day: int, count: int) -> list[Lookup]:
         """Lookups of one entry and of a short range, so many of each: half of them of hot rows, mixed."""
-        columns = self.key.split(", ")
+        *equal, last = self.key.split(", ")
+        apart = f"PARTITION BY {', '.join(equal)} " if equal else ""
         chance = self.chance(day)
         keys: list[tuple[Any, ...]] = []
         for condition in (self.hot(day), "true"):
             cursor.execute(
-                f"SELECT {self.key} FROM {self.table} WHERE {condition} "
+                f"SELECT {self.key}, until FROM (SELECT *, lead({last}, {RANGE - 1}, {last}) OVER "
+                f"({apart}ORDER BY {last}, id) AS until FROM {self.table}) t WHERE {condition} "
                 f"ORDER BY hashint8extended(id, {self.seed + day}), id LIMIT {count}"
             )
             found = cursor.fetchall()
             keys += [found[n % len(found)] for n in range(count)] if found else []
         chance.shuffle(keys)
-        one = " AND ".join(f"{column} = ${n}" for n, column in enumerate(columns, start=1))
-        from_here = one.rpartition(" = ")
-        read = f"SELECT id, title FROM {self.index} WHERE"
+        n = len(equal) + 1
+        before = "".join(f"{column} = ${i} AND " for i, column in enumerate(equal, start=1))
+        read = f"SELECT id, title FROM {self.index} WHERE {before}{last}"
         return [
-            Lookup(f"{self.table}_one", self.types, f"{read} {one}", keys[:count]),
-            Lookup(
-                f"{self.table}_range",
-                self.types,
-                f"{read} {from_here[0]} >= {from_here[2]} ORDER BY {columns[-1]} LIMIT {RANGE}",
-                keys[count:],
-            ),
+            Lookup(f"{self.table}_one", self.types, f"{read} = ${n}", [key[:-1] for key in keys[:count]]),
+            Lookup(f"{self.table}_range", f"{self.types}, bigint", f"{read} BETWEEN ${n} AND ${n + 1}", keys[count:]),
         ]
 
     @property

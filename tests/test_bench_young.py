@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.server import bench_server
 from benchmarks.young import table
-from benchmarks.young_care import Arm, autovacuum, can_compact, cost_of
+from benchmarks.young_care import Arm, autovacuum, compact, cost_of, vacuum
 from benchmarks.young_tables import CHURNS, Tasks
 
 
@@ -104,8 +104,11 @@ def test_a_cost_counts_what_is_new_and_stays(session: psycopg2.extensions.connec
 
 
 def test_an_arm_says_every_how_many_nights() -> None:
-    assert (Arm.parse("rebuild").nights, Arm.parse("reindex/7").nights) == (1, 7)
-    for wrong in ("rebuilt", "rebuild/0", "rebuild/x"):
+    arm = Arm.parse("vacuum+compact/7")
+    assert [arm.care(day) for day in (5, 6, 7)] == [[vacuum], [vacuum, compact], [vacuum]]
+    assert not Arm.parse("none").care(0)
+    assert [Arm.parse(name).forgets for name in ("rebuild", "rebuild/2", "vacuum")] == [True, False, False]
+    for wrong in ("rebuilt", "rebuild/0", "rebuild/x", "vacuum+", "vacuum/"):
         with pytest.raises(ValueError, match="choose from none"):
             Arm.parse(wrong)
 
@@ -122,7 +125,7 @@ def test_ratios_are_to_the_nightly_rebuild() -> None:
 @pytest.mark.slow
 def test_it_runs_and_each_index_is_exact_on_each_side(tmp_path: Path) -> None:
     results = tmp_path / "young.json"
-    arms = ["none", "reindex/3", "vacuum+reindex", "rebuild/5", "rebuild", *(["compact"] if can_compact() else [])]
+    arms = ["none", "vacuum+reindex/3", "rebuild", "compact", "vacuum+compact/2"]
     size = ("--rows", "2000", "--days", "6", "--segments", "3", "--look-every", "3", "--lookups", "20")
     command = [sys.executable, "-m", "benchmarks.young", *size, "--shared-buffers", "128MB", "--arms", *arms]
     done = subprocess.run([*command, "--results", str(results)], capture_output=True, text=True, check=False)
@@ -133,4 +136,4 @@ def test_it_runs_and_each_index_is_exact_on_each_side(tmp_path: Path) -> None:
     assert all(len(on_a_day) == len(arms) and len(set(on_a_day.values())) == 1 for on_a_day in entries)
     assert {path.name for path in tmp_path.glob("*.svg")} == {"young-light.svg", "young-dark.svg"}
     written = {one["arm"]: one["care_files"] for one in found["arms"]}
-    assert 0 == written["none"] < written["reindex/3"] < written["rebuild"]
+    assert 0 == written["none"] < written["vacuum+reindex/3"] < written["rebuild"]
