@@ -174,6 +174,10 @@ bench-fold: $(STAMP)  ## Delta rows folded per second; ARGS="--rows 200000 --bas
 bench-unique: $(STAMP)  ## A unique index under writers of duplicates, kills, pauses; ARGS="--rows 50000 --groups 100", "--cost 3"
 	$(BIN)/python -m benchmarks.unique $(ARGS)
 
+.PHONY: bench-reindex
+bench-reindex: $(STAMP)  ## What REINDEX CONCURRENTLY of a partition's index does to writers; ARGS="--pg 16 --seconds 5"
+	$(BIN)/python -m benchmarks.reindex $(ARGS)
+
 .PHONY: bench-governor
 bench-governor: $(ARCHIVE)  ## An application and a replica beside a build, without and with the governor; ARGS="--calm 10" for less
 	@$(with_java) \
@@ -201,6 +205,10 @@ bench-estimate: $(STAMP)  ## How good the time left is, in recorded builds; ARGS
 .PHONY: bench-plan
 bench-plan: $(STAMP)  ## How good `roir plan` is: room, WAL and seconds beside what builds take; ARGS="--rows 100000" for less
 	$(BIN)/python -m benchmarks.plan $(ARGS)
+
+.PHONY: bench-young
+bench-young: $(STAMP)  ## A year of writes, and how indexes age: no care, REINDEX, rebuilds, compaction; ARGS="--days 60 --rows 10000"
+	$(BIN)/python -m benchmarks.young $(ARGS)
 
 .PHONY: bench-page
 bench-page: $(STAMP)  ## What a look at a build costs the server; ARGS="--ranges 1000" for less

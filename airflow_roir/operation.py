@@ -33,7 +33,7 @@ class Status(str, Enum):
 
 
 class Kind(str, Enum):
-    """What an operation does with its generation: builds it, compares it, or makes segments of it anew."""
+    """What an operation does with its generation: builds it, compares it, or makes some of its segments again."""
 
     CREATE = "create"
     REBUILD = "rebuild"

@@ -101,6 +101,37 @@ def of_governor(path: Path) -> None:
         save(strips(drawn, shades, "seconds", is_dark), path.with_name(f"{path.stem}-{page}.svg"))
 
 
+def of_young(path: Path) -> None:
+    """A year of each side: the indexes' size, the pages and the p99 of lookups, what was written; for both pages."""
+    found = json.loads(path.read_text())
+    arms = [one["arm"] for one in found["arms"]]
+    # What it is about comes first, in our colour, beside what it is compared with.
+    arms.sort(key=lambda arm: (arm != "compact", arm != "rebuild", arm != "none"))
+
+    def points(name: str, scale: float = 1) -> dict[str, list[tuple[float, float]]]:
+        return {
+            arm: [(look["day"], look[name] / scale) for look in found["looks"] if look["arm"] == arm] for arm in arms
+        }
+
+    written = {
+        arm: [
+            (look["day"], (look["care_wal"] + look["care_files"]) / 1e9)
+            for look in found["looks"]
+            if look["arm"] == arm
+        ]
+        for arm in arms
+    }
+    sizes = {arm: [(day, size / 1e6) for day, size in enumerate(found["sizes"][arm], start=1)] for arm in arms}
+    drawn = [
+        Strip("size of the indexes after the night, MB", sizes),
+        Strip("pages that a lookup touches, mean", points("pages")),
+        Strip("lookups: p99, ms", points("p99_ms")),
+        Strip("written at night since the first day, WAL and files, GB", written),
+    ]
+    for page, is_dark in (("light", False), ("dark", True)):
+        save(strips(drawn, [], "days", is_dark), path.with_name(f"{path.stem}-{page}.svg"))
+
+
 def _curve(name: str, found: dict[str, Any]) -> dict[str, tuple[str, str, Series, bool]]:
     rows: Rows = found["table"]
     if name == "batch":
@@ -165,6 +196,7 @@ def main() -> None:
     of_pause(RESULTS / "pause.json")
     if (RESULTS / "governor.json").exists():
         of_governor(RESULTS / "governor.json")
+    of_young(RESULTS / "young.json")
 
 
 if __name__ == "__main__":

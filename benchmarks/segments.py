@@ -5,7 +5,7 @@ make bench-segments ARGS="--rows 20000 --keys int uuid"    # a quick look
 
 It starts a PostgreSQL of its own, with the extension pgstattuple. Indexes of several keys are built, and then churned,
 emptied and appended to. Each time every segment with enough entries is estimated, measured by pgstattuple, and built
-anew beside itself. An error is positive where the estimate says more; those of sizes are shares, those of the leaves'
+again beside itself. An error is positive where the estimate says more; those of sizes are shares, those of the leaves'
 density are percentage points.
 """
 
@@ -93,22 +93,22 @@ def changes(name: str, rows: int) -> dict[str, list[str]]:
 
 
 def truth(connection: Connection, segment: Segment) -> tuple[int, int]:
-    """The bytes of a segment's table and of its trees, built anew beside it."""
+    """The bytes of a segment's table and of its trees, built again beside it."""
     values = {"name": segment.name}
-    execute(connection, f"CREATE TABLE public.anew (LIKE {segment.name} INCLUDING STORAGE)")
-    execute(connection, f"INSERT INTO public.anew SELECT * FROM {segment.name}")
+    execute(connection, f"CREATE TABLE public.rebuilt (LIKE {segment.name} INCLUDING STORAGE)")
+    execute(connection, f"INSERT INTO public.rebuilt SELECT * FROM {segment.name}")
     defined = execute(
         connection, "SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = to_regclass(%(name)s)", values
     )
     for number, definition in enumerate(defined.scalars().all()):
         columns = definition.partition(" USING ")[2]
-        execute(connection, f"CREATE UNIQUE INDEX anew_{number} ON public.anew USING {columns}")
+        execute(connection, f"CREATE UNIQUE INDEX rebuilt_{number} ON public.rebuilt USING {columns}")
     sizes = execute(
         connection,
-        "SELECT pg_relation_size('public.anew') AS heap, (SELECT sum(pg_relation_size(indexrelid)) FROM pg_index "
-        "WHERE indrelid = 'public.anew'::regclass)::bigint AS trees",
+        "SELECT pg_relation_size('public.rebuilt') AS heap, (SELECT sum(pg_relation_size(indexrelid)) FROM pg_index "
+        "WHERE indrelid = 'public.rebuilt'::regclass)::bigint AS trees",
     ).one()
-    execute(connection, "DROP TABLE public.anew")
+    execute(connection, "DROP TABLE public.rebuilt")
     return sizes.heap, sizes.trees
 
 
@@ -134,10 +134,10 @@ def compare(database: Database, generation: int) -> list[dict[str, float]]:
                     "heap": heap_guess / heap_exact - 1,
                     "tree": tree_guess / tree_exact - 1,
                     "leaves": leaves_guess - leaves_exact,
-                    "heap, anew": heap_guess / heap - 1,
-                    "tree, anew": tree_guess / trees - 1,
-                    "heap, exact, anew": heap_exact / heap - 1,
-                    "tree, exact, anew": tree_exact / trees - 1,
+                    "heap, rebuilt": heap_guess / heap - 1,
+                    "tree, rebuilt": tree_guess / trees - 1,
+                    "heap, exact, rebuilt": heap_exact / heap - 1,
+                    "tree, exact, rebuilt": tree_exact / trees - 1,
                 }
             )
     return found
@@ -191,12 +191,15 @@ def table(found: dict[str, dict[str, list[dict[str, float]]]], suffix: str = "")
     heads = " | ".join(f"{one.split(',')[0]}, median | worst" for one in figures)
     lines = [f"| key | state | segments | {heads} |"]
     lines.append("| --- " * (3 + 2 * len(figures)) + "|")
-    everything: dict[str, list[dict[str, float]]] = {}
+    by_state: dict[str, list[dict[str, float]]] = {}
     for name, states in found.items():
         for state, errors in states.items():
-            everything.setdefault(state, []).extend(errors)
+            by_state.setdefault(state, []).extend(errors)
             lines.append(row(name, state, errors, figures))
-    lines += [row("all", state, errors, figures) for state, errors in everything.items()]
+    lines += [
+        row(name, "all", [one for of in states.values() for one in of], figures) for name, states in found.items()
+    ]
+    lines += [row("all", state, errors, figures) for state, errors in by_state.items()]
     return "\n".join(lines)
 
 
@@ -207,6 +210,17 @@ def row(name: str, state: str, errors: list[dict[str, float]], figures: Sequence
         for value in (median(values), max(values, key=abs)) if values else ():
             cells.append(f"{100 * value:+.1f}{'' if figure == 'leaves' else ' %'}")
     return f"| {name} | {state} | {len(errors)} | {' | '.join(cells)} |"
+
+
+def extremes(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
+    """Of each figure, over all segments: its least and greatest error, and how many are within 3 %."""
+    errors = [one for states in found.values() for of in states.values() for one in of]
+    lines = ["| figure | least | greatest | within 3 % |", "| --- | --- | --- | --- |"]
+    for figure in errors[0]:
+        values = [one[figure] for one in errors]
+        near = sum(abs(value) <= 0.03 for value in values) / len(values)
+        lines.append(f"| {figure} | {100 * min(values):+.1f} % | {100 * max(values):+.1f} % | {100 * near:.0f} % |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -225,10 +239,12 @@ def main() -> None:
     RESULTS.write_text(json.dumps({"postgres": version, "rows": chosen.rows, "keys": found}, indent=1) + "\n")
     print("the estimate beside pgstattuple\n")
     print(table(found))
-    print("\nthe estimate beside a segment that is built anew\n")
-    print(table(found, ", anew"))
-    print("\npgstattuple beside a segment that is built anew\n")
-    print(table(found, ", exact, anew"))
+    print("\nthe estimate beside a segment that is built again\n")
+    print(table(found, ", rebuilt"))
+    print("\npgstattuple beside a segment that is built again\n")
+    print(table(found, ", exact, rebuilt"))
+    print("\nall segments: `rebuilt` is beside one that is built again, `exact` is pgstattuple\n")
+    print(extremes(found))
 
 
 if __name__ == "__main__":

@@ -39,10 +39,10 @@ class BenchServer(Server):
 
 
 @contextmanager
-def bench_server(version: int, shared_buffers: str) -> Iterator[BenchServer]:
-    """A fresh server in a temporary folder, with an empty database `bench`."""
+def bench_server(version: int, shared_buffers: str, settings: str = "") -> Iterator[BenchServer]:
+    """A fresh server in a temporary folder, with an empty database `bench`. settings: more lines for its file."""
     with tempfile.TemporaryDirectory(prefix="roir-bench-") as folder:
-        server = BenchServer(Path(folder), version, shared_buffers)
+        server = BenchServer(Path(folder), version, shared_buffers, settings)
         server.start()
         try:
             server.execute("CREATE DATABASE bench")

@@ -233,7 +233,9 @@ END $$;
 CREATE FUNCTION roir_shard.announcing_of(outbox text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT md5(concat_ws('|', p.prosrc, p.prosecdef, p.proconfig, p.proowner = s.nspowner,
-                         (SELECT f.ftserver::text || f.ftoptions::text FROM pg_foreign_table f
+                         -- By its name: pg_upgrade gives it another oid.
+                         (SELECT s.srvname || f.ftoptions::text
+                            FROM pg_foreign_table f JOIN pg_foreign_server s ON s.oid = f.ftserver
                            WHERE f.ftrelid = to_regclass(format('roir_shard.%I', announcing_of.outbox || '_intent')))))
       FROM pg_proc p JOIN pg_namespace s ON s.oid = p.pronamespace
      WHERE p.oid = to_regprocedure(format('roir_shard.%I()', outbox || '_announce'))

@@ -15,6 +15,7 @@ import psycopg2
 from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database
 from servers.killable import Server
+from servers.postgres import COPIED
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ def make_databases(server: str, prefix: str, count: int, template: str | None = 
 
     template: a database with the control schema, which is made otherwise.
     """
-    run_sql(server, f"CREATE DATABASE {prefix}_x" + (f" TEMPLATE {template}" if template else ""))
+    run_sql(server, f"CREATE DATABASE {prefix}_x {COPIED}" + (f" TEMPLATE {template}" if template else ""))
     index = on_server(server, f"{prefix}_x")
     if template is None:
         schema.init(Database(index, "roir"))
-    run_sql(server, *(f"CREATE DATABASE {prefix}_s{number}" for number in range(count)))
+    run_sql(server, *(f"CREATE DATABASE {prefix}_s{number} {COPIED}" for number in range(count)))
     return Shards(index, {f"s{number}": on_server(server, f"{prefix}_s{number}") for number in range(count)})
 
 

@@ -16,13 +16,13 @@ import pytest
 
 from airflow_roir.engine import schema
 from airflow_roir.engine.database import Database
-from servers.postgres import embedded_postgres, programs, use
+from servers.postgres import COPIED, embedded_postgres, programs, use
 
 _numbers = itertools.count(1)
 # What no target takes along, as `by_hand` in the Makefile.
 BY_HAND = ("soak", "bench", "cluster", "long", "browser")
 # Cases of a test in `make test-all`, where its mark says no number.
-ENOUGH = 5
+ENOUGH = 2
 # A session that was told to end has gone by then, unless it hangs.
 LAST_GOODBYE_S = 10.0
 # It logs at exit, when pytest has closed what it logs to.
@@ -142,7 +142,7 @@ def run_sql(dsn: str, *statements: str) -> None:
 def dsn(server: str, request: pytest.FixtureRequest) -> Iterator[str]:
     """The DSN of a fresh database with the control schema. A deadlock in it fails the test that it was made for."""
     name = f"test_{next(_numbers)}"
-    run_sql(server, f"CREATE DATABASE {name} TEMPLATE roir_template")
+    run_sql(server, f"CREATE DATABASE {name} TEMPLATE roir_template {COPIED}")
     yield database_dsn(server, name)
     found = deadlocks(server, name)
     run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")

@@ -15,7 +15,7 @@ from benchmarks import literal, peers, sides
 from benchmarks.bench import against_the_limit, summarize, table
 from benchmarks.charts import Bar, bars, lines, save
 from benchmarks.data import DATASETS
-from benchmarks.pictures import RESULTS, of_bench, of_curves, of_governor, of_partitions, of_pause
+from benchmarks.pictures import RESULTS, of_bench, of_curves, of_governor, of_partitions, of_pause, of_young
 from benchmarks.scene import INDEX, Scene, Side
 from benchmarks.server import BenchServer, bench_server
 
@@ -120,7 +120,7 @@ def test_every_picture_of_the_results_is_drawn_from_them(tmp_path: Path) -> None
     for results in RESULTS.glob("*.json"):
         shutil.copy(results, tmp_path)
     for draw, name in ((of_bench, "bench"), (of_bench, "shapes"), (of_curves, "curves"), (of_partitions, "partitions"),
-                       (of_pause, "pause"), (of_governor, "governor")):  # fmt: skip
+                       (of_pause, "pause"), (of_governor, "governor"), (of_young, "young")):  # fmt: skip
         if (tmp_path / f"{name}.json").exists():
             draw(tmp_path / f"{name}.json")
     assert {path.name for path in tmp_path.glob("*.svg")} == {path.name for path in RESULTS.glob("*.svg")}

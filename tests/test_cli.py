@@ -156,6 +156,7 @@ def test_rebuild_status_verify_and_clean_up(dsn: str) -> None:
     assert [event["action"] for event in as_json(dsn, "status", "ix", "--history")].count("publish") == 2
 
 
+@pytest.mark.slow
 def test_partitions_go_and_come(dsn: str) -> None:
     database = Database(dsn)
     make(dsn)
@@ -225,6 +226,7 @@ def test_a_resume_takes_other_options(dsn: str) -> None:
     assert (resumed["status"], resumed["parallelism"], resumed["max_rows_per_second"]) == ("completed", 1, None)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

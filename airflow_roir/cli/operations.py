@@ -108,7 +108,8 @@ def clean_up(context: typer.Context, as_json: AsJson = False) -> None:
     show(
         f"removed: {counted(report.ghosts, 'ghost')}, {counted(report.deltas_dropped, 'delta')}, "
         f"{counted(report.generations_dropped, 'generation')}, {counted(report.guards_removed, 'view guard')}, "
-        f"{counted(report.partition_entries, 'entry', 'entries')} of detached partitions; "
+        f"{counted(report.partition_entries, 'entry', 'entries')} of detached partitions, "
+        f"{counted(report.invalid_indexes, 'invalid index', 'invalid indexes')}; "
         f"finished: {counted(report.operations_aborted, 'abort')}"
     )
     for line in report.warnings:

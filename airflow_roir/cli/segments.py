@@ -97,7 +97,7 @@ def _total(found: Sequence[Segment]) -> tuple[str, ...]:
 
 
 def _reads(one: Segment, now: datetime) -> str:
-    """Scans a day. Of less than a day all that there were: nobody knows what the rest of it brings."""
+    """Scans a day. Of less than a day all that there were: what the rest of it brings isn't known."""
     if one.since is None:
         return ""
     days = max(1.0, (now - one.since).total_seconds() / 86_400)

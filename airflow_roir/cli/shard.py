@@ -33,7 +33,7 @@ def add(
     """Add a shard, or change how one is reached; its small schema roir_shard is made or upgraded."""
     from airflow_roir.engine.shards import registry
 
-    found = registry.add(database_of(context), name, shard_dsn, conn_id, index_dsn)
+    found = registry.add(database_of(context), name, shard_dsn, conn_id, index_dsn, say)
     later = "" if found.dsn else "; the first task that needs it looks its connection up"
     show(f"shard {found.name} is there{later}")
 

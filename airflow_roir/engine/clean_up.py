@@ -17,6 +17,7 @@ from airflow_roir.definition import argument
 from airflow_roir.engine import abort, catalog, drop, health, long_pause, marks, operations, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
+from airflow_roir.engine.compact import leftovers
 from airflow_roir.engine.database import Database, execute, has_vanished, sqlstate
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.history import in_one_history
@@ -47,6 +48,7 @@ class CleanUpReport:
     operations_aborted: int = 0
     guards_removed: int = 0
     partition_entries: int = 0
+    invalid_indexes: int = 0
     waiting: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -126,9 +128,14 @@ def clean_up(
         _attempt(result, row, partial(_drop_delta, database, row.id, result, report))
     for row in [row for row in published if row.expired]:
         _attempt(result, row, partial(_drop_generation, database, row, actor, result, report))
+    _attempt(result, None, partial(_drop_invalid, database, result, report))
     _attempt(result, None, partial(_release_shards, database, result, report))
     _attempt(result, None, partial(_forget_duplicates, database))
     return result
+
+
+def _drop_invalid(database: Database, result: CleanUpReport, report: Callable[[str], None]) -> None:
+    result.invalid_indexes += leftovers.drop(database, report, database.limits.clean_up_s)
 
 
 def _release_shards(database: Database, result: CleanUpReport, report: Callable[[str], None]) -> None:
@@ -365,15 +372,16 @@ def _drop_generation(
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         if source is not None:
             lock()
-        unique.end(connection, row.id, None, actor)
         changed = execute(
             connection,
             "UPDATE roir.generation SET status = 'dropped', capture_mode = 'none' "
-            "WHERE id = %(id)s AND status = 'retired'",
+            "WHERE id = %(id)s AND status = 'retired' AND drop_after <= clock_timestamp()",
             {"id": row.id},
         ).rowcount
+        # A revert may have been faster, which shows it again.
         if not changed:
             return False
+        unique.end(connection, row.id, None, actor)
         if source is not None:
             installation.refresh(connection, source)
         physical.drop(connection, row.id)

@@ -584,12 +584,12 @@ compaction_unit = Table(
     # Of each segment its oid, its file and how many blocks it had when it was captured.
     Column("files", JSONB(none_as_null=True)),
     Column("status", Text, nullable=False, server_default="waiting"),
-    # The segment, by its place in `files`, and the block to go on with.
+    # The segment, by its place in `files`, and the next block.
     Column("watermark", JSONB(none_as_null=True)),
     Column("blocks", BigInteger, nullable=False, server_default="0"),
     Column("blocks_done", BigInteger, nullable=False, server_default="0"),
     Column("rows", BigInteger, nullable=False, server_default="0"),
-    # How often it began anew, since a segment was emptied or rewritten.
+    # How often it began again, since a segment was emptied or rewritten.
     Column("restarts", Integer, nullable=False, server_default="0"),
     Column("bytes_before", BigInteger, nullable=False),
     Column("bytes_after", BigInteger),

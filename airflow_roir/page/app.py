@@ -23,12 +23,12 @@ from sqlalchemy.exc import DBAPIError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_roir.definition import MAX_PARALLELISM
-from airflow_roir.engine.compact.segment import Segment, worst_first
 from airflow_roir.errors import InvalidInput, NotFound, RoirError, SchemaMissing, SchemaVersionMismatch
 from airflow_roir.page import databases, settings
 from airflow_roir.page.answer import answer, bounded
 from airflow_roir.page.looks import Looks, NoAnswer
 from airflow_roir.page.run_operation import Change, is_paused_by_switch
+from airflow_roir.page.segments import shown_segments
 from airflow_roir.page.targets import Found, Run, operations_of, read_run, runs_of
 
 # As Airflow has it for ids of DAGs and tasks; ids of runs may hold more, but nothing that a database refuses.
@@ -59,8 +59,6 @@ NO_CACHE = {"Cache-Control": "private, no-cache"}
 INDEXES_FRESH_S = 4.0
 # Of several databases the others are shown all the same.
 SEVERAL_S = 4.0
-# Of an index that many the most, and those that would give most back if built now.
-SHOWN_SEGMENTS = 20
 # An operation of which something may have to be cleaned up.
 LIVE = ("running", "paused", "failed", "aborting")
 # The largest body that anybody needs, many times over.
@@ -452,21 +450,6 @@ def _indexes(connection_id: str) -> list[dict[str, Any]]:
     from airflow_roir.engine.indexes import indexes
 
     with databases.reading(connection_id) as database:
-        found = [one.as_dict() | {"segments": _segments(one.segments)} for one in indexes(database)]
+        found = [one.as_dict() | {"segments": shown_segments(one.segments)} for one in indexes(database)]
         runs = runs_of(database, [one["operation"] for one in found if one["operation"] is not None])
     return [one | {"run": runs.get(one["operation"])} for one in found]
-
-
-def _segments(found: tuple[Segment, ...]) -> dict[str, Any] | None:
-    """All in all, and the worst; None if nothing is published."""
-    if not found:
-        return None
-    rows = [one.rows for one in found if one.rows is not None]
-    needed = [one.needed for one in found if one.needed is not None]
-    return {
-        "count": len(found),
-        "rows": sum(rows) if len(rows) == len(found) else None,
-        "bytes": sum(one.bytes for one in found),
-        "needed": sum(needed) if len(needed) == len(found) else None,
-        "worst": [one.as_dict() for one in worst_first(found)[:SHOWN_SEGMENTS]],
-    }

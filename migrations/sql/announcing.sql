@@ -53,7 +53,8 @@ BEGIN
     ELSIF g.unique_mode = 'off' THEN
         RETURN coalesce(roir.strict_problem(generation), concat(g.unique_lost || '; when that is put right: ',
                         'roir announce INDEX --by server, which looks over the keys'));
-    ELSIF g.unique_history IS DISTINCT FROM roir.server_history() THEN
+    -- A standby has no history of its own.
+    ELSIF NOT pg_is_in_recovery() AND g.unique_history IS DISTINCT FROM roir.server_history() THEN
         RETURN 'this server was promoted or recovered, and may have lost keys: roir announce INDEX --by server';
     END IF;
     RETURN roir.strict_problem(generation);

@@ -382,3 +382,38 @@ def test_the_throttle_tells_why_what_it_cost_and_how_each_signal_is(airflow: Air
         assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
     airflow.progress["throttle"] = None
     panel.wait_for(state="hidden")
+
+
+SEGMENT: dict[str, Any] = {
+    "ordinal": 1,
+    "name": "roir_data.g1_s001",
+    "lower": None,
+    "upper": ["<b>" + "x" * 60],
+    "rows": 5_000,
+    "heap_bytes": 3 << 20,
+    "tree_bytes": 1 << 20,
+    "heap_needed": 1 << 20,
+    "tree_needed": 1 << 20,
+    "leaf_density": 0.42,
+    "dead_rows": 12,
+    "scans": 7,
+    "since": None,
+    "sealed_at": None,
+}
+
+
+def test_an_index_lists_its_worst_segments_when_somebody_unfolds_them(airflow: Airflow, tab: Any) -> None:
+    """As `shown_segments` gives them."""
+    others = [SEGMENT | {"ordinal": n, "lower": ["a", "1"], "upper": None, "heap_needed": None} for n in range(2, 21)]
+    segments = {"count": 23, "rows": 9, "bytes": 80 << 20, "needed": 60 << 20, "worst": [SEGMENT, *others]}
+    index = {"index": "public.i", "source": "public.t", "state": "published", "generations": [], "segments": segments}
+    may = {"trigger": True, "clean_up": True, "build": True, "verify": True, "control": True}
+    database = {"connection": "c", "trouble": None, "indexes": [index, index | {"index": "public.j", "segments": None}]}
+    airflow.pages["api/indexes"] = {"databases": [database], "may": may, "dags": dict.fromkeys(may, "a_dag")}
+    tab.goto(f"http://127.0.0.1:{airflow.server_port}/roir/indexes")
+    tab.locator("h3", has_text="public.j").wait_for()
+    assert tab.get_by_text("segments,").count() == 1
+    tab.get_by_text("23 segments, 20.0 MB of 80.0 MB free").click()
+    tab.get_by_role("row", name="1 below <b>xxxxxxxxxxxxxxxxxxxx… 5,000 4.0 MB 2.0 MB 42 % 12 – –").wait_for()
+    tab.get_by_role("row", name="2 from a, 1 on 5,000 4.0 MB – 42 % 12 – –").wait_for()
+    tab.get_by_text("And 3 more with less to win").wait_for()

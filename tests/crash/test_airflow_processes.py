@@ -82,6 +82,7 @@ def finished(airflow: StandaloneAirflow, scene: Scene, run: str) -> None:
     scene.finished()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", some(PHASES, "build"))
 def test_the_task_is_killed(airflow: StandaloneAirflow, scene: Scene, phase: str) -> None:
     gate = scene.gate(phase)

@@ -11,6 +11,8 @@ from airflow_roir.engine.expectation import Expectation
 from tests.conftest import run_sql
 from tests.engine import steps
 
+pytestmark = pytest.mark.sample(4)
+
 SIZES = (100, 20_000, 200_000)
 TABLE = """
 CREATE TABLE s{0} (id int PRIMARY KEY, k int);

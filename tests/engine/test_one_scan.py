@@ -312,7 +312,7 @@ FAULTS = {
 MOMENTS = ("SELECT r.id, r.claim_token", "WITH rows AS", "UPDATE roir.scan_range p")
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_happens_to_one_does_not_hurt_the_others(database: Database, table: str, fault: str, moment: str) -> None:
@@ -606,7 +606,7 @@ class Crowd:
             finish(self.database, index)
 
 
-@pytest.mark.sample(1, 8)
+@pytest.mark.sample(1, 5)
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("scan", ["key", "block"])
 def test_whatever_happens_to_three_of_one_scan(database: Database, table: str, scan: str, seed: int) -> None:

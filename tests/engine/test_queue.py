@@ -15,6 +15,8 @@ from airflow_roir.errors import InvalidInput, OperationQueued, OperationRunning
 from tests.conftest import run_sql
 from tests.engine import steps
 
+pytestmark = pytest.mark.sample(5)
+
 DEAD = "UPDATE roir.operation SET heartbeat_at = clock_timestamp() - interval '1 minute' WHERE id = %s"
 
 

@@ -28,7 +28,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return naps
 
 
-@pytest.mark.sample(1, 8)
+@pytest.mark.sample(1, 5)
 @pytest.mark.parametrize("offset", range(STRIDE))
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("scene", SCENES)

@@ -17,6 +17,8 @@ from tests.engine import steps
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(5)
+
 WORDS = "(ARRAY['a', '''', E'\\\\', E'a\\\\''\"', '%s', E'\\n', 'é', '$roir$', ' ', ''])[1 + i % 10] || i % 4"
 # Key columns, and what row i has there.
 KEYS = {

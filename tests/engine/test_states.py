@@ -22,6 +22,7 @@ from airflow_roir.generation_state import (
     GenerationStatus,
     PartitionStatus,
     SegmentStatus,
+    UnitStatus,
 )
 from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb, find_transition
 from tests.conftest import run_sql
@@ -47,11 +48,12 @@ STATES = {
     "source_partition": [status.value for status in PartitionStatus],
     "scan_range": ["false", "true"],
     "verification_unit": ["false", "true"],
+    "compaction_unit": [status.value for status in UnitStatus],
 }
 CONCEIVABLE = {
     "operation": [f"{status.value} {phase.value}" for status, phase in product(Status, Phase)],
     "generation": [f"{status.value} {mode.value}" for status, mode in product(GenerationStatus, CaptureMode)],
-    **{table: [*STATES[table], "none"] for table in ("segment", "source_partition")},
+    **{table: [*STATES[table], "none"] for table in ("segment", "source_partition", "compaction_unit")},
 }
 # Every pair, by the server itself: `was` is set without triggers, then `becomes` is tried.
 TRY = """
@@ -101,7 +103,8 @@ def _row_of_each(database: Database, user: psycopg2.extensions.connection) -> No
         "VALUES (1, 1, 1, 'only', '{}', 1); "
         "INSERT INTO roir.verification_unit (verification_id, ordinal, stage, side, relation) "
         "VALUES (1, 1, 'total', 'heap', 1); "
-        "INSERT INTO roir.compaction_unit (operation_id, generation_id, ordinal, action, segments, parts, bytes_before) "
+        "INSERT INTO roir.compaction_unit "
+        "(operation_id, generation_id, ordinal, action, segments, parts, bytes_before) "
         "VALUES (1, 1, 0, 'rewrite', '{1}', '{2}', 0)",
     )
     assert sql(user, "SELECT count(*) FROM roir.scan_range") == [(1,)]

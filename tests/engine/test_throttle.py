@@ -29,6 +29,8 @@ from tests.conftest import run_sql
 from tests.engine import steps, verifying
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(20)
+
 GIVEN = {
     "replica_lag=100MB": {"replica_lag": 100 << 20},
     "replica_delay=30s; replicas=r1,r2": {"replica_delay": 30, "replicas": ["r1", "r2"]},

@@ -24,6 +24,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(4)
+
 HELD = "throttled: the throttle's query says 7, limit 6"
 
 

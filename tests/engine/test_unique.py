@@ -22,6 +22,8 @@ from tests.engine.isolation import Session, Watcher
 from tests.engine.stages import Stage
 from tests.engine.steps import sql
 
+pytestmark = pytest.mark.sample(5)
+
 PARTITIONED = (
     "CREATE TABLE t (id int, day int, k int, v int, PRIMARY KEY (id, day)) PARTITION BY LIST (day)",
     *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES IN ({n})" for n in range(4)),

@@ -60,7 +60,7 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(2, 8)
+@pytest.mark.sample(1, 4)
 @pytest.mark.parametrize("nulls", ["distinct", "not distinct"])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_wrong_is_found_and_mended(database: Database, dsn: str, wrong: str, nulls: str) -> None:
@@ -178,7 +178,7 @@ def mend(one: repair.Mender, dsn: str) -> None:
     repair.tried(one.take_out, extra)
 
 
-@pytest.mark.sample(2, 12)
+@pytest.mark.sample(1, 6)
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("write", WRITES)
 def test_a_writer_and_a_repair_meet_in_each_order(database: Database, dsn: str, write: str, level: str) -> None:

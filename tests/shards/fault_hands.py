@@ -145,11 +145,11 @@ class Hands:
         self.through = replace(traffic.made, index=traffic.network.dsn("", traffic.HANDS))
 
     def run(self) -> None:
-        works = [self.verify, self.verify, self.rebuild, self.rebuild, self.revert, self.clean_up, self.announce]
-        work = self.verify
+        works = [self.verify, self.verify, self.rebuild, self.rebuild, self.revert, self.revert, self.clean_up]
+        works.append(self.announce)
+        # On a busy machine a schedule has time for few of them: each begins with a revert, which is soon done.
+        work = self.revert
         while not self.traffic.stopped.wait(self.chance.uniform(0, 0.5)):
-            again = work == self.rebuild and self.chance.random() < 0.5
-            work = self.revert if again else self.chance.choice(works)
             until = self.chance.randrange(4)
             # What fails is tried again some times, as a person would.
             for _ in range(1 + until):
@@ -162,6 +162,8 @@ class Hands:
                 if self.traffic.stopped.wait(0.1):
                     break
             self.finish()
+            again = work == self.rebuild and self.chance.random() < 0.5
+            work = self.revert if again else self.chance.choice(works)
 
     def _note(self, what: str, error: Exception) -> None:
         if "lost" in str(error) and "commits" in str(error):

@@ -41,7 +41,13 @@ SELECT l.id, g.id, g.status = 'active' FROM roir.lane l JOIN roir.generation g O
 """
 SHOWN = """
 SELECT s.name FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.shard s ON s.id = l.shard_id
- WHERE g.status = %s
+ WHERE g.status = 'active'
+"""
+# Of all generations that a revert may show: each of them has them.
+KEPT = """
+SELECT s.name FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.shard s ON s.id = l.shard_id
+ WHERE g.status IN ('active', 'retired') GROUP BY s.name
+HAVING count(DISTINCT g.id) = (SELECT count(*) FROM roir.generation WHERE status IN ('active', 'retired'))
 """
 
 
@@ -104,14 +110,19 @@ class Traffic:
             # To dial a name takes a server of the other side's address, which a proxy has for everybody.
             index = self.network.dsn("", self.SERVERS) if self.by == announce.SERVER else None
             registry.add(self.made.database, name, self.made.dsns[name], index_dsn=index)
-        prepared, run = apart.begin(self.made, index=INDEX, verify="none")
+        _, run = apart.begin(self.made, index=INDEX, verify="none")
         apart.finish_all(self.made, run)
+        if self.hands:
+            # There is something to go back to from the beginning: behind this network few rebuilds come to their end.
+            again: dict[str, None] = dict.fromkeys(("table", "keys", "include"))
+            _, run = apart.begin(self.made, index=INDEX, verify="none", revert_window_s=3600, **again)
+            apart.finish_all(self.made, run)
         if self.in_sql:
             create_servers(self.made, {name: self.network.dsn(name, self.READERS) for name in self.made.names})
         if self.by is not None:
             announce.announce(self.made.database, INDEX, self.by)
         # Strict reads begin now.
-        apart.ship_all(self.made, prepared.generation_id)
+        self._ship()
         for name in self.made.names:
             registry.add(self.made.database, name, self.network.dsn(name, self.SERVICE))
 
@@ -159,15 +170,15 @@ class Traffic:
                 time.sleep(0.1)
 
     def shards_shown(self) -> set[str]:
-        return self._shards_of("active")
+        return self._shards(SHOWN)
 
     def shards_kept(self) -> set[str]:
         """Of all generations that a revert may show."""
-        return self._shards_of("active") & self._shards_of("retired")
+        return self._shards(KEPT)
 
-    def _shards_of(self, status: str) -> set[str]:
+    def _shards(self, query: str) -> set[str]:
         found: set[str] = set()
-        self.until_it_answers(lambda: found.update(name for (name,) in self.made.ask(SHOWN, status)))
+        self.until_it_answers(lambda: found.update(name for (name,) in self.made.ask(query)))
         return found
 
     def rest(self) -> None:

@@ -22,6 +22,8 @@ from tests.shards.conftest import Make
 from tests.shards.laid import lay
 from tests.shards.test_lost_commits import Copies, copies
 
+pytestmark = pytest.mark.sample(2)
+
 __all__ = ["copies"]
 
 

@@ -26,6 +26,8 @@ from tests.shards.conftest import Make
 from tests.shards.laid import lay
 from tests.shards.test_leaves import TABLE as PARTITIONED
 
+pytestmark = pytest.mark.sample(4)
+
 # What tells on the index server, and in another shard, that a text of the first one was run.
 CANARY = (
     "CREATE SEQUENCE public.canary",
@@ -209,7 +211,7 @@ GIVEN = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("reads", ["ship", "verify", "rebuild"])
 @pytest.mark.parametrize("given", GIVEN)
 def test_a_table_that_somebody_else_owns_is_not_read_as_its_former_owner(

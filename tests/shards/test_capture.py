@@ -14,6 +14,8 @@ from tests.shards.apart import add_all, begin
 from tests.shards.captured import Captured, capture
 from tests.shards.conftest import Make
 
+pytestmark = pytest.mark.sample(6)
+
 # Written so, they change no entry.
 NOTHING = ("nothing changes", "only what the index has not")
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v int)"

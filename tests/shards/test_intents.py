@@ -18,6 +18,8 @@ from airflow_roir.engine.shards import intents
 from tests.shards.announced import Found, Scene, scene
 from tests.shards.conftest import Make
 
+pytestmark = pytest.mark.sample(5)
+
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
     "INSERT INTO t SELECT i, 'k' || i % 3, i FROM generate_series(1, 6) i",
@@ -329,7 +331,7 @@ def judged(reading: Reading) -> str | None:
     return None
 
 
-@pytest.mark.sample(2, 10)
+@pytest.mark.sample(1, 5)
 @pytest.mark.parametrize("seed", range(40))
 def test_strict_reads_miss_nothing_and_make_nothing_up(shards: Make, seed: int) -> None:
     found = scene(shards(2, *TABLE), "client")

@@ -16,6 +16,8 @@ from tests.shards.apart import add_all, assert_exact, begin, build_all, seal_all
 from tests.shards.conftest import Make
 from tests.shards.laid import lay
 
+pytestmark = pytest.mark.sample(5)
+
 TABLE = (
     "CREATE TABLE t (id int, k text, v int, PRIMARY KEY (id)) PARTITION BY RANGE (id)",
     "CREATE TABLE t_0 PARTITION OF t FOR VALUES FROM (0) TO (100)",
@@ -176,7 +178,7 @@ def test_a_new_partition_that_is_emptied_between_a_visit_and_what_follows_it(sha
     assert_exact(made, generation)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_partitions_come_and_go_between_visits_and_shippers_die(shards: Make, seed: int) -> None:
     made, generation, shippers = ready(shards)

@@ -21,6 +21,8 @@ from tests.shards import apart
 from tests.shards.conftest import Make
 from tests.shards.laid import Laid, lay
 
+pytestmark = pytest.mark.sample(4)
+
 SEED = random.SystemRandom().randrange(1 << 30)
 
 
@@ -268,7 +270,7 @@ def test_a_shard_that_loses_what_was_copied_is_noticed_before_anything_was_shipp
         finalize.finalize_run(made.database, run)
 
 
-@pytest.mark.sample(1, 6)
+@pytest.mark.sample(1, 3)
 @pytest.mark.parametrize("number", range(30))
 def test_whatever_is_lost_when_the_index_is_exact_or_in_doubt(shards: Make, copies: Copies, number: int) -> None:
     """At random: writes, steps of two shippers, and a database that is set back to an earlier moment."""

@@ -19,6 +19,8 @@ from tests.shards import announced
 from tests.shards.conftest import Make
 from tests.shards.reading import T, ground, with_servers
 
+pytestmark = pytest.mark.sample(5)
+
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
     "INSERT INTO t SELECT i, 'k' || i % 3, i FROM generate_series(1, 6) i",

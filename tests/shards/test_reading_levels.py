@@ -17,6 +17,8 @@ from tests.engine.steps import sql
 from tests.shards.conftest import Make
 from tests.shards.reading import Ground, Item, T, ground, with_servers
 
+pytestmark = pytest.mark.sample(12)
+
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
     "INSERT INTO t SELECT i, 'k' || i % 3, i FROM generate_series(1, 6) i",

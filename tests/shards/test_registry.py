@@ -11,6 +11,8 @@ from airflow_roir.engine.shards import home, outbox, registry, shard
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RightMissing, SchemaVersionMismatch
 from tests.shards.conftest import Make
 
+pytestmark = pytest.mark.sample(6)
+
 
 def test_a_shard_is_added_listed_and_removed_and_nothing_stays(shards: Make) -> None:
     made = shards(2)

@@ -100,7 +100,7 @@ MADE = (
 )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", TYPES)
 def test_equal_is_what_the_type_says(contrib_shards: Make, name: str) -> None:
     """However the value is written in another shard; and each refusal ends with what refuses."""

@@ -229,6 +229,15 @@ def test_one_bloated_b_tree_in_fifty_is_made_again_alone() -> None:
     assert "1,000 reads a day" in action.why
 
 
+def test_a_bloated_b_tree_is_rewritten_with_its_table_where_it_cant_be_made_alone() -> None:
+    segments = fresh()
+    segments[7] = bloated(segments[7], tree=1.6)
+    (alone,) = pick(segments, TERMS).actions
+    (action,) = pick(segments, replace(TERMS, kinds=frozenset({Kind.REWRITE, Kind.SPLIT, Kind.MERGE}))).actions
+    assert (alone.kind, action.kind, action.ordinals) == (Kind.REINDEX, Kind.REWRITE, (7,))
+    assert action.cost > alone.cost
+
+
 def test_a_bloated_table_is_written_again_too() -> None:
     segments = fresh()
     segments[4] = bloated(segments[4], tree=3, heap=3)

@@ -1,1 +1,1 @@
-"""Compaction: segments of a published index that have aged are made again, chosen by what that saves."""
+"""Compaction: segments of a published index that have aged are built again, chosen by what that saves."""

@@ -23,7 +23,7 @@ from airflow_roir.definition import (
     parse_name,
 )
 from airflow_roir.engine import by_threads, catalog, live_options, operations, tables
-from airflow_roir.engine.compact import worker
+from airflow_roir.engine.compact import choosing, worker
 from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.action import Kind as ActionKind
 from airflow_roir.engine.compact.budget import Budget
@@ -193,8 +193,6 @@ def compact(
     owner = actor or operations.default_actor()
     actions: Sequence[Action] = ()
     if not is_unfinished(database, index):
-        from airflow_roir.engine.compact import choosing
-
         actions = choosing.choose(database, index, budget).actions
         if not actions:
             return None

@@ -1,7 +1,7 @@
 """Copies a unit's segments into the new ones, stretch by stretch of blocks; then each gets its index.
 
 Nothing of a segment moves unseen: an entry that was written after the capture is in the list of what was touched, and
-the fold asks the segment for it. So a stretch may copy what is no longer right, miss it, or meet it twice: touched wins.
+is asked for there later. So a stretch may copy what is no longer right, miss it, or meet it twice: touched wins.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ MOST_MERGED = 16
 # `forecast/space.py` has it.
 ROW_WAL = 28
 SEGMENT_WAL = 40 << 10
-# Bytes that a worker reads, writes and logs in a second, if nothing was measured. `make bench-curves ARGS="--curves
-# size"` shows three times as many where all is cached.
+# Bytes that a worker reads, writes and logs in a second, if nothing was measured: of a slow disk. Where all is cached,
+# `make bench-curves ARGS="--curves size"` shows builds that are several times as fast.
 BYTES_PER_SECOND = 20 << 20
 DAY_S = 86_400
 
@@ -86,7 +86,8 @@ class Terms:
 
     now: the server's clock. horizon_days: for how long savings count. segment_bytes: the size that segments should
     have, table and B-tree; None: as their siblings. bytes_per_second: of one worker, read, written and logged.
-    page: bytes of a page. source_bytes: that a rebuild reads; None: not known, at least the tables' own.
+    page: bytes of a page. source_bytes: that a rebuild reads; None: not known, at least the tables' own. kinds: of
+    actions that can be done.
     """
 
     now: datetime
@@ -95,6 +96,7 @@ class Terms:
     bytes_per_second: float = BYTES_PER_SECOND
     page: int = 8192
     source_bytes: int | None = None
+    kinds: frozenset[Kind] = frozenset(Kind)
 
     def at(self, bytes_per_second: float) -> Terms:
         """The same, at a rate that was measured."""
@@ -158,11 +160,6 @@ class Known:
     def needed(self) -> int:
         return self.heap_needed + self.tree_needed
 
-    @property
-    def is_wasteful(self) -> bool:
-        """Whether table and B-tree together waste so much that making them again is asked at all."""
-        return is_waste(self.bytes, self.needed)
-
 
 def is_waste(now: int, needed: int) -> bool:
     """Whether there is more than needed by a share, and by a size, that matter."""
@@ -189,7 +186,8 @@ def reindex(one: Known, terms: Terms) -> Action | None:
 
 def rewrite(one: Known, terms: Terms) -> Action | None:
     """Table and B-tree are made again. None if they waste too little."""
-    if not one.is_wasteful:
+    # Without a reindex it is also what helps a B-tree alone.
+    if not (is_waste(one.bytes, one.needed) or is_waste(one.tree, one.tree_needed)):
         return None
     saved, gain = _reading(one, one.needed, 1, terms)
     why = f"{size(one.bytes)} for {size(one.needed)} of entries, {_reads(one.scans)}"

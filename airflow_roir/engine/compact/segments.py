@@ -103,7 +103,7 @@ def segments(connection: Connection, generation_id: int, exact: bool = False) ->
 
 
 def rows_of(row: Row[Any]) -> int | None:
-    """Live entries of a segment, about; None if nobody has counted them yet."""
+    """Live entries of a segment, about; None if they weren't counted yet."""
     if row.counted:
         return max(0, int(row.live))
     if row.reltuples >= 0:
@@ -213,7 +213,7 @@ def _counted(trees: Sequence[Row[Any]], rows: int | None, dead: int, heap_bytes:
 
 
 def _beside_siblings(found: Sequence[Segment]) -> list[Segment]:
-    """With their growth. The default segment, of NULLs, is nobody's sibling."""
+    """With their growth. The default segment, of NULLs, has no siblings."""
     counts = {one.ordinal: one.rows for one in found if one.ordinal != physical.DEFAULT_SEGMENT}
     told = []
     for one in found:

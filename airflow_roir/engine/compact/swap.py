@@ -36,8 +36,11 @@ SELECT (SELECT s.lower FROM roir.segment s WHERE s.generation_id = %(generation)
 """
 FORGET = "DELETE FROM roir.segment WHERE generation_id = %(generation)s AND ordinal = ANY (%(ordinals)s)"
 ADD = """
-INSERT INTO roir.segment (generation_id, ordinal, lower, upper, status)
-VALUES (%(generation)s, %(ordinal)s, %(lower)s::jsonb, %(upper)s::jsonb, 'sealed')
+INSERT INTO roir.segment (generation_id, ordinal, lower, upper, status, sealed_at)
+VALUES (%(generation)s, %(ordinal)s, %(lower)s::jsonb, %(upper)s::jsonb, 'sealed', clock_timestamp())
+"""
+YOUNGER = """
+UPDATE roir.segment SET sealed_at = clock_timestamp() WHERE generation_id = %(generation)s AND ordinal = %(default)s
 """
 # From now on a snapshot must see this row.
 LAID_OUT = """
@@ -159,7 +162,8 @@ def _edges(claim: UnitClaim) -> dict[str, int]:
 
 def _write_down(connection: Connection, claim: UnitClaim) -> None:
     if claim.segments[0] == physical.DEFAULT_SEGMENT:
-        # It keeps its number; it is younger now.
+        # It keeps its number.
+        execute(connection, YOUNGER, {"generation": claim.generation_id, "default": physical.DEFAULT_SEGMENT})
         return
     edges = execute(connection, EDGES, _edges(claim)).one()
     execute(connection, FORGET, {"generation": claim.generation_id, "ordinals": list(claim.segments)})

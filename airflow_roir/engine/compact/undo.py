@@ -1,4 +1,4 @@
-"""Takes back what a unit has made beside the base: where it begins anew, where it is aborted, and after its swap."""
+"""Takes back what a unit has made beside the base: where it begins again, where it is aborted, and after its swap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_roir.engine.job import Job
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts
 
-# So often a unit begins anew: somebody who empties or rewrites it that often has his reasons.
+# So often a unit begins again: somebody who empties or rewrites it that often has his reasons.
 MOST_RESTARTS = 3
 TRIGGERS = """
 SELECT t.tgrelid::regclass::text AS segment, t.tgrelid::oid::bigint AS oid FROM pg_trigger t

@@ -31,7 +31,7 @@ class UnitClaim:
     """A worker's hold on a unit. segments, parts: ordinals, in the order of keys. cuts: the bounds between the parts.
 
     files: of each segment its oid, its file, and how many blocks it had when it was captured. watermark: the segment,
-    by its place, and the block to go on with.
+    by its place, and the next block.
     """
 
     id: int

@@ -8,8 +8,10 @@ refuses the commit if it hasn't (docs/architecture.md#apart).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import parse_name, quote
 from airflow_roir.engine import catalog, operations, rights
@@ -24,16 +26,31 @@ from airflow_roir.engine.shards import (
     intents,
     lane_lock,
     outbox,
+    strays,
 )
 from airflow_roir.engine.shards.announce_functions import CLIENT, SERVER
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, lanes_of
 from airflow_roir.engine.source import Source
-from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.engine.trouble import reason_of
+from airflow_roir.errors import InvalidInput, NotFound, RoirError
+from airflow_roir.generation_state import GenerationStatus
 
 # As long as a drain outside an operation tries.
 PATIENCE_S = 120.0
 LIVE = """
-SELECT g.id FROM roir.generation g WHERE g.index_id = %(index)s AND g.status <> 'dropped' ORDER BY g.id
+SELECT g.id, g.status FROM roir.generation g WHERE g.index_id = %(index)s AND g.status <> 'dropped' ORDER BY g.id
+"""
+# Whom the login is to serve: one role, and one only, is what the shard's server logs in as, for all that it announces.
+SERVED = """
+SELECT DISTINCT l.generation_id FROM roir.lane l
+ WHERE l.shard_id = %(shard)s AND l.announced_by = 'server' AND l.removed_at IS NULL
+   AND to_regclass(format('roir_data.g%%s_intent', l.generation_id)) IS NOT NULL
+ ORDER BY 1
+"""
+# Where a failover has lost what is announced, the shards announce all the same.
+MAY_ANNOUNCE = """
+UPDATE roir.lane SET announced_by = coalesce(announced_by, 'server')
+ WHERE id = ANY (%(lanes)s::bigint[]) AND removed_at IS NULL
 """
 # A clock that was set back must not make what was fresh before the announcing look younger than it.
 BEGUN = """
@@ -65,7 +82,8 @@ def announce(
     it must be called again once the index server has failed over. Until every shard is done, and has shipped once more,
     strict reads are refused. What was enforced of a unique index is so no more, until `enforce.enforce_index` begins it
     again. None ends them at once; returns a line for each shard that is away then: its writers announce until the next
-    call, or clean-up, that reaches it. Raises NotFound, InvalidInput, RightMissing, LockNotAcquired.
+    call, or clean-up, that reaches it. A shard that only a replaced generation is over is left where it can't be worked
+    with, and reported. Raises NotFound, InvalidInput, RightMissing, LockNotAcquired, and DBAPIError.
     """
     with database.transaction() as connection:
         row = operations.find_index(connection, parse_name(index, "index"))
@@ -77,23 +95,47 @@ def announce(
                 f"index {index} is unique over shards, and a client that announces wrongly would break that for all "
                 "others: let the servers announce (--by server)"
             )
-        generations = list(execute(connection, LIVE, {"index": row.id}).scalars())
+        found = execute(connection, LIVE, {"index": row.id}).all()
+        generations = [one.id for one in found]
+        shown = {one.id for one in found if one.status == GenerationStatus.ACTIVE.value}
         lanes = [lane for one in generations for lane in lanes_of(connection, one) if is_captured(connection, lane)]
+
+    def is_needed(lane: Lane) -> bool:
+        return not shown or lane.generation_id in shown
+
     if by is not None:
-        for lane in lanes:
-            check(lane, by, database)
+        lanes = [lane for lane in lanes if _done(partial(check, lane, by, database), lane, is_needed(lane), report)]
     with database.transaction() as connection:
         values = {"id": row.id, "by": by}
         execute(connection, "UPDATE roir.index SET announced_by = %(by)s WHERE id = %(id)s", values)
         execute(connection, ENDED, {"ids": generations})
+        if by is None:
+            execute(connection, MAY_ANNOUNCE, {"lanes": [lane.id for lane in lanes]})
         for one in generations if row.is_unique else ():
             holders.end(connection, one, None, operations.default_actor())
     if by is None:
         return announce_end.end_left(database, row.id, PATIENCE_S, report)
+    for shard in {lane.shard.id: lane.shard for lane in lanes if is_needed(lane)}.values():
+        strays.remove(database, shard, PATIENCE_S, report)
     for lane in lanes:
-        install(database, lane, by, report)
-        report(f"shard {quote(lane.shard.name)}, generation {lane.generation_id}: done")
+        if _done(partial(install, database, lane, by, report), lane, is_needed(lane), report):
+            report(f"shard {quote(lane.shard.name)}, generation {lane.generation_id}: done")
     return []
+
+
+def _done(work: Callable[[], None], lane: Lane, needed: bool, report: Callable[[str], None]) -> bool:
+    """Do it; False if it failed for a generation that readers don't see, which is told, and keeps nothing up."""
+    try:
+        work()
+    except (DBAPIError, RoirError) as error:
+        if needed:
+            raise
+        report(
+            f"shard {quote(lane.shard.name)}, generation {lane.generation_id}: left, since readers see another "
+            f"generation: {reason_of(error)}"
+        )
+        return False
+    return True
 
 
 def nothing_to_announce(connection: Connection, name: str) -> None:
@@ -178,7 +220,8 @@ def _install(database: Database, lane: Lane, by: str, report: Callable[[str], No
         unique: str | None = execute(connection, UNIQUE, {"id": lane.generation_id}).scalar()
         if by == SERVER:
             role = foreign.connection_of(lane)["user"]
-            execute(connection, f"GRANT INSERT ON {intents.table(lane.generation_id)} TO {quote(role)}")
+            for one in execute(connection, SERVED, {"shard": lane.shard.id}).scalars().all():
+                execute(connection, f"GRANT INSERT ON {intents.table(one)} TO {quote(role)}")
     with shard.transaction() as connection:
         source = catalog.read_source_by_oid(connection, lane.source_oid)
         entry = outbox.read_entry(connection, lane.outbox)
@@ -191,7 +234,7 @@ def _install(database: Database, lane: Lane, by: str, report: Callable[[str], No
     if by == SERVER:
         with shard.transaction() as connection:
             foreign.make_foreign_table(connection, lane, shape, server)
-        foreign.probe(database, shard, lane)
+        foreign.probe(database, shard, lane, server)
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         for name, text in announce_functions.functions(lane, entry, shape, by, source, unique):

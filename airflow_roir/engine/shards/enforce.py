@@ -25,6 +25,7 @@ from airflow_roir.engine.shards.holders import contested, same, table, whole
 from airflow_roir.engine.shards.intents import Shape
 from airflow_roir.engine.shards.shipping import Shipper
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired, NotStrict, RoirError
+from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.quantity import shared
 
 Report = Callable[[str], None]
@@ -32,13 +33,15 @@ Report = Callable[[str], None]
 # Blocks of entries that are looked over while no shard is shipped: some tenths of a second.
 BLOCKS = 256
 EVERY_S = 0.2
+# For what a replaced generation lacks.
+RETIRED_PATIENCE_S = 10.0
 # Two at once would each begin with no holder.
 HOLD = "SELECT pg_try_advisory_lock(hashtext('roir unique'), %(generation)s::int)"
 LET_GO = "SELECT pg_advisory_unlock(hashtext('roir unique'), %(generation)s::int)"
 # What a visit takes away, or brings, must be as it is while a batch is looked at.
 HOLD_VISITS = "SELECT FROM roir.lane WHERE generation_id = %(generation)s ORDER BY id FOR SHARE"
 LIVE = """
-SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+SELECT g.id, g.status FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE i.id = %(index)s AND g.status IN ('active', 'retired') AND g.unique_mode IS NOT NULL
    AND i.announced_by = %(server)s
  ORDER BY g.status, g.id DESC
@@ -50,8 +53,14 @@ SELECT roir.unique_problem(x.id) IS NULL AS enforced
  WHERE g.id = %(generation)s AND g.unique_mode IS NOT NULL AND i.announced_by = %(server)s
 """
 NAME = """
-SELECT format('%%I.%%I', i.schema_name, i.name) AS name, i.id, i.source_oid
+SELECT format('%%I.%%I', i.schema_name, i.name) AS name, i.id, i.source_oid, g.status
   FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(generation)s
+"""
+# What no shipping ends: of lanes so many are in doubt, and so many are not announced now.
+UNFIT = """
+SELECT count(*) FILTER (WHERE doubtful_at IS NOT NULL) AS doubtful,
+       count(*) FILTER (WHERE strict_from IS NULL OR strict_history IS DISTINCT FROM roir.server_history()) AS silent
+  FROM roir.lane WHERE generation_id = %(generation)s AND removed_at IS NULL
 """
 # In the order of the index: two that put the same keys meet in it alike.
 FROM_INTENTS = """
@@ -107,13 +116,21 @@ def enforce_index(database: Database, index: str, report: Report = lambda line: 
     """Enforce a unique index over shards whose writes are announced; False if it isn't one.
 
     It is safe to call again, and begins from the start. Raises DuplicatesFound (roir duplicates lists them), NotStrict
-    (not yet, and why), LockNotAcquired; whatever it raises, nothing is refused.
+    (not yet, and why), LockNotAcquired; whatever it raises, nothing is refused. What keeps a replaced generation
+    from it is only reported.
     """
     with database.transaction() as connection:
         row = operations.find_index(connection, parse_name(index, "index"))
-        live = list(execute(connection, LIVE, {"index": row.id, "server": SERVER}).scalars())
-    for generation_id in live:
-        Enforcing(database, generation_id, report).run()
+        live = execute(connection, LIVE, {"index": row.id, "server": SERVER}).all()
+    for one in live:
+        if one.status == GenerationStatus.ACTIVE.value:
+            Enforcing(database, one.id, report).run()
+            continue
+        try:
+            Enforcing(database, one.id, report, RETIRED_PATIENCE_S, lists=False).run()
+        except (DuplicatesFound, NotStrict, LockNotAcquired) as error:
+            # A shard that only this generation is over may be gone for good.
+            report(f"generation {one.id}, which a revert would show, isn't enforced: {error}")
     return bool(live)
 
 
@@ -136,12 +153,13 @@ def keep_on(database: Database, generation_id: int, report: Report = lambda line
 
 @dataclass
 class Enforcing:
-    """Begins it for one generation, step by step. why: in short, why it can't."""
+    """Begins it for one generation, step by step. lists: duplicates, for who heals them. why: why it can't."""
 
     database: Database
     generation_id: int
     report: Report = lambda line: None
     patience_s: float = PATIENCE_S
+    lists: bool = True
     why: str | None = None
 
     def run(self) -> None:
@@ -182,9 +200,12 @@ class Enforcing:
         while True:
             with self.database.transaction() as connection:
                 problem = strict_problem(connection, self.generation_id)
+                unfit = execute(connection, UNFIT, {"generation": self.generation_id}).one()
             if problem is None:
                 return
-            if time.monotonic() > until:
+            if unfit.doubtful:
+                problem += f". roir verify {argument(self._name())} --repair ends that"
+            if unfit.doubtful or unfit.silent or time.monotonic() > until:
                 raise NotStrict(f"index {self._name()} isn't enforced yet: {problem}. Then, again: {self._again()}")
             time.sleep(EVERY_S)
 
@@ -194,7 +215,8 @@ class Enforcing:
         def body(connection: Connection, lock: Callable[[], None]) -> None:
             self._hold_visits(connection)
             lock()
-            holders.begin(connection, self.generation_id)
+            if not holders.begin(connection, self.generation_id):
+                raise NotStrict(self._ended())
             names = self._names(connection)
             execute(connection, FROM_INTENTS.format(**names))
             execute(connection, OF_INTENTS.format(**names))
@@ -255,6 +277,11 @@ class Enforcing:
             if operation is None:
                 return
             names, shape = self._names(connection), self._shape(connection)
+            if not self.lists:
+                found = execute(connection, f"SELECT EXISTS ({IN_TWO.format(**names)})").scalar_one()
+                if found:
+                    raise DuplicatesFound(f"index {row.name}: its shards share keys")
+                return
             source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
             members = duplicates.sharing(source, shape.entry, f"({IN_TWO.format(**names)})")
             execute(connection, duplicates.RENEW.format(members=members), {"operation": operation})
@@ -282,7 +309,8 @@ class Enforcing:
             execute(connection, DONE.format(**names))
             left = int(execute(connection, f"SELECT count(*) FROM {contested(self.generation_id)}").scalar_one())
             if not left:
-                holders.refuse(connection, self.generation_id)
+                if not holders.refuse(connection, self.generation_id):
+                    raise NotStrict(self._ended())
                 index = execute(connection, NAME, {"generation": self.generation_id}).one().id
                 operations.record_event(connection, index, None, operations.default_actor(), "unique", "enforced")
             return left
@@ -301,17 +329,28 @@ class Enforcing:
         """Raise NotStrict if a visit has found meanwhile that keys can't be enforced."""
         if holders.mode(connection, self.generation_id) != holders.COUNT:
             lost = select(tables.generation.c.unique_lost).where(tables.generation.c.id == self.generation_id)
-            raise NotStrict(f"index {self._name()} isn't enforced: {connection.execute(lost).scalar_one()}")
+            why = connection.execute(lost).scalar_one()
+            raise NotStrict(self._ended() if why is None else f"index {self._name()} isn't enforced: {why}")
         problem = strict_problem(connection, self.generation_id)
         if problem is not None:
             raise NotStrict(f"index {self._name()} isn't enforced: {problem}. Then, again: {self._again()}")
+
+    def _ended(self) -> str:
+        return (
+            f"index {self._name()}: generation {self.generation_id} isn't enforced. That was ended meanwhile, or its "
+            "operation is over, so that its keys aren't shipped any more"
+        )
 
     def _name(self) -> str:
         with self.database.transaction() as connection:
             return str(execute(connection, NAME, {"generation": self.generation_id}).one().name)
 
     def _again(self) -> str:
-        return f"roir announce {argument(self._name())} --by server"
+        with self.database.transaction() as connection:
+            row = execute(connection, NAME, {"generation": self.generation_id}).one()
+        name = argument(row.name)
+        # It is a rebuild that stops, to go on from here.
+        return f"roir resume {name}" if row.status == "building" else f"roir announce {name} --by server"
 
     def _shape(self, connection: Connection) -> Shape:
         shape = intents.shape_of(connection, self.generation_id)

@@ -26,6 +26,13 @@ DEFAULTS = {
     "keepalives_count": "4",
     "tcp_user_timeout": "60000",
 }
+# Of these the commit and the waits of a writer depend on what the session is given; in ms.
+KEPT = {"synchronous_commit": "on", "lock_timeout": "10000", "statement_timeout": "30000"}
+SETTINGS = """
+CREATE FOREIGN TABLE {table}_probe (name text, setting text) SERVER {server}
+    OPTIONS (schema_name 'pg_catalog', table_name 'pg_settings')
+"""
+FOUND = "SELECT name, setting FROM {table}_probe WHERE name = ANY (%(names)s)"
 OF_USER = ("user", "password", "passcode", "sslcert", "sslkey", "sslpassword")
 RIGHT = """
 SELECT 1 FROM pg_foreign_table t JOIN pg_foreign_server s ON s.oid = t.ftserver
@@ -144,19 +151,32 @@ def make_foreign_table(connection: Connection, lane: Lane, shape: intents.Shape,
     rights.take_back(connection, [table])
 
 
-def probe(database: Database, shard: Database, lane: Lane) -> None:
-    """Write an intent of nothing, and find it here: what every writer will need works, and leads to this server."""
+def probe(database: Database, shard: Database, lane: Lane, server: str) -> None:
+    """Write an intent of nothing, and find it here: what every writer will need works, and leads to this server.
+
+    server: the foreign server's name. Raises InvalidInput, also where sessions there aren't given their settings.
+    """
     where, table = f"shard {quote(lane.shard.name)}", intents.table(lane.generation_id)
     change = f"roir shard add {quote(lane.shard.name)} --index-dsn …"
     try:
         with shard.transaction() as connection:
             execute(connection, PROBE.format(table=outbox.table(lane.outbox)))
             xid = execute(connection, "SELECT pg_current_xact_id()::text").scalar_one()
+            execute(connection, SETTINGS.format(table=outbox.table(lane.outbox), server=quote(server)))
+            found = execute(connection, FOUND.format(table=outbox.table(lane.outbox)), {"names": list(KEPT)})
+            others = [f"{row.name} is {row.setting}" for row in found if KEPT[row.name] != row.setting]
+            execute(connection, f"DROP FOREIGN TABLE {outbox.table(lane.outbox)}_probe")
     except DBAPIError as error:
         raise InvalidInput(
             f"{where}: its server can't write to the index server: {said(error)}; look at the shard's --index-dsn: "
             f"{change}"
         ) from None
+    if others:
+        raise InvalidInput(
+            f"{where}: its server's sessions on the index server don't have the settings that they ask for "
+            f"({', '.join(others)}): a pooler is in between that ignores options. Then a commit there may be lost in a "
+            f"crash, and writers may wait for each other for ever. Lead past it: {change}"
+        )
     with database.transaction() as connection:
         column = intents.shape_of(connection, lane.generation_id).column
         # With what an earlier one left that was killed.

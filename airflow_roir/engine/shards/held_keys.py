@@ -5,6 +5,7 @@ In whichever snapshot: a holder comes with the first intent, and goes with the l
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Row
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # Blocks of holders that are looked at in one transaction.
 BLOCKS = 1024
+# Where it has ended meanwhile visits have taken entries away and left their holders.
+SINCE = "SELECT unique_from FROM roir.generation WHERE id = %(generation)s AND unique_mode = 'refuse'"
 AGAIN = """
 DELETE FROM roir.discrepancy WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND detail LIKE %(own)s
 """
@@ -75,13 +78,19 @@ class HeldKeys:
     def look(self, claim: UnitClaim) -> int:
         """Of a unit of entries; the first one looks at all holders, too. Returns how much is wrong."""
         with self.connection.begin():
-            if holders.mode(self.connection, self.generation_id) != holders.REFUSE:
+            since = self._since()
+            if since is None:
                 return 0
             values = {"verification": self.worker.verify_job.verification_id, "unit": claim.id, "own": f"{OWN}%"}
             execute(self.connection, AGAIN, values)
-            found = self._entries(claim)
+            found = self._entries(claim, since)
         if claim.relation == self._first() and claim.lower in (None, [0]):
-            found += self._alone(claim, values)
+            found += self._alone(claim, values, since)
+        return found
+
+    def _since(self) -> datetime | None:
+        """Since when keys are enforced; None if they aren't. After a look as before it, else it tells nothing."""
+        found: datetime | None = execute(self.connection, SINCE, {"generation": self.generation_id}).scalar()
         return found
 
     def _first(self) -> int:
@@ -90,12 +99,14 @@ class HeldKeys:
         with self.connection.begin():
             return int(execute(self.connection, query, {"name": name}).scalar_one())
 
-    def _entries(self, claim: UnitClaim) -> int:
+    def _entries(self, claim: UnitClaim, since: datetime) -> int:
         entries = self.worker.reading.hold(claim)
         if entries is None:
             return 0
         where, _, _ = self.worker.of_entries(claim)
         rows = execute(self.connection, ENTRIES.format(entries=entries, where=where, **self._names)).all()
+        if self._since() != since:
+            return 0
         again = f"roir announce {argument(self.worker.job.run.index)} --by server"
         for row in rows:
             kind, said = "damaged", "the key of this entry has no holder, so that another shard may take it"
@@ -107,7 +118,7 @@ class HeldKeys:
             holders.end(self.connection, self.generation_id, why, self.worker.job.run.owner)
         return len(rows)
 
-    def _alone(self, claim: UnitClaim, values: dict[str, object]) -> int:
+    def _alone(self, claim: UnitClaim, values: dict[str, object], since: datetime) -> int:
         found = 0
         with self.connection.begin():
             query = "SELECT to_regclass(%(name)s)::oid::bigint"
@@ -117,6 +128,8 @@ class HeldKeys:
             with self.connection.begin():
                 bounds = {"first": f"({first},0)", "last": f"({last},0)"}
                 rows = execute(self.connection, ALONE.format(**self._names), bounds).all()
+                if self._since() != since:
+                    return found
                 for row in rows:
                     self._note_alone(claim, row)
                 if rows and self.worker.verify_job.options.repair:

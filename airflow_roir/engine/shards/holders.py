@@ -16,7 +16,7 @@ from airflow_roir.engine import operations, rights
 from airflow_roir.engine.capture.plpgsql import function, indent, literal
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry, is_null
-from airflow_roir.engine.shards import intents
+from airflow_roir.engine.shards import intents, lanes
 from airflow_roir.engine.shards.intents import Shape
 from airflow_roir.engine.shards.outbox import BY_INDEX
 from airflow_roir.engine.tables import DATA_SCHEMA
@@ -33,6 +33,14 @@ UPDATE roir.generation g SET unique_mode = 'off', unique_from = NULL, unique_his
   FROM roir.index i
  WHERE g.id = %(id)s AND g.unique_mode <> 'off' AND i.id = g.index_id
 RETURNING g.index_id
+"""
+# Of a generation that nobody ships any more no key would ever be free again. Compare-and-set: whoever has ended it
+# meanwhile (an abort, a failure, a drop) has the last word.
+SET = f"""
+UPDATE roir.generation g SET unique_mode = %(mode)s, unique_lost = NULL,
+       unique_from = CASE WHEN %(refuses)s THEN clock_timestamp() END,
+       unique_history = CASE WHEN %(refuses)s THEN roir.server_history() END
+ WHERE g.id = %(id)s AND g.unique_mode = ANY (%(expected)s) AND {lanes.LIVE}
 """
 NAME = """
 SELECT i.id, i.schema_name, i.name FROM roir.index i JOIN roir.generation g ON g.index_id = i.id WHERE g.id = %(id)s
@@ -87,12 +95,16 @@ def create(connection: Connection, generation_id: int) -> None:
     execute(connection, f"CREATE UNIQUE INDEX ON {table(generation_id)} ({key})")
     execute(connection, f"CREATE TABLE {contested(generation_id)} ({entry.definitions_of(entry.key_positions)})")
     rights.take_back(connection, [table(generation_id), contested(generation_id)])
-    _set_mode(connection, generation_id, OFF)
+    begun = "UPDATE roir.generation SET unique_mode = 'off' WHERE id = %(id)s AND unique_mode IS NULL"
+    execute(connection, begun, {"id": generation_id})
+    _replace(connection, generation_id, OFF)
     execute(
         connection,
         f"CREATE TRIGGER roir_put BEFORE INSERT ON {intents.table(generation_id)} FOR EACH ROW "
         f"WHEN (NEW.xid <> '{ENDED_XID}') EXECUTE FUNCTION {_function(generation_id)}()",
     )
+    # Whatever session_replication_role the database or the role is given.
+    execute(connection, f"ALTER TABLE {intents.table(generation_id)} ENABLE ALWAYS TRIGGER roir_put")
 
 
 def drop(connection: Connection, generation_id: int) -> None:
@@ -107,19 +119,25 @@ def mode(connection: Connection, generation_id: int) -> str | None:
     return found
 
 
-def begin(connection: Connection, generation_id: int) -> None:
-    """Let puts count from now on, with no holder yet. Under the lock that waits for the puts in flight."""
+def begin(connection: Connection, generation_id: int) -> bool:
+    """Let puts count from now on, with no holder yet. Under the lock that waits for the puts in flight.
+
+    False if the generation isn't shipped any more: nothing was changed.
+    """
+    if not _set_mode(connection, generation_id, COUNT, OFF, COUNT):
+        return False
     execute(connection, f"TRUNCATE {table(generation_id)}, {contested(generation_id)}")
-    _set_mode(connection, generation_id, COUNT)
+    return True
 
 
-def refuse(connection: Connection, generation_id: int) -> None:
+def refuse(connection: Connection, generation_id: int) -> bool:
     """Let puts refuse from now on. Under the lock that waits for the puts in flight.
 
     The mode is in the function's text: a put that waits for this lock has its snapshot already, and would read another
-    row than this one, and refuse nothing.
+    row than this one, and refuse nothing. False if it was ended meanwhile, or isn't shipped any more: nothing was
+    changed.
     """
-    _set_mode(connection, generation_id, REFUSE)
+    return _set_mode(connection, generation_id, REFUSE, COUNT)
 
 
 def end(connection: Connection, generation_id: int, why: str | None, actor: str) -> None:
@@ -224,16 +242,13 @@ def same(entry: Entry, positions: Sequence[int], left: str, right: str) -> str:
     return " AND ".join(entry.same_column(i, f"{left}c{i + 1}", f"{right}c{i + 1}", False) for i in positions)
 
 
-def _set_mode(connection: Connection, generation_id: int, now: str) -> None:
-    _replace(connection, generation_id, now)
-    refuses = now == REFUSE
-    moment, history = ("clock_timestamp()", "roir.server_history()") if refuses else ("NULL", "NULL")
-    execute(
-        connection,
-        f"UPDATE roir.generation SET unique_mode = %(mode)s, unique_from = {moment}, unique_history = {history}, "
-        "unique_lost = NULL WHERE id = %(id)s",
-        {"id": generation_id, "mode": now},
-    )
+def _set_mode(connection: Connection, generation_id: int, now: str, *expected: str) -> bool:
+    values = {"id": generation_id, "mode": now, "refuses": now == REFUSE, "expected": list(expected)}
+    # The row first: who ends it waits for that, and replaces the function afterwards.
+    changed = execute(connection, SET, values).rowcount
+    if changed:
+        _replace(connection, generation_id, now)
+    return bool(changed)
 
 
 def _replace(connection: Connection, generation_id: int, now: str) -> None:

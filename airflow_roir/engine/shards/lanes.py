@@ -27,14 +27,14 @@ HEARTBEAT_FRESH_S = 10
 VISITS = 1 << 32
 
 # A building generation has its copies first: what is shipped before them would be overwritten by what is older.
-SHIPPED = """
-    l.captured_at IS NOT NULL AND l.removed_at IS NULL
-AND (g.status IN ('active', 'retired')
-     OR g.status = 'building' AND EXISTS (
-        SELECT FROM roir.operation o
-         WHERE o.generation_id = g.id AND o.kind IN ('create', 'rebuild') AND o.status IN ('running', 'paused')
-           AND o.phase IN ('fold', 'publish')))
+LIVE = """
+(g.status IN ('active', 'retired')
+ OR g.status = 'building' AND EXISTS (
+    SELECT FROM roir.operation o
+     WHERE o.generation_id = g.id AND o.kind IN ('create', 'rebuild') AND o.status IN ('running', 'paused')
+       AND o.phase IN ('fold', 'publish')))
 """
+SHIPPED = f"l.captured_at IS NOT NULL AND l.removed_at IS NULL AND {LIVE}"
 LANES = f"""
 SELECT l.id, l.shard_id, s.away_until > clock_timestamp() AS away, l.owner,
        abs(extract(epoch FROM clock_timestamp() - l.heartbeat_at)) < {HEARTBEAT_FRESH_S} AS held

@@ -10,16 +10,19 @@ from psycopg2.extensions import parse_dsn
 from sqlalchemy import Connection, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import quote
+from airflow_roir.definition import argument, quote
 from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, check_dsn, execute
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.engine.shards import home, shard
+from airflow_roir.engine.shards import home, shard, strays
+from airflow_roir.engine.shards import remove as captures
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
 from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RoirError
 
 LONGEST_NAME = 63
+# For the locks of what a shard has that no index knows.
+STRAYS_PATIENCE_S = 30.0
 USED = """
 SELECT format('%%I.%%I', i.schema_name, i.name) AS name, bool_and(g.status = 'retired') AS replaced,
        to_char(max(g.drop_after) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI UTC') AS kept
@@ -73,8 +76,11 @@ def add(
     dsn: str | None = None,
     conn_id: str | None = None,
     index_dsn: str | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Shard:
     """Add a shard, or give one that is there another DSN; makes its small schema. Safe to call again.
+
+    What captures there for this server, which knows nothing of it, is removed.
 
     dsn: how workers reach it; conn_id: the Airflow connection whose DSN tasks keep here. index_dsn: how the shard's
     server reaches this one, to announce writes. Raises InvalidInput, RightMissing, and DBAPIError if it isn't reached.
@@ -111,7 +117,10 @@ def add(
             connection.execute(update(tables.shard).where(tables.shard.c.id == known.id).values(**values, **cleared))
             if known.dsn != values.get("dsn", known.dsn):
                 _leave_the_old_server(connection, known.id)
-        return shard.find(connection, name)
+        found = shard.find(connection, name)
+    if dsn is not None:
+        strays.remove(database, found, STRAYS_PATIENCE_S, report)
+    return found
 
 
 def keep_dsn(connection: Connection, name: str, dsn: str) -> None:
@@ -158,8 +167,14 @@ def probe(database: Database, name: str) -> str | None:
     try:
         with found.database("roir shard", database.limits).transaction() as connection:
             home.check(connection, found)
+        left = strays.find(database, found)
     except (RoirError, DBAPIError) as error:
         return reason_of(error)
+    if left:
+        return (
+            f"it captures for generations that this server doesn't know ({', '.join(left)}), so that writes may fail "
+            f"there. Remove that: roir shard add {argument(name)}"
+        )
     return None
 
 
@@ -168,8 +183,9 @@ def remove(
 ) -> None:
     """Forget a shard, and remove our schema from it if no other index server captures there.
 
-    force: also if it can't be reached: what is left there goes on capturing, into tables that grow. Raises NotFound,
-    OperationRunning (an index is over it), DBAPIError (it can't be reached).
+    force: also if it can't be reached: what is left there goes on capturing, into tables that grow, and what announces
+    to this server fails from the next clean-up on. Raises NotFound, OperationRunning (an index is over it, or a capture
+    of one that was dropped can't be removed there now), DBAPIError (it can't be reached).
     """
     with database.transaction() as connection:
         check_schema(connection, writes=True)
@@ -188,11 +204,20 @@ def remove(
         )
     if found.dsn is not None:
         try:
+            # It may have been away when what was over it was dropped. Its writers announce on until that is removed.
+            left = captures.release(database, None, database.limits.clean_up_s, report, found.id)
+            if left:
+                raise OperationRunning(f"{left[0]}. Try again, or, if its server is gone for good, with --force")
+            strays.remove(database, found, STRAYS_PATIENCE_S, report)
             _leave(found.database("roir shard", database.limits))
         except (DBAPIError, RoirError) as error:
             if not force:
                 raise
-            report(f"shard {quote(name)}: nothing was removed there: {reason_of(error)}")
+            report(
+                f"shard {quote(name)}: nothing was removed there: {reason_of(error)}. If its server comes back, drop "
+                f"the schema {SHARD_SCHEMA} there, with CASCADE: else its triggers go on, and writers that announce to "
+                "this server fail"
+            )
     with database.transaction() as connection:
         gone = {"removed_at": func.clock_timestamp(), "dsn": None, "index_dsn": None, "conn_id": None}
         connection.execute(update(tables.shard).where(tables.shard.c.id == found.id).values(**gone))

@@ -31,10 +31,12 @@ def release(
     index_id: int | None,
     patience_s: float,
     report: Callable[[str], None] = lambda line: None,
+    shard_id: int | None = None,
 ) -> list[str]:
     """Remove the outboxes and triggers of dropped generations, of one index or of all, and faces of dropped indexes.
 
-    Safe to call again. Returns a line for each shard that still has some: the next clean-up tries again.
+    shard_id: only in this shard. Safe to call again. Returns a line for each shard that still has some: the next
+    clean-up tries again.
     """
     lane, generation, index, shard = tables.lane, tables.generation, tables.index, tables.shard
     query = (
@@ -47,6 +49,8 @@ def release(
     )
     if index_id is not None:
         query = query.where(index.c.id == index_id)
+    if shard_id is not None:
+        query = query.where(shard.c.id == shard_id)
     waiting = _drop_faces(database)
     with database.transaction() as connection:
         rows: list[Row[Any]] = list(connection.execute(query))

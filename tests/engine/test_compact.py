@@ -1,0 +1,337 @@
+"""A compaction replaces segments of a published index while it is read and written (airflow_roir/engine/compact/)."""
+
+from __future__ import annotations
+
+import psycopg2
+import pytest
+from psycopg2 import errors as pg_errors
+
+from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
+from airflow_roir.engine import abort, clean_up, drop, health, operations, prepare, revert
+from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.compact import compaction
+from airflow_roir.engine.compact.compaction import CompactOptions
+from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.run import end_run, start_run
+from airflow_roir.engine.verify import verification
+from airflow_roir.engine.verify.compare import verify
+from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning
+from tests.conftest import run_sql
+from tests.engine import compacting, steps
+from tests.engine.compacting import action, leftovers, segments
+from tests.engine.steps import sql
+
+pytestmark = pytest.mark.sample(8)
+
+ROWS = 800
+# One statement of each kind; each leaves other rows than it finds.
+WRITES = (
+    "UPDATE t SET k = '9' WHERE id % 50 = 7",
+    "UPDATE t SET v = v + 1 WHERE id % 50 = 8",
+    "UPDATE t SET id = id + 100000 WHERE id % 50 = 9 AND id < 100000",
+    "UPDATE t SET k = NULL WHERE id % 50 = 10",
+    "DELETE FROM t WHERE id % 50 = 11",
+    "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(200001, 200100) i ON CONFLICT DO NOTHING",
+    "INSERT INTO t SELECT i, NULL, i FROM generate_series(300001, 300050) i ON CONFLICT (id) DO UPDATE SET v = 0",
+)
+
+
+@pytest.fixture(name="index")
+def an_index(database: Database, dsn: str) -> None:
+    steps.make_table(dsn, ROWS)
+    steps.make_index(database, keys="k", include="v", segments=4, parallelism=1)
+
+
+def check(database: Database, dsn: str) -> None:
+    """The index is its table's, nothing is left of the units, no warning is given."""
+    assert verify(database, "ix").is_exact
+    assert leftovers(database) == []
+    with database.transaction() as connection:
+        assert health.warnings(connection) == []
+
+
+def write(dsn: str) -> None:
+    run_sql(dsn, *WRITES)
+
+
+@pytest.mark.usefixtures("index")
+@pytest.mark.parametrize(
+    ("actions", "after"),
+    [
+        ((action("rewrite", [2]),), {0, 1, 3, 4, 5}),
+        ((action("merge", [1, 2, 3]),), {0, 4, 5}),
+        ((action("split", [4], 3),), {0, 1, 2, 3, 5, 6, 7}),
+        ((action("rewrite", [0]),), {0, 1, 2, 3, 4}),
+        ((action("merge", [1, 2]), action("split", [3], 2), action("rewrite", [0])), {0, 4, 5, 6, 7}),
+    ],
+    ids=["rewrite", "merge", "split", "default", "all"],
+)
+def test_writers_at_every_step_are_in_the_new_segments(
+    database: Database, dsn: str, actions: tuple[compacting.Action, ...], after: set[int]
+) -> None:
+    seen = compacting.compact(database, *actions, between=lambda status: write(dsn))
+    assert {"waiting", "copying", "indexing", "folding"} == set(seen)
+    assert set(segments(database)) == after
+    check(database, dsn)
+    # The capture knows the new ones.
+    write(dsn)
+    check(database, dsn)
+
+
+@pytest.mark.usefixtures("index")
+def test_segments_that_were_compacted_can_be_compacted_again(database: Database, dsn: str) -> None:
+    compacting.compact(database, action("split", [2], 3))
+    compacting.compact(database, action("merge", [7, 3]), action("rewrite", [5]))
+    assert set(segments(database)) == {0, 1, 4, 6, 8, 9}
+    write(dsn)
+    check(database, dsn)
+
+
+@pytest.mark.parametrize("unique", [{"unique": True}, {"unique": True, "nulls_not_distinct": True}], ids=["", "nulls"])
+def test_keys_of_a_unique_index_are_taken_over_at_every_step(
+    database: Database, dsn: str, unique: dict[str, bool]
+) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k int, v int)",
+        f"INSERT INTO t SELECT i, i, i FROM generate_series(1, {ROWS}) i",
+        "INSERT INTO t SELECT 90000, NULL, 1",
+        "ANALYZE t",
+    )
+    steps.make_index(database, keys="k", segments=4, parallelism=1, **unique)
+
+    turns = 0
+
+    def shift(status: str) -> None:
+        nonlocal turns
+        turns += 1
+        run_sql(
+            dsn,
+            # All of them now and then, else few enough to be applied under the lock.
+            f"UPDATE t SET k = k + 1 WHERE k > {0 if turns in (2, 5, 8, 11) else ROWS - 50}",
+            "UPDATE t a SET k = b.k FROM t b WHERE (a.id, b.id) IN ((10, 11), (11, 10))",
+            "UPDATE t SET id = id + 100000 WHERE id % 997 = 5 AND id < 100000",
+        )
+
+    actions = (action("merge", [1, 2]), action("rewrite", [0]), action("split", [4], 2))
+    compacting.compact(database, *actions, between=shift)
+    check(database, dsn)
+    user = steps.session(dsn)
+    with pytest.raises(pg_errors.UniqueViolation):
+        sql(user, "INSERT INTO t SELECT 800000, k, v FROM t WHERE id = 20")
+
+
+@pytest.mark.usefixtures("index")
+@pytest.mark.parametrize(
+    "statement", ["TRUNCATE t", "VACUUM FULL roir_data.g1_s002", "CLUSTER roir_data.g1_s002 USING g1_s002_key"]
+)
+def test_a_segment_with_another_file_is_begun_again(database: Database, dsn: str, statement: str) -> None:
+    done: set[str] = set()
+
+    def once(status: str) -> None:
+        if status == "folding" and not done:
+            done.add(status)
+            run_sql(dsn, statement)
+            write(dsn)
+
+    seen = compacting.compact(database, action("rewrite", [2]), between=once)
+    assert seen.count("waiting") == 2
+    check(database, dsn)
+
+
+@pytest.mark.usefixtures("index")
+def test_who_rewrites_a_segment_again_and_again_keeps_it(database: Database, dsn: str) -> None:
+    def always(status: str) -> None:
+        if status == "indexing":
+            run_sql(dsn, "VACUUM FULL roir_data.g1_s002")
+
+    compacting.compact(database, action("rewrite", [2]), between=always)
+    report = compaction.report_of(database, operations.find_operation(database, "ix").id)
+    assert [(unit["status"], unit["note"]) for unit in report.units] == [
+        ("left", "a segment was emptied or rewritten meanwhile, 3 times")
+    ]
+    assert set(segments(database)) == {0, 1, 2, 3, 4}
+    check(database, dsn)
+
+
+@pytest.mark.usefixtures("index")
+def test_what_is_not_swapped_in_is_taken_back_by_an_abort(database: Database, dsn: str) -> None:
+    run = compacting.begin(database, action("rewrite", [1]), action("merge", [2, 3]))
+    one = compacting.worker(database, run)
+    first: compacting.UnitClaim | None = compacting.claim(one)
+    while first is not None:
+        first, _ = one.step(first)
+    second = compacting.claim(one)
+    begun, _ = one.step(second)
+    assert begun is not None
+    assert begun.status == "copying"
+    assert leftovers(database)
+    write(dsn)
+    ended = abort.abort(database, "ix", "me")
+    one.connection.close()
+    assert ended.status == "aborted"
+    assert set(segments(database)) == {0, 2, 3, 4, 5}
+    check(database, dsn)
+    write(dsn)
+    check(database, dsn)
+
+
+@pytest.mark.usefixtures("index")
+def test_a_paused_one_continues_where_it_stood(database: Database, dsn: str) -> None:
+    run = compacting.begin(database, action("merge", [2, 3]))
+    one = compacting.worker(database, run)
+    begun, _ = one.step(compacting.claim(one))
+    assert begun is not None
+    operations.pause(database, "ix", "me", "lunch")
+    assert one.claim() == Stop("paused")
+    one.connection.close()
+    write(dsn)
+    run = start_run(database, "ix", "test", take_over=True)
+    one = compacting.worker(database, run)
+    assert compacting.claim(one).status == "copying"
+    begun, rows = one.step(compacting.claim(one))
+    assert begun is not None
+    assert rows > 0
+    one.connection.close()
+    end_run(database, run)
+    done = compaction.compact(database, "ix")
+    assert done is not None
+    assert done.status == "completed"
+    check(database, dsn)
+
+
+@pytest.mark.usefixtures("index")
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_snapshot_older_than_the_swap_reads_no_empty_segment(database: Database, dsn: str, isolation: str) -> None:
+    reader, writer = (steps.old_session(dsn, isolation) for _ in range(2))
+    compacting.compact(database, action("merge", [1, 2, 3, 4]))
+    with pytest.raises(pg_errors.SerializationFailure):
+        sql(reader, "SELECT count(*) FROM ix")
+    with pytest.raises(pg_errors.SerializationFailure):
+        sql(writer, "UPDATE t SET k = '7' WHERE id = 17")
+    for user in (reader, writer):
+        user.rollback()
+        assert sql(user, "SELECT count(*) FROM ix") == [(ROWS,)]
+        user.close()
+    # The guard goes once they have ended.
+    assert clean_up.clean_up(database).guards_removed == 1
+    check(database, dsn)
+
+
+@pytest.mark.usefixtures("index")
+def test_nothing_is_read_under_the_lock_of_the_swap(database: Database, dsn: str) -> None:
+    run_sql(dsn, "UPDATE t SET k = NULL WHERE id % 3 = 0")
+    run = compacting.begin(database, action("split", [2], 2), action("rewrite", [0]), action("merge", [3, 4]))
+    one = compacting.worker(database, run)
+    notices: list[str] = []
+    original = one.database._open
+
+    def listening() -> psycopg2.extensions.connection:
+        connection = original()
+        with connection.cursor() as cursor:
+            cursor.execute("SET client_min_messages = debug1")
+        connection.commit()
+        connection.notices = Noted(notices)
+        return connection
+
+    one.database.engine.pool._creator = listening  # every session from now on
+    of_status: dict[str, list[str]] = {}
+    last = ""
+
+    def sort_out(status: str) -> None:
+        nonlocal last
+        of_status.setdefault(last, []).extend(notices)
+        notices.clear()
+        last = status
+
+    compacting.to_the_end(one, sort_out)
+    sort_out("")
+    one.connection.close()
+    # The last steps of a unit: what is checked on tables that are made empty comes before.
+    assert [line for line in of_status["folding"] if "partition constraint" in line]
+    assert not [line for line in of_status["folding"] if "verifying table" in line]
+    check(database, dsn)
+
+
+class Noted(list[str]):
+    """The notices of all sessions in one list."""
+
+    def __init__(self, into: list[str]) -> None:
+        super().__init__()
+        self.into = into
+
+    def append(self, line: str) -> None:
+        self.into.append(line)
+
+
+@pytest.mark.usefixtures("index")
+def test_other_operations_are_told_of_it(database: Database, dsn: str) -> None:
+    compacting.begin(database, action("rewrite", [2]))
+    with pytest.raises(OperationRunning, match="compacts the index"):
+        prepare.prepare(database, IndexDefinition.parse("ix"), BuildOptions(), "me")
+    with pytest.raises(OperationRunning, match="compacts the index"):
+        verification.begin(database, "ix", VerifyOptions(), "me")
+    with pytest.raises(OperationRunning, match="unfinished operation"):
+        drop.drop_index(database, "ix", "me")
+    with pytest.raises(OperationRunning, match="is being driven by test"):
+        compaction.begin(database, "ix", [action("rewrite", [3])], CompactOptions(), "me")
+    abort.abort(database, "ix", "me")
+    begun = compaction.begin(database, "ix", [action("rewrite", [3])], CompactOptions(), "me")
+    again = compaction.begin(database, "ix", [], CompactOptions(parallelism=3), "me")
+    assert (again.operation_id, again.adopted, again.units) == (begun.operation_id, True, 1)
+    abort.abort(database, "ix", "me")
+    drop.drop_index(database, "ix", "me")
+
+
+@pytest.mark.usefixtures("index")
+def test_what_can_not_be_compacted_is_said(database: Database) -> None:
+    with pytest.raises(InvalidInput, match="nothing was chosen"):
+        compaction.begin(database, "ix", [], CompactOptions(), "me")
+    with pytest.raises(NotFound, match="nothing_here"):
+        compaction.begin(database, "nothing_here", [action("rewrite", [1])], CompactOptions(), "me")
+    compacting.compact(database, action("rewrite", [77]))
+    report = compaction.report_of(database, operations.find_operation(database, "ix").id)
+    assert [unit["status"] for unit in report.units] == ["left"]
+
+
+@pytest.mark.usefixtures("index")
+def test_a_revert_ends_a_compaction_of_what_was_shown(database: Database, dsn: str) -> None:
+    steps.make_index(database, table=None, keys=None)
+    run = compacting.begin(database, action("rewrite", [1]))
+    one = compacting.worker(database, run)
+    begun, _ = one.step(compacting.claim(one))
+    assert begun is not None
+    revert.revert(database, "ix", "me")
+    with pytest.raises(OperationFailed, match="isn't the one that readers see"):
+        one.claim()
+    one.connection.close()
+    abort.abort(database, "ix", "me")
+    assert leftovers(database) == []
+    assert verify(database, "ix").is_exact
+    revert.revert(database, "ix", "me")
+    assert verify(database, "ix").is_exact
+
+
+@pytest.mark.usefixtures("index")
+def test_an_invalid_index_of_a_killed_command_is_dropped_by_a_clean_up(database: Database, dsn: str) -> None:
+    run_sql(
+        dsn,
+        "CREATE INDEX roir_left_ccnew ON roir_data.g1_s002 (c1)",
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'roir_data.roir_left_ccnew'::regclass",
+    )
+    assert clean_up.clean_up(database).invalid_indexes == 1
+    assert clean_up.clean_up(database).invalid_indexes == 0
+    check(database, dsn)
+
+
+@pytest.mark.usefixtures("index")
+def test_threads_carry_it_to_its_end(database: Database, dsn: str) -> None:
+    compaction.begin(database, "ix", [action("rewrite", [n]) for n in (1, 2, 3, 4)], CompactOptions(), "me")
+    report = compaction.compact(database, "ix", parallelism=2)
+    assert report is not None
+    assert [unit["status"] for unit in report.units] == ["done"] * 4
+    assert report.bytes_after > 0
+    with database.transaction() as connection:
+        found = execute(connection, "SELECT percent_complete, state FROM roir.resumable_operations ORDER BY 1").all()
+    assert all(row.percent_complete == 100 and row.state == "completed" for row in found)
+    check(database, dsn)
