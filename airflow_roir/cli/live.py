@@ -161,7 +161,7 @@ class Signs:
 
 def _figures(one: OperationStatus, found: Progress) -> list[str]:
     rows = counted(found.rows, "row")
-    if found.rows_estimate and found.phase in ("build", "sum", "check"):
+    if found.rows_estimate and found.phase in ("build", "sum", "check", "compact"):
         rows = f"{found.rows:,} of about {counted(max(found.rows_estimate, found.rows), 'row')}"
     figures = [rows]
     if found.rows_per_second_now:

@@ -24,7 +24,7 @@ from airflow_roir.operation import BY_WINDOW, QUEUED, Phase, Status
 # Airflow's scheduler isn't dead yet, and Spark takes its time to start.
 WAITS_S = 120
 # Operations that end don't wait: they would only capture for longer. They take up a place.
-QUEUED_PHASES = (Phase.BUILD, Phase.SEAL, Phase.SUM, Phase.CHECK)
+QUEUED_PHASES = (Phase.BUILD, Phase.SEAL, Phase.SUM, Phase.CHECK, Phase.COMPACT)
 
 
 @dataclass(frozen=True)

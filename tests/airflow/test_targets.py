@@ -76,6 +76,15 @@ def test_the_log_of_a_verification_is_that_of_a_task_which_exists(dag_id: str, t
     assert found == (None if task is None else {"task_id": task, "map_index": -1})
 
 
+def test_the_log_of_a_compaction_is_that_of_the_task_which_drives_it(shop: Any) -> None:
+    found = Found("shop", 9, "public.i", "compact", "running", True, True, 3)
+    assert run_of("keep_indexes_young").task_of(found) == {"task_id": "compact", "map_index": 3}
+    assert run_of("nightly").task_of(found) is None
+    begin(shop, "i")
+    start_run(shop.database, "public.i", f"{OWNER} [12]")
+    assert [one.map_index for one in operations_of(shop.database, "shop", run_of())] == [12]
+
+
 @pytest.mark.parametrize(("map_index", "task"), [(-1, "tasks/rebuild.build"), (0, "tasks/rebuild.build/mapped/0")])
 def test_the_links_of_a_mapped_task_lead_to_its_own_page(map_index: int, task: str) -> None:
     key: Any = SimpleNamespace(dag_id="nightly", run_id="r 1", task_id="rebuild.build", map_index=map_index)
