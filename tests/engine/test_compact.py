@@ -285,6 +285,14 @@ def test_other_operations_are_told_of_it(database: Database, dsn: str) -> None:
 
 
 @pytest.mark.usefixtures("index")
+def test_the_server_counts_each_entry_once(database: Database, dsn: str) -> None:
+    compacting.compact(database, action("merge", [1, 2, 3, 4]))
+    user = steps.session(dsn)
+    assert sql(user, "SELECT pg_stat_get_live_tuples('roir_data.g1_s005'::regclass)") == [(ROWS,)]
+    user.close()
+
+
+@pytest.mark.usefixtures("index")
 def test_what_can_not_be_compacted_is_said(database: Database) -> None:
     with pytest.raises(InvalidInput, match="nothing was chosen"):
         compaction.begin(database, "ix", [], CompactOptions(), "me")

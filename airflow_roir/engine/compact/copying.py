@@ -103,6 +103,9 @@ def vacuum(database: Database, connection: Connection, job: Job, worker: int, cl
 
     Raises Fenced.
     """
+    with connection.begin():
+        # What this session has inserted is counted before ANALYZE counts what there is: else it would be counted twice.
+        execute(connection, "SELECT pg_stat_force_next_flush()")
     with database.autocommit() as outside:
         execute(outside, f"SET lock_timeout = {database.limits.table_lock_ms}")
         for place in range(len(claim.cuts) + 1):
