@@ -108,6 +108,7 @@ def test_status_names_who_holds_up_a_prepare_that_has_no_operation_yet(dsn: str)
     assert operation(dsn)["waits"] == []
 
 
+@pytest.mark.slow
 def test_plan_build_verify_and_drop(dsn: str) -> None:
     planned = as_json(dsn, "plan", *BUILD[1:])
     assert (planned["kind"], planned["rows_estimate"]) == ("create", 5000)
@@ -296,6 +297,7 @@ def test_without_a_dsn_it_says_how_to_give_one() -> None:
     assert "ROIR_DSN" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_pause_while_spark_starts_ends_the_command_at_once(database: Database, dsn: str, tmp_path: Path) -> None:
     # A Java that says what it is, and never comes up.
     java = tmp_path / "bin" / "java"

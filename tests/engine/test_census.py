@@ -18,6 +18,8 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_unique import PARTITIONED, PLAIN, ROWS
 
+pytestmark = pytest.mark.sample(2)
+
 
 def report(database: Database, index: str = "ix") -> tuple[Duplicates, list[Group]]:
     with database.transaction() as connection:

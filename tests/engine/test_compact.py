@@ -21,7 +21,7 @@ from tests.engine import compacting, steps
 from tests.engine.compacting import action, leftovers, segments
 from tests.engine.steps import sql
 
-pytestmark = pytest.mark.sample(8)
+pytestmark = pytest.mark.sample(4)
 
 ROWS = 800
 # One statement of each kind; each leaves other rows than it finds.

@@ -18,6 +18,8 @@ from tests.shards import apart
 from tests.shards.announced import index_dsn
 from tests.shards.conftest import Make
 
+pytestmark = pytest.mark.sample(1)
+
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text UNIQUE, v int)"
 
 

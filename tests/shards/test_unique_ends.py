@@ -22,7 +22,7 @@ from tests.shards import apart
 from tests.shards.conftest import Make
 from tests.shards.test_unique import enforced, problem
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 TABLE = (
     "CREATE TABLE t (id int PRIMARY KEY, k text UNIQUE, v int)",
     "INSERT INTO t SELECT i, format('{shard}-%s', i), i FROM generate_series(1, 3) i",

@@ -31,7 +31,7 @@ from tests.shards.test_lost_commits import Copies, copies  # noqa: F401
 from tests.shards.test_unique import problem
 from tests.shards.test_unique_attacks import TABLE, enforced, holders_of, settle
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 
 @pytest.fixture(autouse=True)
