@@ -33,7 +33,7 @@ from tests.comparison import compare
 from tests.conftest import run_sql
 from tests.engine import steps
 
-DAG, SHIP = "rebuild_index", "ship_changes"
+DAG, SHIP, YOUNG = "rebuild_index", "ship_changes", "keep_indexes_young"
 # So that one run follows the other within the test.
 SHIP_FOR = "8s"
 SWITCH = f"airflow switch of DAG {DAG}"
@@ -69,7 +69,7 @@ def airflow(dags_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     ships.write_text(ships.read_text().replace('"10min", type', f'"{SHIP_FOR}", type'))
     home = tmp_path_factory.mktemp("airflow")
     with embedded_postgres() as metadata, StandaloneAirflow(home, dags, metadata) as running:
-        running.wait_until_ready([DAG, "verify_index", "clean_up_indexes", "follow_index", SHIP])
+        running.wait_until_ready([DAG, "verify_index", "clean_up_indexes", "follow_index", SHIP, YOUNG])
         yield running
 
 
@@ -433,6 +433,30 @@ def test_a_corrupted_entry_is_found_mended_and_counted(airflow: StandaloneAirflo
     assert airflow.get_stored("verify_index", run, "verify") == seeded | {"in_effect": seeded}
     assert airflow.task("verify_index", run, "verify")["try_number"] == 1
     steps.assert_exact(shop.database, "item_by_kind")
+
+
+@pytest.mark.slow
+def test_a_night_compacts_what_has_aged(airflow: StandaloneAirflow, shop: Any, warehouse: str) -> None:
+    prepared, engine_run = steps.begin(shop.database, "item_by_kind", "item", "kind", "price", segments=2)
+    steps.finish_all(shop.database, engine_run)
+    shop.run("DELETE FROM public.item WHERE id % 10 <> 0")
+    for ordinal in (0, 1, 2):
+        run_sql(shop.dsn, f"VACUUM ANALYZE {physical.segment(prepared.generation_id, ordinal)}")
+    airflow.unpause(YOUNG)
+    run = airflow.trigger(YOUNG, {"postgres_conn_id": warehouse, "even_if_rebuild_is_cheaper": True})
+    wait_until(lambda: airflow.run_state(YOUNG, run) in ("success", "failed"), PATIENCE_S, "the night's end")
+    log = airflow.task_log(YOUNG, run, "choose")
+    assert airflow.run_state(YOUNG, run) == "success", log
+    assert "Index public.item_by_kind, budget 20 GB: 2 of 3 segments" in log
+    chosen = airflow.xcoms(YOUNG, run, "choose")
+    assert chosen["return_value"] == [{"index": "public.item_by_kind", "budget": f"{20 << 30}B"}]
+    assert chosen["suggestions"] == {}
+    [done] = shop.run("SELECT status, owner FROM roir.operation WHERE kind = 'compact'")
+    assert done == ("completed", f"airflow {YOUNG} {run} [0]")
+    states = {one["task_id"]: one["state"] for one in airflow.tasks(YOUNG, run)}
+    assert states == {"choose": "success", "compact": "success"}
+    steps.assert_exact(shop.database, "item_by_kind")
+    airflow.pause(YOUNG)
 
 
 @pytest.mark.slow
