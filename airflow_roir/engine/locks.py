@@ -231,6 +231,7 @@ class Attempts:
         vanished = 0
         self.limit_ms = self.timeout_ms
         while True:
+            self.has_limit = False
             try:
                 with self.database.transaction() as connection:
                     execute(connection, f"SET LOCAL lock_timeout = {self.limit_ms}")
@@ -262,6 +263,20 @@ class Attempts:
                 self.limit_ms = self._longer()
             time.sleep(rest_s * random.uniform(0.5, 1.0))
             rest_s = min(rest_s * 2, LONGEST_REST_S)
+
+    def lock(self, connection: Connection, names: Sequence[str], mode: str) -> None:
+        """In the body: lock these tables, all of them within the attempt's limit.
+
+        lock_timeout begins anew with each, and so we could hold the first one until a writer who waits for it looks for
+        a deadlock, and is the one who fails.
+        """
+        if not names:
+            return
+        self.has_limit = True
+        execute(connection, f"SET LOCAL statement_timeout = {self.limit_ms}")
+        execute(connection, f"LOCK TABLE {', '.join(names)} IN {mode} MODE")
+        execute(connection, "SET LOCAL statement_timeout = 0")
+        self.has_limit = False
 
     def _cancel(self, workers: Sequence[Blocker]) -> bool:
         """Cancel autovacuum workers, which run again later. False if the role may not."""

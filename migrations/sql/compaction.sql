@@ -48,7 +48,9 @@ $$;
 -- The functions of triggers that units have on segments at present.
 CREATE FUNCTION roir.touch_functions(generation bigint) RETURNS oid[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT ARRAY(SELECT to_regprocedure(format('roir_data.g%s_u%s_touch()', u.generation_id, u.id))::oid
-                   FROM roir.compaction_unit u
-                  WHERE u.generation_id = touch_functions.generation AND u.status IN ('copying', 'indexing', 'folding'))
+    -- Without those that somebody dropped: to be unequal to a NULL is to be unknown.
+    SELECT array_remove(ARRAY(
+               SELECT to_regprocedure(format('roir_data.g%s_u%s_touch()', u.generation_id, u.id))::oid
+                 FROM roir.compaction_unit u
+                WHERE u.generation_id = touch_functions.generation AND u.status IN ('copying', 'indexing', 'folding')), NULL)
 $$;

@@ -1,84 +1,114 @@
-"""Units of a compaction, given by hand and taken to their swap step by step."""
+"""A compaction, step by step: its units are carried on one transaction at a time, so that tests can come between."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 
-from airflow_roir.engine.compact import compaction
+from airflow_roir.engine.compact import compaction, undo
 from airflow_roir.engine.compact.action import Action, Kind
-from airflow_roir.engine.compact.compaction import CompactOptions
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import CompactWorker, finish
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.database import Database
 from airflow_roir.engine.job import load_job
-from airflow_roir.engine.run import Run, end_run, start_run
+from airflow_roir.engine.limits import Limits
+from airflow_roir.engine.run import Run, start_run
+from airflow_roir.errors import LockNotAcquired
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+
+# Attempts at locks end at once, so that a test decides who gives way.
+AT_ONCE = {"lock_timeout_ms": 20, "lock_patience_s": 0.0}
+# A unit of a table that fits into a few blocks takes some ten steps.
+MOST_STEPS = 60
+# What a unit makes, wherever it still is: tables, functions, triggers.
+LEFT_OVER = """
+SELECT c.oid::regclass::text FROM pg_class c
+ WHERE c.relnamespace = 'roir_data'::regnamespace AND c.relkind IN ('r', 'p')
+   AND (c.relname ~ '_u\\d+' OR c.relname ~ '^g\\d+_s\\d+$'
+        AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid))
+UNION ALL
+SELECT p.oid::regprocedure::text FROM pg_proc p
+ WHERE p.pronamespace = 'roir_data'::regnamespace AND p.proname ~ '_touch$'
+UNION ALL
+SELECT t.tgname || ' on ' || t.tgrelid::regclass FROM pg_trigger t WHERE t.tgname = 'roir_touch'
+UNION ALL
+SELECT 'constraint of ' || c.conrelid::regclass FROM pg_constraint c WHERE c.conname = 'roir_bounds'
+   AND c.connamespace = 'roir_data'::regnamespace
+"""
 
 
-def action(kind: str, ordinals: Sequence[int], parts: int = 1) -> Action:
-    """An action whose figures don't matter."""
-    return Action(Kind(kind), tuple(ordinals), parts, 1000, 500, 1, 1, 1, 1.0, 1.0, 1.0, 1.0, 1.0, "by hand")
+def small(dsn: str, blocks: int = 1) -> Database:
+    """A database whose workers copy that many blocks at once."""
+    return Database(dsn, "roir tests", limits=Limits(compaction_blocks=blocks, table_lock_ms=20))
+
+
+def act(kind: str, *ordinals: int, parts: int = 1) -> Action:
+    """An action whose figures nobody looks at."""
+    return Action(Kind(kind), ordinals, parts, 1000, 500, 1, 1, 1, 1.0, 1.0, 1.0, 1.0, 1.0, "asked for")
 
 
 def begin(database: Database, *actions: Action, index: str = "ix", **options: object) -> Run:
-    """Begin a compaction of these actions, and a run of it."""
-    compaction.begin(database, index, actions, CompactOptions(**options), "test")  # type: ignore[arg-type]
+    """Begin a compaction of these actions; a run of it."""
+    given = {**AT_ONCE, "parallelism": 1, **options}
+    compaction.begin(database, index, actions, compaction.CompactOptions(**given), "test")  # type: ignore[arg-type]
     return start_run(database, index, "test", take_over=True)
 
 
 def worker(database: Database, run: Run, number: int = 0) -> CompactWorker:
-    """A worker of the run, with a session of its own."""
+    """A worker on a session of its own, to be stepped. The session ends with the process."""
     connection = database.engine.connect()
     with connection.begin():
         job = load_job(connection, run)
     return CompactWorker(database, connection, job, number)
 
 
-def claim(one: CompactWorker) -> UnitClaim:
-    """The worker's next unit."""
-    found = one.claim()
-    assert isinstance(found, UnitClaim), found
+def stages(database: Database, run: Run, one: CompactWorker | None = None) -> Iterator[str]:
+    """Go through all units of a run, by one worker: yields before each step what is to be done, and at the end.
+
+    A step that gets no lock is yielded again: whoever holds it has his turn first.
+    """
+    one = one or worker(database, run)
+    claim = one.claim()
+    taken = 0
+    while isinstance(claim, UnitClaim):
+        at: UnitClaim | None = claim
+        while at is not None:
+            yield f"{at.ordinal} {at.status.value}"
+            taken += 1
+            assert taken < MOST_STEPS, "it doesn't end"
+            try:
+                at, _ = one.step(at)
+            except LockNotAcquired:
+                continue
+        claim = one.claim()
+    finish(database, run)
+    one.connection.close()
+    yield "done"
+
+
+def compact(database: Database, *actions: Action, between: Callable[[str], object] = lambda stage: None) -> None:
+    """A whole compaction. between: what happens before each step."""
+    run = begin(database, *actions)
+    for stage in stages(database, run):
+        between(stage)
+
+
+def segments(dsn: str) -> list[int]:
+    """The ordinals of all segments, in the order of keys, the default one first."""
+    rows = sql(steps.session(dsn), "SELECT ordinal, lower, upper FROM roir.segment")
+    following = {(tuple(lower) if lower else None): (ordinal, upper) for ordinal, lower, upper in rows if ordinal}
+    found, at = [0], None
+    while at in following:
+        ordinal, upper = following.pop(at)
+        found.append(ordinal)
+        at = tuple(upper) if upper else None
+        if at is None:
+            break
     return found
 
 
-def to_the_end(one: CompactWorker, between: Callable[[str], object] = lambda status: None) -> list[str]:
-    """All units that are free, step by step; the statuses in which a step began. between: called before each step."""
-    seen = []
-    while isinstance(found := one.claim(), UnitClaim):
-        unit: UnitClaim | None = found
-        while unit is not None:
-            between(unit.status.value)
-            seen.append(unit.status.value)
-            unit, _ = one.step(unit)
-    return seen
-
-
-def compact(database: Database, *actions: Action, between: Callable[[str], object] = lambda status: None) -> list[str]:
-    """From begin to end, by one worker."""
-    run = begin(database, *actions)
-    one = worker(database, run)
-    try:
-        seen = to_the_end(one, between)
-    finally:
-        one.connection.close()
-    finish(database, run)
-    end_run(database, run)
-    return seen
-
-
-def segments(database: Database) -> dict[int, tuple[object, object]]:
-    """The bounds of all segments, by ordinal."""
-    with database.transaction() as connection:
-        rows = execute(connection, "SELECT ordinal, lower, upper FROM roir.segment ORDER BY ordinal").all()
-    return {row.ordinal: (row.lower, row.upper) for row in rows}
-
-
-def leftovers(database: Database) -> list[str]:
-    """What units have made and not taken back: tables, functions, triggers, by name."""
-    query = """
-    SELECT c.relname::text FROM pg_class c WHERE c.relnamespace = 'roir_data'::regnamespace AND c.relname ~ '_u\\d+'
-    UNION ALL SELECT p.proname FROM pg_proc p WHERE p.pronamespace = 'roir_data'::regnamespace AND p.proname ~ '_u\\d+'
-    UNION ALL SELECT t.tgname FROM pg_trigger t WHERE t.tgname = 'roir_touch'
-    UNION ALL SELECT k.conname FROM pg_constraint k WHERE k.conname = 'roir_bounds' ORDER BY 1
-    """
-    with database.transaction() as connection:
-        return list(execute(connection, query).scalars())
+def left_over(dsn: str) -> list[str]:
+    """What is still there of units that have ended."""
+    with steps.session(dsn) as user:
+        return [name for (name,) in sql(user, LEFT_OVER)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import psycopg2
 import pytest
 from psycopg2 import errors as pg_errors
@@ -10,7 +12,10 @@ from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
 from airflow_roir.engine import abort, clean_up, drop, health, operations, prepare, revert
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact import compaction
+from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.compaction import CompactOptions
+from airflow_roir.engine.compact.unit import UnitClaim
+from airflow_roir.engine.compact.worker import CompactWorker
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.verify import verification
@@ -18,7 +23,7 @@ from airflow_roir.engine.verify.compare import verify
 from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationRunning
 from tests.conftest import run_sql
 from tests.engine import compacting, steps
-from tests.engine.compacting import action, leftovers, segments
+from tests.engine.compacting import act
 from tests.engine.steps import sql
 
 pytestmark = pytest.mark.sample(4)
@@ -36,6 +41,34 @@ WRITES = (
 )
 
 
+def action(kind: str, ordinals: Sequence[int], parts: int = 1) -> Action:
+    return act(kind, *ordinals, parts=parts)
+
+
+def compact(database: Database, *actions: Action, between: Callable[[str], object] = lambda status: None) -> list[str]:
+    """A whole compaction; the statuses in which its steps began. between: what happens before each step."""
+    seen: list[str] = []
+
+    def told(stage: str) -> None:
+        status = stage.rpartition(" ")[2]
+        if status != "done":
+            seen.append(status)
+            between(status)
+
+    compacting.compact(database, *actions, between=told)
+    return seen
+
+
+def claim(one: CompactWorker) -> UnitClaim:
+    found = one.claim()
+    assert isinstance(found, UnitClaim), found
+    return found
+
+
+def segments(dsn: str) -> set[int]:
+    return set(compacting.segments(dsn))
+
+
 @pytest.fixture(name="index")
 def an_index(database: Database, dsn: str) -> None:
     steps.make_table(dsn, ROWS)
@@ -45,7 +78,7 @@ def an_index(database: Database, dsn: str) -> None:
 def check(database: Database, dsn: str) -> None:
     """The index is its table's, nothing is left of the units, no warning is given."""
     assert verify(database, "ix").is_exact
-    assert leftovers(database) == []
+    assert compacting.left_over(dsn) == []
     with database.transaction() as connection:
         assert health.warnings(connection) == []
 
@@ -67,11 +100,11 @@ def write(dsn: str) -> None:
     ids=["rewrite", "merge", "split", "default", "all"],
 )
 def test_writers_at_every_step_are_in_the_new_segments(
-    database: Database, dsn: str, actions: tuple[compacting.Action, ...], after: set[int]
+    database: Database, dsn: str, actions: tuple[Action, ...], after: set[int]
 ) -> None:
-    seen = compacting.compact(database, *actions, between=lambda status: write(dsn))
+    seen = compact(database, *actions, between=lambda status: write(dsn))
     assert {"waiting", "copying", "indexing", "folding"} == set(seen)
-    assert set(segments(database)) == after
+    assert segments(dsn) == after
     check(database, dsn)
     # The capture knows the new ones.
     write(dsn)
@@ -80,9 +113,9 @@ def test_writers_at_every_step_are_in_the_new_segments(
 
 @pytest.mark.usefixtures("index")
 def test_segments_that_were_compacted_can_be_compacted_again(database: Database, dsn: str) -> None:
-    compacting.compact(database, action("split", [2], 3))
-    compacting.compact(database, action("merge", [7, 3]), action("rewrite", [5]))
-    assert set(segments(database)) == {0, 1, 4, 6, 8, 9}
+    compact(database, action("split", [2], 3))
+    compact(database, action("merge", [7, 3]), action("rewrite", [5]))
+    assert segments(dsn) == {0, 1, 4, 6, 8, 9}
     write(dsn)
     check(database, dsn)
 
@@ -114,7 +147,7 @@ def test_keys_of_a_unique_index_are_taken_over_at_every_step(
         )
 
     actions = (action("merge", [1, 2]), action("rewrite", [0]), action("split", [4], 2))
-    compacting.compact(database, *actions, between=shift)
+    compact(database, *actions, between=shift)
     check(database, dsn)
     user = steps.session(dsn)
     with pytest.raises(pg_errors.UniqueViolation):
@@ -134,7 +167,7 @@ def test_a_segment_with_another_file_is_begun_again(database: Database, dsn: str
             run_sql(dsn, statement)
             write(dsn)
 
-    seen = compacting.compact(database, action("rewrite", [2]), between=once)
+    seen = compact(database, action("rewrite", [2]), between=once)
     assert seen.count("waiting") == 2
     check(database, dsn)
 
@@ -145,12 +178,12 @@ def test_who_rewrites_a_segment_again_and_again_keeps_it(database: Database, dsn
         if status == "indexing":
             run_sql(dsn, "VACUUM FULL roir_data.g1_s002")
 
-    compacting.compact(database, action("rewrite", [2]), between=always)
+    compact(database, action("rewrite", [2]), between=always)
     report = compaction.report_of(database, operations.find_operation(database, "ix").id)
     assert [(unit["status"], unit["note"]) for unit in report.units] == [
         ("left", "a segment was emptied or rewritten meanwhile, 3 times")
     ]
-    assert set(segments(database)) == {0, 1, 2, 3, 4}
+    assert segments(dsn) == {0, 1, 2, 3, 4}
     check(database, dsn)
 
 
@@ -158,19 +191,19 @@ def test_who_rewrites_a_segment_again_and_again_keeps_it(database: Database, dsn
 def test_what_is_not_swapped_in_is_taken_back_by_an_abort(database: Database, dsn: str) -> None:
     run = compacting.begin(database, action("rewrite", [1]), action("merge", [2, 3]))
     one = compacting.worker(database, run)
-    first: compacting.UnitClaim | None = compacting.claim(one)
+    first: UnitClaim | None = claim(one)
     while first is not None:
         first, _ = one.step(first)
-    second = compacting.claim(one)
+    second = claim(one)
     begun, _ = one.step(second)
     assert begun is not None
     assert begun.status == "copying"
-    assert leftovers(database)
+    assert compacting.left_over(dsn)
     write(dsn)
     ended = abort.abort(database, "ix", "me")
     one.connection.close()
     assert ended.status == "aborted"
-    assert set(segments(database)) == {0, 2, 3, 4, 5}
+    assert segments(dsn) == {0, 2, 3, 4, 5}
     check(database, dsn)
     write(dsn)
     check(database, dsn)
@@ -180,7 +213,7 @@ def test_what_is_not_swapped_in_is_taken_back_by_an_abort(database: Database, ds
 def test_a_paused_one_continues_where_it_stood(database: Database, dsn: str) -> None:
     run = compacting.begin(database, action("merge", [2, 3]))
     one = compacting.worker(database, run)
-    begun, _ = one.step(compacting.claim(one))
+    begun, _ = one.step(claim(one))
     assert begun is not None
     operations.pause(database, "ix", "me", "lunch")
     assert one.claim() == Stop("paused")
@@ -188,8 +221,8 @@ def test_a_paused_one_continues_where_it_stood(database: Database, dsn: str) -> 
     write(dsn)
     run = start_run(database, "ix", "test", take_over=True)
     one = compacting.worker(database, run)
-    assert compacting.claim(one).status == "copying"
-    begun, rows = one.step(compacting.claim(one))
+    assert claim(one).status == "copying"
+    begun, rows = one.step(claim(one))
     assert begun is not None
     assert rows > 0
     one.connection.close()
@@ -204,7 +237,7 @@ def test_a_paused_one_continues_where_it_stood(database: Database, dsn: str) -> 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_snapshot_older_than_the_swap_reads_no_empty_segment(database: Database, dsn: str, isolation: str) -> None:
     reader, writer = (steps.old_session(dsn, isolation) for _ in range(2))
-    compacting.compact(database, action("merge", [1, 2, 3, 4]))
+    compact(database, action("merge", [1, 2, 3, 4]))
     with pytest.raises(pg_errors.SerializationFailure):
         sql(reader, "SELECT count(*) FROM ix")
     with pytest.raises(pg_errors.SerializationFailure):
@@ -244,11 +277,9 @@ def test_nothing_is_read_under_the_lock_of_the_swap(database: Database, dsn: str
         notices.clear()
         last = status
 
-    compacting.to_the_end(one, sort_out)
-    sort_out("")
-    one.connection.close()
+    for stage in compacting.stages(database, run, one):
+        sort_out(stage.rpartition(" ")[2])
     # The last steps of a unit: what is checked on tables that are made empty comes before.
-    compacting.finish(database, run)
     assert [line for line in of_status["folding"] if "partition constraint" in line]
     assert not [line for line in of_status["folding"] if "verifying table" in line]
     check(database, dsn)
@@ -286,7 +317,7 @@ def test_other_operations_are_told_of_it(database: Database, dsn: str) -> None:
 
 @pytest.mark.usefixtures("index")
 def test_the_server_counts_each_entry_once(database: Database, dsn: str) -> None:
-    compacting.compact(database, action("merge", [1, 2, 3, 4]))
+    compact(database, action("merge", [1, 2, 3, 4]))
     user = steps.session(dsn)
     assert sql(user, "SELECT pg_stat_get_live_tuples('roir_data.g1_s005'::regclass)") == [(ROWS,)]
     user.close()
@@ -298,7 +329,7 @@ def test_what_can_not_be_compacted_is_said(database: Database) -> None:
         compaction.begin(database, "ix", [], CompactOptions(), "me")
     with pytest.raises(NotFound, match="nothing_here"):
         compaction.begin(database, "nothing_here", [action("rewrite", [1])], CompactOptions(), "me")
-    compacting.compact(database, action("rewrite", [77]))
+    compact(database, action("rewrite", [77]))
     report = compaction.report_of(database, operations.find_operation(database, "ix").id)
     assert [unit["status"] for unit in report.units] == ["left"]
 
@@ -309,7 +340,7 @@ def test_new_segments_are_not_published_unless_the_build_said_so(database: Datab
     with pytest.raises(InvalidInput, match='publication "everything"'):
         compaction.begin(database, "ix", [action("rewrite", [1])], CompactOptions(), "me")
     steps.make_index(database, table=None, keys=None, ignore_publications=True)
-    compacting.compact(database, action("rewrite", [1]))
+    compact(database, action("rewrite", [1]))
 
 
 @pytest.mark.usefixtures("index")
@@ -317,14 +348,14 @@ def test_a_revert_ends_a_compaction_of_what_was_shown(database: Database, dsn: s
     steps.make_index(database, table=None, keys=None)
     run = compacting.begin(database, action("rewrite", [1]))
     one = compacting.worker(database, run)
-    begun, _ = one.step(compacting.claim(one))
+    begun, _ = one.step(claim(one))
     assert begun is not None
     revert.revert(database, "ix", "me")
     with pytest.raises(OperationFailed, match="isn't the one that readers see"):
         one.claim()
     one.connection.close()
     abort.abort(database, "ix", "me")
-    assert leftovers(database) == []
+    assert compacting.left_over(dsn) == []
     assert verify(database, "ix").is_exact
     revert.revert(database, "ix", "me")
     assert verify(database, "ix").is_exact

@@ -7,13 +7,16 @@ is written later is in the list again, and a later step has a later snapshot, si
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from sqlalchemy import Connection
 
+from airflow_roir.engine.compact import copying
 from airflow_roir.engine.compact.copying import NAME, check_files
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.giving_way import giving_way
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.verify import comparison, damage
 
@@ -38,13 +41,16 @@ def left(connection: Connection, claim: UnitClaim) -> int:
     return int(execute(connection, f"SELECT count(*) FROM {claim.touched}").scalar_one())
 
 
-def step(connection: Connection, job: Job, worker: int, claim: UnitClaim, first: int) -> int:
+def step(database: Database, connection: Connection, job: Job, worker: int, claim: UnitClaim, first: int) -> int:
     """Apply the list's blocks from `first` on, `BLOCKS_PER_STEP` of them, in a transaction; returns its rows there.
 
     Raises Rewritten, Fenced.
     """
     with connection.begin():
+        names = copying.names_of(connection, claim)
+    with connection.begin():
         execute(connection, ONE_SNAPSHOT)
+        copying.hold(connection, names, database.limits.table_lock_ms)
         # Before the snapshot: whoever held the unit before us has ended.
         UNITS.commit(connection, job.run, worker, claim, "status = 'folding'", {}, "p.status = 'folding'", "false")
         check_files(connection, claim)
@@ -86,13 +92,20 @@ def clear(database: Database, claim: UnitClaim) -> None:
         execute(connection, f"VACUUM {claim.touched}")
 
 
-def differs(connection: Connection, job: Job, worker: int, claim: UnitClaim) -> str | None:
+def differs(
+    database: Database, connection: Connection, job: Job, worker: int, claim: UnitClaim, insists: bool
+) -> str | None:
     """Compare all entries of old and new segments, but those in the list, in one snapshot; what differs, or None.
 
-    Reads both sides once, from their heaps. Raises Rewritten, Fenced.
+    Reads both sides once, from their heaps. insists: don't give way to who waits for a segment, as a TRUNCATE does.
+    Raises GaveWay, Rewritten, Fenced.
     """
     with connection.begin():
+        names = copying.names_of(connection, claim)
+    # A long read, and whoever truncates the source would wait for its end, with all writers behind him.
+    with nullcontext() if insists else giving_way(database, connection, names), connection.begin():
         execute(connection, ONE_SNAPSHOT)
+        copying.hold(connection, names, database.limits.table_lock_ms)
         UNITS.commit(connection, job.run, worker, claim, "status = 'folding'", {}, "p.status = 'folding'", "false")
         check_files(connection, claim)
         (rows, total), (copies, of_copies) = (

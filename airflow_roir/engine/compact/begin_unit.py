@@ -53,6 +53,7 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
     OperationPaused, Fenced.
     """
     with database.transaction() as connection:
+        execute(connection, f"SET LOCAL lock_timeout = {database.limits.table_lock_ms}")
         cuts = _cuts(connection, job, claim)
     names = [physical.segment(claim.generation_id, ordinal) for ordinal in claim.segments]
 
@@ -65,8 +66,7 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
             UNITS.commit(connection, job.run, worker, claim, LEFT, {"note": GONE}, "p.status = 'waiting'")
             return False
         made = _create(connection, claim, job.entry, edges, cuts)
-        for name in names:
-            execute(connection, f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")
+        attempts.lock(connection, by_oid(connection, names), "SHARE ROW EXCLUSIVE")
         touch.install(connection, claim, job.entry, names)
         files = in_order(files_of(connection, oids_of(connection, names)), oids_of(connection, names))
         values = {
@@ -81,9 +81,16 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
     with database.transaction() as connection:
         relations = [oid for oid in oids_of(connection, names) if oid is not None]
     what = f"segments {', '.join(names)}"
-    return Attempts(
+    attempts = Attempts(
         database, what, relations, int(job.options["lock_timeout_ms"]), float(job.options["lock_patience_s"])
-    ).run(body, report)
+    )
+    return attempts.run(body, report)
+
+
+def by_oid(connection: Connection, names: Sequence[str]) -> list[str]:
+    """Names of relations in the order of their oids, as a TRUNCATE of the source locks the segments."""
+    query = "SELECT n FROM unnest(%(names)s::text[]) n ORDER BY to_regclass(n)::oid"
+    return list(execute(connection, query, {"names": list(names)}).scalars())
 
 
 def oids_of(connection: Connection, names: Sequence[str]) -> list[int]:

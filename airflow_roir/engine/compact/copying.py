@@ -6,14 +6,14 @@ is asked for there later. So a stretch may copy what is no longer right, miss it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
-from airflow_roir.engine.database import Database, execute, to_json
-from airflow_roir.engine.files import files_of
+from airflow_roir.engine.database import Database, execute, has_vanished, to_json
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.seal import SORT_MEMORY_KB
 
@@ -22,6 +22,11 @@ COPIED = """watermark = %(watermark)s::jsonb, rows = p.rows + %(rows)s, blocks_d
 STOOD = "p.status = 'copying' AND p.watermark = %(stood)s::jsonb"
 # The name of a segment as it is now.
 NAME = "SELECT %(oid)s::oid::regclass::text"
+# Without their sizes, which are asked under a lock: whoever has a segment for himself would be waited for.
+FILENODES = """
+SELECT c.oid::bigint AS oid, pg_relation_filenode(c.oid)::bigint AS filenode
+  FROM pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
+"""
 UNINDEXED = """
 SELECT n FROM unnest(%(names)s::text[]) WITH ORDINALITY x (n, i)
  WHERE NOT EXISTS (SELECT FROM pg_index k WHERE k.indrelid = to_regclass(n)::oid AND k.indisunique AND k.indisvalid)
@@ -35,26 +40,56 @@ class Rewritten(Exception):
 
 def check_files(connection: Connection, claim: UnitClaim) -> None:
     """Raise Rewritten if a segment isn't in the file that was captured: TRUNCATE, VACUUM FULL, CLUSTER."""
-    now = {file.relation: file.filenode for file in files_of(connection, [oid for oid, _, _ in claim.files])}
+    oids = [oid for oid, _, _ in claim.files]
+    now = {row.oid: row.filenode for row in execute(connection, FILENODES, {"oids": oids})}
     if any(now.get(oid) != filenode for oid, filenode, _ in claim.files):
         raise Rewritten
 
 
+def names_of(connection: Connection, claim: UnitClaim) -> list[str]:
+    """The names that the unit's segments have now, in the order of their oids. Raises Rewritten.
+
+    Whoever locks several of them does it in this order, as a TRUNCATE of the source does, by their base.
+    """
+    check_files(connection, claim)
+    return [execute(connection, NAME, {"oid": oid}).scalar_one() for oid in sorted(oid for oid, _, _ in claim.files)]
+
+
+def hold(connection: Connection, names: Sequence[str], timeout_ms: int) -> None:
+    """Keep a unit's segments in their files to the end of the transaction: a TRUNCATE waits for us, and we for it.
+
+    It must be the transaction's first statement if that has one snapshot: a TRUNCATE that commits between snapshot and
+    lock leaves nothing to be seen. Raises Rewritten.
+    """
+    execute(connection, f"SET LOCAL lock_timeout = {timeout_ms}")
+    try:
+        execute(connection, f"LOCK TABLE {', '.join(names)} IN ACCESS SHARE MODE")
+    except DBAPIError as error:
+        if not has_vanished(error):
+            raise
+        raise Rewritten from error
+
+
 def copy(
-    connection: Connection, job: Job, worker: int, claim: UnitClaim, blocks: int, seconds: Callable[[], float]
+    connection: Connection,
+    job: Job,
+    worker: int,
+    claim: UnitClaim,
+    blocks: int,
+    seconds: Callable[[], float],
+    timeout_ms: int,
 ) -> int:
     """Copy the next stretch, in the caller's transaction; returns its rows.
 
-    seconds: how long it has taken until now. Raises Rewritten, Fenced.
+    seconds: how long it has taken until now. timeout_ms: for the segment's lock. Raises Rewritten, Fenced.
     """
     place, first = claim.watermark
     oid, _, end = claim.files[place]
     until = min(first + blocks, end)
-    check_files(connection, claim)
     columns = ", ".join(job.entry.physical())
+    check_files(connection, claim)
     name = execute(connection, NAME, {"oid": oid}).scalar_one()
-    # Its file stays what it is: a TRUNCATE waits for us, and we for it.
-    execute(connection, f"LOCK TABLE {name} IN ACCESS SHARE MODE")
+    hold(connection, [name], timeout_ms)
     check_files(connection, claim)
     rows = execute(
         connection,

@@ -15,7 +15,7 @@ from airflow_roir.engine import fold, operations, tables, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.compact import applying, undo
-from airflow_roir.engine.compact.copying import NAME, check_files
+from airflow_roir.engine.compact.copying import check_files, names_of
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.job import Job
@@ -59,7 +59,7 @@ def swap(database: Database, job: Job, worker: int, claim: UnitClaim, report: Ca
     """
     with database.transaction() as connection:
         index = connection.execute(select(tables.index).where(tables.index.c.id == job.index_id)).one()
-        names = [execute(connection, NAME, {"oid": oid}).scalar_one() for oid, _, _ in claim.files]
+        names = names_of(connection, claim)
     shown = operations.index_name(index)
     exclusive = [shown.sql, physical.base(claim.generation_id)]
     return fold.drain(
@@ -88,12 +88,7 @@ def _swap(
     name = operations.index_name(index)
     if not view.is_ours(connection, name, job.index_id):
         raise InvariantViolated(view.lost(connection, name, claim.generation_id))
-    if (hidden := execute(connection, HIDDEN, generation).scalar()) is not None:
-        # Whoever removes or brings entries goes through the segments that there are.
-        raise LockNotAcquired(
-            f"index {job.run.index}: entries of partition {hidden} are being brought or removed. Finish its attach, or "
-            "let roir clean-up remove its entries; then resume"
-        )
+    _check_hidden(connection, job)
     altered = execute(connection, ENTRIES_CHANGED, generation).scalar_one()
     execute(connection, "SET LOCAL roir.own_ddl = 'on'")
     lock()
@@ -105,7 +100,8 @@ def _swap(
     execute(connection, LAID_OUT, generation)
     # The view first, as its readers do.
     view.show(connection, name, job.index_id, claim.generation_id, job.entry)
-    view.hide(connection, claim.generation_id)
+    # Once more: whoever hides entries makes the view anew in the same transaction.
+    _check_hidden(connection, job)
     execute(connection, f"LOCK TABLE ONLY {base} IN ACCESS EXCLUSIVE MODE")
     execute(connection, f"LOCK TABLE {', '.join(names)} IN ACCESS EXCLUSIVE MODE")
     check_files(connection, claim)
@@ -120,6 +116,15 @@ def _swap(
     values = {"bytes": sum(one.total for one in sizes.values())}
     UNITS.commit(connection, job.run, worker, claim, DONE, values, "p.status = 'folding'")
     return True
+
+
+def _check_hidden(connection: Connection, job: Job) -> None:
+    """Whoever removes or brings entries goes through the segments that there are. Raises LockNotAcquired."""
+    if (hidden := execute(connection, HIDDEN, {"generation": job.generation_id}).scalar()) is not None:
+        raise LockNotAcquired(
+            f"index {job.run.index}: entries of partition {hidden} are being brought or removed. Finish its attach, or "
+            "let roir clean-up remove its entries; then resume"
+        )
 
 
 def _exchange(connection: Connection, job: Job, claim: UnitClaim, names: list[str]) -> list[int]:

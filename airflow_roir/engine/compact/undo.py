@@ -12,6 +12,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts
+from airflow_roir.generation_state import UnitStatus
 
 # So often a unit begins again: somebody who empties or rewrites it that often has his reasons.
 MOST_RESTARTS = 3
@@ -22,9 +23,12 @@ SELECT t.tgrelid::regclass::text AS segment, t.tgrelid::oid::bigint AS oid FROM 
 AGAIN = """status = CASE WHEN p.status = 'waiting' THEN p.status ELSE 'waiting' END, files = NULL, cuts = NULL,
        watermark = NULL, blocks_done = 0, rows = 0, restarts = p.restarts + 1, note = %(note)s"""
 LEAVE = "status = 'left', note = %(note)s"
-UNITS_OF = """
-SELECT id, generation_id FROM roir.compaction_unit
- WHERE operation_id = %(operation)s AND status IN ('copying', 'indexing', 'folding') ORDER BY ordinal
+# Waits for a worker who is about to commit, and changes the row that his commit asks: what comes later is fenced, also
+# of one whose statement had the epoch of before.
+FENCE = """
+UPDATE roir.compaction_unit SET claim_token = claim_token + 1, claim_epoch = NULL, claim_worker = NULL
+ WHERE operation_id = %(operation)s AND status NOT IN ('done', 'left')
+RETURNING id, generation_id, status
 """
 TAKEN_BACK = """
 UPDATE roir.compaction_unit SET status = 'waiting', files = NULL, cuts = NULL, watermark = NULL
@@ -47,8 +51,8 @@ def begin_anew(
     Raises LockNotAcquired, Fenced.
     """
 
-    def body(connection: Connection) -> None:
-        _release(connection, claim.generation_id, claim.id)
+    def body(connection: Connection, attempts: Attempts) -> None:
+        _release(connection, attempts, claim.generation_id, claim.id)
         ended = claim.restarts + 1 >= MOST_RESTARTS
         UNITS.commit(connection, job.run, worker, claim, AGAIN, {"note": note}, ends="false")
         if ended:
@@ -59,22 +63,29 @@ def begin_anew(
 
 
 def take_back(database: Database, operation_id: int, report: Callable[[str], None], patience_s: float) -> None:
-    """Take back what all units of an operation have made that aren't swapped in. Raises LockNotAcquired."""
-    with database.transaction() as connection:
-        units = execute(connection, UNITS_OF, {"operation": operation_id}).all()
-    for unit in units:
+    """Take back what all units of an operation have made that aren't swapped in. Raises LockNotAcquired.
 
-        def body(connection: Connection, generation_id: int = unit.generation_id, unit_id: int = unit.id) -> None:
-            _release(connection, generation_id, unit_id)
+    Its epoch must have risen before.
+    """
+    with database.transaction() as connection:
+        units = execute(connection, FENCE, {"operation": operation_id}).all()
+    for unit in [unit for unit in units if unit.status != UnitStatus.WAITING]:
+
+        def body(
+            connection: Connection, attempts: Attempts, generation_id: int = unit.generation_id, unit_id: int = unit.id
+        ) -> None:
+            _release(connection, attempts, generation_id, unit_id)
             execute(connection, TAKEN_BACK, {"unit": unit_id})
 
         waiter = Waiter("compaction")
         _attempt(database, unit.generation_id, unit.id, body, report, database.limits.attempt_ms, patience_s, waiter)
 
 
-def _release(connection: Connection, generation_id: int, unit_id: int) -> None:
+def _release(connection: Connection, attempts: Attempts, generation_id: int, unit_id: int) -> None:
     function = f"{beside(generation_id, unit_id)}_touch()"
-    for row in execute(connection, TRIGGERS, {"function": function}).all():
+    held = execute(connection, TRIGGERS, {"function": function}).all()
+    attempts.lock(connection, [row.segment for row in held], "ACCESS EXCLUSIVE")
+    for row in held:
         execute(connection, f"DROP TRIGGER {touch.TRIGGER} ON {row.segment}")
     drop(connection, generation_id, unit_id)
 
@@ -83,7 +94,7 @@ def _attempt(
     database: Database,
     generation_id: int,
     unit_id: int,
-    body: Callable[[Connection], None],
+    body: Callable[[Connection, Attempts], None],
     report: Callable[[str], None],
     timeout_ms: int,
     patience_s: float,
@@ -94,6 +105,5 @@ def _attempt(
         held = execute(connection, TRIGGERS, {"function": function}).all()
     what = ", ".join(row.segment for row in held) or beside(generation_id, unit_id)
     # To drop a trigger is to have the segment for oneself.
-    Attempts(database, what, [row.oid for row in held], timeout_ms, patience_s, waiter=waiter).run(
-        body, report, [row.segment for row in held]
-    )
+    attempts = Attempts(database, what, [row.oid for row in held], timeout_ms, patience_s, waiter=waiter)
+    attempts.run(lambda connection: body(connection, attempts), report, [row.segment for row in held])

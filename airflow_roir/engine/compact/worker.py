@@ -11,13 +11,15 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import operations
 from airflow_roir.engine.claims import Stop, WorkLeft, why_stop
 from airflow_roir.engine.compact import applying, begin_unit, copying, swap, undo
 from airflow_roir.engine.compact.copying import Rewritten
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
-from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.database import Database, execute, has_vanished
+from airflow_roir.engine.giving_way import GaveWay
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, load_job
 from airflow_roir.engine.run import Run, read_control
@@ -57,8 +59,13 @@ class CompactWorker:
         self.job = job
         self.worker = worker
         self.report = report
-        # Of the unit at hand: the list's blocks that are applied in this pass, and how many it has.
-        self._at = self._end = 0
+        # Of the unit at hand: the list's blocks that are applied in this pass, and how many it has; whether it was
+        # compared, and how often that gave way.
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is known of the unit at hand."""
+        self._at = self._end = self._retreats = 0
         self._compared = False
 
     def claim(self) -> UnitClaim | Stop:
@@ -70,8 +77,7 @@ class CompactWorker:
                 return stop
             swap.check_active(self.connection, self.job)
             found = UNITS.claim(self.connection, run, self.worker)
-        self._at = self._end = 0
-        self._compared = False
+        self._forget()
         return Stop("done") if found is None else UnitClaim.of(found)
 
     def step(self, claim: UnitClaim) -> tuple[UnitClaim | None, int]:
@@ -83,7 +89,16 @@ class CompactWorker:
             return self._step(claim)
         except Rewritten:
             undo.begin_anew(self.database, self.job, self.worker, claim, REWRITTEN, self.report)
+            self._forget()
             return self._now(claim), 0
+        except DBAPIError as error:
+            if has_vanished(error):
+                # Whoever fenced us has taken back what the unit had made.
+                with self.connection.begin():
+                    read_control(self.connection, self.job.run)
+                    if not UNITS.is_held(self.connection, self.job.run, claim):
+                        raise UNITS.fenced(self.job.run, self.worker, claim) from error
+            raise
 
     def _step(self, claim: UnitClaim) -> tuple[UnitClaim | None, int]:
         database, connection, job, worker = self.database, self.connection, self.job, self.worker
@@ -93,9 +108,15 @@ class CompactWorker:
         elif claim.status is UnitStatus.COPYING:
             begun = time.monotonic()
             with connection.begin():
-                execute(connection, f"SET LOCAL lock_timeout = {database.limits.table_lock_ms}")
-                blocks = database.limits.compaction_blocks
-                rows = copying.copy(connection, job, worker, claim, blocks, lambda: time.monotonic() - begun)
+                rows = copying.copy(
+                    connection,
+                    job,
+                    worker,
+                    claim,
+                    database.limits.compaction_blocks,
+                    lambda: time.monotonic() - begun,
+                    database.limits.table_lock_ms,
+                )
         elif claim.status is UnitStatus.INDEXING:
             with connection.begin():
                 named = copying.index(connection, job, worker, claim)
@@ -108,7 +129,7 @@ class CompactWorker:
     def _fold(self, claim: UnitClaim) -> None:
         """Apply some of the list; at its end compare, at the next end swap."""
         if self._at < self._end:
-            applying.step(self.connection, self.job, self.worker, claim, self._at)
+            applying.step(self.database, self.connection, self.job, self.worker, claim, self._at)
             self._at += applying.BLOCKS_PER_STEP
             return
         with self.connection.begin():
@@ -119,7 +140,12 @@ class CompactWorker:
             self._at, self._end = 0, blocks
             return
         if not self._compared and self.job.options.get("verify", True):
-            found = applying.differs(self.connection, self.job, self.worker, claim)
+            insists = self._retreats >= self.database.limits.seal_retreats
+            try:
+                found = applying.differs(self.database, self.connection, self.job, self.worker, claim, insists)
+            except GaveWay:
+                self._retreats += 1
+                return
             if found is not None:
                 note = f"its copy differs from it: {found}"
                 undo.begin_anew(self.database, self.job, self.worker, claim, note, self.report)

@@ -1,0 +1,140 @@
+"""A worker of a compaction dies between any two statements: the next run goes on, nothing is lost and nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import event
+
+from airflow_roir.engine import health
+from airflow_roir.engine.compact.unit import UnitClaim
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.run import start_run
+from airflow_roir.errors import Fenced
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.compacting import act, begin, left_over, small, stages, worker
+from tests.engine.steps import session, sql
+
+pytestmark = pytest.mark.sample(6, 8)
+
+# What a rewrite of one segment and a split of another one send, and some more.
+STATEMENTS = 420
+
+
+class Killed(Exception):
+    """The process is gone."""
+
+
+@contextmanager
+def killed(database: Database, at: int) -> Iterator[list[str]]:
+    """In the block: the worker dies before its statement of that number. Yields what it has sent."""
+    sent: list[str] = []
+
+    def look(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        sent.append(statement)
+        if len(sent) == at:
+            raise Killed
+
+    event.listen(database.engine, "before_cursor_execute", look)
+    try:
+        yield sent
+    finally:
+        event.remove(database.engine, "before_cursor_execute", look)
+
+
+def writes(dsn: str) -> None:
+    """Some of each kind; each time to other rows."""
+    run_sql(
+        dsn,
+        "UPDATE t SET v = v + 1000 WHERE id % 40 = 1",
+        "UPDATE t SET k = ((k::int + 1) % 5)::text WHERE id % 40 = 2",
+        "DELETE FROM t WHERE id IN (SELECT id FROM t WHERE id % 10 = 3 ORDER BY id LIMIT 2)",
+        "INSERT INTO t SELECT max(id) + 1, '3', 1 FROM t",
+    )
+
+
+def scene(dsn: str) -> Database:
+    steps.make_table(dsn, 200)
+    database = small(dsn)
+    steps.make_index(database, keys="k,v", segments=2)
+    return database
+
+
+@pytest.mark.parametrize("at", range(1, STATEMENTS, 9))
+def test_killed_at_a_statement(dsn: str, at: int) -> None:
+    """At each of them, by number; then another run continues."""
+    database = scene(dsn)
+    run = begin(database, act("rewrite", 1), act("split", 2, parts=2))
+    doomed = small(dsn)
+    one = worker(doomed, run)
+    try:
+        with killed(doomed, at) as sent:
+            for stage in stages(doomed, run, one):
+                if stage.endswith("folding"):
+                    writes(dsn)
+    except Killed:
+        one.connection.invalidate()
+    else:
+        assert len(sent) < at
+    writes(dsn)
+    steps.assert_exact(database)
+    [(status,)] = sql(session(dsn), "SELECT status FROM roir.operation WHERE kind = 'compact'")
+    if status != "completed":
+        for _ in stages(database, start_run(database, "ix", "next", take_over=True)):
+            writes(dsn)
+            steps.assert_exact(database)
+    steps.assert_exact(database)
+    assert left_over(dsn) == []
+    with database.transaction() as connection:
+        assert health.warnings(connection) == []
+
+
+@pytest.mark.parametrize("stage", ["waiting", "copying", "indexing", "folding"])
+def test_a_zombie_changes_nothing(dsn: str, stage: str) -> None:
+    """Taken for dead before its step, it comes back beside the worker that has its unit now."""
+    database = scene(dsn)
+    run = begin(database, act("rewrite", 1))
+    one = worker(database, run)
+    claim = one.claim()
+    assert isinstance(claim, UnitClaim)
+    while claim.status.value != stage:
+        now, _ = one.step(claim)
+        assert now is not None
+        claim = now
+    writes(dsn)
+    later = stages(database, start_run(database, "ix", "next", take_over=True))
+    for _ in range(2):
+        next(later)
+        with pytest.raises(Fenced):
+            one.step(claim)
+    for _ in later:
+        writes(dsn)
+        with pytest.raises(Fenced):
+            one.step(claim)
+    steps.assert_exact(database)
+    assert left_over(dsn) == []
+
+
+def test_two_workers_of_one_run(dsn: str) -> None:
+    """Each has a unit; a third finds none. Both swap."""
+    database = scene(dsn)
+    run = begin(database, act("rewrite", 1), act("split", 2, parts=2), parallelism=3)
+    workers = [worker(database, run, number) for number in range(3)]
+    claims = [one.claim() for one in workers]
+    assert not isinstance(claims.pop(), UnitClaim)
+    held: dict[int, UnitClaim] = {n: one for n, one in enumerate(claims) if isinstance(one, UnitClaim)}
+    while held:
+        for number in list(held):
+            writes(dsn)
+            now, _ = workers[number].step(held.pop(number))
+            if now is not None:
+                held[number] = now
+            steps.assert_exact(database)
+    for one in workers:
+        one.connection.close()
+    for _ in stages(database, run):
+        pass
+    assert left_over(dsn) == []
