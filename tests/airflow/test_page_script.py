@@ -415,5 +415,5 @@ def test_an_index_lists_its_worst_segments_when_somebody_unfolds_them(airflow: A
     assert tab.locator("summary", has_text="segments,").count() == 1
     tab.get_by_text("23 segments, 20.0 MB of 80.0 MB free").click()
     tab.get_by_role("row", name="1 below <b>xxxxxxxxxxxxxxxxxxxx… 5,000 4.0 MB 2.0 MB 42 % 12 – –").wait_for()
-    tab.get_by_role("row", name="2 from a, 1 on 5,000 4.0 MB – 42 % 12 – –").wait_for()
+    tab.get_by_role("row", name="2 from a, 1 on 5,000 4.0 MB – 42 % 12 – –", exact=True).wait_for()
     tab.get_by_text("And 3 more with less to win").wait_for()
