@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import random
-from collections.abc import Callable
 from itertools import count
 
 import psycopg2
@@ -11,10 +11,9 @@ import pytest
 
 from airflow_roir.engine import health
 from airflow_roir.engine.database import Database
-from airflow_roir.errors import RoirError
 from tests.conftest import run_sql
 from tests.engine import steps
-from tests.engine.compacting import act, begin, left_over, segments, small, stages
+from tests.engine.compacting import act, begin, left_over, small, stages
 from tests.engine.steps import session, sql
 
 pytestmark = pytest.mark.sample(8, 12)
@@ -29,7 +28,8 @@ STATEMENTS = {
     "update of what is included": "UPDATE t SET w = w || '.' WHERE id % 13 = {n} % 13",
     "update of nothing": "UPDATE t SET k = k",
     "delete": "DELETE FROM t WHERE id % 31 = {n}",
-    "delete and insert": "WITH d AS (DELETE FROM t WHERE id % 31 = {n} RETURNING *) INSERT INTO t SELECT -id, k, v, w FROM d",
+    "delete and insert": "WITH d AS (DELETE FROM t WHERE id % 31 = {n} RETURNING *) "
+    "INSERT INTO t SELECT -id, k, v, w FROM d",
     "delete, then the same again": "BEGIN; CREATE TEMP TABLE d ON COMMIT DROP AS SELECT * FROM t WHERE id % 19 = {n}; "
     "DELETE FROM t WHERE id % 19 = {n}; INSERT INTO t SELECT * FROM d; COMMIT",
     "upsert": "INSERT INTO t SELECT id, '1', v + 1, 'up' FROM t WHERE id % 17 = {n} "
@@ -41,7 +41,8 @@ STATEMENTS = {
     "UPDATE t SET k = '9'; ROLLBACK TO s; INSERT INTO t VALUES (5000 + {n}, '2', 2, 's'); COMMIT",
     "rollback": "BEGIN; UPDATE t SET k = '7'; DELETE FROM t; ROLLBACK",
     "truncate that is rolled back": "BEGIN; TRUNCATE t; INSERT INTO t VALUES (1, '1', 1, 'x'); ROLLBACK",
-    "swap of keys": "UPDATE t a SET k = b.k, v = b.v FROM t b WHERE b.id = a.id + (CASE WHEN a.id % 2 = 0 THEN 1 ELSE -1 END) "
+    "swap of keys": "UPDATE t a SET k = b.k, v = b.v FROM t b "
+    "WHERE b.id = a.id + (CASE WHEN a.id % 2 = 0 THEN 1 ELSE -1 END) "
     "AND a.id BETWEEN 10 * {n} AND 10 * {n} + 9",
     "replica": "BEGIN; SET LOCAL session_replication_role = replica; UPDATE t SET k = '1' WHERE id % 29 = {n}; "
     "DELETE FROM t WHERE id % 43 = {n}; COMMIT",
@@ -65,7 +66,8 @@ def scene(dsn: str, **options: object) -> Database:
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int, w text)",
-        f"INSERT INTO t SELECT i, CASE WHEN i % 12 <> 0 THEN (i % 5)::text END, i, 'w' FROM generate_series(1, {ROWS}) i",
+        "INSERT INTO t SELECT i, CASE WHEN i % 12 <> 0 THEN (i % 5)::text END, i, 'w' "
+        f"FROM generate_series(1, {ROWS}) i",
         "ANALYZE t",
         KEPT,
     )
@@ -100,8 +102,6 @@ def test_a_statement_at_every_step(dsn: str, name: str) -> None:
 
 def copy(user: psycopg2.extensions.connection, n: int) -> None:
     """COPY FROM of rows of all segments."""
-    import io
-
     rows = io.StringIO("".join(f"{1000 * n + i}\t{i % 6}\t{i}\tcopied\n" for i in range(12)))
     with user.cursor() as cursor:
         cursor.copy_from(rows, "t")
