@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from itertools import count
+from typing import Any
 
 import psycopg2
 import pytest
@@ -61,7 +62,7 @@ END $$
 """
 
 
-def scene(dsn: str, **options: object) -> Database:
+def scene(dsn: str, **options: Any) -> Database:
     """Table `t`, with NULLs in its key, and its index."""
     run_sql(
         dsn,
@@ -132,7 +133,7 @@ def test_random_transactions_beside_a_compaction(dsn: str, seed: int) -> None:
     is_right(dsn, database)
 
 
-def unique_scene(dsn: str, **options: object) -> Database:
+def unique_scene(dsn: str, **options: Any) -> Database:
     """As `scene`, with a unique index on the key `k` alone; NULLs are the same, or not."""
     nulls = "CASE WHEN i % 12 <> 0 THEN i END" if not options["nulls_not_distinct"] else "NULLIF(i, 7)"
     run_sql(
