@@ -48,8 +48,13 @@ READ_UNDER_LOCK = ("pair",)
 class Notices(list[str]):
     """All of them: psycopg2 keeps the last fifty."""
 
-    def __delitem__(self, _which: object) -> None:
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self.said = said
+
+    def append(self, line: str) -> None:
         """It doesn't forget."""
+        self.said.append(line)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -65,14 +70,15 @@ def test_keys_as_bounds(dsn: str, key: str) -> None:
     )
     database = small(dsn, 50)
     steps.make_index(database, keys="k", include="v", segments=3)
-    said = Notices()
+    said: list[str] = []
 
     def listen(connection: object, _record: object) -> None:
         with connection.cursor() as cursor:  # type: ignore[attr-defined]
             cursor.execute("SET client_min_messages = debug1")
         connection.commit()  # type: ignore[attr-defined]
-        connection.notices = said  # type: ignore[attr-defined]
+        connection.notices = Notices(said)  # type: ignore[attr-defined]
 
+    database.engine.dispose()
     database.engine.dispose()
     event.listen(database.engine, "connect", listen)
 
