@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from airflow_roir.engine.compact import compaction, undo
+from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import CompactWorker, finish
@@ -13,7 +13,6 @@ from airflow_roir.engine.job import load_job
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.errors import LockNotAcquired
-from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 

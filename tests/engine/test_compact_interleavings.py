@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import random
-from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import psycopg2
 import pytest
 
 from airflow_roir.engine import health
 from airflow_roir.engine.database import Database
-from airflow_roir.errors import RoirError
 from tests.conftest import run_sql
 from tests.engine import steps
-from tests.engine.compacting import act, begin, left_over, segments, small, stages
+from tests.engine.compacting import act, begin, left_over, small, stages
 from tests.engine.steps import session, sql
 
 pytestmark = pytest.mark.sample(8, 12)
@@ -29,7 +29,8 @@ STATEMENTS = {
     "update of what is included": "UPDATE t SET w = w || '.' WHERE id % 13 = {n} % 13",
     "update of nothing": "UPDATE t SET k = k",
     "delete": "DELETE FROM t WHERE id % 31 = {n}",
-    "delete and insert": "WITH d AS (DELETE FROM t WHERE id % 31 = {n} RETURNING *) INSERT INTO t SELECT -id, k, v, w FROM d",
+    "delete and insert": "WITH d AS (DELETE FROM t WHERE id % 31 = {n} RETURNING *) "
+    "INSERT INTO t SELECT -id, k, v, w FROM d",
     "delete, then the same again": "BEGIN; CREATE TEMP TABLE d ON COMMIT DROP AS SELECT * FROM t WHERE id % 19 = {n}; "
     "DELETE FROM t WHERE id % 19 = {n}; INSERT INTO t SELECT * FROM d; COMMIT",
     "upsert": "INSERT INTO t SELECT id, '1', v + 1, 'up' FROM t WHERE id % 17 = {n} "
@@ -41,7 +42,8 @@ STATEMENTS = {
     "UPDATE t SET k = '9'; ROLLBACK TO s; INSERT INTO t VALUES (5000 + {n}, '2', 2, 's'); COMMIT",
     "rollback": "BEGIN; UPDATE t SET k = '7'; DELETE FROM t; ROLLBACK",
     "truncate that is rolled back": "BEGIN; TRUNCATE t; INSERT INTO t VALUES (1, '1', 1, 'x'); ROLLBACK",
-    "swap of keys": "UPDATE t a SET k = b.k, v = b.v FROM t b WHERE b.id = a.id + (CASE WHEN a.id % 2 = 0 THEN 1 ELSE -1 END) "
+    "swap of keys": "UPDATE t a SET k = b.k, v = b.v FROM t b "
+    "WHERE b.id = a.id + (CASE WHEN a.id % 2 = 0 THEN 1 ELSE -1 END) "
     "AND a.id BETWEEN 10 * {n} AND 10 * {n} + 9",
     "replica": "BEGIN; SET LOCAL session_replication_role = replica; UPDATE t SET k = '1' WHERE id % 29 = {n}; "
     "DELETE FROM t WHERE id % 43 = {n}; COMMIT",
@@ -60,12 +62,13 @@ END $$
 """
 
 
-def scene(dsn: str, **options: object) -> Database:
+def scene(dsn: str, **options: Any) -> Database:
     """Table `t`, with NULLs in its key, and its index."""
     run_sql(
         dsn,
         "CREATE TABLE t (id int PRIMARY KEY, k text, v int, w text)",
-        f"INSERT INTO t SELECT i, CASE WHEN i % 12 <> 0 THEN (i % 5)::text END, i, 'w' FROM generate_series(1, {ROWS}) i",
+        "INSERT INTO t SELECT i, CASE WHEN i % 12 <> 0 THEN (i % 5)::text END, i, 'w' "
+        f"FROM generate_series(1, {ROWS}) i",
         "ANALYZE t",
         KEPT,
     )
@@ -100,8 +103,6 @@ def test_a_statement_at_every_step(dsn: str, name: str) -> None:
 
 def copy(user: psycopg2.extensions.connection, n: int) -> None:
     """COPY FROM of rows of all segments."""
-    import io
-
     rows = io.StringIO("".join(f"{1000 * n + i}\t{i % 6}\t{i}\tcopied\n" for i in range(12)))
     with user.cursor() as cursor:
         cursor.copy_from(rows, "t")
@@ -132,7 +133,7 @@ def test_random_transactions_beside_a_compaction(dsn: str, seed: int) -> None:
     is_right(dsn, database)
 
 
-def unique_scene(dsn: str, **options: object) -> Database:
+def unique_scene(dsn: str, **options: Any) -> Database:
     """As `scene`, with a unique index on the key `k` alone; NULLs are the same, or not."""
     nulls = "CASE WHEN i % 12 <> 0 THEN i END" if not options["nulls_not_distinct"] else "NULLIF(i, 7)"
     run_sql(

@@ -1,4 +1,4 @@
-"""A worker of a compaction dies between any two statements: the next run goes on, nothing is lost and nothing is left."""
+"""A worker of a compaction dies between any two statements: the next run goes on; nothing is lost, nothing left."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def writes(dsn: str) -> None:
 
 
 def scene(dsn: str) -> Database:
+    """Table `t` with its index `ix`, and a database whose workers take small steps."""
     steps.make_table(dsn, 200)
     database = small(dsn)
     steps.make_index(database, keys="k,v", segments=2)
