@@ -414,7 +414,10 @@ def test_segments_are_locked_within_one_limit(dsn: str) -> None:
     run = begin(database, act("merge", 1, 2, 3), lock_timeout_ms=300)
     going = stages(database, run)
     next(going)
-    with before(database, "SET LOCAL statement_timeout = 300", lambda: None), before(database, "LOCK TABLE", lambda: None) as locks:
+    with (
+        before(database, "SET LOCAL statement_timeout = 300", lambda: None),
+        before(database, "LOCK TABLE", lambda: None) as locks,
+    ):
         next(going)
     assert len(locks) == 1 and locks[0].count("roir_data") == 3
     for _ in going:
