@@ -102,7 +102,7 @@ def of_governor(path: Path) -> None:
 
 
 def of_young(path: Path) -> None:
-    """A year of each side: the indexes' size, the pages and the p99 of lookups, what was written; for both pages."""
+    """A year of each side: the indexes' size, the pages that lookups touch, what was written; for both pages."""
     found = json.loads(path.read_text())
     arms = [one["arm"] for one in found["arms"]]
     # What it is about comes first, in our colour, beside what it is compared with.
@@ -125,7 +125,7 @@ def of_young(path: Path) -> None:
     drawn = [
         Strip("size of the indexes after the night, MB", sizes),
         Strip("pages that a lookup touches, mean", points("pages")),
-        Strip("lookups: p99, ms", points("p99_ms")),
+        Strip("pages that a lookup touches, p99", points("pages_p99")),
         Strip("written at night since the first day, WAL and files, GB", written),
     ]
     for page, is_dark in (("light", False), ("dark", True)):

@@ -267,7 +267,7 @@ class Attempts:
     def lock(self, connection: Connection, names: Sequence[str], mode: str) -> None:
         """In the body: lock these tables, all of them within the attempt's limit.
 
-        lock_timeout begins anew with each, and so we could hold the first one until a writer who waits for it looks for
+        lock_timeout starts over with each, and so we could hold the first one until a writer who waits for it looks for
         a deadlock, and is the one who fails.
         """
         if not names:
