@@ -5,19 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import psycopg2
 import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import abort, clean_up, health, operations, revert
 from airflow_roir.engine.compact import applying
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, remove_entries
 from airflow_roir.engine.verify.compare import verify
+from airflow_roir.engine.verify.verification import VerifyOptions
 from airflow_roir.errors import Fenced, InvariantViolated, OperationFailed
 from tests.conftest import run_sql
 from tests.engine import steps
@@ -28,7 +27,7 @@ from tests.engine.steps import session, sql
 pytestmark = pytest.mark.sample(12)
 
 
-def scene(dsn: str, rows: int = 300, segments: int = 3, **options: Any) -> Database:
+def scene(dsn: str, rows: int = 300, segments: int = 3, **options: object) -> Database:
     """Table `t` with its index `ix`, and a database whose workers take small steps."""
     steps.make_table(dsn, rows)
     database = small(dsn)
@@ -146,12 +145,7 @@ def test_a_unit_that_begins_anew_is_compared_again(dsn: str, monkeypatch: pytest
     going = stages(database, run)
     compared: list[str] = []
     differs = applying.differs
-
-    def noted(*given: Any) -> str | None:
-        compared.append("")
-        return differs(*given)
-
-    monkeypatch.setattr(applying, "differs", noted)
+    monkeypatch.setattr(applying, "differs", lambda *given: compared.append("") or differs(*given))
     with session(dsn) as reader:
         # The swap finds a reader, and is tried again.
         sql(reader, "SELECT count(*) FROM ix")
@@ -170,8 +164,7 @@ def test_a_unit_that_is_rewritten_again_and_again_is_left_out(dsn: str) -> None:
     database = scene(dsn)
     compact(database, act("rewrite", 1), between=lambda stage: run_sql(dsn, "VACUUM FULL roir_data.g1_s001"))
     [(status, note)] = sql(session(dsn), "SELECT status, note FROM roir.compaction_unit")
-    assert (status, segments(dsn)) == ("left", [0, 1, 2, 3])
-    assert "3 times" in note
+    assert (status, segments(dsn)) == ("left", [0, 1, 2, 3]) and "3 times" in note
     is_right(dsn, database)
 
 
@@ -279,7 +272,7 @@ def writes(dsn: str) -> None:
 # -- partitions
 
 
-def partitioned(dsn: str, **options: Any) -> Database:
+def partitioned(dsn: str, **options: object) -> Database:
     """As `scene`, of a partitioned table."""
     run_sql(
         dsn,
@@ -318,6 +311,7 @@ def test_partitions_come_and_go_at_every_stage(dsn: str, unique: bool) -> None:
     """Empty ones, full ones, dropped ones; their entries are removed between the steps."""
     database = partitioned(dsn) if not unique else partitioned(dsn, unique=True)
     number = iter(range(1, 100))
+    ends = []
 
     def between(stage: str) -> None:
         n = next(number)
@@ -331,6 +325,7 @@ def test_partitions_come_and_go_at_every_stage(dsn: str, unique: bool) -> None:
         steps.assert_exact(database)
         if n > 2:
             run_sql(dsn, f"SELECT roir.detach_partition('p{n - 2}')")
+            ends.append(n)
         if n % 2:
             clean_up.clean_up(database)
 
@@ -414,15 +409,17 @@ def test_the_guard_lets_a_compaction_be(dsn: str) -> None:
 
 
 def test_segments_are_locked_within_one_limit(dsn: str) -> None:
-    """lock_timeout begins anew with each: whoever waits for the first one would become the victim of a deadlock."""
+    """lock_timeout begins anew with each: whoever waits for the first one would look for a deadlock, and be its victim."""
     database = scene(dsn, segments=4)
     run = begin(database, act("merge", 1, 2, 3), lock_timeout_ms=300)
     going = stages(database, run)
     next(going)
-    with before(database, "LOCK TABLE", lambda: None) as locks:
+    with (
+        before(database, "SET LOCAL statement_timeout = 300", lambda: None),
+        before(database, "LOCK TABLE", lambda: None) as locks,
+    ):
         next(going)
-    assert len(locks) == 1
-    assert locks[0].count("roir_data") == 3
+    assert len(locks) == 1 and locks[0].count("roir_data") == 3
     for _ in going:
         pass
     is_right(dsn, database)

@@ -98,7 +98,9 @@ def test_the_wheel_ships_the_pages(wheel: Path) -> None:
         assert kept <= {*archive.namelist()}
         (points,) = [name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt")]
         assert "\nroir = airflow_roir.page.plugin:RoirPlugin\n" in archive.read(points).decode()
-    scripts = {f"{name}.js" for name in ("page", "draw", "run", "indexes", "duplicates", "segments", "throttle", "shards")}
+    scripts = {
+        f"{name}.js" for name in ("page", "draw", "run", "indexes", "duplicates", "segments", "throttle", "shards")
+    }
     assert {Path(name).name for name in kept} == {"page.html", "page.css", *scripts}
 
 
