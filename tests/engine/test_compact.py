@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import psycopg2
 import pytest
 from psycopg2 import errors as pg_errors
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import BuildOptions, IndexDefinition, VerifyOptions
 from airflow_roir.engine import abort, clean_up, drop, health, operations, prepare, revert
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.capture import installation
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.action import Action
@@ -251,6 +255,77 @@ def test_a_snapshot_older_than_the_swap_reads_no_empty_segment(database: Databas
     check(database, dsn)
 
 
+def copied_twice(dsn: str) -> list[str]:
+    """A unit whose copy meets an entry in its old place and in the new one; the statuses of its steps."""
+    database = compacting.small(dsn)
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        f"INSERT INTO t SELECT i, 'k', 0 FROM generate_series(1, {ROWS}) i",
+        "ANALYZE t",
+    )
+    steps.make_index(database, keys="k", include="v", segments=1)
+    # Room in the last block that the copy knows, and none in the first.
+    run_sql(dsn, f"DELETE FROM t WHERE id BETWEEN {ROWS - 50} AND {ROWS - 10}", "VACUUM roir_data.g1_s001")
+    [(blocks,)] = sql(steps.session(dsn), "SELECT pg_relation_size('roir_data.g1_s001') / 8192")
+    assert blocks > 2
+    seen: list[str] = []
+
+    def move(stage: str) -> None:
+        seen.append(stage)
+        if [one.rpartition(" ")[2] for one in seen].count("copying") == 2 and seen[-1].endswith("copying"):
+            run_sql(dsn, "UPDATE t SET v = 1 WHERE id = 1")
+            user = steps.session(dsn)
+            [(at,)] = sql(user, "SELECT (ctid::text::point)[0]::int FROM roir_data.g1_s001 WHERE c2 = 1")
+            user.close()
+            assert at > 0
+
+    compacting.compact(database, act("rewrite", 1), between=move)
+    assert verify(database, "ix").is_exact
+    return seen
+
+
+def test_an_entry_that_is_copied_twice_is_in_the_new_segment_once(dsn: str) -> None:
+    assert copied_twice(dsn)[-1] == "done"
+
+
+def test_that_is_seen_without_the_removal_of_touched_entries(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(physical, "remove_touched", lambda *arguments: 0)
+    with pytest.raises(DBAPIError, match="could not create unique index"):
+        copied_twice(dsn)
+
+
+def skew(database: Database, dsn: str) -> None:
+    """Two serializable transactions, each of which reads what the other writes; a swap comes between."""
+    older, younger = (steps.session(dsn, "SERIALIZABLE") for _ in range(2))
+    sql(older, "SELECT v FROM other")
+    assert sql(younger, "SELECT count(*) FROM ix WHERE k = '3' AND id > 900000") == [(0,)]
+    sql(younger, "UPDATE other SET v = 1")
+    younger.commit()
+    compact(database, action("merge", [1, 2, 3, 4]))
+    sql(older, "INSERT INTO t VALUES (900001, '3', 0)")
+    older.commit()
+
+
+@pytest.mark.usefixtures("index")
+def test_a_swap_hides_no_conflict_of_serializable_transactions(database: Database, dsn: str) -> None:
+    run_sql(dsn, "CREATE TABLE other (v int)", "INSERT INTO other VALUES (0)")
+    with pytest.raises(pg_errors.SerializationFailure):
+        skew(database, dsn)
+
+
+@pytest.mark.usefixtures("index")
+def test_that_is_seen_of_a_capture_that_does_not_ask_for_the_layout(
+    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_sql(dsn, "CREATE TABLE other (v int)", "INSERT INTO other VALUES (0)")
+    original = installation.targets
+    monkeypatch.setattr(
+        installation, "targets", lambda *given, **more: [replace(one, layout=0) for one in original(*given, **more)]
+    )
+    skew(database, dsn)
+
+
 @pytest.mark.usefixtures("index")
 def test_nothing_is_read_under_the_lock_of_the_swap(database: Database, dsn: str) -> None:
     run_sql(dsn, "UPDATE t SET k = NULL WHERE id % 3 = 0")
@@ -327,6 +402,8 @@ def test_the_server_counts_each_entry_once(database: Database, dsn: str) -> None
 def test_what_can_not_be_compacted_is_said(database: Database) -> None:
     with pytest.raises(InvalidInput, match="nothing was chosen"):
         compaction.begin(database, "ix", [], CompactOptions(), "me")
+    with pytest.raises(InvalidInput, match="in two actions"):
+        compaction.begin(database, "ix", [action("merge", [1, 2]), action("rewrite", [2])], CompactOptions(), "me")
     with pytest.raises(NotFound, match="nothing_here"):
         compaction.begin(database, "nothing_here", [action("rewrite", [1])], CompactOptions(), "me")
     compact(database, action("rewrite", [77]))

@@ -164,7 +164,8 @@ def test_a_unit_that_is_rewritten_again_and_again_is_left_out(dsn: str) -> None:
     database = scene(dsn)
     compact(database, act("rewrite", 1), between=lambda stage: run_sql(dsn, "VACUUM FULL roir_data.g1_s001"))
     [(status, note)] = sql(session(dsn), "SELECT status, note FROM roir.compaction_unit")
-    assert (status, segments(dsn)) == ("left", [0, 1, 2, 3]) and "3 times" in note
+    assert (status, segments(dsn)) == ("left", [0, 1, 2, 3])
+    assert "3 times" in note
     is_right(dsn, database)
 
 
@@ -409,7 +410,7 @@ def test_the_guard_lets_a_compaction_be(dsn: str) -> None:
 
 
 def test_segments_are_locked_within_one_limit(dsn: str) -> None:
-    """lock_timeout begins anew with each: whoever waits for the first one would look for a deadlock, and be its victim."""
+    """lock_timeout begins again with each: whoever waits for the first would look for a deadlock, and be its victim."""
     database = scene(dsn, segments=4)
     run = begin(database, act("merge", 1, 2, 3), lock_timeout_ms=300)
     going = stages(database, run)
@@ -419,7 +420,8 @@ def test_segments_are_locked_within_one_limit(dsn: str) -> None:
         before(database, "LOCK TABLE", lambda: None) as locks,
     ):
         next(going)
-    assert len(locks) == 1 and locks[0].count("roir_data") == 3
+    assert len(locks) == 1
+    assert locks[0].count("roir_data") == 3
     for _ in going:
         pass
     is_right(dsn, database)

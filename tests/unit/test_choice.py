@@ -144,7 +144,7 @@ def check(made: Choice, segments: list[Segment], adjacent: set[tuple[int, int]])
     assert unknown <= {ordinal for one in made.left_out for ordinal in one.ordinals}
     for action in made.actions:
         assert action.net > 0
-        assert 0 not in action.ordinals or action.kind in (Kind.REINDEX, Kind.REWRITE)
+        assert 0 not in action.ordinals or action.kind is Kind.REWRITE
         assert (len(action.ordinals) > 1) == (action.kind is Kind.MERGE)
         assert (action.parts > 1) == (action.kind is Kind.SPLIT)
         pairs = set(zip(action.ordinals, action.ordinals[1:], strict=False))
@@ -219,23 +219,14 @@ def test_a_fresh_index_needs_nothing(seed: int) -> None:
     assert not made.rebuild_is_cheaper
 
 
-def test_one_bloated_b_tree_in_fifty_is_made_again_alone() -> None:
+def test_one_bloated_segment_in_fifty_is_made_again_alone() -> None:
     segments = fresh(50)
     segments[17] = bloated(segments[17], tree=3)
     (action,) = pick(segments, TERMS).actions
-    assert (action.kind, action.ordinals) == (Kind.REINDEX, (17,))
+    assert (action.kind, action.ordinals) == (Kind.REWRITE, (17,))
     assert action.room_saved == pytest.approx(segments[17].tree_bytes * 2 / 3, rel=0.01)
     assert action.pages_saved_per_day > 0
     assert "1,000 reads a day" in action.why
-
-
-def test_a_bloated_b_tree_is_rewritten_with_its_table_where_it_cant_be_made_alone() -> None:
-    segments = fresh()
-    segments[7] = bloated(segments[7], tree=1.6)
-    (alone,) = pick(segments, TERMS).actions
-    (action,) = pick(segments, replace(TERMS, kinds=frozenset({Kind.REWRITE, Kind.SPLIT, Kind.MERGE}))).actions
-    assert (alone.kind, action.kind, action.ordinals) == (Kind.REINDEX, Kind.REWRITE, (7,))
-    assert action.cost > alone.cost
 
 
 def test_a_bloated_table_is_written_again_too() -> None:
@@ -363,10 +354,9 @@ def test_where_all_is_waste_a_rebuild_is_told() -> None:
     assert len(made.actions) == 10
     assert made.rebuild_is_cheaper
     assert not pick(segments, TERMS, Budget(bytes=made.rebuild_bytes // 2)).rebuild_is_cheaper
-    # B-trees alone are less than half of it.
-    trees = pick([segment(0, mb=0.02), *(bloated(one, 4) for one in fresh()[1:])], TERMS)
-    assert len(trees.actions) == 10
-    assert not trees.rebuild_is_cheaper
+    half = [segment(0, mb=0.02), *(bloated(one, 4, 4) if n % 2 else one for n, one in enumerate(fresh()[1:]))]
+    assert len(pick(half, TERMS).actions) == 5
+    assert not pick(half, TERMS).rebuild_is_cheaper
 
 
 def test_prices_of_pages() -> None:
@@ -384,11 +374,11 @@ def test_prices_of_pages() -> None:
 
 def test_costs_are_what_is_read_written_and_logged() -> None:
     one = known(bloated(segment(1, mb=100), tree=3))
-    made = cost_model.reindex(one, TERMS)
+    made = cost_model.rewrite(one, TERMS)
     assert made is not None
     assert made.pages_read == -(-one.heap // 8192)
-    assert made.bytes_written == one.tree_needed
-    assert made.bytes_logged == one.tree_needed + cost_model.SEGMENT_WAL
+    assert made.bytes_written == one.needed
+    assert made.bytes_logged > one.tree_needed + cost_model.SEGMENT_WAL
     assert made.cost == (one.heap + 2 * made.bytes_written + 2 * made.bytes_logged) / 8192
     assert made.seconds == (one.heap + made.budgeted) / cost_model.BYTES_PER_SECOND
     assert replace(TERMS, bytes_per_second=40 << 20) != TERMS

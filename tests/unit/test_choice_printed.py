@@ -28,9 +28,9 @@ def test_the_choice_is_a_table_with_totals_and_what_was_left_out() -> None:
     lines = list(choice_lines(pick(aged(), TERMS), '"we\x1bird"', None))
     assert lines[0].split("  ")[0] == "action"
     assert "  written     WAL        work" in lines[0]
-    assert [line.split()[0] for line in lines if line[0].isalpha()][1:5] == ["merge", "reindex", "split", "all"]
+    assert [line.split()[0] for line in lines if line[0].isalpha()][1:5] == ["merge", "rewrite", "split", "all"]
     assert any(line.startswith("merge        7, 8 ") for line in lines)
-    assert any("B-tree of " in line and "1,000 reads a day" in line for line in lines)
+    assert any(" of entries" in line and "1,000 reads a day" in line for line in lines)
     assert any(line.startswith("left out: segment 5: it has no\\x1b statistics") for line in lines)
     text = "\n".join(lines)
     assert "\x1b" not in text
@@ -66,7 +66,7 @@ def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     print_choice(made, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert told == made.as_dict()
-    assert {one["kind"] for one in told["actions"]} == {"merge", "reindex"}
+    assert {one["kind"] for one in told["actions"]} == {"merge", "rewrite"}
     assert told["budget_bytes"] == 2 << 30
     (over, unknown) = sorted(told["left_out"], key=lambda one: one["action"] is None)
     assert (over["ordinals"], over["action"]["kind"]) == ([12], "split")

@@ -8,9 +8,8 @@ from typing import Any
 
 
 class Kind(str, Enum):
-    """reindex: only the B-tree is made again; rewrite: table and B-tree; split: into parts; merge: a run into one."""
+    """rewrite: table and B-tree are made again; split: into parts; merge: a run into one."""
 
-    REINDEX = "reindex"
     REWRITE = "rewrite"
     SPLIT = "split"
     MERGE = "merge"

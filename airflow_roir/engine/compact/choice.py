@@ -115,7 +115,7 @@ def pick(segments: Sequence[Segment], terms: Terms, budget: Budget | None = None
     chains = [[Known.of(one, terms.now) for one in chain] for chain in in_key_order(segments)]
     known = [one for chain in chains for one in chain if one is not None]
     target = target_bytes(segments, terms)
-    asked = [one for one in candidates(chains, target, terms) if one.action.kind in terms.kinds]
+    asked = list(candidates(chains, target, terms))
     gainful = [one for one in asked if one.action.net > 0]
     places = sum(map(len, chains))
     actions = sorted(best(gainful, places, budget), key=lambda one: (-one.gain / max(one.cost, 1.0), one.ordinals))
@@ -172,7 +172,6 @@ def candidates(chains: Sequence[Sequence[Known | None]], target: int | None, ter
                 continue
             is_default = one.ordinal == DEFAULT_ORDINAL
             for action in (
-                model.reindex(one, terms),
                 model.rewrite(one, terms),
                 None if is_default else model.split(one, target, terms),
             ):

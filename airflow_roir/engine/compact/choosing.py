@@ -11,7 +11,6 @@ from sqlalchemy import Connection, Row, select
 from airflow_roir.definition import parse_name
 from airflow_roir.engine import catalog, operations, tables
 from airflow_roir.engine.compact import cost_model
-from airflow_roir.engine.compact.action import Kind
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.choice import Choice, pick
 from airflow_roir.engine.compact.cost_model import Known, Terms
@@ -36,8 +35,6 @@ SELECT o.rows_estimate AS rows, s.worked * o.parallelism AS seconds
  ORDER BY o.id DESC LIMIT %(most)s
 """
 TELLING_ROWS = 50_000
-# What a compaction carries out. A B-tree alone can't be exchanged under writers (docs/architecture.md#compaction).
-KINDS = frozenset({Kind.REWRITE, Kind.SPLIT, Kind.MERGE})
 MOST_EARLIER = 3
 
 
@@ -69,7 +66,6 @@ def choose(
             segment_bytes=segment_bytes,
             page=server.page,
             source_bytes=_source_bytes(connection, found),
-            kinds=KINDS,
         )
         earlier = execute(connection, EARLIER, {"index": found.id, "telling": TELLING_ROWS, "most": MOST_EARLIER}).all()
     rate = _rate(earlier, seen, terms)

@@ -25,7 +25,6 @@ from airflow_roir.definition import (
 from airflow_roir.engine import by_threads, catalog, live_options, operations, publications, tables
 from airflow_roir.engine.compact import choosing, worker
 from airflow_roir.engine.compact.action import Action
-from airflow_roir.engine.compact.action import Kind as ActionKind
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.entry import Entry
@@ -132,8 +131,8 @@ def begin(
     """Begin to compact the active generation of an index by these actions, in their order; start a run to do it.
 
     An unfinished compaction of the index is adopted with its own units; only live options change. Raises NotFound,
-    InvalidInput (no actions, or a publication has the index's tables), OperationRunning (another operation of the index
-    is unfinished), OperationFailed.
+    InvalidInput (no actions, some that overlap, or a publication has the index's tables), OperationRunning (another
+    operation of the index is unfinished), OperationFailed.
     """
     with database.transaction() as connection:
         check_schema(connection, writes=True)
@@ -144,6 +143,9 @@ def begin(
             return _adopt(connection, last, name, options, actor)
         if not actions:
             raise InvalidInput(f"index {name}: nothing was chosen to compact")
+        chosen = [ordinal for action in actions for ordinal in action.ordinals]
+        if len(set(chosen)) < len(chosen):
+            raise InvalidInput(f"index {name}: a segment is in two actions; each can be in one")
         generation = _active(connection, found.id, name)
         # New segments are new tables, for a subscriber, too.
         publications.check(connection, execute(connection, IGNORES, {"generation": generation.id}).scalar_one())
@@ -265,8 +267,7 @@ def _write_units(connection: Connection, operation_id: int, generation_id: int, 
                 operation_id=operation_id,
                 generation_id=generation_id,
                 ordinal=number,
-                # A B-tree comes with its table: where the model would make it alone, both are made.
-                action=(ActionKind.REWRITE if action.kind is ActionKind.REINDEX else action.kind).value,
+                action=action.kind.value,
                 segments=list(action.ordinals),
                 parts=parts,
                 blocks=sum(int(one.blocks) for one in segments),

@@ -86,8 +86,7 @@ class Terms:
 
     now: the server's clock. horizon_days: for how long savings count. segment_bytes: the size that segments should
     have, table and B-tree; None: as their siblings. bytes_per_second: of one worker, read, written and logged.
-    page: bytes of a page. source_bytes: that a rebuild reads; None: not known, at least the tables' own. kinds: of
-    actions that can be done.
+    page: bytes of a page. source_bytes: that a rebuild reads; None: not known, at least the tables' own.
     """
 
     now: datetime
@@ -96,7 +95,6 @@ class Terms:
     bytes_per_second: float = BYTES_PER_SECOND
     page: int = 8192
     source_bytes: int | None = None
-    kinds: frozenset[Kind] = frozenset(Kind)
 
     def at(self, bytes_per_second: float) -> Terms:
         """The same, at a rate that was measured."""
@@ -174,19 +172,9 @@ def levels(pages: float) -> int:
     return found
 
 
-def reindex(one: Known, terms: Terms) -> Action | None:
-    """Only the B-tree is made again, beside the old one. None if that wastes too little."""
-    if not is_waste(one.tree, one.tree_needed):
-        return None
-    after = one.heap + one.tree_needed
-    saved, gain = _reading(one, after, 1, terms, heap=False)
-    why = f"B-tree of {size(one.tree)} for {size(one.tree_needed)} of entries, {_reads(one.scans)}"
-    return _action(Kind.REINDEX, [one], 1, after, one.tree_needed, one.tree_needed, saved, gain, why, terms)
-
-
 def rewrite(one: Known, terms: Terms) -> Action | None:
     """Table and B-tree are made again. None if they waste too little."""
-    # Without a reindex it is also what helps a B-tree alone.
+    # It is also what helps a B-tree alone, which can't be exchanged under writers.
     if not (is_waste(one.bytes, one.needed) or is_waste(one.tree, one.tree_needed)):
         return None
     saved, gain = _reading(one, one.needed, 1, terms)

@@ -6,6 +6,7 @@ the new ones come, the capture's text names these, and the view refuses snapshot
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -89,9 +90,9 @@ def _swap(
     if not view.is_ours(connection, name, job.index_id):
         raise InvariantViolated(view.lost(connection, name, claim.generation_id))
     _check_hidden(connection, job)
-    altered = execute(connection, ENTRIES_CHANGED, generation).scalar_one()
     execute(connection, "SET LOCAL roir.own_ddl = 'on'")
     lock()
+    begun = time.monotonic()
     if applying.left(connection, claim) > MOST_UNDER_LOCK:
         return False
     check_active(connection, job)
@@ -100,11 +101,14 @@ def _swap(
     execute(connection, LAID_OUT, generation)
     # The view first, as its readers do.
     view.show(connection, name, job.index_id, claim.generation_id, job.entry)
-    # Once more: whoever hides entries makes the view anew in the same transaction.
+    # Once more: whoever hides entries makes the view again in the same transaction.
     _check_hidden(connection, job)
-    execute(connection, f"LOCK TABLE ONLY {base} IN ACCESS EXCLUSIVE MODE")
-    execute(connection, f"LOCK TABLE {', '.join(names)} IN ACCESS EXCLUSIVE MODE")
+    for locked in (f"ONLY {base}", *names):
+        # All of them within the limit of one attempt: writers queue behind the first.
+        left = max(1, int(job.options["lock_timeout_ms"]) - int((time.monotonic() - begun) * 1000))
+        execute(connection, f"SET LOCAL lock_timeout = {left}; LOCK TABLE {locked} IN ACCESS EXCLUSIVE MODE")
     check_files(connection, claim)
+    altered = execute(connection, ENTRIES_CHANGED, generation).scalar_one()
     applying.apply(connection, job.entry, claim, 0, applying.blocks(connection, claim) + 1)
     parts = _exchange(connection, job, claim, names)
     _write_down(connection, claim)
