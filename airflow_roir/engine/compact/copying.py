@@ -6,7 +6,7 @@ is asked for there later. So a stretch may copy what is no longer right, miss it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -18,7 +18,7 @@ from airflow_roir.engine.job import Job
 from airflow_roir.engine.seal import SORT_MEMORY_KB
 
 COPIED = """watermark = %(watermark)s::jsonb, rows = p.rows + %(rows)s, blocks_done = p.blocks_done + %(blocks)s,
-       seconds = p.seconds + %(seconds)s, status = %(status)s"""
+       status = %(status)s"""
 STOOD = "p.status = 'copying' AND p.watermark = %(stood)s::jsonb"
 # The name of a segment as it is now.
 NAME = "SELECT %(oid)s::oid::regclass::text"
@@ -70,18 +70,10 @@ def hold(connection: Connection, names: Sequence[str], timeout_ms: int) -> None:
         raise Rewritten from error
 
 
-def copy(
-    connection: Connection,
-    job: Job,
-    worker: int,
-    claim: UnitClaim,
-    blocks: int,
-    seconds: Callable[[], float],
-    timeout_ms: int,
-) -> int:
+def copy(connection: Connection, job: Job, worker: int, claim: UnitClaim, blocks: int, timeout_ms: int) -> int:
     """Copy the next stretch, in the caller's transaction; returns its rows.
 
-    seconds: how long it has taken until now. timeout_ms: for the segment's lock. Raises Rewritten, Fenced.
+    timeout_ms: for the segment's lock. Raises Rewritten, Fenced.
     """
     place, first = claim.watermark
     oid, _, end = claim.files[place]
@@ -103,7 +95,6 @@ def copy(
         "stood": to_json(list(claim.watermark)),
         "rows": rows,
         "blocks": until - first,
-        "seconds": round(seconds(), 3),
         "status": "indexing" if after[0] == len(claim.files) else "copying",
     }
     UNITS.commit(connection, job.run, worker, claim, COPIED, values, STOOD, "false")

@@ -106,17 +106,9 @@ class CompactWorker:
         if claim.status is UnitStatus.WAITING:
             begin_unit.begin(database, job, worker, claim, self.report)
         elif claim.status is UnitStatus.COPYING:
-            begun = time.monotonic()
+            limits = database.limits
             with connection.begin():
-                rows = copying.copy(
-                    connection,
-                    job,
-                    worker,
-                    claim,
-                    database.limits.compaction_blocks,
-                    lambda: time.monotonic() - begun,
-                    database.limits.table_lock_ms,
-                )
+                rows = copying.copy(connection, job, worker, claim, limits.compaction_blocks, limits.table_lock_ms)
         elif claim.status is UnitStatus.INDEXING:
             with connection.begin():
                 named = copying.index(connection, job, worker, claim)
