@@ -11,7 +11,8 @@ import psycopg2.errors
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import build, finalize, fold, operations, seal
+from airflow_roir.engine import build, by_threads, finalize, fold, operations, seal
+from airflow_roir.engine.compact import worker as compacter
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.governor import turn
 from airflow_roir.engine.governor.governing import Governor
@@ -26,7 +27,7 @@ from airflow_roir.engine.verify import compare
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
-from tests.engine import steps, verifying
+from tests.engine import compacting, steps, verifying
 from tests.engine.steps import sql
 
 pytestmark = pytest.mark.sample(20)
@@ -285,6 +286,7 @@ PHASES: dict[str, Callable[[Database, Run], object]] = {
     "fold": fold.work,
     "verify": lambda database, run: compare.verify_build(database, run),
     "verify alone": lambda database, run: verifying.go_through(database, run, 2),
+    "compact": lambda database, run: list(compacter.work(database, run, 0)),
 }
 
 
@@ -295,6 +297,9 @@ def test_whoever_waits_holds_nothing(governed: Database, dsn: str, phase: str, m
         steps.make_index(governed, ranges=3, segments=2)
         run_sql(dsn, "UPDATE t SET v = v + 1 WHERE id < 5")
         run = verifying.begin(governed)
+    elif phase == "compact":
+        steps.make_index(governed, ranges=3, segments=2)
+        run = compacting.begin(governed, compacting.act("merge", 1, 2))
     else:
         _, run = steps.begin(governed, ranges=3, segments=2, batch_rows=30, parallelism=1)
     if phase in ("seal", "fold", "verify"):
@@ -324,7 +329,7 @@ def test_whoever_waits_holds_nothing(governed: Database, dsn: str, phase: str, m
 
     monkeypatch.setattr(turn.time, "sleep", wait)
     # A look at the grant is a transaction of a moment.
-    monkeypatch.setattr(compare, "LOOK_EVERY_S", 3_600)
+    monkeypatch.setattr(by_threads, "LOOK_EVERY_S", 3_600)
     if phase == "verify alone":
         monkeypatch.setattr(VerifyWorker, "unit", with_a_hold(VerifyWorker.unit, lambda: sql(watch, hold, 0)))
     PHASES[phase](governed, run)

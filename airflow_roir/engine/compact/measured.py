@@ -74,12 +74,12 @@ def measure(
     return measured, why
 
 
-def _measure(connection: Connection, schema: str, oid: int, trees: Sequence[Row[Any]]) -> Measured:
+def _measure(connection: Connection, extension: str, oid: int, trees: Sequence[Row[Any]]) -> Measured:
     page, fillfactor = trees[0].page, trees[0].fillfactor
     heap = execute(
         connection,
         "SELECT table_len, tuple_count, tuple_len, dead_tuple_count AS dead, dead_tuple_len AS dead_len, free_space "
-        f"FROM {schema}.pgstattuple(%(oid)s::oid::regclass)",
+        f"FROM {extension}.pgstattuple(%(oid)s::oid::regclass)",
         {"oid": oid},
     ).one()
     heap_needed = 0
@@ -93,7 +93,7 @@ def _measure(connection: Connection, schema: str, oid: int, trees: Sequence[Row[
         tree = execute(
             connection,
             "SELECT index_size, leaf_pages, internal_pages, avg_leaf_density AS density "
-            f"FROM {schema}.pgstatindex(%(oid)s::oid::regclass)",
+            f"FROM {extension}.pgstatindex(%(oid)s::oid::regclass)",
             {"oid": one.tree},
         ).one()
         # Without leaves its density is NaN.
