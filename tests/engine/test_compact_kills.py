@@ -18,7 +18,7 @@ from tests.engine import steps
 from tests.engine.compacting import act, begin, left_over, small, stages, worker
 from tests.engine.steps import session, sql
 
-pytestmark = pytest.mark.sample(6, 8)
+pytestmark = pytest.mark.sample(3, 8)
 
 # What a rewrite of one segment and a split of another one send, and some more.
 STATEMENTS = 420

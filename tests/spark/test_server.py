@@ -117,7 +117,7 @@ def test_whoever_leaves_pauses_the_operation_and_no_other(
     finish_and_check(database)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_an_orders_query_is_its_own_and_none_of_the_next(database: Database, listen: Callable[..., Listening]) -> None:
     listen()
     operation = prepared(database, rate=5_000)
@@ -168,7 +168,7 @@ def test_nobody_who_reads_is_no_end_of_an_order(database: Database, listen: Call
     finish_and_check(database)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_a_server_that_is_stopped_pauses_with_the_reason(
     database: Database, path: Path, listen: Callable[..., Listening]
 ) -> None:
