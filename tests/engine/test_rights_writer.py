@@ -20,7 +20,7 @@ from airflow_roir.engine.run import start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import RoirError
 from tests.conftest import run_sql
-from tests.engine import steps
+from tests.engine import compacting, steps
 from tests.engine.hostile import Scene
 from tests.engine.interposed import changed
 from tests.engine.steps import sql
@@ -290,6 +290,11 @@ def test_no_operation_between_build_and_drop_gives_an_owner_rights(scene: Scene)
     holds("revert")
     clean_up.clean_up(scene.database)
     holds("clean-up")
+    # The one that is shown has these two segments.
+    actions = (compacting.act("split", 1, parts=2), compacting.act("rewrite", 2), compacting.act("rewrite", 0))
+    run = compacting.begin(scene.database, *actions, index="evil.ix", lock_patience_s=5.0)
+    for stage in compacting.stages(scene.database, run):
+        holds(f"compact, {stage}")
     scene.as_owner("TRUNCATE evil.t")
     holds("truncate")
     for options_of in (VerifyOptions(), VerifyOptions(repair=True), VerifyOptions(sample=10)):
