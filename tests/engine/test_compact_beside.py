@@ -11,7 +11,7 @@ from tests.conftest import run_sql
 from tests.engine import compacting, steps
 from tests.engine.compacting import act
 
-pytestmark = pytest.mark.sample(1)
+pytestmark = pytest.mark.slow
 
 
 def test_two_compactions_and_a_build_over_one_table(database: Database, dsn: str) -> None:
