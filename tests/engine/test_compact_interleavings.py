@@ -180,7 +180,7 @@ class Users:
         mine = f"id % 3 = {who} AND id % 20 = {self.chance.randrange(20)}"
         new = next(self.new) * 3 + who
         # Of a unique key new values, or a shift or swap among its own.
-        key = f"k + 3 * {10_000 + new}" if self.unique else "((k::int + 1) % 5)::text"
+        key = f"id + 40000 * {new}" if self.unique else "((k::int + 1) % 5)::text"
         value = str(new) if self.unique else f"'{self.chance.randrange(6)}'"
         return self.chance.choice(
             [

@@ -21,7 +21,7 @@ from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.operation import Phase, Status
 from tests.conftest import database_dsn, run_sql
-from tests.engine import steps, verifying
+from tests.engine import compacting, steps, verifying
 from tests.engine.steps import sql
 from tests.engine.test_guide import grants
 
@@ -269,6 +269,7 @@ def test_what_the_governor_read_and_granted(dsn: str, database: Database, table:
 
 def test_each_metric_is_printed_by_some_scrape(dsn: str, database: Database, table: None) -> None:
     steps.make_index(database, unique=True, keys="id")
+    compacting.compact(database, compacting.act("rewrite", 1))
     _, run = steps.begin(database, table=None, keys=None, throttle="replica_lag=1MB commit_latency=20ms", ranges=4)
     readings = {
         "replica_lag": {"limit": 2**20, "value": 7, "of": "r1", "problem": None},

@@ -86,7 +86,12 @@ CONTRACT: dict[str, Any] = {
     "samples": [list],
     "pauses": [{"at": str, "by": str, "why": str, "until": (str, OR_NONE)}],
     "errors": [{"at": str, "text": str, "remedy": str}],
-    "options": {"parallelism": int, "batch_rows": int, "max_rows_per_second": (int, OR_NONE)},
+    "options": {
+        "parallelism": int,
+        "batch_rows": int,
+        "max_rows_per_second": (int, OR_NONE),
+        "shard_parallelism": (int, OR_NONE),
+    },
     "owner": (str, OR_NONE),
     "heartbeat_age": (*NUMBER, OR_NONE),
     "spark_ui": (str, OR_NONE),

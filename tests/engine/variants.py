@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from airflow_roir.engine import build, claims, fold, prepare, publish, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.build import BuildWorker
-from airflow_roir.engine.capture import installation, row_function
+from airflow_roir.engine.capture import installation, row_function, segment_writes
 from airflow_roir.engine.capture.target import Target
 from airflow_roir.engine.claims import Stop
 from airflow_roir.engine.database import execute
@@ -189,7 +189,7 @@ def drops_antimatter_at_insert(patch: pytest.MonkeyPatch) -> None:
         inserted = lines.index("ELSIF TG_OP = 'INSERT' THEN")
         antimatter = f"SELECT FROM {delta} WHERE state = 'antimatter' AND c1 = NEW.k AND c2 = NEW.id"
         forgetting = [f"ELSIF TG_OP = 'INSERT' AND EXISTS ({antimatter}) THEN"]
-        forgetting += row_function._delete(target.entry, delta, "NEW")
+        forgetting += segment_writes.delete(target.entry, delta, "NEW")
         return lines[:inserted] + forgetting + lines[inserted:]
 
     patch.setattr(row_function, "_capture_mode", broken)
