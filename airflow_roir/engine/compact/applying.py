@@ -60,22 +60,15 @@ def step(database: Database, connection: Connection, job: Job, worker: int, clai
 def apply(connection: Connection, entry: Entry, claim: UnitClaim, first: int, end: int) -> int:
     """As `step`, in the caller's transaction, which has one snapshot, or has the segments locked against writers."""
     within = f"d.ctid >= '({first},0)'::tid AND d.ctid < '({end},0)'::tid"
-    pattern = entry.null_pattern(entry.identity_positions, "d.")
     execute(connection, BY_INDEX)
     old = _old(connection, claim)
     columns = ", ".join(entry.physical())
-    identity = ", ".join(entry.physical(entry.identity_positions, prefix="d."))
-    # A condition for each pattern of NULLs, since only that can use an index.
-    for nulls in (
-        execute(connection, f"SELECT DISTINCT {pattern} FROM {claim.touched} d WHERE {within}").scalars().all()
-    ):
-        known = {i: nulls[i] == "1" for i in entry.identity_positions}
-        listed = f"(SELECT DISTINCT {identity} FROM {claim.touched} d WHERE {within} AND {pattern} = '{nulls}') d"
+    for listed, known in _listed(connection, entry, claim, within):
         truth = (
             f"SELECT {', '.join(entry.physical(prefix='e.'))} FROM {listed} JOIN {old} e ON {_same(entry, 'e.', known)}"
         )
         execute(connection, f"DELETE FROM {claim.beside} n USING {listed} WHERE {_same(entry, 'n.', known)}")
-        if entry.enforced and not any(nulls[i] == "1" for i in entry.apart_positions):
+        if entry.enforced and not any(known[i] for i in entry.apart_positions):
             # Who had the key is in the list, too, further on: in this snapshot it is another row's.
             key = " AND ".join(
                 entry.same_column(i, f"n.c{i + 1}", f"t.c{i + 1}", known[i]) for i in entry.key_positions
@@ -128,14 +121,30 @@ def _untouched(connection: Connection, entry: Entry, claim: UnitClaim, relation:
     execute(connection, damage.WITHOUT_INDEX)
     rows, total = map(int, execute(connection, f"{summed} {relation} e").one())
     execute(connection, BY_INDEX)
-    pattern = entry.null_pattern(entry.identity_positions, "d.")
-    identity = ", ".join(entry.physical(entry.identity_positions, prefix="d."))
-    for nulls in execute(connection, f"SELECT DISTINCT {pattern} FROM {claim.touched} d").scalars().all():
-        listed = f"(SELECT DISTINCT {identity} FROM {claim.touched} d WHERE {pattern} = '{nulls}') d"
-        same = _same(entry, "e.", {i: nulls[i] == "1" for i in entry.identity_positions})
+    for listed, known in _listed(connection, entry, claim):
+        same = _same(entry, "e.", known)
         touched, of_touched = map(int, execute(connection, f"{summed} {listed} JOIN {relation} e ON {same}").one())
         rows, total = rows - touched, total - of_touched
     return rows, total
+
+
+def _listed(
+    connection: Connection, entry: Entry, claim: UnitClaim, within: str = "true"
+) -> list[tuple[str, dict[int, bool]]]:
+    """The identities in the list, each once, as relations `d`: one for each pattern of NULLs, with that pattern.
+
+    Only a condition for a known pattern can use an index.
+    """
+    pattern = entry.null_pattern(entry.identity_positions, "d.")
+    identity = ", ".join(entry.physical(entry.identity_positions, prefix="d."))
+    patterns = execute(connection, f"SELECT DISTINCT {pattern} FROM {claim.touched} d WHERE {within}").scalars()
+    return [
+        (
+            f"(SELECT DISTINCT {identity} FROM {claim.touched} d WHERE {within} AND {pattern} = '{nulls}') d",
+            {i: nulls[i] == "1" for i in entry.identity_positions},
+        )
+        for nulls in patterns
+    ]
 
 
 def _same(entry: Entry, prefix: str, nulls: dict[int, bool]) -> str:

@@ -15,7 +15,7 @@ from airflow_roir.engine.compact import touch
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute, sqlstate, to_json
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.files import File, files_of
+from airflow_roir.engine.files import files_of
 from airflow_roir.engine.job import Job
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.locks import Attempts
@@ -68,7 +68,9 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
         made = _create(connection, claim, job.entry, edges, cuts)
         attempts.lock(connection, by_oid(connection, names), "SHARE ROW EXCLUSIVE")
         touch.install(connection, claim, job.entry, names)
-        files = in_order(files_of(connection, oids_of(connection, names)), oids_of(connection, names))
+        oids = oids_of(connection, names)
+        by_relation = {file.relation: file for file in files_of(connection, oids)}
+        files = [by_relation[oid] for oid in oids]
         values = {
             "files": to_json([[one.relation, one.filenode, one.blocks] for one in files]),
             "cuts": to_json([list(one) for one in made]),
@@ -79,7 +81,7 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
         return True
 
     with database.transaction() as connection:
-        relations = [oid for oid in oids_of(connection, names) if oid is not None]
+        relations = oids_of(connection, names)
     what = f"segments {', '.join(names)}"
     attempts = Attempts(
         database, what, relations, int(job.options["lock_timeout_ms"]), float(job.options["lock_patience_s"])
@@ -97,12 +99,6 @@ def oids_of(connection: Connection, names: Sequence[str]) -> list[int]:
     """The oids of relations by name, as many as there are."""
     query = "SELECT to_regclass(n)::oid::bigint FROM unnest(%(names)s::text[]) WITH ORDINALITY x (n, i) ORDER BY i"
     return [oid for oid in execute(connection, query, {"names": list(names)}).scalars() if oid is not None]
-
-
-def in_order(files: Sequence[File], oids: Sequence[int]) -> list[File]:
-    """The files in the order of their relations' oids as given."""
-    by_oid = {file.relation: file for file in files}
-    return [by_oid[oid] for oid in oids]
 
 
 def _edges(connection: Connection, claim: UnitClaim) -> Edges | None:

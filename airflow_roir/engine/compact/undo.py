@@ -20,8 +20,8 @@ TRIGGERS = """
 SELECT t.tgrelid::regclass::text AS segment, t.tgrelid::oid::bigint AS oid FROM pg_trigger t
  WHERE t.tgfoid = to_regprocedure(%(function)s) ORDER BY t.tgrelid
 """
-AGAIN = """status = CASE WHEN p.status = 'waiting' THEN p.status ELSE 'waiting' END, files = NULL, cuts = NULL,
-       watermark = NULL, blocks_done = 0, rows = 0, restarts = p.restarts + 1, note = %(note)s"""
+AGAIN = """status = 'waiting', files = NULL, cuts = NULL, watermark = NULL, blocks_done = 0, rows = 0,
+       restarts = p.restarts + 1, note = %(note)s"""
 LEAVE = "status = 'left', note = %(note)s"
 # Waits for a worker who is about to commit, and changes the row that his commit asks: what comes later is fenced, also
 # of one whose statement had the epoch of before.
