@@ -18,6 +18,7 @@ from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.locks import WAITING
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationRunning
+from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import TRANSITIONS, Status, Verb
 
 OperationRow = Row[Any]
@@ -54,6 +55,20 @@ def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
 def index_name(row: Row[Any]) -> QualifiedName:
     """The index's full name."""
     return QualifiedName(row.schema_name, row.name)
+
+
+def active_generation(connection: Connection, index: Row[Any]) -> Row[Any]:
+    """The generation that readers of an index see. Raises NotFound if none is published."""
+    generation = tables.generation
+    found = connection.execute(
+        select(generation).where(
+            generation.c.index_id == index.id, generation.c.status == GenerationStatus.ACTIVE.value
+        )
+    ).first()
+    if found is None:
+        name = index_name(index)
+        raise NotFound(f"index {name} isn't published yet; finish its operation first: roir resume")
+    return found
 
 
 def newest_operation(connection: Connection, index_id: int) -> OperationRow | None:

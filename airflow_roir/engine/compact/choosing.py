@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row
 
 from airflow_roir.definition import parse_name
-from airflow_roir.engine import catalog, operations, tables
+from airflow_roir.engine import catalog, operations
 from airflow_roir.engine.compact import cost_model
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.choice import Choice, pick
@@ -20,7 +20,6 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.relation_size import relation_sizes
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import NotFound
-from airflow_roir.generation_state import GenerationStatus
 
 SERVER = "SELECT clock_timestamp() AS now, current_setting('block_size')::int AS page"
 # Builds of this index that went through, not limited and little throttled. Of fewer rows, most time is constant.
@@ -57,7 +56,7 @@ def choose(
     with database.transaction() as connection:
         check_schema(connection)
         found = operations.find_index(connection, parse_name(index, "index"))
-        generation_id = active_generation(connection, found)
+        generation_id = int(operations.active_generation(connection, found).id)
         seen = segments(connection, generation_id, exact)
         server = execute(connection, SERVER).one()
         terms = Terms(
@@ -70,20 +69,6 @@ def choose(
         earlier = execute(connection, EARLIER, {"index": found.id, "telling": TELLING_ROWS, "most": MOST_EARLIER}).all()
     rate = _rate(earlier, seen, terms)
     return pick(seen, terms if rate is None else terms.at(rate), budget)
-
-
-def active_generation(connection: Connection, index: Row[Any]) -> int:
-    """The id of the generation that an index shows. Raises NotFound if none is published."""
-    generation = tables.generation
-    found = connection.execute(
-        select(generation.c.id).where(
-            generation.c.index_id == index.id, generation.c.status == GenerationStatus.ACTIVE.value
-        )
-    ).scalar_one_or_none()
-    if found is None:
-        name = operations.index_name(index)
-        raise NotFound(f"index {name} isn't published yet; finish its operation first: roir resume")
-    return int(found)
 
 
 def _source_bytes(connection: Connection, index: Row[Any]) -> int | None:

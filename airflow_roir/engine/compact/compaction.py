@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import (
@@ -31,8 +31,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.run import driving, heartbeat, start_run
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import InvalidInput, NotFound, OperationFailed, OperationPaused, OperationRunning
-from airflow_roir.generation_state import GenerationStatus
+from airflow_roir.errors import InvalidInput, OperationFailed, OperationPaused, OperationRunning
 from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
 
 # Ordinals are never given again: a statement that was planned for a segment must not meet another one of its name.
@@ -146,7 +145,7 @@ def begin(
         chosen = [ordinal for action in actions for ordinal in action.ordinals]
         if len(set(chosen)) < len(chosen):
             raise InvalidInput(f"index {name}: a segment is in two actions; each can be in one")
-        generation = _active(connection, found.id, name)
+        generation = operations.active_generation(connection, found)
         # New segments are new tables, for a subscriber, too.
         publications.check(connection, execute(connection, IGNORES, {"generation": generation.id}).scalar_one())
         source = catalog.read_source_by_oid(connection, found.source_oid)
@@ -298,15 +297,3 @@ def _adopt(
     operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
     units = execute(connection, UNITS, {"operation": row.id}).all()
     return BegunCompaction(row.id, str(name), len(units), adopted=True)
-
-
-def _active(connection: Connection, index_id: int, name: QualifiedName) -> Row[Any]:
-    generation = tables.generation
-    row = connection.execute(
-        select(generation).where(
-            generation.c.index_id == index_id, generation.c.status == GenerationStatus.ACTIVE.value
-        )
-    ).first()
-    if row is None:
-        raise NotFound(f"index {name} isn't published yet; finish its operation first: roir resume {argument(name)}")
-    return row

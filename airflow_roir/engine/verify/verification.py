@@ -22,7 +22,6 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import units as apart
 from airflow_roir.engine.verify import units
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationFailed, OperationRunning
-from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
 
 # For writers that ran a capture function which was replaced.
@@ -56,7 +55,7 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
         last = operations.newest_operation(connection, found.id)
         if last is not None and last.status in operations.LIVE:
             return _adopt(connection, last, name, options, actor)
-        generation = _active(connection, found.id, name)
+        generation = operations.active_generation(connection, found)
         source = catalog.read_source_by_oid(connection, found.source_oid)
         entry = Entry.from_json(generation.entry)
         if options.amcheck:
@@ -112,7 +111,7 @@ def _survey(database: Database, index: str, options: VerifyOptions) -> apart.Sur
         last = operations.newest_operation(connection, found.id)
         if last is not None and last.status in operations.LIVE:
             return None
-        generation = _active(connection, found.id, str(operations.index_name(found)))
+        generation = operations.active_generation(connection, found)
     return apart.survey(database, generation.id, options)
 
 
@@ -124,7 +123,7 @@ def _await_writers(database: Database, index: str) -> None:
     with database.transaction() as connection:
         check_schema(connection)
         found = operations.find_index(connection, parse_name(index, "index"))
-        generation = _active(connection, found.id, str(operations.index_name(found)))
+        generation = operations.active_generation(connection, found)
         if not marks.are_functions_replaced(connection, generation.id):
             return
         source = catalog.read_source_by_oid(connection, found.source_oid)
@@ -159,18 +158,6 @@ def _adopt(
     live_options.adopt_options(connection, row, actor, **given)
     operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
     return BegunVerification(row.id, unfinished(connection, row.id).id, name, adopted=True)
-
-
-def _active(connection: Connection, index_id: int, name: str) -> Row[Any]:
-    generation = tables.generation
-    row = connection.execute(
-        select(generation).where(
-            generation.c.index_id == index_id, generation.c.status == GenerationStatus.ACTIVE.value
-        )
-    ).first()
-    if row is None:
-        raise NotFound(f"index {name} isn't published yet; finish its operation first: roir resume")
-    return row
 
 
 def _check_amcheck(connection: Connection) -> None:
