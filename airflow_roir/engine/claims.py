@@ -9,15 +9,17 @@ docs/architecture.md#invariants).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine.database import execute
+from airflow_roir.engine.database import execute, is_transient
 from airflow_roir.engine.run import Run
-from airflow_roir.errors import Fenced
+from airflow_roir.errors import Fenced, RoirError
 from airflow_roir.operation import Phase, Status
 
 # A worker first claims the piece that an earlier try of this worker began, then a free one.
@@ -175,6 +177,25 @@ class Pieces:
         execute(connection, self._sql(GIVE_BACK), bound)
         row = execute(connection, self._sql(LEFT), bound).one()
         return WorkLeft(row.free, row.undone)
+
+    @contextmanager
+    def telling_fenced(self, connection: Connection, run: Run, worker: int, hold: Hold) -> Iterator[None]:
+        """In the block, whose transactions are its own: an error of a worker that lost the piece is Fenced.
+
+        It was cut off for long, and met what another one made of the piece meanwhile: an index that refuses its rows,
+        a table that is gone. That is no failure of the operation. What is transient is raised as it is.
+        """
+        try:
+            yield
+        except Fenced:
+            raise
+        except (DBAPIError, RoirError) as error:
+            if not (isinstance(error, DBAPIError) and is_transient(error)):
+                with connection.begin():
+                    held = self.is_held(connection, run, hold)
+                if not held:
+                    raise self.fenced(run, worker, hold) from error
+            raise
 
     def fenced(self, run: Run, worker: int, hold: Hold) -> Fenced:
         """The error of a worker whose piece another one holds."""

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.engine import duplicates, hidden, operations
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.claims import Pieces, Stop, WorkLeft, why_stop
-from airflow_roir.engine.database import Database, execute, is_transient, sqlstate
+from airflow_roir.engine.database import Database, execute, sqlstate
 from airflow_roir.engine.giving_way import GaveWay, giving_way
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, load_job
@@ -92,7 +92,7 @@ class SealWorker:
 
         gives_way: to whoever waits for the segment, a TRUNCATE of the source above all.
         """
-        try:
+        with self._telling_fenced(claim):
             if self.job.entry.enforced:
                 self._take_out_hidden(claim)
             with self._giving_way(self.connection, claim, gives_way), self.connection.begin():
@@ -108,11 +108,6 @@ class SealWorker:
                     self._refuse(claim)
                     return None
                 self._commit(claim, SegmentStatus.LOADING, SegmentStatus.INDEXED)
-        except DBAPIError as error:
-            # Whoever was cut off for long may find the index built, or the segment gone: no failure of the operation.
-            if not is_transient(error) and not self._holds(claim):
-                raise SEGMENTS.fenced(self.job.run, self.worker, claim) from error
-            raise
         return SegmentClaim(claim.id, claim.ordinal, SegmentStatus.INDEXED.value, claim.token)
 
     def _take_out_hidden(self, claim: SegmentClaim) -> None:
@@ -155,7 +150,7 @@ class SealWorker:
 
     def vacuum(self, claim: SegmentClaim, gives_way: bool = True) -> None:
         """Make index-only scans work at once, and give the planner its statistics. Raises Fenced, GaveWay."""
-        with self.database.autocommit() as connection:
+        with self._telling_fenced(claim), self.database.autocommit() as connection:
             name = physical.segment(self.job.generation_id, claim.ordinal)
             execute(connection, f"SET lock_timeout = {self.database.limits.table_lock_ms}")
             with self._giving_way(connection, claim, gives_way):
@@ -188,9 +183,8 @@ class SealWorker:
         changes = "status = %(to)s, sealed_at = CASE WHEN %(to)s = 'sealed' THEN clock_timestamp() END"
         SEGMENTS.commit(self.connection, self.job.run, self.worker, claim, changes, values, stands, ends)
 
-    def _holds(self, claim: SegmentClaim) -> bool:
-        with self.connection.begin():
-            return SEGMENTS.is_held(self.connection, self.job.run, claim)
+    def _telling_fenced(self, claim: SegmentClaim) -> AbstractContextManager[None]:
+        return SEGMENTS.telling_fenced(self.connection, self.job.run, self.worker, claim)
 
 
 def work(database: Database, run: Run, worker: int) -> Iterator[SegmentMetrics]:

@@ -12,7 +12,6 @@ from airflow_roir.engine import health
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
-from airflow_roir.errors import Fenced
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.compacting import act, begin, left_over, small, stages, worker
@@ -91,32 +90,6 @@ def test_killed_at_a_statement(dsn: str, at: int) -> None:
     assert left_over(dsn) == []
     with database.transaction() as connection:
         assert health.warnings(connection) == []
-
-
-@pytest.mark.parametrize("stage", ["waiting", "copying", "indexing", "folding"])
-def test_a_zombie_changes_nothing(dsn: str, stage: str) -> None:
-    """Taken for dead before its step, it comes back beside the worker that has its unit now."""
-    database = scene(dsn)
-    run = begin(database, act("rewrite", 1))
-    one = worker(database, run)
-    claim = one.claim()
-    assert isinstance(claim, UnitClaim)
-    while claim.status.value != stage:
-        now, _ = one.step(claim)
-        assert now is not None
-        claim = now
-    writes(dsn)
-    later = stages(database, start_run(database, "ix", "next", take_over=True))
-    for _ in range(2):
-        next(later)
-        with pytest.raises(Fenced):
-            one.step(claim)
-    for _ in later:
-        writes(dsn)
-        with pytest.raises(Fenced):
-            one.step(claim)
-    steps.assert_exact(database)
-    assert left_over(dsn) == []
 
 
 def test_two_workers_of_one_run(dsn: str) -> None:

@@ -11,14 +11,13 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import operations
 from airflow_roir.engine.claims import Stop, WorkLeft, why_stop
 from airflow_roir.engine.compact import applying, begin_unit, copying, swap, undo
 from airflow_roir.engine.compact.copying import Rewritten
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
-from airflow_roir.engine.database import Database, execute, has_vanished
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.giving_way import GaveWay
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, load_job
@@ -27,7 +26,11 @@ from airflow_roir.errors import InvariantViolated
 from airflow_roir.generation_state import UnitStatus
 from airflow_roir.operation import Phase
 
-READ = f"SELECT id, ordinal, claim_token, {UNITS.columns} FROM roir.compaction_unit WHERE id = %(id)s"
+READ = f"""
+SELECT id, ordinal, claim_token, {UNITS.columns},
+       (SELECT o.epoch FROM roir.operation o WHERE o.id = operation_id) AS epoch
+  FROM roir.compaction_unit WHERE id = %(id)s
+"""
 WORKED = "UPDATE roir.compaction_unit SET seconds = seconds + %(took)s WHERE id = %(id)s AND claim_token = %(token)s"
 REWRITTEN = "a segment was emptied or rewritten meanwhile"
 
@@ -85,20 +88,13 @@ class CompactWorker:
 
         Raises Fenced, LockNotAcquired, OperationPaused, InvariantViolated.
         """
-        try:
-            return self._step(claim)
-        except Rewritten:
-            undo.begin_anew(self.database, self.job, self.worker, claim, REWRITTEN, self.report)
-            self._forget()
-            return self._now(claim), 0
-        except DBAPIError as error:
-            if has_vanished(error):
-                # Whoever fenced us has taken back what the unit had made.
-                with self.connection.begin():
-                    read_control(self.connection, self.job.run)
-                    if not UNITS.is_held(self.connection, self.job.run, claim):
-                        raise UNITS.fenced(self.job.run, self.worker, claim) from error
-            raise
+        with UNITS.telling_fenced(self.connection, self.job.run, self.worker, claim):
+            try:
+                return self._step(claim)
+            except Rewritten:
+                undo.begin_anew(self.database, self.job, self.worker, claim, REWRITTEN, self.report)
+                self._forget()
+                return self._now(claim), 0
 
     def _step(self, claim: UnitClaim) -> tuple[UnitClaim | None, int]:
         database, connection, job, worker = self.database, self.connection, self.job, self.worker
@@ -153,7 +149,7 @@ class CompactWorker:
         with self.connection.begin():
             row = execute(self.connection, READ, {"id": claim.id}).one()
         now = UnitClaim.of(row)
-        if now.token != claim.token:
+        if (now.token, row.epoch) != (claim.token, self.job.run.epoch):
             raise UNITS.fenced(self.job.run, self.worker, claim)
         return None if now.status in (UnitStatus.DONE, UnitStatus.LEFT) else now
 

@@ -113,7 +113,7 @@ class VerifyWorker:
 
         Raises Fenced (nothing was changed), SourceChanged, LockNotAcquired (a name was changed meanwhile).
         """
-        with telling_of_names():
+        with telling_of_names(), UNITS.telling_fenced(self.connection, self.job.run, self.worker, claim):
             return self._unit(claim)
 
     def _unit(self, claim: UnitClaim) -> UnitMetrics:

@@ -1,0 +1,156 @@
+"""A worker that was taken for dead comes back beside whoever has its piece now: it is fenced, whatever it meets.
+
+Every kind of piece, at every step of the work of the run that took over, and when the index is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from airflow_roir.engine import build, fold, operations, seal
+from airflow_roir.engine.compact.unit import UnitClaim
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.drop import drop_index
+from airflow_roir.engine.job import load_job
+from airflow_roir.engine.run import Run, start_run
+from airflow_roir.engine.verify import compare
+from airflow_roir.errors import Fenced
+from airflow_roir.operation import Status
+from tests.conftest import run_sql
+from tests.engine import compacting, steps, verifying
+
+pytestmark = pytest.mark.sample(3)
+
+# A zombie's next step, and how the run that took over goes on, one piece at a time.
+Scene = tuple[Callable[[], object], Callable[[Run], Iterator[object]]]
+
+
+def writes(dsn: str) -> None:
+    """Some of each kind; each time to other rows."""
+    run_sql(
+        dsn,
+        "UPDATE t SET v = v + 1000 WHERE id % 40 = 1",
+        "UPDATE t SET k = ((k::int + 1) % 5)::text WHERE id % 40 = 2",
+        "DELETE FROM t WHERE id IN (SELECT id FROM t WHERE id % 10 = 3 ORDER BY id LIMIT 2)",
+        "INSERT INTO t SELECT max(id) + 1, '3', 1 FROM t",
+    )
+
+
+def of_range(database: Database, begun: int) -> Scene:
+    """A range of which `begun` batches are copied."""
+    _, run = steps.begin(database, keys="k,v", ranges=2, segments=2, batch_rows=40)
+    one = steps.worker(database, run)
+    claim = one.claim()
+    for _ in range(begun):
+        assert isinstance(claim, build.Claim)
+        outcome = one.batch(claim)
+        assert isinstance(outcome, build.Batch)
+        claim = outcome.claim
+    assert isinstance(claim, build.Claim)
+
+    def later(run: Run) -> Iterator[object]:
+        yield from build.work(database, run, 0)
+        build.finish(database, run)
+        yield from seal.work(database, run, 0)
+        seal.finish(database, run)
+        fold.switch(database, run)
+        steps.fold_and_publish(database, run)
+
+    return (lambda: one.batch(claim)), later
+
+
+def of_segment(database: Database, indexed: int, unique: bool = False) -> Scene:
+    """A segment before its index, or before its vacuum."""
+    _, run = steps.begin(database, keys="id,k" if unique else "k,v", unique=unique, ranges=2, segments=2)
+    steps.build_all(database, run)
+    connection = database.engine.connect()
+    with connection.begin():
+        job = load_job(connection, run)
+    one = seal.SealWorker(database, connection, job, 0)
+    claim = one.claim()
+    assert isinstance(claim, seal.SegmentClaim)
+    next_step: Callable[[], object] = lambda: one.index(claim)  # noqa: E731
+    if indexed:
+        held = one.index(claim)
+        assert held is not None
+        next_step = lambda: one.vacuum(held)  # noqa: E731
+
+    def later(run: Run) -> Iterator[object]:
+        yield from seal.work(database, run, 0)
+        seal.finish(database, run)
+        fold.switch(database, run)
+        steps.fold_and_publish(database, run)
+
+    return next_step, later
+
+
+def of_verification(database: Database, check: int) -> Scene:
+    """A unit that is to be summed, or one whose rows are to be compared one by one."""
+    steps.make_index(database, keys="k,v", segments=2)
+    # Only a part: its rows are compared at once.
+    run = verifying.begin(database, **({"sample": 100} if check else {}))
+    one = verifying.worker(database, run)
+    claim = verifying.claim(one)
+
+    def later(run: Run) -> Iterator[object]:
+        while True:
+            with database.transaction() as connection:
+                if operations.read_operation(connection, run.operation_id).status != Status.RUNNING:
+                    return
+            yield from compare.work(database, run, 0)
+            compare.finish(database, run)
+
+    return (lambda: one.unit(claim)), later
+
+
+def of_compaction(database: Database, stage: str) -> Scene:
+    """A unit at one of its stages."""
+    steps.make_index(database, keys="k,v", segments=2)
+    run = compacting.begin(database, compacting.act("rewrite", 1), compacting.act("split", 2, parts=2))
+    one = compacting.worker(database, run)
+    claim = one.claim()
+    assert isinstance(claim, UnitClaim)
+    while claim.status.value != stage:
+        now, _ = one.step(claim)
+        assert now is not None
+        claim = now
+    return (lambda: one.step(claim)), lambda run: compacting.stages(database, run)
+
+
+SCENES: dict[str, Callable[[Database], Scene]] = {
+    "a range": lambda database: of_range(database, 0),
+    "a range that is half copied": lambda database: of_range(database, 1),
+    "a segment without its index": lambda database: of_segment(database, 0),
+    "a segment without its unique index": lambda database: of_segment(database, 0, unique=True),
+    "a segment without its vacuum": lambda database: of_segment(database, 1),
+    "a unit that is summed": lambda database: of_verification(database, 0),
+    "a unit whose rows are compared": lambda database: of_verification(database, 1),
+    **{
+        f"a unit of a compaction, {stage}": lambda database, stage=stage: of_compaction(database, stage)  # type: ignore[misc]
+        for stage in ("waiting", "copying", "indexing", "folding")
+    },
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_it_is_fenced_and_changes_nothing(dsn: str, scene: str) -> None:
+    steps.make_table(dsn, 200)
+    database = compacting.small(dsn)
+    zombie, later = SCENES[scene](database)
+    writes(dsn)
+    taken_over = start_run(database, "ix", "next", take_over=True)
+
+    def comes_back() -> None:
+        with pytest.raises(Fenced):
+            zombie()
+
+    comes_back()
+    for _ in later(taken_over):
+        writes(dsn)
+        comes_back()
+    steps.assert_exact(database)
+    assert compacting.left_over(dsn) == []
+    drop_index(database, "ix", "test")
+    comes_back()
