@@ -1,0 +1,119 @@
+"""The part that verify and compact share: one task begins an operation, drives it to its end and reports on it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # its stub lacks it
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_roir.definition import WORK_OPTIONS
+from airflow_roir.operation import Phase
+from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
+from airflow_roir.task.form_values import whole_number
+from airflow_roir.task.options_operator import option_of
+from airflow_roir.task.roir_operator import failing_clearly
+from airflow_roir.task.spark_task import SparkDrivingOperator, spark_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from airflow.sdk.exceptions import AirflowRescheduleException
+
+    from airflow_roir.engine.database import Database
+    from airflow_roir.errors import OperationRunning
+
+Options = TypeVar("Options")
+
+# Where the Task State Store keeps which operation this task has begun.
+OPERATION = "operation_id"
+
+
+class WholeOperationOperator(SparkDrivingOperator):
+    """Base of the operators whose one task is a whole operation, which they begin themselves.
+
+    parallelism: how many workers to start with; None or '' is the default.
+    throttle, windows, max_duration_s, priority, warn_after_s, abort_after_s: see `WorkOptions`; seconds may be given as
+        `2h`, too. All of these are templated.
+    """
+
+    template_fields: Sequence[str] = (*SparkDrivingOperator.template_fields, "parallelism", *WORK_OPTIONS)
+    done_phases = frozenset({Phase.DONE})
+
+    def __init__(
+        self,
+        *,
+        parallelism: int | str | None = None,
+        throttle: str | None = None,
+        windows: str | None = None,
+        max_duration_s: int | str | None = None,
+        priority: int | str | None = None,
+        warn_after_s: int | str | None = None,
+        abort_after_s: int | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.parallelism = parallelism
+        self.throttle = throttle
+        self.windows = windows
+        self.max_duration_s = max_duration_s
+        self.priority = priority
+        self.warn_after_s = warn_after_s
+        self.abort_after_s = abort_after_s
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Drive the operation to its end, or leave; then return what came out."""
+        store = context["task_state_store"]
+        try:
+            result = self.carry_out(context)
+        except AirflowFailException:
+            # It has said how it ended: who clears it wants another operation.
+            store.delete(OPERATION)
+            raise
+        store.delete(OPERATION)
+        return result
+
+    @abstractmethod
+    def carry_out(self, context: Context) -> dict[str, Any]:
+        """Begin the operation, or find the one that was begun, drive it to its end and return what came out."""
+
+    def options_as(self, made: Callable[..., Options], **more: Any) -> Options:
+        """The options that the rendered fields and `more` give, defaults for empty ones. Raises InvalidInput."""
+        given = {**more, "parallelism": whole_number("parallelism", self.parallelism)}
+        given |= {name: option_of(name, getattr(self, name)) for name in WORK_OPTIONS}
+        return made(**{name: value for name, value in given.items() if value is not None})
+
+    def begun_before(self, context: Context, done: str) -> int | None:
+        """The operation that an earlier stretch or try has begun; None: it is to begin now.
+
+        done: what the operation does with the index, for the log (`verified`). Raises AirflowRescheduleException if
+        the DAG is paused, AirflowFailException if Spark isn't where `spark` says: nothing begins that can't be driven.
+        """
+        ti = context["ti"]
+        begun = whole_number(OPERATION, context["task_state_store"].get(OPERATION))
+        if begun is not None:
+            return begun
+        if is_dag_paused(ti):
+            self.log.info("DAG %s is paused; nothing is %s yet. Unpause the DAG to continue", ti.dag_id, done)
+            raise leave(LEAVE_S)
+        spark_of(self.spark)
+        return None
+
+    def keep(self, context: Context, operation_id: int) -> None:
+        """Keep which operation has begun, for the next stretch or try."""
+        context["task_state_store"].set(OPERATION, operation_id, retention=NEVER_EXPIRE)
+
+    def waiting(self, reason: OperationRunning) -> AirflowRescheduleException:
+        """Say what the task waits for before it can begin; the exception to raise."""
+        self.log.info("Waiting: %s", reason)
+        return leave(LOOK_AGAIN_S)
+
+    def drive_to_end(self, context: Context, database: Database, operation_id: int) -> None:
+        """Drive that operation to its end, unless it is there already. Raises as `take_turn` and `drive_on_spark`."""
+        with failing_clearly():
+            self.operation_id = operation_id
+            self.offer_live_options(context, database)
+            row = self.take_turn(database, context["ti"])
+        if row is not None:
+            self.drive_on_spark(context, database, row)
