@@ -327,6 +327,10 @@ class WorkOptions:
         """Raise InvalidInput for a value that can't be used, but for the throttle's."""
         check_live_options({name: getattr(self, name) for name in WORK_OPTIONS})
 
+    def fixed(self) -> dict[str, Any]:
+        """The options that stay as they are while the operation lives, for JSON."""
+        return {name: value for name, value in asdict(self).items() if name not in LIVE_OPTIONS}
+
 
 @dataclass(frozen=True)
 class BuildOptions(WorkOptions):
@@ -423,10 +427,6 @@ class BuildOptions(WorkOptions):
                 del found[name]
         return cls(**found)
 
-    def fixed(self) -> dict[str, Any]:
-        """The options that stay as they are while the operation lives, for JSON."""
-        return {name: value for name, value in asdict(self).items() if name not in LIVE_OPTIONS}
-
 
 @dataclass(frozen=True)
 class VerifyOptions(WorkOptions):
@@ -468,10 +468,6 @@ class VerifyOptions(WorkOptions):
     def in_parts(self) -> bool:
         """True if units must be small, to be chosen from."""
         return self.sample is not None or self.slices is not None
-
-    def fixed(self) -> dict[str, Any]:
-        """The options that stay as they are while the operation lives, for JSON."""
-        return {name: value for name, value in asdict(self).items() if name not in LIVE_OPTIONS}
 
 
 def check_live_options(options: Mapping[str, int | str | None]) -> None:

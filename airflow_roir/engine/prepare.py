@@ -31,6 +31,7 @@ from airflow_roir.engine.early import hashing
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
+from airflow_roir.engine.new_operation import insert_operation
 from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.patience import Patience, Saying
 from airflow_roir.engine.plan import Bound, Piece
@@ -207,31 +208,25 @@ def _prepare(
     # Now that nothing is missing of any generation that is being built.
     shared, pieces = _cut(connection, rehearsal, index_id, options)
     warnings = slow(options, plan.rows, plan.ranges)
-    operation_id = int(
-        connection.execute(
-            insert(tables.operation)
-            .values(
-                index_id=index_id,
-                generation_id=generation_id,
-                kind=rehearsal.kind,
-                status=Status.RUNNING.value,
-                phase=Phase.BUILD.value,
-                parallelism=options.parallelism,
-                batch_rows=options.batch_rows,
-                max_rows_per_second=options.max_rows_per_second,
-                shard_parallelism=options.shard_parallelism,
-                **live_options.work_columns(connection, options),
-                options=options.fixed(),
-                scan_of=shared.of if shared else None,
-                rows_estimate=plan.rows,
-                notice=" ".join(warnings) or None,
-                fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
-                format_version=BLOCK_FORMAT_VERSION if rehearsal.choice.scan.by_blocks else FORMAT_VERSION,
-                created_by=actor,
-                phase_seconds={"prepare": round(time.monotonic() - begun, 3)},
-            )
-            .returning(tables.operation.c.id)
-        ).scalar_one()
+    operation_id = insert_operation(
+        connection,
+        index_id=index_id,
+        generation_id=generation_id,
+        kind=Kind(rehearsal.kind),
+        phase=Phase.BUILD,
+        options=options,
+        source=source,
+        entry=entry,
+        actor=actor,
+        format_version=BLOCK_FORMAT_VERSION if rehearsal.choice.scan.by_blocks else FORMAT_VERSION,
+        parallelism=options.parallelism,
+        batch_rows=options.batch_rows,
+        max_rows_per_second=options.max_rows_per_second,
+        shard_parallelism=options.shard_parallelism,
+        scan_of=shared.of if shared else None,
+        rows_estimate=plan.rows,
+        notice=" ".join(warnings) or None,
+        phase_seconds={"prepare": round(time.monotonic() - begun, 3)},
     )
     changes.register(connection, source, generation_id)
     if rehearsal.survey is not None:

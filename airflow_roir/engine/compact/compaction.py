@@ -7,14 +7,12 @@ governed, taken over and aborted as any operation. What is swapped in stays, als
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, insert, select
-from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import (
-    LIVE_OPTIONS,
     WORK_OPTIONS,
     QualifiedName,
     WorkOptions,
@@ -27,12 +25,12 @@ from airflow_roir.engine.compact import choosing, worker
 from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.governor.governing import governing
+from airflow_roir.engine.new_operation import insert_over_active
 from airflow_roir.engine.run import driving, heartbeat, start_run
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import InvalidInput, OperationFailed, OperationPaused, OperationRunning
-from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
+from airflow_roir.operation import Kind, Phase, Status
 
 # Ordinals are never given again: a statement that was planned for a segment must not meet another one of its name.
 NEXT_ORDINAL = """
@@ -77,10 +75,6 @@ class CompactOptions(WorkOptions):
         if not self.lock_timeout_ms >= 1 or self.lock_patience_s < 0:
             raise InvalidInput("lock_timeout_ms must be at least 1, lock_patience_s at least 0")
         self.check_work()
-
-    def fixed(self) -> dict[str, Any]:
-        """The options that stay as they are while the operation lives, for JSON."""
-        return {name: value for name, value in asdict(self).items() if name not in LIVE_OPTIONS}
 
 
 @dataclass(frozen=True)
@@ -149,31 +143,18 @@ def begin(
         # New segments are new tables, for a subscriber, too.
         publications.check(connection, execute(connection, IGNORES, {"generation": generation.id}).scalar_one())
         source = catalog.read_source_by_oid(connection, found.source_oid)
-        entry = Entry.from_json(generation.entry)
-        try:
-            operation_id = int(
-                connection.execute(
-                    insert(tables.operation)
-                    .values(
-                        index_id=found.id,
-                        generation_id=generation.id,
-                        kind=Kind.COMPACT.value,
-                        status=Status.RUNNING.value,
-                        phase=Phase.COMPACT.value,
-                        parallelism=options.parallelism,
-                        batch_rows=database.limits.unit_rows,
-                        **live_options.work_columns(connection, options),
-                        options=options.fixed(),
-                        rows_estimate=0,
-                        fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
-                        format_version=FORMAT_VERSION,
-                        created_by=actor,
-                    )
-                    .returning(tables.operation.c.id)
-                ).scalar_one()
-            )
-        except IntegrityError:
-            raise OperationRunning(f"index {name}: another operation has just begun; try again") from None
+        operation_id = insert_over_active(
+            connection,
+            found,
+            generation,
+            Kind.COMPACT,
+            Phase.COMPACT,
+            options,
+            source=source,
+            actor=actor,
+            parallelism=options.parallelism,
+            batch_rows=database.limits.unit_rows,
+        )
         rows = _write_units(connection, operation_id, generation.id, actions)
         execute(
             connection,

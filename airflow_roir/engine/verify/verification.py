@@ -10,19 +10,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, Row, delete, func, select, update
 
 from airflow_roir.definition import WORK_OPTIONS, VerifyOptions, argument, parse_name
 from airflow_roir.engine import catalog, live_options, marks, operations, tables
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.locks import Drain
+from airflow_roir.engine.new_operation import insert_over_active
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import units as apart
 from airflow_roir.engine.verify import units
 from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, OperationFailed, OperationRunning
-from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
+from airflow_roir.operation import Kind, Phase, Status
 
 # For writers that ran a capture function which was replaced.
 PATIENCE_S = 5.0
@@ -57,33 +56,20 @@ def begin(database: Database, index: str, options: VerifyOptions, actor: str, mo
             return _adopt(connection, last, name, options, actor)
         generation = operations.active_generation(connection, found)
         source = catalog.read_source_by_oid(connection, found.source_oid)
-        entry = Entry.from_json(generation.entry)
         if options.amcheck:
             _check_amcheck(connection)
-        try:
-            operation_id = int(
-                connection.execute(
-                    insert(tables.operation)
-                    .values(
-                        index_id=found.id,
-                        generation_id=generation.id,
-                        kind="verify",
-                        status=Status.RUNNING.value,
-                        phase=(Phase.CHECK if options.is_partial else Phase.SUM).value,
-                        parallelism=options.parallelism,
-                        batch_rows=database.limits.unit_rows,
-                        **live_options.work_columns(connection, options),
-                        options=options.fixed(),
-                        rows_estimate=0,
-                        fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
-                        format_version=FORMAT_VERSION,
-                        created_by=actor,
-                    )
-                    .returning(tables.operation.c.id)
-                ).scalar_one()
-            )
-        except IntegrityError:
-            raise OperationRunning(f"index {name}: another operation has just begun; try again") from None
+        operation_id = insert_over_active(
+            connection,
+            found,
+            generation,
+            Kind.VERIFY,
+            Phase.CHECK if options.is_partial else Phase.SUM,
+            options,
+            source=source,
+            actor=actor,
+            parallelism=options.parallelism,
+            batch_rows=database.limits.unit_rows,
+        )
         if (found.shard_column is not None) != (surveyed is not None and surveyed.generation_id == generation.id):
             raise OperationRunning(f"index {name}: something else was done with it just now; try again")
         if surveyed is not None:

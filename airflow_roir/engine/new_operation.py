@@ -1,0 +1,99 @@
+"""Writes the row of an operation that begins: a build, a verification or a compaction.
+
+Whether the index has an unfinished one is asked before; the table's unique index refuses the later one of two that
+begin at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert
+from sqlalchemy.exc import IntegrityError
+
+from airflow_roir.definition import WorkOptions
+from airflow_roir.engine import catalog, live_options, operations, tables
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.source import Source
+from airflow_roir.errors import OperationRunning
+from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
+
+
+def insert_operation(
+    connection: Connection,
+    *,
+    index_id: int,
+    generation_id: int,
+    kind: Kind,
+    phase: Phase,
+    options: WorkOptions,
+    source: Source,
+    entry: Entry,
+    actor: str,
+    format_version: int = FORMAT_VERSION,
+    **columns: Any,
+) -> int:
+    """Write the row of an operation, which is running from now on; returns its id.
+
+    phase: its first one. source, entry: what it works on must keep their shape. columns: of the row, those that not
+    every kind of operation fills alike. Raises InvalidInput for a throttle that the server can't read, IntegrityError
+    if another operation of the index is unfinished.
+    """
+    return int(
+        connection.execute(
+            insert(tables.operation)
+            .values(
+                index_id=index_id,
+                generation_id=generation_id,
+                kind=kind.value,
+                status=Status.RUNNING.value,
+                phase=phase.value,
+                **live_options.work_columns(connection, options),
+                options=options.fixed(),
+                fingerprint=catalog.fingerprint(connection, source.oid, entry.fingerprinted(source)),
+                format_version=format_version,
+                created_by=actor,
+                **columns,
+            )
+            .returning(tables.operation.c.id)
+        ).scalar_one()
+    )
+
+
+def insert_over_active(
+    connection: Connection,
+    index: Row[Any],
+    generation: Row[Any],
+    kind: Kind,
+    phase: Phase,
+    options: WorkOptions,
+    *,
+    source: Source,
+    actor: str,
+    parallelism: int,
+    batch_rows: int,
+) -> int:
+    """Write the row of an operation over the generation that readers see; returns its id.
+
+    index, generation: their rows. batch_rows: rows per unit; how many rows it has in all is written once its units are.
+    Raises InvalidInput as `insert_operation`, OperationRunning if another operation of the index has just begun: after
+    that nothing more can be done in this transaction.
+    """
+    try:
+        return insert_operation(
+            connection,
+            index_id=index.id,
+            generation_id=generation.id,
+            kind=kind,
+            phase=phase,
+            options=options,
+            source=source,
+            entry=Entry.from_json(generation.entry),
+            actor=actor,
+            parallelism=parallelism,
+            batch_rows=batch_rows,
+            rows_estimate=0,
+        )
+    except IntegrityError:
+        name = operations.index_name(index)
+        raise OperationRunning(f"index {name}: another operation has just begun; try again") from None
