@@ -14,7 +14,8 @@ from psycopg2 import errors
 
 from airflow_roir.engine import abort, clean_up, finalize, revert
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.shards import enforce, holders, registry
+from airflow_roir.engine.shards import holders, registry
+from airflow_roir.engine.shards.enforcing import Enforcing
 from airflow_roir.errors import LockNotAcquired, NotStrict, OperationRunning, SourceChanged
 from servers.shards import Shards
 from tests.engine import interposed
@@ -238,12 +239,12 @@ def test_a_shard_whose_keys_are_enforced_is_not_removed(contrib_shards: Make) ->
     assert_keys_move(made, first)
 
 
-def stepped(made: Shards, database: Database) -> enforce.Enforcing:
+def stepped(made: Shards, database: Database) -> Enforcing:
     """A rebuild's keys, looked over as far as to the switch."""
     second = enforced_and_not_published(made)
     with made.database.transaction() as connection:
         holders.end(connection, second, None, "test")
-    enforcing = enforce.Enforcing(database, second)
+    enforcing = Enforcing(database, second)
     enforcing.begin()
     enforcing.fill()
     return enforcing

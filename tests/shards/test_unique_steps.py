@@ -17,8 +17,8 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from airflow_roir.engine.shards import announce, enforce, holders, intents
-from airflow_roir.engine.shards.enforce import Enforcing
+from airflow_roir.engine.shards import announce, enforce, fill_holders, holders, intents
+from airflow_roir.engine.shards.enforcing import Enforcing
 from airflow_roir.engine.shards.lane_shipper import LaneShipper
 from airflow_roir.engine.shards.visit import Visit
 from airflow_roir.errors import DuplicatesFound, LockNotAcquired
@@ -235,7 +235,7 @@ def test_a_key_that_comes_to_another_shard_while_it_is_looked_over(
     contrib_shards: Make, monkeypatch: pytest.MonkeyPatch, stays: bool, broken: bool
 ) -> None:
     if broken:
-        monkeypatch.setattr(enforce, "OF_ENTRIES", "SELECT WHERE %(first)s::tid = %(last)s::tid")
+        monkeypatch.setattr(fill_holders, "OF_ENTRIES", "SELECT WHERE %(first)s::tid = %(last)s::tid")
     made = contrib_shards(2, *TABLE)
     made.run(OWN, only="s0")
     generation_id = built(made)
