@@ -19,8 +19,6 @@ from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.whole_operation import WholeOperationOperator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Actions
-
     from airflow.sdk import Context
 
     from airflow_roir.engine.compact.action import Action
@@ -108,7 +106,7 @@ class CompactIndexOperator(WholeOperationOperator):
         self.log.info("%s %s of index %s: %s units", what, begun.operation_id, begun.index, begun.units)
         return begun.operation_id
 
-    def _chosen(self, context: Context, database: Database) -> Actions[Action]:
+    def _chosen(self, context: Context, database: Database) -> Sequence[Action]:
         """What to do; nothing if there is an unfinished operation, which `begin` continues or tells of."""
         if compaction.is_unfinished(database, self.index):
             return ()
