@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 # What no target takes along, as `by_hand` in the Makefile.
 BY_HAND = ("soak", "bench", "cluster", "long", "browser")
 # Cases of a test in `make test-all`, where its mark says no number.
-ENOUGH = 2
+ENOUGH = 1
 # A session that was told to end has gone by then, unless it hangs.
 LAST_GOODBYE_S = 10.0
 # It logs at exit, when pytest has closed what it logs to.

@@ -247,4 +247,4 @@ def test_the_oracle_finds_a_freshness_that_is_too_young(shards: Make, monkeypatc
 
     monkeypatch.setattr(Shipper, "apply", apply)
     with ground(shards(2, *TABLE)) as made, pytest.raises(AssertionError, match="bounded misses"):
-        run(made, monkeypatch, 2, 400, "bounded")
+        run(made, monkeypatch, 1, 400, "bounded")
