@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import generation as physical
-from airflow_roir.engine import owner, rights
-from airflow_roir.engine.compact import touch
+from airflow_roir.engine import rights
+from airflow_roir.engine.compact import obstacles, touch
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute, sqlstate, to_json
 from airflow_roir.engine.entry import Entry
@@ -47,7 +47,7 @@ class Edges:
 
 
 def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: Callable[[str], None]) -> bool:
-    """Capture a unit's segments and make the new ones. False if it is left out, since they aren't there any more.
+    """Capture a unit's segments and make the new ones. False if it is left out: they are gone, or couldn't be swapped.
 
     Writers of these segments wait for the milliseconds of one transaction, readers don't. Raises LockNotAcquired,
     OperationPaused, Fenced.
@@ -64,6 +64,9 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
         edges = _edges(connection, claim)
         if edges is None:
             UNITS.commit(connection, job.run, worker, claim, LEFT, {"note": GONE}, "p.status = 'waiting'")
+            return False
+        if found := obstacles.obstacle(connection, claim, job.entry, oids_of(connection, names)):
+            UNITS.commit(connection, job.run, worker, claim, LEFT, {"note": found}, "p.status = 'waiting'")
             return False
         made = _create(connection, claim, job.entry, edges, cuts)
         attempts.lock(connection, by_oid(connection, names), "SHARE ROW EXCLUSIVE")
@@ -155,8 +158,7 @@ def _cuts(connection: Connection, job: Job, claim: UnitClaim) -> list[list[Bound
     entry = job.entry
     if len(claim.parts) == 1:
         return []
-    names = [entry.columns[i].source for i in range(entry.partition)]
-    if owner.runs_checks(connection, job.source, names):
+    if obstacles.others_domain(connection, claim.generation_id, entry):
         # Bounds are read from text as us.
         return []
     name = physical.segment(claim.generation_id, claim.segments[0])

@@ -33,9 +33,14 @@ SELECT n FROM unnest(%(names)s::text[]) WITH ORDINALITY x (n, i)
  ORDER BY i LIMIT 1
 """
 
+REWRITTEN = "a segment was emptied or rewritten meanwhile"
+
 
 class Rewritten(Exception):
-    """A segment of the unit has another file now, or is gone: what was copied means nothing any more."""
+    """Says why a unit begins again: a segment has another file now, or is gone, or couldn't be swapped."""
+
+    def __init__(self, note: str = REWRITTEN) -> None:
+        super().__init__(note)
 
 
 def check_files(connection: Connection, claim: UnitClaim) -> None:

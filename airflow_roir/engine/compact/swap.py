@@ -15,8 +15,8 @@ from sqlalchemy import Connection, select
 from airflow_roir.engine import fold, operations, tables, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.compact import applying, undo
-from airflow_roir.engine.compact.copying import check_files, names_of
+from airflow_roir.engine.compact import applying, obstacles, undo
+from airflow_roir.engine.compact.copying import Rewritten, check_files, names_of
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute, to_json
 from airflow_roir.engine.job import Job
@@ -90,6 +90,8 @@ def _swap(
     if not view.is_ours(connection, name, job.index_id):
         raise InvariantViolated(view.lost(connection, name, claim.generation_id))
     _check_hidden(connection, job)
+    if found := obstacles.obstacle(connection, claim, job.entry, [oid for oid, _, _ in claim.files]):
+        raise Rewritten(found)
     execute(connection, "SET LOCAL roir.own_ddl = 'on'")
     lock()
     begun = time.monotonic()
@@ -108,6 +110,8 @@ def _swap(
         left = max(1, int(job.options["lock_timeout_ms"]) - int((time.monotonic() - begun) * 1000))
         execute(connection, f"SET LOCAL lock_timeout = {left}; LOCK TABLE {locked} IN ACCESS EXCLUSIVE MODE")
     check_files(connection, claim)
+    if found := obstacles.unread(connection, claim, job.entry):
+        raise Rewritten(found)
     altered = execute(connection, ENTRIES_CHANGED, generation).scalar_one()
     applying.apply(connection, job.entry, claim, 0, applying.blocks(connection, claim) + 1)
     parts = _exchange(connection, job, claim, names)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine import operations
 from airflow_roir.engine.claims import Stop, WorkLeft, why_stop
-from airflow_roir.engine.compact import applying, begin_unit, copying, swap, undo
+from airflow_roir.engine.compact import applying, begin_unit, copying, obstacles, swap, undo
 from airflow_roir.engine.compact.copying import Rewritten
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute
@@ -32,7 +32,6 @@ SELECT id, ordinal, claim_token, {UNITS.columns},
   FROM roir.compaction_unit WHERE id = %(id)s
 """
 WORKED = "UPDATE roir.compaction_unit SET seconds = seconds + %(took)s WHERE id = %(id)s AND claim_token = %(token)s"
-REWRITTEN = "a segment was emptied or rewritten meanwhile"
 
 
 @dataclass(frozen=True)
@@ -91,14 +90,19 @@ class CompactWorker:
         with UNITS.telling_fenced(self.connection, self.job.run, self.worker, claim):
             try:
                 return self._step(claim)
-            except Rewritten:
-                undo.begin_anew(self.database, self.job, self.worker, claim, REWRITTEN, self.report)
+            except Rewritten as found:
+                undo.begin_anew(self.database, self.job, self.worker, claim, str(found), self.report)
                 self._forget()
                 return self._now(claim), 0
 
     def _step(self, claim: UnitClaim) -> tuple[UnitClaim | None, int]:
         database, connection, job, worker = self.database, self.connection, self.job, self.worker
         rows = 0
+        if claim.status is not UnitStatus.WAITING:
+            with connection.begin():
+                # Whatever is written to the new segments asks their bounds.
+                if found := obstacles.unread(connection, claim, job.entry):
+                    raise Rewritten(found)
         if claim.status is UnitStatus.WAITING:
             begin_unit.begin(database, job, worker, claim, self.report)
         elif claim.status is UnitStatus.COPYING:

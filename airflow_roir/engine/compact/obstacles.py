@@ -1,0 +1,85 @@
+"""What keeps a unit from its swap whatever is copied: looked up before the work, and once more before the swap.
+
+The old segments are dropped and the new ones attached. So nothing of others may depend on the old ones, and the new
+ones must have what the base asks of its partitions. Their bounds are read from text as us, which runs the checks of
+domains: of none whose owner isn't trusted (docs/architecture.md, "Whose code runs as whom").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine.compact.unit import UnitClaim
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.entry import Entry
+
+# What keeps a DROP TABLE from its table: what depends on it, its row type, indexes or constraints, and isn't a part of
+# any of these.
+DEPENDENT = """
+WITH part (classid, objid) AS (
+    SELECT 'pg_class'::regclass, unnest(%(oids)s::oid[])
+    UNION ALL SELECT 'pg_class'::regclass, x.indexrelid FROM pg_index x WHERE x.indrelid = ANY (%(oids)s::oid[])
+    UNION ALL SELECT 'pg_constraint'::regclass, n.oid FROM pg_constraint n WHERE n.conrelid = ANY (%(oids)s::oid[])
+    UNION ALL SELECT 'pg_type'::regclass, t.oid FROM pg_type t
+                JOIN pg_class c ON t.oid = c.reltype OR t.typelem = c.reltype AND t.typcategory = 'A'
+               WHERE c.oid = ANY (%(oids)s::oid[]) AND c.reltype <> 0)
+SELECT DISTINCT CASE WHEN w.oid IS NULL THEN pg_describe_object(d.classid, d.objid, d.objsubid)
+                     ELSE pg_describe_object('pg_class'::regclass, w.ev_class, 0) END AS what
+  FROM part p
+  JOIN pg_depend d ON d.refclassid = p.classid AND d.refobjid = p.objid AND d.deptype = 'n'
+  LEFT JOIN pg_rewrite w ON d.classid = 'pg_rewrite'::regclass AND w.oid = d.objid
+ WHERE (d.classid, d.objid) NOT IN (SELECT p.classid, p.objid FROM part p)
+   AND NOT EXISTS (SELECT FROM pg_depend a JOIN part o ON o.classid = a.refclassid AND o.objid = a.refobjid
+                    WHERE a.classid = d.classid AND a.objid = d.objid AND a.deptype <> 'n')
+ ORDER BY 1 LIMIT 1
+"""
+# Ours are on segments alone.
+CONSTRAINT = """
+SELECT quote_ident(conname) FROM pg_constraint
+ WHERE conrelid = to_regclass(%(base)s) AND contype IN ('c', 'n') AND NOT connoinherit ORDER BY 1 LIMIT 1
+"""
+DOMAIN = """
+SELECT t.oid::regtype::text FROM pg_attribute a
+ CROSS JOIN LATERAL roir.type_tree(a.atttypid) x (oid)
+  JOIN pg_type t ON t.oid = x.oid
+ WHERE a.attrelid = to_regclass(%(base)s) AND a.attname = ANY (%(columns)s) AND t.typtype = 'd'
+   AND NOT roir.trusts(t.typowner)
+ ORDER BY 1 LIMIT 1
+"""
+# One segment that takes all keys has none.
+BOUNDED = """
+SELECT EXISTS (SELECT FROM roir.segment s WHERE s.generation_id = %(generation)s
+                  AND (s.lower IS NOT NULL OR s.upper IS NOT NULL))
+"""
+
+
+def obstacle(connection: Connection, claim: UnitClaim, entry: Entry, oids: Sequence[int]) -> str | None:
+    """What is in the way of a unit, in words with the remedy; None if nothing is. oids: of its segments."""
+    what = execute(connection, DEPENDENT, {"oids": list(oids)}).scalar()
+    if what is not None:
+        return f"{what} depends on a segment of it. Let that read the index's view, or drop it"
+    base = physical.base(claim.generation_id)
+    constraint = execute(connection, CONSTRAINT, {"base": base}).scalar()
+    if constraint is not None:
+        return f"{base} has got a constraint that isn't roir's, {constraint}: drop it"
+    return unread(connection, claim, entry)
+
+
+def unread(connection: Connection, claim: UnitClaim, entry: Entry) -> str | None:
+    """Why the bounds of a unit's segments aren't read; None if they may be, or there are none."""
+    if claim.segments[0] == physical.DEFAULT_SEGMENT:
+        return None
+    domain = others_domain(connection, claim.generation_id, entry)
+    if domain is None or not execute(connection, BOUNDED, {"generation": claim.generation_id}).scalar_one():
+        return None
+    return f"to read its bounds would run the checks of {domain} as roir: make a superuser the owner of that type"
+
+
+def others_domain(connection: Connection, generation_id: int, entry: Entry) -> str | None:
+    """A domain among the types that segments are cut by whose owner isn't trusted; None if there is none."""
+    values = {"base": physical.base(generation_id), "columns": entry.physical(range(entry.partition))}
+    found: str | None = execute(connection, DOMAIN, values).scalar()
+    return found

@@ -1,0 +1,145 @@
+"""What DBAs, owners and settings do to a compaction: it ends, or leaves units out and says why; nothing is lost."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from airflow_roir.engine import operations
+from airflow_roir.engine.compact import compaction
+from airflow_roir.engine.compact.action import Action
+from airflow_roir.engine.database import Database
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.compacting import act, begin, compact, left_over, segments, stages
+from tests.engine.hostile import DOORS, Scene
+from tests.engine.steps import session, sql
+from tests.engine.test_compact_attacks import is_right, until, writes
+from tests.engine.test_compact_attacks import scene as plain
+
+pytestmark = pytest.mark.sample(3, 8)
+
+
+def left_out(database: Database, index: str = "ix") -> list[str]:
+    """Why units of the last compaction were left out."""
+    report = compaction.report_of(database, operations.find_operation(database, index).id)
+    assert report.status == "completed"
+    return [unit["note"] for unit in report.units if unit["status"] == "left"]
+
+
+# -- what hangs on segments
+
+FOREIGN_KEY = "CREATE TABLE f (a text, b int, c int, FOREIGN KEY (a, b, c) REFERENCES {} (c1, c2, c3))"
+# Each with a part of what is said.
+OBSTACLES = {
+    "view": ("CREATE VIEW mine AS SELECT c2 FROM roir_data.g1_s001", r"view public\.mine"),
+    "materialized view": ("CREATE MATERIALIZED VIEW mine AS TABLE roir_data.g1_s001", r"view public\.mine"),
+    "foreign key": (FOREIGN_KEY.format("roir_data.g1_s001"), r"constraint .* on table public\.f"),
+    "foreign key to the base": (
+        FOREIGN_KEY.format("roir_data.g1") + "; INSERT INTO f SELECT * FROM roir_data.g1 WHERE c3 % 40 > 3",
+        r"constraint .* on table public\.f",
+    ),
+    "function": ("CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT c2 FROM roir_data.g1_s001; END", "function"),
+    "column": ("CREATE TABLE f (x roir_data.g1_s001)", r"column x of table public\.f"),
+    "array": ("CREATE TABLE f (x roir_data.g1_s001[])", r"column x of table public\.f"),
+    "constraint of the base": ("ALTER TABLE roir_data.g1 ADD CONSTRAINT mine CHECK (c2 > -1000)", "constraint.*mine"),
+}
+
+
+@pytest.mark.parametrize("when", ["waiting", "folding"])
+@pytest.mark.parametrize("what", OBSTACLES)
+def test_what_depends_on_a_segment_leaves_its_unit_out(dsn: str, what: str, when: str) -> None:
+    """Told before anything is copied, and where it comes meanwhile, without a lock; the other units are done."""
+    statement, said = OBSTACLES[what]
+    database = plain(dsn)
+    run = begin(database, act("rewrite", 1), act("rewrite", 0))
+    going = stages(database, run)
+    until(going, f"0 {when}")
+    run_sql(dsn, statement)
+    writes(dsn)
+    seen = list(going)
+    assert when == "folding" or "0 copying" not in seen
+    notes = left_out(database)
+    assert notes
+    assert all(re.search(said, note) for note in notes), notes
+    assert 1 in segments(dsn)
+    is_right(dsn, database)
+
+
+# What goes with its table, or comes again with the base, is in nobody's way.
+HANGERS = {
+    "index": "CREATE INDEX mine ON roir_data.g1_s001 (c2)",
+    "statistics": "CREATE STATISTICS mine ON c1, c2 FROM roir_data.g1_s001",
+    "settings": "ALTER TABLE roir_data.g1_s001 SET (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01)",
+    "rights": "GRANT SELECT ON roir_data.g1_s001 TO PUBLIC",
+    "publication": "CREATE PUBLICATION p FOR TABLE roir_data.g1_s001",
+    "check": "ALTER TABLE roir_data.g1_s001 ADD CONSTRAINT mine CHECK (c2 > 0)",
+    "of the base": "CREATE MATERIALIZED VIEW mine AS TABLE roir_data.g1",
+}
+
+
+@pytest.mark.parametrize("what", HANGERS)
+def test_what_goes_with_its_segment(dsn: str, what: str) -> None:
+    database = plain(dsn)
+    run_sql(dsn, HANGERS[what])
+    compact(database, act("rewrite", 1), between=lambda stage: writes(dsn))
+    assert left_out(database) == []
+    assert 1 not in segments(dsn)
+    is_right(dsn, database)
+
+
+# -- whose code runs as whom
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_no_step_gives_an_owner_rights(scene: Scene, door: str) -> None:
+    scene.as_owner(*DOORS[door])
+    steps.make_index(scene.database, "evil.ix", "evil.t", include="v", parallelism=2, segments=3, ranges=3)
+    actions = [act("rewrite", 0), act("split", 1, parts=2)]
+    if len(segments(scene.dsn)) > 3:
+        actions.append(act("merge", 2, 3))
+    for stage in stages(scene.database, begin(scene.database, *actions, index="evil.ix")):
+        assert not scene.gains(), stage
+        scene.as_owner("UPDATE evil.t SET v = v", "DELETE FROM evil.t WHERE ctid = (SELECT min(ctid) FROM evil.t)")
+    assert not scene.gains()
+    steps.assert_exact(scene.database, "evil.ix")
+    assert left_over(scene.dsn) == []
+
+
+@pytest.mark.parametrize("when", ["before", "copying", "folding"])
+@pytest.mark.parametrize(
+    "action", [act("rewrite", 1), act("merge", 1, 2), act("split", 2, parts=2)], ids=lambda action: action.kind.value
+)
+def test_bounds_that_come_to_hold_values_of_a_domain_are_not_read(scene: Scene, action: Action, when: str) -> None:
+    """A superuser's type may be given away after the build: whatever writes to new segments would run its checks."""
+    run_sql(
+        scene.dsn,
+        f"GRANT ALL ON SCHEMA public TO {scene.owner}",
+        "CREATE FUNCTION public.known(text) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT true'",
+        "CREATE DOMAIN public.word AS text CHECK (public.known(VALUE))",
+    )
+    scene.as_owner(
+        "CREATE TABLE evil.t (id int PRIMARY KEY, k public.word[], v text)",
+        "INSERT INTO evil.t SELECT i, ARRAY[i::text]::public.word[], 'v' FROM generate_series(1, 60) i",
+    )
+    steps.make_index(scene.database, "evil.ix", "evil.t", include="v", parallelism=2, segments=3, ranges=3)
+    going = stages(scene.database, begin(scene.database, action, index="evil.ix"))
+    if when != "before":
+        until(going, when)
+    run_sql(
+        scene.dsn,
+        f"ALTER DOMAIN public.word OWNER TO {scene.owner}",
+        f"ALTER FUNCTION public.known(text) OWNER TO {scene.owner}",
+    )
+    scene.as_owner(
+        "CREATE OR REPLACE FUNCTION public.known(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS "
+        "$$ BEGIN RETURN evil.try(); END $$"
+    )
+    for stage in going:
+        assert not scene.gains(), stage
+    assert not scene.gains()
+    [note] = left_out(scene.database, "evil.ix")
+    assert "the checks of public.word" in note
+    assert left_over(scene.dsn) == []
+    steps.assert_exact(scene.database, "evil.ix")
