@@ -89,6 +89,32 @@ def test_what_goes_with_its_segment(dsn: str, what: str) -> None:
     is_right(dsn, database)
 
 
+@pytest.mark.parametrize("unique", ["", "UNIQUE "], ids=["", "unique"])
+def test_an_index_of_a_dba_is_not_built_under_the_lock(dsn: str, unique: str) -> None:
+    """One on the base is one of each segment: an attach makes what is missing, while all writers wait."""
+    database = plain(dsn)
+    run_sql(dsn, f'CREATE {unique}INDEX "my index" ON roir_data.g1 (c2 DESC, c1, c3) WHERE c2 > 0')
+    run = begin(database, act("rewrite", 1), act("rewrite", 0))
+    going = stages(database, run)
+    indexes = "SELECT indexrelid::bigint FROM pg_index WHERE indrelid = to_regclass(%s)::oid ORDER BY 1"
+    with session(dsn) as user:
+        for number, final in enumerate(("g1_s004", "g1_s000")):
+            until(going, f"{number} folding")
+            made = sql(user, indexes, f"roir_data.g1_s00{4 + number}")
+            user.commit()
+            assert len(made) == 2
+            for stage in going:
+                if not stage.startswith(f"{number} "):
+                    break
+            assert sql(user, indexes, f"roir_data.{final}") == made
+            user.commit()
+        for _ in going:
+            pass
+        [(valid,)] = sql(user, "SELECT indisvalid FROM pg_index WHERE indexrelid = 'roir_data.\"my index\"'::regclass")
+    assert valid
+    is_right(dsn, database)
+
+
 # -- whose code runs as whom
 
 

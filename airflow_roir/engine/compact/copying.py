@@ -33,6 +33,12 @@ SELECT n FROM unnest(%(names)s::text[]) WITH ORDINALITY x (n, i)
  ORDER BY i LIMIT 1
 """
 
+# Of those that a DBA has made on the base a partition must have its own, which an attach would build under its lock.
+OTHER_INDEXES = """
+SELECT pg_get_indexdef(x.indexrelid) FROM pg_index x
+ WHERE x.indrelid = to_regclass(%(base)s) AND x.indexrelid IS DISTINCT FROM to_regclass(%(key)s)::oid
+ ORDER BY x.indexrelid
+"""
 REWRITTEN = "a segment was emptied or rewritten meanwhile"
 
 
@@ -125,6 +131,10 @@ def index(connection: Connection, job: Job, worker: int, claim: UnitClaim) -> st
     )
     physical.remove_touched(connection, found, claim.touched, job.entry)
     physical.index_segment(connection, found, job.entry, claim.segments[0] == physical.DEFAULT_SEGMENT)
+    for definition in execute(connection, OTHER_INDEXES, _of_base(claim)).scalars():
+        kind, _, rest = definition.partition(f" ON ONLY {physical.base(claim.generation_id)} USING ")
+        unique = "UNIQUE " if kind.startswith("CREATE UNIQUE ") else ""
+        execute(connection, f"CREATE {unique}INDEX ON {found} USING {rest}")
     UNITS.commit(connection, job.run, worker, claim, "status = 'indexing'", {}, "p.status = 'indexing'", "false")
     return found
 
@@ -143,3 +153,7 @@ def vacuum(database: Database, connection: Connection, job: Job, worker: int, cl
             execute(outside, f"VACUUM (ANALYZE) {claim.part(place)}")
     with connection.begin():
         UNITS.commit(connection, job.run, worker, claim, "status = 'folding'", {}, "p.status = 'indexing'", "false")
+
+
+def _of_base(claim: UnitClaim) -> dict[str, str]:
+    return {"base": physical.base(claim.generation_id), "key": physical.base_key(claim.generation_id)}
