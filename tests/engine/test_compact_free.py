@@ -169,3 +169,29 @@ def test_bounds_that_come_to_hold_values_of_a_domain_are_not_read(scene: Scene, 
     assert "the checks of public.word" in note
     assert left_over(scene.dsn) == []
     steps.assert_exact(scene.database, "evil.ix")
+
+
+# -- the trigger of a unit
+
+SILENCERS = {
+    "disabled": "ALTER TABLE roir_data.g1_s001 DISABLE TRIGGER ALL",
+    "disabled, then enabled": "ALTER TABLE roir_data.g1_s001 DISABLE TRIGGER ALL; {}; "
+    "ALTER TABLE roir_data.g1_s001 ENABLE TRIGGER ALL",
+    "dropped": "DROP FUNCTION roir_data.g1_u1_touch() CASCADE",
+}
+
+
+@pytest.mark.parametrize("how", SILENCERS)
+def test_a_unit_whose_trigger_was_silent_begins_again(dsn: str, how: str) -> None:
+    """Also once it is compared: while it waits for its swap."""
+    database = plain(dsn)
+    going = stages(database, begin(database, act("rewrite", 1)))
+    with session(dsn) as reader:
+        sql(reader, "TABLE ix")
+        until(going, "folding")
+        # Compared, and the swap has found the reader.
+        until(going, "folding")
+    run_sql(dsn, SILENCERS[how].format("DELETE FROM t WHERE id % 40 = 6"), "DELETE FROM t WHERE id % 40 = 5")
+    assert "0 waiting" in list(going)
+    assert 1 not in segments(dsn)
+    is_right(dsn, database)

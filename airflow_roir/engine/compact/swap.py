@@ -110,7 +110,8 @@ def _swap(
         left = max(1, int(job.options["lock_timeout_ms"]) - int((time.monotonic() - begun) * 1000))
         execute(connection, f"SET LOCAL lock_timeout = {left}; LOCK TABLE {locked} IN ACCESS EXCLUSIVE MODE")
     check_files(connection, claim)
-    if found := obstacles.unread(connection, claim, job.entry):
+    found = obstacles.unread(connection, claim, job.entry) or obstacles.missed(connection, claim)
+    if found is not None:
         raise Rewritten(found)
     altered = execute(connection, ENTRIES_CHANGED, generation).scalar_one()
     applying.apply(connection, job.entry, claim, 0, applying.blocks(connection, claim) + 1)

@@ -100,8 +100,10 @@ class CompactWorker:
         rows = 0
         if claim.status is not UnitStatus.WAITING:
             with connection.begin():
+                copying.check_files(connection, claim)
                 # Whatever is written to the new segments asks their bounds.
-                if found := obstacles.unread(connection, claim, job.entry):
+                found = obstacles.unread(connection, claim, job.entry) or obstacles.missed(connection, claim)
+                if found is not None:
                     raise Rewritten(found)
         if claim.status is UnitStatus.WAITING:
             begin_unit.begin(database, job, worker, claim, self.report)
