@@ -195,3 +195,42 @@ def test_a_unit_whose_trigger_was_silent_begins_again(dsn: str, how: str) -> Non
     assert "0 waiting" in list(going)
     assert 1 not in segments(dsn)
     is_right(dsn, database)
+
+
+# -- what a DBA has chosen
+
+
+@pytest.mark.parametrize(
+    "action", [act("rewrite", 1), act("merge", 1, 2), act("split", 1, parts=2)], ids=lambda action: action.kind.value
+)
+def test_new_segments_are_kept_where_the_old_ones_were(dsn: str, action: Action) -> None:
+    """With what was set for them. Not in a full disk's tablespace that the role, or the database, has by default."""
+    [(tag,)] = sql(session(dsn), "SELECT current_database()")
+    database = plain(dsn)
+    made = [f"CREATE TABLESPACE \"{name} {tag}\" LOCATION ''" for name in ("table", "index")]
+    run_sql(dsn, "SET allow_in_place_tablespaces = on", *made)
+    try:
+        run_sql(
+            dsn,
+            f'ALTER TABLE roir_data.g1_s001 SET TABLESPACE "table {tag}"',
+            f'ALTER INDEX roir_data.g1_s001_key SET TABLESPACE "index {tag}"',
+            "ALTER TABLE roir_data.g1_s001 SET (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.01)",
+        )
+        compact(database, action, between=lambda stage: writes(dsn))
+        kept = sql(
+            session(dsn),
+            "SELECT DISTINCT t.spcname, i.spcname, c.reloptions FROM roir.segment s "
+            "JOIN pg_class c ON c.oid = to_regclass(format('roir_data.g1_s00%s', s.ordinal)) "
+            "LEFT JOIN pg_tablespace t ON t.oid = c.reltablespace JOIN pg_index x ON x.indrelid = c.oid "
+            "JOIN pg_class k ON k.oid = x.indexrelid LEFT JOIN pg_tablespace i ON i.oid = k.reltablespace "
+            "WHERE s.ordinal > 3",
+        )
+        assert kept == [
+            (f"table {tag}", f"index {tag}", ["fillfactor=60", "autovacuum_vacuum_scale_factor=0.01"]),
+        ]
+        is_right(dsn, database)
+    finally:
+        database.engine.dispose()
+        run_sql(dsn, "DROP SCHEMA roir, roir_data CASCADE")
+        for name in ("table", "index"):
+            run_sql(dsn, f'DROP TABLESPACE "{name} {tag}"')

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import rights
-from airflow_roir.engine.compact import obstacles, touch
+from airflow_roir.engine.compact import copying, obstacles, touch
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute, sqlstate, to_json
 from airflow_roir.engine.entry import Entry
@@ -28,6 +28,13 @@ SEGMENTS = """
 SELECT s.ordinal, s.lower, s.upper FROM roir.segment s
   JOIN unnest(%(ordinals)s::int[]) WITH ORDINALITY AS o (ordinal, place) USING (ordinal)
  WHERE s.generation_id = %(generation)s AND s.status = 'sealed' ORDER BY o.place
+"""
+# What a DBA has chosen for a segment. Whether autovacuum comes is ours to say until there is the index.
+KEPT = """
+SELECT t.spcname AS tablespace,
+       (SELECT string_agg(format('%%I = %%L', o.option_name, o.option_value), ', ')
+          FROM pg_options_to_table(c.reloptions) o WHERE o.option_name <> 'autovacuum_enabled') AS settings
+  FROM pg_class c LEFT JOIN pg_tablespace t ON t.oid = c.reltablespace WHERE c.oid = %(oid)s
 """
 # No bound can be between two of them, or it isn't within the segment.
 NOT_BETWEEN = ("42P17", "42P16")
@@ -68,7 +75,9 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
         if found := obstacles.obstacle(connection, claim, job.entry, oids_of(connection, names)):
             UNITS.commit(connection, job.run, worker, claim, LEFT, {"note": found}, "p.status = 'waiting'")
             return False
-        made = _create(connection, claim, job.entry, edges, cuts)
+        kept = execute(connection, KEPT, {"oid": oids_of(connection, names)[0]}).one()
+        execute(connection, copying.IN_TABLESPACE, {"name": kept.tablespace})
+        made = _create(connection, claim, job.entry, edges, cuts, kept.settings)
         attempts.lock(connection, by_oid(connection, names), "SHARE ROW EXCLUSIVE")
         touch.install(connection, claim, job.entry, names)
         oids = oids_of(connection, names)
@@ -116,11 +125,16 @@ def _edges(connection: Connection, claim: UnitClaim) -> Edges | None:
 
 
 def _create(
-    connection: Connection, claim: UnitClaim, entry: Entry, edges: Edges, cuts: Sequence[Sequence[Bound]]
+    connection: Connection,
+    claim: UnitClaim,
+    entry: Entry,
+    edges: Edges,
+    cuts: Sequence[Sequence[Bound]],
+    settings: str | None,
 ) -> tuple[Bound, ...]:
     """The new segments, as partitions of a table of their own; returns the bounds between them.
 
-    cuts: by the number of columns; the first that the server takes, else none.
+    cuts: by the number of columns; the first that the server takes, else none. settings: storage parameters, as SQL.
     """
     partition_by = ", ".join(entry.physical(range(entry.partition)))
     execute(connection, f"CREATE TABLE {claim.beside} ({entry.definitions()}) PARTITION BY RANGE ({partition_by})")
@@ -145,6 +159,8 @@ def _create(
     execute(connection, "SELECT roir.leave_statistics_out(%(stores)s::text[]::regclass[]::oid[])", {"stores": stores})
     for name in parts:
         execute(connection, f"ALTER TABLE {name} REPLICA IDENTITY FULL")
+        if settings:
+            execute(connection, f"ALTER TABLE {name} SET ({settings})")
         # What an attach must know, or it reads the whole table under its lock.
         bounds = execute(connection, "SELECT pg_get_partition_constraintdef(to_regclass(%(name)s))", {"name": name})
         if not edges.default and (constraint := bounds.scalar_one()):

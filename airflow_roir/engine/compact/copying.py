@@ -33,6 +33,16 @@ SELECT n FROM unnest(%(names)s::text[]) WITH ORDINALITY x (n, i)
  ORDER BY i LIMIT 1
 """
 
+# What is made in this transaction is made there, if we may; NULL is the database's own.
+IN_TABLESPACE = """
+SELECT set_config('default_tablespace', coalesce((
+         SELECT t.spcname FROM pg_tablespace t
+          WHERE t.spcname = %(name)s AND has_tablespace_privilege(t.oid, 'CREATE')), ''), true)
+"""
+INDEX_TABLESPACE = """
+SELECT t.spcname FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid JOIN pg_tablespace t ON t.oid = c.reltablespace
+ WHERE x.indrelid = %(oid)s AND x.indisunique ORDER BY x.indexrelid LIMIT 1
+"""
 # Of those that a DBA has made on the base a partition must have its own, which an attach would build under its lock.
 OTHER_INDEXES = """
 SELECT pg_get_indexdef(x.indexrelid) FROM pg_index x
@@ -129,6 +139,8 @@ def index(connection: Connection, job: Job, worker: int, claim: UnitClaim) -> st
         "FROM pg_settings WHERE name = 'maintenance_work_mem'",
         {"kb": SORT_MEMORY_KB},
     )
+    tablespace = execute(connection, INDEX_TABLESPACE, {"oid": claim.files[0][0]}).scalar()
+    execute(connection, IN_TABLESPACE, {"name": tablespace})
     physical.remove_touched(connection, found, claim.touched, job.entry)
     physical.index_segment(connection, found, job.entry, claim.segments[0] == physical.DEFAULT_SEGMENT)
     for definition in execute(connection, OTHER_INDEXES, _of_base(claim)).scalars():
