@@ -6,13 +6,15 @@ import re
 
 import pytest
 
-from airflow_roir.engine import operations
+from airflow_roir.engine import abort, clean_up, operations
 from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.compact.action import Action
+from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import Database
+from airflow_roir.errors import LockNotAcquired
 from tests.conftest import run_sql
 from tests.engine import steps
-from tests.engine.compacting import act, begin, compact, left_over, segments, stages
+from tests.engine.compacting import act, begin, compact, left_over, segments, stages, worker
 from tests.engine.hostile import DOORS, Scene
 from tests.engine.steps import session, sql
 from tests.engine.test_compact_attacks import is_right, until, writes
@@ -234,3 +236,31 @@ def test_new_segments_are_kept_where_the_old_ones_were(dsn: str, action: Action)
         run_sql(dsn, "DROP SCHEMA roir, roir_data CASCADE")
         for name in ("table", "index"):
             run_sql(dsn, f'DROP TABLESPACE "{name} {tag}"')
+
+
+# -- who has what a unit has made
+
+
+@pytest.mark.parametrize("relation", ["g1_s004", "g1_u1_touched"])
+def test_who_holds_what_a_unit_has_made_is_named(dsn: str, relation: str) -> None:
+    """As a dump does, or an autovacuum, which then is cancelled."""
+    database = plain(dsn)
+    run = begin(database, act("rewrite", 1))
+    going = stages(database, run)
+    until(going, "folding")
+    with session(dsn) as dump:
+        [(pid,)] = sql(dump, "SELECT pg_backend_pid()")
+        sql(dump, f"LOCK TABLE roir_data.{relation} IN ACCESS SHARE MODE")
+        one = worker(database, run)
+        claim = one.claim()
+        assert isinstance(claim, UnitClaim)
+        with pytest.raises(LockNotAcquired, match=f"blocked by pid {pid} "):
+            one.step(claim)
+        one.connection.close()
+        said: list[str] = []
+        ended = abort.abort(database, "ix", "test", "", said.append, 0.1)
+        assert ended.status == "aborting"
+        assert any(f"pid {pid} " in line for line in said), said
+    clean_up.clean_up(database)
+    assert segments(dsn) == [0, 1, 2, 3]
+    is_right(dsn, database)

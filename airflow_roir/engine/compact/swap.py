@@ -62,7 +62,8 @@ def swap(database: Database, job: Job, worker: int, claim: UnitClaim, report: Ca
         index = connection.execute(select(tables.index).where(tables.index.c.id == job.index_id)).one()
         names = names_of(connection, claim)
     shown = operations.index_name(index)
-    exclusive = [shown.sql, physical.base(claim.generation_id)]
+    # What the unit has made, too: a dump reads it, an autovacuum comes.
+    exclusive = [shown.sql, physical.base(claim.generation_id), claim.beside, claim.touched]
     return fold.drain(
         database, job, lambda connection, lock: _swap(connection, lock, job, worker, claim, names), report, exclusive
     )

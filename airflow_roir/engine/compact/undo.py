@@ -106,4 +106,6 @@ def _attempt(
     what = ", ".join(row.segment for row in held) or beside(generation_id, unit_id)
     # To drop a trigger is to have the segment for oneself.
     attempts = Attempts(database, what, [row.oid for row in held], timeout_ms, patience_s, waiter=waiter)
-    attempts.run(lambda connection: body(connection, attempts), report, [row.segment for row in held])
+    made = beside(generation_id, unit_id)
+    exclusive = [*(row.segment for row in held), made, f"{made}_touched"]
+    attempts.run(lambda connection: body(connection, attempts), report, exclusive)
