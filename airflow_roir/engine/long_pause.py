@@ -33,15 +33,22 @@ PAUSED = """
 SELECT o.id AS operation_id, i.schema_name, i.name, o.kind, o.paused_by, o.pause_reason, o.paused_at,
        o.warn_after_s, o.abort_after_s, clock_timestamp() AS now,
        extract(epoch FROM clock_timestamp() - o.paused_at)::float8 AS seconds,
-       coalesce(pg_stat_get_live_tuples(d.oid), 0) AS delta_rows,
-       d.oid::bigint AS delta,
+       coalesce((SELECT sum(pg_stat_get_live_tuples(n)) FROM unnest(d.oids) n), 0)::bigint AS delta_rows,
+       d.oids::bigint[] AS deltas,
        (SELECT max(e.at) FROM roir.event e
          WHERE e.operation_id = o.id AND e.action = %(event)s AND e.at >= o.paused_at) AS warned_at,
        (SELECT min(e.at) FROM roir.event e
          WHERE e.operation_id = o.id AND e.action = %(event)s AND e.at >= o.paused_at) AS first_warned_at
   FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
- CROSS JOIN LATERAL (SELECT CASE WHEN o.kind IN ('create', 'rebuild')
-                                 THEN to_regclass('roir_data.g' || o.generation_id || '_delta')::oid END AS oid) d
+ CROSS JOIN LATERAL (
+       SELECT array_remove(
+              CASE WHEN o.kind IN ('create', 'rebuild')
+                   THEN ARRAY[to_regclass('roir_data.g' || o.generation_id || '_delta')::oid]
+                   -- Of its units, which note what was touched.
+                   ELSE ARRAY(SELECT to_regclass(format('roir_data.g%%s_u%%s_touched', u.generation_id, u.id))::oid
+                                FROM roir.compaction_unit u
+                               WHERE u.operation_id = o.id AND u.status IN ('copying', 'indexing', 'folding'))
+              END, NULL) AS oids) d
  WHERE o.status = 'paused' AND (%(operation)s IS NULL OR o.id = %(operation)s) ORDER BY o.id
 """
 
@@ -50,7 +57,8 @@ SELECT o.id AS operation_id, i.schema_name, i.name, o.kind, o.paused_by, o.pause
 class LongPause:
     """A pause that is warned of, or that has ended in an abort. seconds: since it was paused.
 
-    delta_rows, delta_bytes: about what writers have put into the delta. aborts_in: seconds; None: not asked for.
+    delta_rows, delta_bytes: about what writers have put into the delta, or into a compaction's lists. aborts_in:
+    seconds; None: not asked for.
     """
 
     index: str
@@ -70,13 +78,10 @@ class LongPause:
         name = argument(self.index)
         lasting = f"index {self.index}: operation {self.operation_id} has been paused for {duration(self.seconds)} by "
         lasting += f"{one_line(self.paused_by)} ({one_line(self.reason)})"
-        if self.kind == Kind.COMPACT:
-            lasting += " and captures all the while"
-        elif self.kind in BUILDS:
-            lasting += (
-                f" and captures all the while: its delta has about {counted(self.delta_rows, 'row')} "
-                f"({size(self.delta_bytes)})"
-            )
+        if self.kind in BUILDS or self.kind == Kind.COMPACT:
+            grows = "its lists of what was touched have" if self.kind == Kind.COMPACT else "its delta has"
+            much = f"about {counted(self.delta_rows, 'row')} ({size(self.delta_bytes)})"
+            lasting += f" and captures all the while: {grows} {much}"
         if self.aborted:
             return f"{lasting}; aborted, as its abort_after_s says"
         ending = f"; it is aborted in {duration(self.aborts_in)}" if self.aborts_in is not None else ""
@@ -156,8 +161,7 @@ def _warning(connection: Connection, row: Row[Any]) -> LongPause | None:
     """None if the pause is young and its delta small, or no warning is wanted."""
     aborts_in = _aborts_in(row)
     captures = row.kind != Kind.VERIFY
-    sizes = {} if row.delta is None else relation_sizes(connection, [row.delta])
-    delta_bytes = sizes[row.delta].total if sizes else 0
+    delta_bytes = sum(one.total for one in relation_sizes(connection, row.deltas).values())
     is_long = row.warn_after_s is not None and captures and row.seconds >= row.warn_after_s
     is_big = row.warn_after_s is not None and captures and delta_bytes >= limits_of(connection).paused_delta_bytes
     # Half of the time is left to do something.

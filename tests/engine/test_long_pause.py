@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.engine import clean_up, long_pause, operations
+from airflow_roir.engine import abort, clean_up, long_pause, operations
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.long_pause import LongPause
@@ -12,7 +12,7 @@ from airflow_roir.engine.run import end_run, start_run
 from airflow_roir.engine.status import operation_status
 from airflow_roir.operation import BY_WINDOW, Status
 from tests.conftest import run_sql
-from tests.engine import steps
+from tests.engine import compacting, steps
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +72,24 @@ def test_a_big_delta_is_warned_of_at_once(dsn: str, database: Database) -> None:
     assert operation_status(small, operation).long_pause is None
     later(dsn, 900_000)
     assert settle(small) == []
+
+
+def test_big_lists_of_a_compaction_are_warned_of_at_once(dsn: str, database: Database) -> None:
+    """Each write goes into the list of the unit at hand, as long as it is paused."""
+    steps.make_index(database, segments=2)
+    run = compacting.begin(database, compacting.act("rewrite", 1), compacting.act("rewrite", 2))
+    going = compacting.stages(database, run)
+    next(going)
+    next(going)
+    operations.pause(database, "ix", "somebody")
+    small = Database(dsn, limits=Limits(paused_delta_bytes=20_000))
+    assert settle(small) == []
+    run_sql(dsn, *["UPDATE t SET k = k || '.'"] * 20, "ANALYZE roir_data.g1_u1_touched")
+    [told] = settle(small)
+    assert told.delta_bytes > 20_000
+    assert told.delta_rows > 1000
+    assert "its lists of what was touched have about" in told.text
+    abort.abort(database, "ix", "test")
 
 
 def test_nobody_asked_for_an_abort(database: Database, dsn: str) -> None:
