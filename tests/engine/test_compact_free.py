@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
+import psycopg2.errors
 import pytest
 
 from airflow_roir.engine import abort, clean_up, operations
-from airflow_roir.engine.compact import compaction
+from airflow_roir.engine.compact import choosing, compaction
 from airflow_roir.engine.compact.action import Action
+from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import LockNotAcquired
@@ -263,4 +265,72 @@ def test_who_holds_what_a_unit_has_made_is_named(dsn: str, relation: str) -> Non
         assert any(f"pid {pid} " in line for line in said), said
     clean_up.clean_up(database)
     assert segments(dsn) == [0, 1, 2, 3]
+    is_right(dsn, database)
+
+
+# -- transactions that span the swap
+
+
+def test_who_began_before_the_swap_reads_all_or_is_refused(dsn: str) -> None:
+    """Kept plans read all. A snapshot of before is refused, also that of a statement in a STABLE function."""
+    database = plain(dsn)
+    counted = "BEGIN RETURN (SELECT count(*) FROM public.ix); END"
+    run_sql(
+        dsn,
+        f"CREATE FUNCTION kept() RETURNS bigint STABLE LANGUAGE plpgsql AS '{counted}'",
+        f"CREATE FUNCTION fresh() RETURNS bigint VOLATILE LANGUAGE plpgsql AS '{counted}'",
+    )
+    user, holder, old, fresh, kept = (session(dsn) for _ in range(5))
+    user.autocommit = True
+    sql(user, "SET plan_cache_mode = force_generic_plan")
+    sql(user, "PREPARE counted AS SELECT count(*) FROM ix")
+    reads = ("EXECUTE counted", "SELECT kept()", "SELECT fresh()")
+    before = [sql(user, read) for read in reads]
+    sql(holder, "DECLARE c CURSOR WITH HOLD FOR TABLE ix")
+    holder.commit()
+    old.set_session(isolation_level="REPEATABLE READ")
+    sql(old, "SELECT count(*) FROM pg_class")
+    # A statement's snapshot lasts as long as its cursor, also in READ COMMITTED.
+    sql(fresh, "DECLARE c CURSOR FOR SELECT fresh() FROM generate_series(1, 2)")
+    sql(kept, "DECLARE c CURSOR FOR SELECT kept() FROM generate_series(1, 2)")
+    compact(database, act("merge", 1, 2, 3))
+    assert segments(dsn) == [0, 4]
+    assert [sql(user, read) for read in reads] == before == [[(300,)]] * 3
+    assert len(sql(holder, "FETCH ALL c")) == 300
+    assert sql(fresh, "FETCH ALL c") == [(300,)] * 2
+    for one, read in ((old, "TABLE ix"), (kept, "FETCH ALL c")):
+        with pytest.raises(psycopg2.errors.SerializationFailure):
+            sql(one, read)
+    for one in (user, holder, old, fresh, kept):
+        one.close()
+    is_right(dsn, database)
+
+
+# -- the choice
+
+STATISTICS = {
+    "none of rows": "UPDATE pg_class SET reltuples = -1, relpages = 0 WHERE {}",
+    "no number": "UPDATE pg_class SET reltuples = 'NaN' WHERE {}",
+    "no end": "UPDATE pg_class SET reltuples = 'Infinity' WHERE {}",
+    "huge": "UPDATE pg_class SET reltuples = 3e38, relpages = 2147483647 WHERE {}",
+    "below nothing": "UPDATE pg_class SET reltuples = -5, relpages = -3 WHERE {}",
+    "none of columns": "DELETE FROM pg_statistic WHERE starelid IN (SELECT oid FROM pg_class WHERE {})",
+    "wide NULLs": "UPDATE pg_statistic SET stawidth = 2147483647, stanullfrac = 1 "
+    "WHERE starelid IN (SELECT oid FROM pg_class WHERE {})",
+    "no share": "UPDATE pg_statistic SET stawidth = 0, stanullfrac = 'NaN' "
+    "WHERE starelid IN (SELECT oid FROM pg_class WHERE {})",
+    "forgotten": "SELECT pg_stat_reset()",
+    "from another time": "UPDATE roir.segment SET sealed_at = now() + interval '400 years'",
+}
+
+
+@pytest.mark.parametrize("what", STATISTICS)
+def test_a_choice_by_odd_statistics(dsn: str, what: str) -> None:
+    """Imported or damaged ones: it may choose badly, and ends all the same."""
+    database = plain(dsn, rows=6000)
+    run_sql(dsn, "UPDATE t SET v = v + 1", "DELETE FROM t WHERE id % 2 = 1")
+    run_sql(dsn, STATISTICS[what].format("relname ~ '^g1_s'"))
+    for budget in (None, Budget(bytes=1), Budget(seconds=1.0), Budget(bytes=10**18)):
+        choosing.choose(database, "ix", budget, segment_bytes=None if budget else 1).as_dict()
+    compaction.compact(database, "ix", Budget(bytes=10**18))
     is_right(dsn, database)

@@ -39,7 +39,7 @@ SELECT greatest((SELECT max(ordinal) FROM roir.segment WHERE generation_id = %(g
                   WHERE u.generation_id = %(generation)s)) + 1
 """
 SEGMENT_BLOCKS = """
-SELECT s.ordinal, greatest(c.reltuples, 0) AS rows,
+SELECT s.ordinal, CASE WHEN c.reltuples BETWEEN 0 AND 1e15 THEN c.reltuples ELSE 0 END AS rows,
        pg_relation_size(c.oid) / current_setting('block_size')::int AS blocks
   FROM roir.segment s
   JOIN pg_class c ON c.oid = to_regclass(format('roir_data.g%%s_s%%s', s.generation_id,

@@ -37,8 +37,9 @@ from airflow_roir.engine.tables import DATA_SCHEMA
 SEGMENTS = """
 SELECT s.ordinal, s.lower, s.upper, s.sealed_at,
        greatest(s.sealed_at, pg_stat_get_db_stat_reset_time(d.oid), f.since) AS since,
-       c.oid::bigint, c.oid::regclass::text AS name, c.reltuples, pg_stat_get_live_tuples(c.oid) AS live,
-       pg_stat_get_dead_tuples(c.oid) AS dead,
+       c.oid::bigint, c.oid::regclass::text AS name,
+       CASE WHEN c.reltuples BETWEEN 0 AND 1e15 THEN c.reltuples ELSE -1 END AS reltuples,
+       pg_stat_get_live_tuples(c.oid) AS live, pg_stat_get_dead_tuples(c.oid) AS dead,
        coalesce(pg_stat_get_last_vacuum_time(c.oid), pg_stat_get_last_autovacuum_time(c.oid),
                 pg_stat_get_last_analyze_time(c.oid), pg_stat_get_last_autoanalyze_time(c.oid)) IS NOT NULL AS counted,
        coalesce((SELECT option_value::int FROM pg_options_to_table(c.reloptions) WHERE option_name = 'fillfactor'), 100)
@@ -64,7 +65,8 @@ SELECT s.ordinal, s.lower, s.upper, s.sealed_at,
 WIDTHS = """
 SELECT a.attnum, a.attlen, a.attalign::text AS alignment, s.oid, s.avg_width, s.null_frac
   FROM pg_attribute a
-  LEFT JOIN (SELECT c.oid::bigint AS oid, p.attname, p.avg_width, p.null_frac
+  LEFT JOIN (SELECT c.oid::bigint AS oid, p.attname, p.avg_width,
+                    CASE WHEN p.null_frac BETWEEN 0 AND 1 THEN p.null_frac ELSE 0 END AS null_frac
                FROM pg_stats p
                JOIN pg_class c ON c.oid = to_regclass(format('%%I.%%I', p.schemaname, p.tablename))
                JOIN pg_inherits h ON h.inhrelid = c.oid AND h.inhparent = to_regclass(%(base)s)
