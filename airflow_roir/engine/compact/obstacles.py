@@ -54,22 +54,12 @@ BOUNDED = """
 SELECT EXISTS (SELECT FROM roir.segment s WHERE s.generation_id = %(generation)s
                   AND (s.lower IS NOT NULL OR s.upper IS NOT NULL))
 """
-
-
 # Enabled as we made it: plain, it is silent where session_replication_role is replica, and what was disabled in between
 # has missed writes.
 CAPTURED = """
 SELECT count(*) FROM pg_trigger t
  WHERE t.tgrelid = ANY (%(oids)s::oid[]) AND t.tgfoid = to_regprocedure(%(function)s) AND t.tgenabled = 'A'
 """
-
-
-def missed(connection: Connection, claim: UnitClaim) -> str | None:
-    """Why the list of what was touched may miss something; None if each segment has its trigger."""
-    values = {"oids": [oid for oid, _, _ in claim.files], "function": f"{claim.touch}()"}
-    if execute(connection, CAPTURED, values).scalar_one() == len(claim.files):
-        return None
-    return "a trigger of it on its segments was disabled or dropped meanwhile"
 
 
 def obstacle(connection: Connection, claim: UnitClaim, entry: Entry, oids: Sequence[int]) -> str | None:
@@ -99,3 +89,11 @@ def others_domain(connection: Connection, generation_id: int, entry: Entry) -> s
     values = {"base": physical.base(generation_id), "columns": entry.physical(range(entry.partition))}
     found: str | None = execute(connection, DOMAIN, values).scalar()
     return found
+
+
+def missed(connection: Connection, claim: UnitClaim) -> str | None:
+    """Why the list of what was touched may miss something; None if each segment has its trigger."""
+    values = {"oids": [oid for oid, _, _ in claim.files], "function": f"{claim.touch}()"}
+    if execute(connection, CAPTURED, values).scalar_one() == len(claim.files):
+        return None
+    return "a trigger of it on its segments was disabled or dropped meanwhile"
