@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 
 import psycopg2.errors
 import pytest
@@ -12,12 +13,16 @@ from airflow_roir.engine.compact import choosing, compaction
 from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.unit import UnitClaim
+from airflow_roir.engine.compact.worker import CompactWorker
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.limits import Limits
 from airflow_roir.errors import LockNotAcquired
+from airflow_roir.generation_state import UnitStatus
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.compacting import act, begin, compact, left_over, segments, stages, worker
 from tests.engine.hostile import DOORS, Scene
+from tests.engine.interposed import before, changed
 from tests.engine.steps import session, sql
 from tests.engine.test_compact_attacks import is_right, until, writes
 from tests.engine.test_compact_attacks import scene as plain
@@ -265,6 +270,41 @@ def test_who_holds_what_a_unit_has_made_is_named(dsn: str, relation: str) -> Non
         assert any(f"pid {pid} " in line for line in said), said
     clean_up.clean_up(database)
     assert segments(dsn) == [0, 1, 2, 3]
+    is_right(dsn, database)
+
+
+# -- two units at a time
+
+
+def test_a_long_comparison_of_nulls_gives_way_to_every_swap_of_its_compaction(dsn: str) -> None:
+    """An attach locks the default segment, too: whoever insisted on reading that would hold up his own operation."""
+    plain(dsn)
+    database = Database(dsn, "roir tests", limits=Limits(table_lock_ms=2000, seal_retreats=0))
+    run = begin(database, act("rewrite", 0), act("rewrite", 1), parallelism=2, lock_timeout_ms=500, lock_patience_s=3.0)
+    held: list[tuple[CompactWorker, UnitClaim]] = []
+    for number in range(2):
+        one = worker(database, run, number)
+        found = one.claim()
+        assert isinstance(found, UnitClaim)
+        at: UnitClaim | None = found
+        while at is not None and at.status is not UnitStatus.FOLDING:
+            at, _ = one.step(at)
+        assert at is not None
+        held.append((one, at))
+    (nulls, of_nulls), (other, claim) = held
+    swapping = threading.Thread(target=other.step, args=(claim,))
+    summed = r"^SELECT count\(\*\), coalesce\(sum\("
+    for_long = "SELECT (SELECT count(*) FROM (SELECT pg_sleep(20) OFFSET 0) s) - 1 + count(*), coalesce(sum("
+    # Compared by itself before: now it only swaps.
+    other._compared = True
+    with changed(database, summed, for_long), before(database, "SELECT (SELECT", swapping.start):
+        nulls.step(of_nulls)
+    swapping.join()
+    assert 1 not in segments(dsn)
+    for one, _ in held:
+        one.connection.close()
+    for _ in stages(database, run):
+        pass
     is_right(dsn, database)
 
 

@@ -16,8 +16,9 @@ from airflow_roir.engine import operations
 from airflow_roir.engine.claims import Stop, WorkLeft, why_stop
 from airflow_roir.engine.compact import applying, begin_unit, copying, obstacles, swap, undo
 from airflow_roir.engine.compact.copying import Rewritten
-from airflow_roir.engine.compact.unit import UNITS, UnitClaim
+from airflow_roir.engine.compact.unit import ENDED, UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute
+from airflow_roir.engine.generation import DEFAULT_SEGMENT
 from airflow_roir.engine.giving_way import GaveWay
 from airflow_roir.engine.governor.turn import Turn
 from airflow_roir.engine.job import Job, load_job
@@ -30,6 +31,12 @@ READ = f"""
 SELECT id, ordinal, claim_token, {UNITS.columns},
        (SELECT o.epoch FROM roir.operation o WHERE o.id = operation_id) AS epoch
   FROM roir.compaction_unit WHERE id = %(id)s
+"""
+# Other workers may come to the swaps of these, which lock the default segment, too: an attach asks what is in it.
+OTHERS = f"""
+SELECT EXISTS (SELECT FROM roir.compaction_unit
+                WHERE operation_id = %(operation)s AND id <> %(unit)s AND NOT {ENDED}
+                  AND (SELECT o.parallelism FROM roir.operation o WHERE o.id = operation_id) > 1)
 """
 WORKED = "UPDATE roir.compaction_unit SET seconds = seconds + %(took)s WHERE id = %(id)s AND claim_token = %(token)s"
 
@@ -134,7 +141,7 @@ class CompactWorker:
             self._at, self._end = 0, blocks
             return
         if not self._compared and self.job.options.get("verify", True):
-            insists = self._retreats >= self.database.limits.seal_retreats
+            insists = self._retreats >= self.database.limits.seal_retreats and not self._is_awaited(claim)
             try:
                 found = applying.differs(self.database, self.connection, self.job, self.worker, claim, insists)
             except GaveWay:
@@ -150,6 +157,14 @@ class CompactWorker:
         self._compared = True
         if not swap.swap(self.database, self.job, self.worker, claim, self.report):
             self._at, self._end = 0, blocks
+
+    def _is_awaited(self, claim: UnitClaim) -> bool:
+        """Whether swaps of its own operation may wait for who reads the segment of this unit."""
+        if claim.segments[0] != DEFAULT_SEGMENT:
+            return False
+        of = {"operation": self.job.run.operation_id, "unit": claim.id}
+        with self.connection.begin():
+            return bool(execute(self.connection, OTHERS, of).scalar_one())
 
     def _now(self, claim: UnitClaim) -> UnitClaim | None:
         with self.connection.begin():
