@@ -8,7 +8,7 @@ import threading
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, clean_up, operations
+from airflow_roir.engine import abort, clean_up, health, operations
 from airflow_roir.engine.compact import choosing, compaction
 from airflow_roir.engine.compact.action import Action
 from airflow_roir.engine.compact.budget import Budget
@@ -52,6 +52,7 @@ OBSTACLES = {
     "function": ("CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT c2 FROM roir_data.g1_s001; END", "function"),
     "column": ("CREATE TABLE f (x roir_data.g1_s001)", r"column x of table public\.f"),
     "array": ("CREATE TABLE f (x roir_data.g1_s001[])", r"column x of table public\.f"),
+    "NOT NULL": ("ALTER TABLE roir_data.g1 ALTER c2 SET NOT NULL", "NOT NULL of c2|c2_not_null"),
     "constraint of the base": ("ALTER TABLE roir_data.g1 ADD CONSTRAINT mine CHECK (c2 > -1000)", "constraint.*mine"),
 }
 
@@ -74,6 +75,34 @@ def test_what_depends_on_a_segment_leaves_its_unit_out(dsn: str, what: str, when
     assert all(re.search(said, note) for note in notes), notes
     assert 1 in segments(dsn)
     is_right(dsn, database)
+
+
+# Each keeps entries from being written, or looks as if it did.
+ALTERED = {
+    "trigger": "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; "
+    "CREATE TRIGGER mine BEFORE INSERT ON roir_data.g1_s001 FOR EACH ROW EXECUTE FUNCTION no()",
+    "rule": "CREATE RULE mine AS ON DELETE TO roir_data.g1_s001 DO ALSO NOTHING",
+    "unlogged": "ALTER TABLE roir_data.g1_s001 SET UNLOGGED",
+    "column": "ALTER TABLE roir_data.g1 ADD COLUMN mine int",
+}
+
+
+@pytest.mark.parametrize("when", ["waiting", "folding"])
+@pytest.mark.parametrize("what", ALTERED)
+def test_what_is_warned_of_is_not_hidden_by_new_segments(dsn: str, what: str, when: str) -> None:
+    """Entries may be missing: whoever drops the segment drops the only sign of it."""
+    database = plain(dsn)
+    going = stages(database, begin(database, act("rewrite", 1)))
+    until(going, when)
+    run_sql(dsn, ALTERED[what], "INSERT INTO t VALUES (5000, '0', 1)")
+    for _ in going:
+        pass
+    [note] = left_out(database)
+    assert "altered by others" in note
+    assert left_over(dsn) == []
+    with database.transaction() as connection:
+        [warning] = health.warnings(connection)
+    assert "roir_data.g1" in warning
 
 
 # What goes with its table, or comes again with the base, is in nobody's way.

@@ -36,10 +36,21 @@ SELECT DISTINCT CASE WHEN w.oid IS NULL THEN pg_describe_object(d.classid, d.obj
                     WHERE a.classid = d.classid AND a.objid = d.objid AND a.deptype <> 'n')
  ORDER BY 1 LIMIT 1
 """
-# Ours are on segments alone.
+# Ours are on segments alone. Before PostgreSQL 18 a NOT NULL is no constraint of its own.
 CONSTRAINT = """
 SELECT quote_ident(conname) FROM pg_constraint
- WHERE conrelid = to_regclass(%(base)s) AND contype IN ('c', 'n') AND NOT connoinherit ORDER BY 1 LIMIT 1
+ WHERE conrelid = to_regclass(%(base)s) AND contype IN ('c', 'n') AND NOT connoinherit
+UNION ALL
+SELECT concat('NOT NULL of ', attname) FROM pg_attribute
+ WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND attnotnull ORDER BY 1 LIMIT 1
+"""
+# What the status warns of, since writes may have been missed: new segments have none of it, and so would hide that.
+ALTERED = """
+SELECT roir.table_additions(%(generation)s) > 0
+       OR EXISTS (SELECT FROM pg_class WHERE oid = ANY (%(oids)s::oid[]) AND relpersistence <> 'p')
+       OR ARRAY(SELECT attname::text FROM pg_attribute
+                 WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped
+                 ORDER BY attnum) <> %(columns)s::text[]
 """
 DOMAIN = """
 SELECT t.oid::regtype::text FROM pg_attribute a
@@ -71,7 +82,19 @@ def obstacle(connection: Connection, claim: UnitClaim, entry: Entry, oids: Seque
     constraint = execute(connection, CONSTRAINT, {"base": base}).scalar()
     if constraint is not None:
         return f"{base} has got a constraint that isn't roir's, {constraint}: drop it"
-    return unread(connection, claim, entry)
+    return altered(connection, claim, entry, oids) or unread(connection, claim, entry)
+
+
+def altered(connection: Connection, claim: UnitClaim, entry: Entry, oids: Sequence[int]) -> str | None:
+    """What others have done to an index's tables so that entries may be missing; None if nothing."""
+    base = physical.base(claim.generation_id)
+    values = {"generation": claim.generation_id, "base": base, "oids": list(oids), "columns": entry.physical()}
+    if not execute(connection, ALTERED, values).scalar_one():
+        return None
+    return (
+        f"{base} or its segments were altered by others, so entries may be missing, and new segments would hide that: "
+        "first do what roir status says of it"
+    )
 
 
 def unread(connection: Connection, claim: UnitClaim, entry: Entry) -> str | None:

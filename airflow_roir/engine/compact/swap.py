@@ -111,7 +111,11 @@ def _swap(
         left = max(1, int(job.options["lock_timeout_ms"]) - int((time.monotonic() - begun) * 1000))
         execute(connection, f"SET LOCAL lock_timeout = {left}; LOCK TABLE {locked} IN ACCESS EXCLUSIVE MODE")
     check_files(connection, claim)
-    found = obstacles.unread(connection, claim, job.entry) or obstacles.missed(connection, claim)
+    found = (
+        obstacles.altered(connection, claim, job.entry, [oid for oid, _, _ in claim.files])
+        or obstacles.unread(connection, claim, job.entry)
+        or obstacles.missed(connection, claim)
+    )
     if found is not None:
         raise Rewritten(found)
     altered = execute(connection, ENTRIES_CHANGED, generation).scalar_one()
