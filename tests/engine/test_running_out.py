@@ -9,12 +9,13 @@ from psycopg2.extensions import make_dsn
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import clean_up, operations, patience, schema
+from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import heartbeat
 from airflow_roir.errors import WorkerFailed
 from tests.conftest import database_dsn, run_sql
-from tests.engine import steps
+from tests.engine import compacting, steps, test_compact_attacks
 from tests.engine.interposed import before, changed
 from tests.engine.running_out import CAUSES, RAISED, SCENES, STRIDE, Faults, Life
 from tests.engine.steps import sql
@@ -43,6 +44,32 @@ def test_each_statement_may_fail_once(dsn: str, hasty: list[float], scene: str, 
     steps.assert_exact(database)
     # A command says at once that it found no server; the clean-up and the partitions' commands are called again.
     assert not [said for said in life.failed if said.startswith("drive") and cause in RAISED]
+
+
+@pytest.mark.sample(1, 6)
+@pytest.mark.parametrize("offset", range(STRIDE))
+@pytest.mark.parametrize("cause", [*RAISED, "terminated"])
+def test_each_statement_of_a_compaction_may_fail_once(dsn: str, hasty: list[float], cause: str, offset: int) -> None:
+    """It continues automatically, and its report is there at the end."""
+    steps.make_table(dsn, 300)
+    database = Database(dsn, "roir tests", limits=Limits(compaction_blocks=1, table_lock_ms=20))
+    steps.make_index(database, keys="k,v", segments=3)
+    actions = [compacting.act("merge", 1, 2), compacting.act("rewrite", 0), compacting.act("split", 3, parts=2)]
+    begun = compaction.begin(database, "ix", actions, compaction.CompactOptions(parallelism=1), "test")
+    test_compact_attacks.writes(dsn)
+    faults = Faults(database, cause, offset)
+    with faults.happening():
+        try:
+            report = compaction.compact_begun(database, begun, "test")
+        except DBAPIError:
+            # A command says at once that it found no server.
+            assert cause == "terminated"
+            assert len(faults.made) == 1
+            report = compaction.compact_begun(database, begun, "test")
+    assert faults.made
+    assert [unit["status"] for unit in report.units] == ["done"] * 3
+    assert sql(steps.session(dsn), "SELECT DISTINCT throttled, throttled_since FROM roir.operation") == [(None, None)]
+    test_compact_attacks.is_right(dsn, database)
 
 
 # In the middle of a phase: what stands in the statement that fails.

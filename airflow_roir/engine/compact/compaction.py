@@ -204,7 +204,8 @@ def compact_begun(
             finish=lambda: worker.finish(database, run),
             is_open=lambda connection: operations.read_operation(connection, run.operation_id).phase == Phase.COMPACT,
         )
-    found = report_of(database, begun.operation_id)
+    # All is done: a server that is short of something now doesn't make it a failure.
+    found = database.retry(lambda: report_of(database, begun.operation_id))
     # `driving` ends quietly where it is paused.
     if found.status == Status.PAUSED:
         row = operations.find_operation(database, begun.index)
