@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from dataclasses import replace
 
 import psycopg2.errors
 import pytest
@@ -299,6 +300,28 @@ def test_who_holds_what_a_unit_has_made_is_named(dsn: str, relation: str) -> Non
         assert any(f"pid {pid} " in line for line in said), said
     clean_up.clean_up(database)
     assert segments(dsn) == [0, 1, 2, 3]
+    is_right(dsn, database)
+
+
+# -- a segment of one key
+
+
+@pytest.mark.parametrize("bytes_after", [1000, 760, 740])
+def test_a_segment_of_one_key_is_not_copied_for_nothing(dsn: str, bytes_after: int) -> None:
+    """It is too big again the next night, and can't be split then either. It is made again if it wastes a quarter."""
+    database = plain(dsn)
+    assert sql(session(dsn), "SELECT DISTINCT c1 FROM roir_data.g1_s003") == [("4",)]
+    actions = [replace(act("split", 3, parts=2), bytes_after=bytes_after), act("split", 1, parts=2)]
+    seen = list(stages(database, begin(database, *actions)))
+    notes = left_out(database)
+    if bytes_after > 750:
+        assert ["too few keys" in note for note in notes] == [True]
+        assert "0 copying" not in seen
+        assert segments(dsn) == [0, 6, 7, 2, 3]
+    else:
+        assert notes == []
+        assert segments(dsn) == [0, 6, 7, 2, 4]
+    writes(dsn)
     is_right(dsn, database)
 
 

@@ -11,7 +11,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import rights
-from airflow_roir.engine.compact import copying, obstacles, touch
+from airflow_roir.engine.compact import copying, obstacles, touch, undo
+from airflow_roir.engine.compact.cost_model import LEAST_WASTE
 from airflow_roir.engine.compact.unit import UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute, sqlstate, to_json
 from airflow_roir.engine.entry import Entry
@@ -42,6 +43,10 @@ BEGUN = """status = 'copying', files = %(files)s::jsonb, cuts = %(cuts)s::jsonb,
        watermark = '[0, 0]', blocks = %(blocks)s, blocks_done = 0, rows = 0"""
 LEFT = "status = 'left', note = %(note)s"
 GONE = "segments of it are gone, or aren't sealed"
+ONE_KEY = "its entries have too few keys for a split, and it wastes too little to be made again"
+WASTE = """
+SELECT bytes_before - bytes_expected >= %(share)s * bytes_before FROM roir.compaction_unit WHERE id = %(unit)s
+"""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,11 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
         kept = execute(connection, KEPT, {"oid": oids_of(connection, names)[0]}).one()
         execute(connection, copying.IN_TABLESPACE, {"name": kept.tablespace})
         made = _create(connection, claim, job.entry, edges, cuts, kept.settings)
+        if len(claim.parts) > 1 and not made and not _wastes(connection, claim):
+            # Else a segment of one key, which is always too big, would be copied for nothing by each compaction.
+            undo.drop(connection, claim.generation_id, claim.id)
+            UNITS.commit(connection, job.run, worker, claim, LEFT, {"note": ONE_KEY}, "p.status = 'waiting'")
+            return False
         attempts.lock(connection, by_oid(connection, names), "SHARE ROW EXCLUSIVE")
         touch.install(connection, claim, job.entry, names)
         oids = oids_of(connection, names)
@@ -111,6 +121,11 @@ def oids_of(connection: Connection, names: Sequence[str]) -> list[int]:
     """The oids of relations by name, as many as there are."""
     query = "SELECT to_regclass(n)::oid::bigint FROM unnest(%(names)s::text[]) WITH ORDINALITY x (n, i) ORDER BY i"
     return [oid for oid in execute(connection, query, {"names": list(names)}).scalars() if oid is not None]
+
+
+def _wastes(connection: Connection, claim: UnitClaim) -> bool:
+    """Whether it pays to make a unit's segment again as one, by the figures of its choice."""
+    return bool(execute(connection, WASTE, {"share": LEAST_WASTE, "unit": claim.id}).scalar_one())
 
 
 def _edges(connection: Connection, claim: UnitClaim) -> Edges | None:
