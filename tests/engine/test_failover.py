@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import abort, build, clean_up, finalize, fold, operations, seal
 from airflow_roir.engine.claims import Stop
+from airflow_roir.engine.compact import compaction
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach
 from airflow_roir.engine.run import start_run
 from airflow_roir.errors import Fenced
 from servers.killable import Server
 from tests.conftest import run_sql
-from tests.engine import steps
+from tests.engine import compacting, steps
+from tests.engine.interposed import before
 from tests.engine.pair import Pair, between, pair
 from tests.engine.steps import sql
 from tests.engine.test_replication import BOUNDS, PARTITIONED
@@ -144,6 +148,77 @@ def test_copies_of_an_attach_that_were_lost_are_made_again(both: Pair) -> None:
     assert read(both, "SELECT count(*) FROM t") == [(50,)]
     assert read(both, "SELECT count(*) FROM ix") == [(50,)]
     steps.assert_exact(database)
+
+
+@pytest.mark.parametrize(
+    ("lost", "over"),
+    [
+        ("0 waiting", "0 indexing"),
+        ("0 copying", "0 folding"),
+        ("0 indexing", "1 copying"),
+        ("0 folding", "1 waiting"),
+        ("0 folding", "done"),
+        ("1 copying", "1 folding"),
+    ],
+)
+def test_steps_of_a_compaction_that_are_lost_are_taken_again(both: Pair, lost: str, over: str) -> None:
+    """Swaps, too: the new server has the old segments, with their triggers and lists, and the next run swaps again."""
+    run_sql(both.here, "DROP TABLE t")
+    steps.make_table(both.here, 200)
+    database = compacting.small(both.dsn)
+    steps.make_index(database, keys="k,v", segments=3)
+    is_lost = False
+    going = compacting.stages(
+        database, compacting.begin(database, compacting.act("merge", 1, 2), compacting.act("rewrite", 0))
+    )
+    for stage in going:
+        if stage == lost and not is_lost:
+            is_lost = True
+            both.lose()
+        if stage == over:
+            both.fail_over()
+            break
+        run_sql(
+            both.here, "UPDATE t SET k = nullif(k, '2') WHERE id % 7 = 3", "UPDATE t SET v = v + 1 WHERE id % 9 = 1"
+        )
+    with suppress(Fenced, DBAPIError, StopIteration):
+        # It has lost its session, and its claim if it opens another one.
+        next(going)
+    steps.assert_exact(database)
+    for _ in compacting.stages(database, start_run(database, "ix", "next", take_over=True)):
+        run_sql(both.there, "DELETE FROM t WHERE id % 11 = 4", "UPDATE t SET v = v + 1 WHERE id % 9 = 1")
+        steps.assert_exact(database)
+    assert compacting.left_over(both.there) == []
+    assert compacting.segments(both.there) == [0, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("lost", "over"),
+    [
+        ("INSERT INTO roir_data.g1_u1", "CREATE UNIQUE INDEX"),
+        ("CREATE UNIQUE INDEX", "VACUUM (ANALYZE)"),
+        ("SELECT count(*), coalesce(sum(", "INSERT INTO roir_data.g1_u2"),
+    ],
+)
+def test_a_compaction_goes_on_from_what_the_new_server_has(both: Pair, lost: str, over: str) -> None:
+    """By itself. The last: a swap is lost."""
+    run_sql(both.here, "DROP TABLE t")
+    steps.make_table(both.here, 200)
+    database = Database(both.dsn)
+    steps.make_index(database, keys="k,v", segments=3)
+    actions = [compacting.act("merge", 1, 2), compacting.act("rewrite", 0)]
+    begun = compaction.begin(database, "ix", actions, compaction.CompactOptions(parallelism=1), "test")
+
+    def lose() -> None:
+        both.lose()
+        run_sql(both.here, "UPDATE t SET k = NULL WHERE id % 9 = 0")
+
+    with before(database, lost, lose), before(database, over, both.fail_over):
+        report = compaction.compact_begun(database, begun, "test")
+    assert [unit["status"] for unit in report.units] == ["done"] * 2
+    run_sql(both.there, "UPDATE t SET k = NULL WHERE id % 10 = 0", "DELETE FROM t WHERE id % 11 = 4")
+    steps.assert_exact(database)
+    assert compacting.left_over(both.there) == []
 
 
 @pytest.mark.parametrize("lost", ["UPDATE roir.generation SET capture_mode", "SELECT count(*) FROM roir_data.g"])
