@@ -360,6 +360,50 @@ def test_a_long_comparison_of_nulls_gives_way_to_every_swap_of_its_compaction(ds
     is_right(dsn, database)
 
 
+# -- transactions that are prepared
+
+PREPARED = {
+    "read": "SELECT count(*) FROM ix",
+    "write": "UPDATE t SET v = -v WHERE id % 20 = 3; UPDATE t SET v = NULL WHERE id % 20 = 4 AND id > 200; "
+    "DELETE FROM t WHERE id % 50 = 3; INSERT INTO t VALUES (5000, '2', 5000)",
+}
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("what", PREPARED)
+@pytest.mark.parametrize("when", ["0 waiting", "0 copying", "0 indexing", "0 folding", "1 folding"])
+def test_who_is_prepared_is_waited_for_by_name(dsn: str, when: str, what: str, end: str) -> None:
+    """By the capture, if he writes, and by the swap; the steps in between pass him by."""
+    database = plain(dsn)
+    run = begin(database, act("merge", 1, 2), act("rewrite", 0))
+    going = stages(database, run)
+    until(going, when)
+    gid = f"prepared in {dsn.split('?')[0].rsplit('/', 1)[1]}"
+    user = session(dsn)
+    sql(user, PREPARED[what])
+    sql(user, f"PREPARE TRANSACTION '{gid}'")
+    user.close()
+    one = worker(database, run)
+    claim = one.claim()
+    assert isinstance(claim, UnitClaim)
+
+    def go_on() -> None:
+        at: UnitClaim | None = claim
+        while at is not None:
+            at, _ = one.step(at)
+
+    try:
+        with pytest.raises(LockNotAcquired, match=gid):
+            go_on()
+    finally:
+        one.connection.close()
+        run_sql(dsn, f"{end} PREPARED '{gid}'")
+    steps.assert_exact(database)
+    for _ in stages(database, run):
+        writes(dsn)
+    is_right(dsn, database)
+
+
 # -- transactions that span the swap
 
 
