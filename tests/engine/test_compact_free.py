@@ -11,7 +11,7 @@ import pytest
 
 from airflow_roir.engine import abort, clean_up, health, operations
 from airflow_roir.engine.compact import choosing, compaction
-from airflow_roir.engine.compact.action import Action
+from airflow_roir.engine.compact.action import Action, Kind
 from airflow_roir.engine.compact.budget import Budget
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.compact.worker import CompactWorker
@@ -323,6 +323,26 @@ def test_a_segment_of_one_key_is_not_copied_for_nothing(dsn: str, bytes_after: i
         assert segments(dsn) == [0, 6, 7, 2, 4]
     writes(dsn)
     is_right(dsn, database)
+
+
+def test_a_choice_asks_for_no_split_again_that_had_too_few_keys(dsn: str) -> None:
+    """It would spend its budget on that each night; a month later other keys may have come."""
+    database = plain(dsn)
+    # One key in many rows: the segment is too big.
+    run_sql(dsn, "INSERT INTO t SELECT n, '4', n FROM generate_series(100001, 120000) n", "VACUUM ANALYZE roir_data.g1")
+
+    def splits() -> list[Action]:
+        choice = choosing.choose(database, "ix", segment_bytes=200_000, horizon_days=365)
+        return [one for one in choice.actions if one.kind is Kind.SPLIT]
+
+    [asked] = splits()
+    assert asked.ordinals == (3,)
+    for _ in stages(database, begin(database, asked)):
+        pass
+    assert ["too few keys" in note for note in left_out(database)] == [True]
+    assert splits() == []
+    run_sql(dsn, "UPDATE roir.operation SET started_at = started_at - interval '31 days' WHERE kind = 'compact'")
+    assert [one.ordinals for one in splits()] == [(3,)]
 
 
 # -- two units at a time

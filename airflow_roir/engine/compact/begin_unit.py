@@ -13,7 +13,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import rights
 from airflow_roir.engine.compact import copying, obstacles, touch, undo
 from airflow_roir.engine.compact.cost_model import LEAST_WASTE
-from airflow_roir.engine.compact.unit import UNITS, UnitClaim
+from airflow_roir.engine.compact.unit import FEW_KEYS, UNITS, UnitClaim
 from airflow_roir.engine.database import Database, execute, sqlstate, to_json
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.files import files_of
@@ -43,7 +43,6 @@ BEGUN = """status = 'copying', files = %(files)s::jsonb, cuts = %(cuts)s::jsonb,
        watermark = '[0, 0]', blocks = %(blocks)s, blocks_done = 0, rows = 0"""
 LEFT = "status = 'left', note = %(note)s"
 GONE = "segments of it are gone, or aren't sealed"
-ONE_KEY = "its entries have too few keys for a split, and it wastes too little to be made again"
 WASTE = """
 SELECT bytes_before - bytes_expected >= %(share)s * bytes_before FROM roir.compaction_unit WHERE id = %(unit)s
 """
@@ -86,7 +85,7 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
         if len(claim.parts) > 1 and not made and not _wastes(connection, claim):
             # Else a segment of one key, which is always too big, would be copied for nothing by each compaction.
             undo.drop(connection, claim.generation_id, claim.id)
-            UNITS.commit(connection, job.run, worker, claim, LEFT, {"note": ONE_KEY}, "p.status = 'waiting'")
+            UNITS.commit(connection, job.run, worker, claim, LEFT, {"note": FEW_KEYS}, "p.status = 'waiting'")
             return False
         attempts.lock(connection, by_oid(connection, names), "SHARE ROW EXCLUSIVE")
         touch.install(connection, claim, job.entry, names)

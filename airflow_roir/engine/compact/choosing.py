@@ -16,6 +16,7 @@ from airflow_roir.engine.compact.choice import Choice, pick
 from airflow_roir.engine.compact.cost_model import Known, Terms
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.compact.segments import segments
+from airflow_roir.engine.compact.unit import FEW_KEYS
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.relation_size import relation_sizes
 from airflow_roir.engine.schema import check_schema
@@ -33,6 +34,14 @@ SELECT o.rows_estimate AS rows, s.worked * o.parallelism AS seconds
    AND (SELECT coalesce(sum(l.seconds), 0) FROM roir.throttle_time l WHERE l.operation_id = o.id) <= 0.1 * s.worked
  ORDER BY o.id DESC LIMIT %(most)s
 """
+# Segments for whose split a compaction has found too few keys lately. Their ordinals are never given again.
+UNSPLIT = """
+SELECT DISTINCT u.segments[1] FROM roir.compaction_unit u JOIN roir.operation o ON o.id = u.operation_id
+ WHERE u.generation_id = %(generation)s AND u.status = 'left' AND u.note = %(note)s
+   AND o.started_at > clock_timestamp() - make_interval(days => %(days)s)
+"""
+# Until then other keys may have come.
+UNSPLIT_DAYS = 30
 TELLING_ROWS = 50_000
 MOST_EARLIER = 3
 
@@ -65,10 +74,16 @@ def choose(
             segment_bytes=segment_bytes,
             page=server.page,
             source_bytes=_source_bytes(connection, found),
+            unsplit=_unsplit(connection, generation_id),
         )
         earlier = execute(connection, EARLIER, {"index": found.id, "telling": TELLING_ROWS, "most": MOST_EARLIER}).all()
     rate = _rate(earlier, seen, terms)
     return pick(seen, terms if rate is None else terms.at(rate), budget)
+
+
+def _unsplit(connection: Connection, generation_id: int) -> frozenset[int]:
+    values = {"generation": generation_id, "note": FEW_KEYS, "days": UNSPLIT_DAYS}
+    return frozenset(execute(connection, UNSPLIT, values).scalars())
 
 
 def _source_bytes(connection: Connection, index: Row[Any]) -> int | None:

@@ -86,7 +86,8 @@ class Terms:
 
     now: the server's clock. horizon_days: for how long savings count. segment_bytes: the size that segments should
     have, table and B-tree; None: as their siblings. bytes_per_second: of one worker, read, written and logged.
-    page: bytes of a page. source_bytes: that a rebuild reads; None: not known, at least the tables' own.
+    page: bytes of a page. source_bytes: that a rebuild reads; None: not known, at least the tables' own. unsplit:
+    ordinals of segments that have too few keys for a split.
     """
 
     now: datetime
@@ -95,6 +96,7 @@ class Terms:
     bytes_per_second: float = BYTES_PER_SECOND
     page: int = 8192
     source_bytes: int | None = None
+    unsplit: frozenset[int] = frozenset()
 
     def at(self, bytes_per_second: float) -> Terms:
         """The same, at a rate that was measured."""
@@ -183,11 +185,11 @@ def rewrite(one: Known, terms: Terms) -> Action | None:
 
 
 def split(one: Known, target: int | None, terms: Terms) -> Action | None:
-    """Into parts of about the target. None if the segment isn't too big.
+    """Into parts of about the target. None if the segment isn't too big, or has too few keys for that.
 
     What a split gains is mostly that vacuum, later compactions and builds have bounded units: `SIZE_PRICE`.
     """
-    if not target or one.rows < 2 or one.needed <= too_big(target, terms):
+    if not target or one.rows < 2 or one.needed <= too_big(target, terms) or one.ordinal in terms.unsplit:
         return None
     parts = min(MOST_PARTS, one.rows, max(2, round(one.needed / target)))
     saved, gain = _reading(one, one.needed, parts, terms)

@@ -16,6 +16,8 @@ from airflow_roir.engine.plan import Bound
 from airflow_roir.engine.tables import DATA_SCHEMA
 from airflow_roir.generation_state import UnitStatus
 
+# Why a split is left out, as the next choice reads it.
+FEW_KEYS = "its entries have too few keys for a split, and it wastes too little to be made again"
 ENDED = f"status IN ('{UnitStatus.DONE.value}', '{UnitStatus.LEFT.value}')"
 UNITS = Pieces(
     "unit",
