@@ -13,6 +13,7 @@ from airflow_roir.engine.job import load_job
 from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.run import Run, start_run
 from airflow_roir.errors import LockNotAcquired
+from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 
@@ -91,6 +92,17 @@ def compact(database: Database, *actions: Action, between: Callable[[str], objec
     run = begin(database, *actions)
     for stage in stages(database, run):
         between(stage)
+
+
+def writes(dsn: str) -> None:
+    """Some of each kind; each time to other rows."""
+    run_sql(
+        dsn,
+        "UPDATE t SET v = v + 1000 WHERE id % 40 = 1",
+        "UPDATE t SET k = ((k::int + 1) % 5)::text WHERE id % 40 = 2",
+        "DELETE FROM t WHERE id IN (SELECT id FROM t WHERE id % 10 = 3 ORDER BY id LIMIT 2)",
+        "INSERT INTO t SELECT max(id) + 1, '3', 1 FROM t",
+    )
 
 
 def segments(dsn: str) -> list[int]:

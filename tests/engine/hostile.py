@@ -191,6 +191,27 @@ class Scene:
         one.close()
         return bool(called)
 
+    def create_word(self) -> None:
+        """A superuser's domain, `public.word`, by which he may make columns."""
+        run_sql(
+            self.dsn,
+            f"GRANT ALL ON SCHEMA public TO {self.owner}",
+            "CREATE FUNCTION public.known(text) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT true'",
+            "CREATE DOMAIN public.word AS text CHECK (public.known(VALUE))",
+        )
+
+    def give_word_away(self) -> None:
+        """It becomes his, and its checks his code."""
+        run_sql(
+            self.dsn,
+            f"ALTER DOMAIN public.word OWNER TO {self.owner}",
+            f"ALTER FUNCTION public.known(text) OWNER TO {self.owner}",
+        )
+        self.as_owner(
+            "CREATE OR REPLACE FUNCTION public.known(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS "
+            "$$ BEGIN RETURN evil.try(); END $$"
+        )
+
 
 @pytest.fixture(params=ROLES)
 def scene(request: pytest.FixtureRequest, dsn: str) -> Iterator[Scene]:

@@ -106,7 +106,7 @@ def test_what_is_warned_of_is_not_hidden_by_new_segments(dsn: str, what: str, wh
     assert "roir_data.g1" in warning
 
 
-# What goes with its table, or comes again with the base, is in nobody's way.
+# What is dropped with its segment, or comes again with the base, keeps no unit from its swap.
 HANGERS = {
     "index": "CREATE INDEX mine ON roir_data.g1_s001 (c2)",
     "statistics": "CREATE STATISTICS mine ON c1, c2 FROM roir_data.g1_s001",
@@ -178,12 +178,7 @@ def test_no_step_gives_an_owner_rights(scene: Scene, door: str) -> None:
 )
 def test_bounds_that_come_to_hold_values_of_a_domain_are_not_read(scene: Scene, action: Action, when: str) -> None:
     """A superuser's type may be given away after the build: whatever writes to new segments would run its checks."""
-    run_sql(
-        scene.dsn,
-        f"GRANT ALL ON SCHEMA public TO {scene.owner}",
-        "CREATE FUNCTION public.known(text) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT true'",
-        "CREATE DOMAIN public.word AS text CHECK (public.known(VALUE))",
-    )
+    scene.create_word()
     scene.as_owner(
         "CREATE TABLE evil.t (id int PRIMARY KEY, k public.word[], v text)",
         "INSERT INTO evil.t SELECT i, ARRAY[i::text]::public.word[], 'v' FROM generate_series(1, 60) i",
@@ -192,15 +187,7 @@ def test_bounds_that_come_to_hold_values_of_a_domain_are_not_read(scene: Scene, 
     going = stages(scene.database, begin(scene.database, action, index="evil.ix"))
     if when != "before":
         until(going, when)
-    run_sql(
-        scene.dsn,
-        f"ALTER DOMAIN public.word OWNER TO {scene.owner}",
-        f"ALTER FUNCTION public.known(text) OWNER TO {scene.owner}",
-    )
-    scene.as_owner(
-        "CREATE OR REPLACE FUNCTION public.known(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS "
-        "$$ BEGIN RETURN evil.try(); END $$"
-    )
+    scene.give_word_away()
     for stage in going:
         assert not scene.gains(), stage
     assert not scene.gains()
@@ -367,7 +354,7 @@ def test_a_long_comparison_of_nulls_gives_way_to_every_swap_of_its_compaction(ds
     swapping = threading.Thread(target=other.step, args=(claim,))
     summed = r"^SELECT count\(\*\), coalesce\(sum\("
     for_long = "SELECT (SELECT count(*) FROM (SELECT pg_sleep(20) OFFSET 0) s) - 1 + count(*), coalesce(sum("
-    # Compared by itself before: now it only swaps.
+    # It is compared already: now it only swaps.
     other._compared = True
     with changed(database, summed, for_long), before(database, "SELECT (SELECT", swapping.start):
         nulls.step(of_nulls)

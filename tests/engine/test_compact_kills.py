@@ -12,9 +12,8 @@ from airflow_roir.engine import health
 from airflow_roir.engine.compact.unit import UnitClaim
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.run import start_run
-from tests.conftest import run_sql
 from tests.engine import steps
-from tests.engine.compacting import act, begin, left_over, small, stages, worker
+from tests.engine.compacting import act, begin, left_over, small, stages, worker, writes
 from tests.engine.steps import session, sql
 
 pytestmark = pytest.mark.sample(3, 8)
@@ -42,17 +41,6 @@ def killed(database: Database, at: int) -> Iterator[list[str]]:
         yield sent
     finally:
         event.remove(database.engine, "before_cursor_execute", look)
-
-
-def writes(dsn: str) -> None:
-    """Some of each kind; each time to other rows."""
-    run_sql(
-        dsn,
-        "UPDATE t SET v = v + 1000 WHERE id % 40 = 1",
-        "UPDATE t SET k = ((k::int + 1) % 5)::text WHERE id % 40 = 2",
-        "DELETE FROM t WHERE id IN (SELECT id FROM t WHERE id % 10 = 3 ORDER BY id LIMIT 2)",
-        "INSERT INTO t SELECT max(id) + 1, '3', 1 FROM t",
-    )
 
 
 def scene(dsn: str) -> Database:

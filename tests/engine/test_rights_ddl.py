@@ -239,12 +239,7 @@ def test_bounds_that_hold_values_of_his_domain_are_refused(scene: Scene) -> None
 
 def given_away(scene: Scene, *more: str) -> None:
     """A published index of his table, whose bounds hold values of a superuser's domain; then it becomes his."""
-    run_sql(
-        scene.dsn,
-        f"GRANT ALL ON SCHEMA public TO {scene.owner}",
-        "CREATE FUNCTION public.known(text) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT true'",
-        "CREATE DOMAIN public.word AS text CHECK (public.known(VALUE))",
-    )
+    scene.create_word()
     scene.as_owner(
         "CREATE TABLE evil.t (id public.word[] PRIMARY KEY, k text, v text) PARTITION BY RANGE (id)",
         "CREATE TABLE evil.t1 PARTITION OF evil.t FOR VALUES FROM ('{a}') TO ('{b}')",
@@ -252,15 +247,7 @@ def given_away(scene: Scene, *more: str) -> None:
     )
     steps.make_index(scene.database, "evil.ix", "evil.t", include="v", parallelism=2, segments=3, ranges=3)
     run_sql(scene.dsn, *more)
-    run_sql(
-        scene.dsn,
-        f"ALTER DOMAIN public.word OWNER TO {scene.owner}",
-        f"ALTER FUNCTION public.known(text) OWNER TO {scene.owner}",
-    )
-    scene.as_owner(
-        "CREATE OR REPLACE FUNCTION public.known(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS "
-        "$$ BEGIN RETURN evil.try(); END $$"
-    )
+    scene.give_word_away()
     scene.tried()
 
 

@@ -6,6 +6,7 @@ Every kind of piece, at every step of the work of the run that took over, and wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -18,24 +19,12 @@ from airflow_roir.engine.run import Run, start_run
 from airflow_roir.engine.verify import compare
 from airflow_roir.errors import Fenced
 from airflow_roir.operation import Status
-from tests.conftest import run_sql
 from tests.engine import compacting, steps, verifying
 
 pytestmark = pytest.mark.sample(3)
 
 # A zombie's next step, and how the run that took over goes on, one piece at a time.
 Scene = tuple[Callable[[], object], Callable[[Run], Iterator[object]]]
-
-
-def writes(dsn: str) -> None:
-    """Some of each kind; each time to other rows."""
-    run_sql(
-        dsn,
-        "UPDATE t SET v = v + 1000 WHERE id % 40 = 1",
-        "UPDATE t SET k = ((k::int + 1) % 5)::text WHERE id % 40 = 2",
-        "DELETE FROM t WHERE id IN (SELECT id FROM t WHERE id % 10 = 3 ORDER BY id LIMIT 2)",
-        "INSERT INTO t SELECT max(id) + 1, '3', 1 FROM t",
-    )
 
 
 def of_range(database: Database, begun: int) -> Scene:
@@ -61,7 +50,7 @@ def of_range(database: Database, begun: int) -> Scene:
     return (lambda: one.batch(claim)), later
 
 
-def of_segment(database: Database, indexed: int, unique: bool = False) -> Scene:
+def of_segment(database: Database, indexed: bool, unique: bool = False) -> Scene:
     """A segment before its index, or before its vacuum."""
     _, run = steps.begin(database, keys="id,k" if unique else "k,v", unique=unique, ranges=2, segments=2)
     steps.build_all(database, run)
@@ -71,11 +60,11 @@ def of_segment(database: Database, indexed: int, unique: bool = False) -> Scene:
     one = seal.SealWorker(database, connection, job, 0)
     claim = one.claim()
     assert isinstance(claim, seal.SegmentClaim)
-    next_step: Callable[[], object] = lambda: one.index(claim)  # noqa: E731
+    next_step: Callable[[], object] = partial(one.index, claim)
     if indexed:
         held = one.index(claim)
         assert held is not None
-        next_step = lambda: one.vacuum(held)  # noqa: E731
+        next_step = partial(one.vacuum, held)
 
     def later(run: Run) -> Iterator[object]:
         yield from seal.work(database, run, 0)
@@ -86,7 +75,7 @@ def of_segment(database: Database, indexed: int, unique: bool = False) -> Scene:
     return next_step, later
 
 
-def of_verification(database: Database, check: int) -> Scene:
+def of_verification(database: Database, check: bool) -> Scene:
     """A unit that is to be summed, or one whose rows are to be compared one by one."""
     steps.make_index(database, keys="k,v", segments=2)
     # Only a part: its rows are compared at once.
@@ -120,15 +109,15 @@ def of_compaction(database: Database, stage: str) -> Scene:
 
 
 SCENES: dict[str, Callable[[Database], Scene]] = {
-    "a range": lambda database: of_range(database, 0),
-    "a range that is half copied": lambda database: of_range(database, 1),
-    "a segment without its index": lambda database: of_segment(database, 0),
-    "a segment without its unique index": lambda database: of_segment(database, 0, unique=True),
-    "a segment without its vacuum": lambda database: of_segment(database, 1),
-    "a unit that is summed": lambda database: of_verification(database, 0),
-    "a unit whose rows are compared": lambda database: of_verification(database, 1),
+    "a range": partial(of_range, begun=0),
+    "a range that is half copied": partial(of_range, begun=1),
+    "a segment without its index": partial(of_segment, indexed=False),
+    "a segment without its unique index": partial(of_segment, indexed=False, unique=True),
+    "a segment without its vacuum": partial(of_segment, indexed=True),
+    "a unit that is summed": partial(of_verification, check=False),
+    "a unit whose rows are compared": partial(of_verification, check=True),
     **{
-        f"a unit of a compaction, {stage}": lambda database, stage=stage: of_compaction(database, stage)  # type: ignore[misc]
+        f"a unit of a compaction, {stage}": partial(of_compaction, stage=stage)
         for stage in ("waiting", "copying", "indexing", "folding")
     },
 }
@@ -139,7 +128,7 @@ def test_it_is_fenced_and_changes_nothing(dsn: str, scene: str) -> None:
     steps.make_table(dsn, 200)
     database = compacting.small(dsn)
     zombie, later = SCENES[scene](database)
-    writes(dsn)
+    compacting.writes(dsn)
     taken_over = start_run(database, "ix", "next", take_over=True)
 
     def comes_back() -> None:
@@ -148,7 +137,7 @@ def test_it_is_fenced_and_changes_nothing(dsn: str, scene: str) -> None:
 
     comes_back()
     for _ in later(taken_over):
-        writes(dsn)
+        compacting.writes(dsn)
         comes_back()
     steps.assert_exact(database)
     assert compacting.left_over(dsn) == []

@@ -68,25 +68,27 @@ def begin(database: Database, job: Job, worker: int, claim: UnitClaim, report: C
         cuts = _cuts(connection, job, claim)
     names = [physical.segment(claim.generation_id, ordinal) for ordinal in claim.segments]
 
+    def leave_out(connection: Connection, note: str) -> bool:
+        UNITS.commit(connection, job.run, worker, claim, LEFT, {"note": note}, "p.status = 'waiting'")
+        return False
+
     def body(connection: Connection) -> bool:
         read_running(connection, job.run)
         if not UNITS.is_held(connection, job.run, claim):
             raise UNITS.fenced(job.run, worker, claim)
         edges = _edges(connection, claim)
         if edges is None:
-            UNITS.commit(connection, job.run, worker, claim, LEFT, {"note": GONE}, "p.status = 'waiting'")
-            return False
-        if found := obstacles.obstacle(connection, claim, job.entry, oids_of(connection, names)):
-            UNITS.commit(connection, job.run, worker, claim, LEFT, {"note": found}, "p.status = 'waiting'")
-            return False
-        kept = execute(connection, KEPT, {"oid": oids_of(connection, names)[0]}).one()
+            return leave_out(connection, GONE)
+        oids = oids_of(connection, names)
+        if found := obstacles.obstacle(connection, claim, job.entry, oids):
+            return leave_out(connection, found)
+        kept = execute(connection, KEPT, {"oid": oids[0]}).one()
         execute(connection, copying.IN_TABLESPACE, {"name": kept.tablespace})
         made = _create(connection, claim, job.entry, edges, cuts, kept.settings)
         if len(claim.parts) > 1 and not made and not _wastes(connection, claim):
             # Else a segment of one key, which is always too big, would be copied for nothing by each compaction.
             undo.drop(connection, claim.generation_id, claim.id)
-            UNITS.commit(connection, job.run, worker, claim, LEFT, {"note": FEW_KEYS}, "p.status = 'waiting'")
-            return False
+            return leave_out(connection, FEW_KEYS)
         attempts.lock(connection, by_oid(connection, names), "SHARE ROW EXCLUSIVE")
         touch.install(connection, claim, job.entry, names)
         oids = oids_of(connection, names)
