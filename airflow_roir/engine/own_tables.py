@@ -6,6 +6,7 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import QualifiedName, argument
 from airflow_roir.engine import generation as physical
+from airflow_roir.engine import view_check
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
 
@@ -27,23 +28,18 @@ SELECT b.oid IS NOT NULL AS base,
        roir.table_additions(%(generation)s) AS additions
   FROM (SELECT to_regclass(%(base)s)::oid AS oid) b
 """
-# hides: by the guard against older snapshots, or of partitions that are leaving or joining.
 VIEW = """
 SELECT c.relkind::text AS kind, b.oid = ANY (r.relations) AS shows,
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
        has_schema_privilege(c.relowner, 'roir_data', 'USAGE') AND has_table_privilege(c.relowner, b.oid, 'SELECT')
-       AS readable, pg_get_userbyid(c.relowner) AS owner,
-       position('WHERE' IN pg_get_viewdef(c.oid)) > 0 AS filters,
-       'roir.published(bigint, integer)'::regprocedure = ANY (r.functions) OR EXISTS (
-         SELECT FROM roir.source_partition p WHERE p.generation_id = %(generation)s AND p.status <> 'present') AS hides
+       AS readable, pg_get_userbyid(c.relowner) AS owner
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
  CROSS JOIN (SELECT to_regclass(%(base)s)::oid AS oid) b
  CROSS JOIN LATERAL (
        SELECT array_agg(d.refobjid) FILTER (WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid <> c.oid)
-              AS relations,
-              array_agg(d.refobjid) FILTER (WHERE d.refclassid = 'pg_proc'::regclass) AS functions
+              AS relations
          FROM pg_rewrite w JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid
         WHERE w.ev_class = c.oid) r
  WHERE n.nspname = %(schema)s AND c.relname = %(name)s
@@ -100,9 +96,10 @@ def _view(connection: Connection, name: QualifiedName, generation_id: int, entry
     remedy = f"Rebuild the index, which makes the view again: roir build {argument(name)}"
     if row is None:
         return [f"its view {name.sql} is gone, or has another name. Rename it back. Or: {remedy}"]
-    if row.kind != "v" or not row.shows:
+    wrong = view_check.seen(connection, name, generation_id)
+    if row.kind != "v" or (not row.shows and wrong is None):
         return [f"{name.sql} is another relation now, not its view. Drop or rename it. {remedy}"]
-    if row.columns != [column.source for column in entry.columns] or (row.filters and not row.hides):
+    if row.columns != [column.source for column in entry.columns]:
         return [f"its view {name.sql} was altered, and may show wrong entries. Drop it. {remedy}"]
     if not row.readable:
         base = physical.base(generation_id)
@@ -110,4 +107,6 @@ def _view(connection: Connection, name: QualifiedName, generation_id: int, entry
             f"its view {name.sql} belongs to {row.owner}, who may not read {base}, so no role can read the view. "
             "Give the view back to the role that roir connects as: ALTER VIEW … OWNER TO …"
         ]
+    if wrong is not None:
+        return [f"its view {name.sql} {wrong}, so readers see other rows than its table's. {view_check.remedy(name)}"]
     return []

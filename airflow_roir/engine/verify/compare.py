@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, update
 
 from airflow_roir.definition import VerifyOptions
 from airflow_roir.engine import by_threads as threads
-from airflow_roir.engine import catalog, marks, operations, tables
+from airflow_roir.engine import catalog, marks, operations, tables, view_check
 from airflow_roir.engine.claims import WorkLeft
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.governor.governing import governing
@@ -87,6 +87,8 @@ def finish(database: Database, run: Run) -> None:
             partial = VerifyOptions(**found.options).is_partial
             if stage == "check" and not partial and _plan_last(connection, row, found, is_apart):
                 return
+            if row.kind == "verify":
+                view_check.verify(connection, found.id, found.generation_id, VerifyOptions(**found.options).repair)
             verification.close(connection, found)
             if row.kind == "verify":
                 _complete(connection, row, run)

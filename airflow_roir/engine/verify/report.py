@@ -23,7 +23,8 @@ class VerifyReport:
     """What a verification found. rows, entries: of source and index, that were looked at.
 
     different: the entry is there, but its included or equal-yet-distinct values differ. corrupt: B-trees that amcheck
-    or a lookup refused. damaged: heap and index of the table, or of the entries, disagree, so that a lookup can't tell.
+    or a lookup refused. damaged: heap and index of the table, or of the entries, disagree, so that a lookup can't tell;
+    or the view is wrong.
     duplicate: rows of a unique index without an entry, since another row has their key.
     mended: those of all these that a repair has repaired, or that were right when it looked again. complete: False if a
     sample, a slice or a time limit left something out.
@@ -120,6 +121,10 @@ def described(one: dict[str, Any]) -> str:
     """A discrepancy of a report in one line."""
     if one["kind"] == "corrupt":
         return f"corrupt: {one['entry']}"
+    if not one["key"]:
+        # Of a view.
+        outcome = f" ({one['outcome']})" if one["outcome"] else ""
+        return f"{one['kind']}: {one['detail']}{outcome}"
     where = ", ".join(f"{name} {value}" for name, value in {**one["key"], **one["primary_key"]}.items())
     outcome = f" ({one['outcome']})" if one["outcome"] else ""
     detail = f"; {one['detail']}" if one["detail"] else ""
@@ -132,8 +137,8 @@ def _named(row: Row[Any], entry: Entry) -> dict[str, Any]:
     key = [column.source for column in columns[: entry.key]]
     primary_key = [columns[i].source for i in entry.identity_positions if columns[i].primary_key]
     everything = [column.source for column in columns]
-    # Of a B-tree that is corrupt there are no columns.
-    named = row.kind != "corrupt"
+    # Of a B-tree that is corrupt, and of a view, there are no columns.
+    named = row.kind != "corrupt" and bool(row.key)
     return {
         "kind": row.kind,
         "key": dict(zip(key, row.key, strict=True)) if named else row.key,

@@ -1,0 +1,161 @@
+"""Whether an index's view is the one that the control tables call for: which generation it shows, and what it hides.
+
+A verification compares entries with rows. It would find nothing wrong behind a view that shows others.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import QualifiedName, argument
+from airflow_roir.engine import generation as physical
+from airflow_roir.engine import view
+from airflow_roir.engine.database import execute
+from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.limits import limits_of
+from airflow_roir.engine.trouble import Trouble, trouble_of
+from airflow_roir.errors import InvariantViolated
+
+# condition: what it must hide. ours: it shows entries of the index, be they another generation's; else it is a user's.
+LOOK = """
+SELECT c.oid::bigint AS oid, pg_get_viewdef(c.oid) AS definition,
+       roir.is_shown(%(generation)s, 'b') AS condition,
+       'roir.published(bigint, integer)'::regprocedure = ANY (r.functions) AS guarded,
+       to_regclass(%(base)s)::oid = ANY (r.relations) AS shows,
+       EXISTS (SELECT FROM roir.generation x
+                WHERE x.index_id = i.id AND to_regclass('roir_data.g' || x.id)::oid = ANY (r.relations)) AS ours,
+       r.relations <@ ARRAY[c.oid, to_regclass(%(base)s)::oid, i.source_oid::oid] AS reads_ours,
+       g.layout, g.status = 'active' AS active
+  FROM roir.generation g
+  JOIN roir.index i ON i.id = g.index_id
+  JOIN pg_namespace n ON n.nspname = %(schema)s
+  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = %(name)s AND c.relkind = 'v'
+ CROSS JOIN LATERAL (
+       SELECT array_agg(d.refobjid) FILTER (WHERE d.refclassid = 'pg_class'::regclass) AS relations,
+              coalesce(array_agg(d.refobjid) FILTER (WHERE d.refclassid = 'pg_proc'::regclass), '{}') AS functions
+         FROM pg_rewrite w JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid
+        WHERE w.ev_class = c.oid) r
+ WHERE g.id = %(generation)s
+"""
+# One for each partition, whatever else the condition says.
+HIDDEN = re.compile(r"FROM\s+\(\s*SELECT\s+b\.c\d+\s+AS\s")
+
+
+def remedy(name: QualifiedName) -> str:
+    """What makes the view again."""
+    return f"Run: roir verify {argument(name)} --repair, which makes the view again"
+
+
+def seen(connection: Connection, name: QualifiedName, generation_id: int) -> str | None:
+    """What is wrong with the view, as far as its definition tells at a look that changes nothing and needs no right."""
+    # Who publishes or detaches can be between what a statement reads of the tables and of the view.
+    return _seen(connection, name, generation_id) and _seen(connection, name, generation_id)
+
+
+def _seen(connection: Connection, name: QualifiedName, generation_id: int) -> str | None:
+    asked = {"generation": generation_id, "base": physical.base(generation_id)}
+    row = execute(connection, LOOK, {**asked, "schema": name.schema, "name": name.name}).first()
+    if row is None or not row.active or not row.ours:
+        return None
+    if not row.shows:
+        return "shows another generation than the active one"
+    if not row.reads_ours:
+        return "reads other relations besides its entries"
+    must, hides = (len(HIDDEN.findall(text or "")) for text in (row.condition, row.definition))
+    if hides < must:
+        return "shows entries of partitions that are leaving or joining"
+    if hides > must:
+        return "looks for entries of partitions that are leaving or joining where there are none"
+    if not must and not row.guarded and "WHERE" in row.definition:
+        return "leaves entries out"
+    if not row.guarded and (older := [one for one in view.old_snapshots(connection, generation_id) if one.known]):
+        return f"doesn't refuse the older snapshot of {older[0]}, which may miss entries"
+    return None
+
+
+def difference(connection: Connection, name: QualifiedName, generation_id: int, entry: Entry) -> str | None:
+    """What is wrong with the view: its definition isn't that of a view that is made for it here, and taken back."""
+    found = None
+    for _ in range(2):
+        if not (found := _seen(connection, name, generation_id) or _compared(connection, name, generation_id, entry)):
+            return None
+    return found
+
+
+def _compared(connection: Connection, name: QualifiedName, generation_id: int, entry: Entry) -> str | None:
+    asked = {"generation": generation_id, "base": physical.base(generation_id)}
+    row = execute(connection, LOOK, {**asked, "schema": name.schema, "name": name.name}).first()
+    if row is None or not row.active or not row.ours:
+        return None
+    guard = f"(SELECT roir.published({generation_id}{f', {row.layout}' if row.layout else ''}))"
+    conditions = [*([guard] if row.guarded else []), *([row.condition] if row.condition else [])]
+    twin = QualifiedName("roir_data", f"g{generation_id}_wanted")
+    where = f" b WHERE {' AND '.join(conditions)}" if conditions else ""
+    attempt = connection.begin_nested()
+    try:
+        execute(connection, view.statement(twin, generation_id, entry) + where)
+        wanted = execute(connection, f"SELECT pg_get_viewdef('{twin.sql}'::regclass)").scalar_one()
+    finally:
+        attempt.rollback()
+    return None if _text(wanted) == _text(row.definition) else "was replaced by another query"
+
+
+# As of a worker of a verification, it is without a unit.
+NOTE = """
+INSERT INTO roir.discrepancy (verification_id, unit_id, kind, key, primary_key, detail, outcome, mended_at)
+VALUES (%(verification)s, 0, 'damaged', '[]', '[]', %(detail)s, %(outcome)s,
+        CASE WHEN %(outcome)s IS NOT NULL THEN clock_timestamp() END)
+"""
+ACTIVE = """
+SELECT i.id AS index_id, i.schema_name, i.name, g.entry FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+ WHERE g.id = %(generation)s AND g.status = 'active'
+"""
+
+
+def verify(connection: Connection, verification_id: int, generation_id: int, mend: bool) -> None:
+    """As a part of a verification: what is wrong with the view is damage; by a repair the view is made again.
+
+    Where readers hold the view for so long that it can't be, the damage stays, and the remedy is to repeat it.
+    """
+    row = execute(connection, ACTIVE, {"generation": generation_id}).first()
+    if row is None:
+        return
+    name, entry = QualifiedName(row.schema_name, row.name), Entry.from_json(row.entry)
+    if (wrong := difference(connection, name, generation_id, entry)) is None:
+        return
+    outcome = None
+    if mend and _mended(connection, name, row.index_id, generation_id, entry):
+        outcome = "mended"
+    detail = f"view {name} {wrong}. {remedy(name)}"
+    execute(connection, NOTE, {"verification": verification_id, "detail": detail, "outcome": outcome})
+
+
+def _mended(connection: Connection, name: QualifiedName, index_id: int, generation_id: int, entry: Entry) -> bool:
+    attempt = connection.begin_nested()
+    try:
+        execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).attempt_ms}")
+        view.show(connection, name, index_id, generation_id, entry)
+        view.hide(connection, generation_id)
+        # Under the lock of the view: whoever publishes has had it before, or waits for it.
+        if execute(connection, ACTIVE, {"generation": generation_id}).first() is None:
+            attempt.rollback()
+            return False
+        execute(connection, "SET LOCAL lock_timeout = 0")
+        attempt.commit()
+        return True
+    except InvariantViolated:
+        attempt.rollback()
+        return False
+    except DBAPIError as error:
+        if trouble_of(error) is not Trouble.LOST or error.connection_invalidated:
+            raise
+        attempt.rollback()
+        return False
+
+
+def _text(definition: str) -> str:
+    """Without the alias that the entries have or haven't."""
+    return re.sub(r"\b(roir_data\.g\d+) b\b", r"\1", re.sub(r"\s+", " ", definition))

@@ -1,0 +1,133 @@
+"""A verification looks through the view: at which generation it shows, what it hides, and whether it is ours at all."""
+
+from __future__ import annotations
+
+import psycopg2.extensions
+import pytest
+
+from airflow_roir.definition import VerifyOptions
+from airflow_roir.engine import clean_up, health, revert
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.verify import report
+from airflow_roir.engine.verify.compare import verify
+from tests.conftest import run_sql
+from tests.engine import meeting, steps
+from tests.engine.steps import sql
+from tests.engine.test_partitions import make
+
+pytestmark = pytest.mark.sample(3)
+
+QUERY = "SELECT {columns} FROM roir_data.g{generation} b"
+COLUMNS = "b.c1 AS k, b.c2 AS d, b.c3 AS id, b.c4 AS v"
+# What was done to the view, and what is said of it. shown: its query as it must be.
+WRONG = {
+    "plain": ("CREATE OR REPLACE VIEW ix AS SELECT {columns} FROM roir_data.g2 b", "shows entries of partitions"),
+    "another generation": ("CREATE OR REPLACE VIEW ix AS SELECT {columns} FROM roir_data.g1 b", "another generation"),
+    "another condition": (
+        "CREATE OR REPLACE VIEW ix AS SELECT {columns} FROM roir_data.g2 b WHERE NOT (SELECT d > 20 FROM "
+        "(SELECT b.c2 AS d, b.c3 AS id) e)",
+        "was replaced by another query",
+    ),
+    "other rows": (
+        "CREATE OR REPLACE VIEW ix AS {shown} AND b.c3 <> 7",
+        "was replaced by another query",
+    ),
+    "another table": (
+        "CREATE TABLE o (id int); CREATE OR REPLACE VIEW ix AS {shown} UNION ALL SELECT NULL, NULL, id, 0 FROM o",
+        "reads other relations",
+    ),
+    "other values": ("CREATE OR REPLACE VIEW ix AS {changed}", "was replaced by another query"),
+}
+
+
+def hiding(database: Database, dsn: str) -> None:
+    """`ix`, of a rebuild, without a guard, hides the entries of t0."""
+    make(dsn)
+    steps.make_index(database, include="v")
+    steps.make_index(database, "ix", None, None)
+    clean_up.clean_up(database)
+    run_sql(dsn, "SELECT roir.detach_partition('t0')")
+
+
+def warned(database: Database) -> list[str]:
+    with database.transaction() as connection:
+        return health.warnings(connection)
+
+
+def differences(dsn: str) -> list[tuple[object, ...]]:
+    return sql(steps.session(dsn), meeting.DIFFERENCE)
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_what_is_wrong_with_the_view_is_found_and_repaired(database: Database, dsn: str, how: str) -> None:
+    """Seen to be exact without the look at the view."""
+    hiding(database, dsn)
+    shown = sql(steps.session(dsn), "SELECT rtrim(pg_get_viewdef('ix'::regclass), ';')")[0][0]
+    statement, said = WRONG[how]
+    changed = shown.replace("c4 AS v", "c4 + 1 AS v")
+    run_sql(dsn, statement.format(columns=COLUMNS, shown=shown, changed=changed))
+    found = verify(database, "ix")
+    assert (found.is_exact, found.damaged) == (False, 1)
+    assert said in report.described(found.first[0])
+    assert "--repair" in report.described(found.first[0])
+    if "another query" not in said:
+        assert said in " ".join(warned(database))
+    repaired = verify(database, "ix", VerifyOptions(repair=True))
+    assert (repaired.is_exact, repaired.damaged, repaired.mended) == (True, 1, 1)
+    assert differences(dsn) == []
+    assert warned(database) == []
+    assert verify(database, "ix").damaged == 0
+
+
+def test_a_guard_that_is_lost_while_older_snapshots_live_is_found(database: Database, dsn: str) -> None:
+    make(dsn)
+    old = steps.old_session(dsn)
+    steps.make_index(database, include="v")
+    run_sql(dsn, f"CREATE OR REPLACE VIEW ix AS SELECT {COLUMNS} FROM roir_data.g1 b")
+    assert "older snapshot of pid" in " ".join(warned(database))
+    assert not verify(database, "ix").is_exact
+    assert verify(database, "ix", VerifyOptions(repair=True)).is_exact
+    with pytest.raises(psycopg2.errors.SerializationFailure):
+        sql(old, "SELECT count(*) FROM ix")
+    old.close()
+    assert clean_up.clean_up(database).guards_removed == 1
+    assert (warned(database), verify(database, "ix").is_exact) == ([], True)
+
+
+@pytest.mark.parametrize("state", ["guarded", "plain", "hiding", "joining", "reverted"])
+def test_a_view_as_it_must_be_is_right(database: Database, dsn: str, state: str) -> None:
+    make(dsn)
+    steps.make_index(database, include="v")
+    steps.make_index(database, "ix", None, None)
+    if state == "reverted":
+        revert.revert(database, "ix", "test")
+    if state == "plain":
+        clean_up.clean_up(database)
+    if state in ("hiding", "joining"):
+        run_sql(dsn, "SELECT roir.detach_partition('t0')")
+    if state == "joining":
+        run_sql(dsn, "SELECT roir.begin_attach('t', 't0', 'FOR VALUES FROM (40) TO (50)')")
+    assert warned(database) == []
+    assert verify(database, "ix").is_exact
+
+
+def test_readers_who_hold_the_view_keep_a_repair_from_it_and_are_not_waited_for(database: Database, dsn: str) -> None:
+    hiding(database, dsn)
+    run_sql(dsn, f"CREATE OR REPLACE VIEW ix AS SELECT {COLUMNS} FROM roir_data.g2 b")
+    reader = steps.session(dsn)
+    sql(reader, "SELECT count(*) FROM ix")
+    found = verify(database, "ix", VerifyOptions(repair=True))
+    assert (found.is_exact, found.damaged, found.mended) == (False, 1, 0)
+    reader.rollback()
+    assert verify(database, "ix", VerifyOptions(repair=True)).is_exact
+
+
+def test_a_view_that_users_built_on_it_is_theirs(database: Database, dsn: str) -> None:
+    hiding(database, dsn)
+    run_sql(dsn, "CREATE VIEW mine AS SELECT k FROM ix WHERE k > '1'")
+    assert verify(database, "ix", VerifyOptions(repair=True)).damaged == 0
+    run_sql(dsn, f"CREATE OR REPLACE VIEW ix AS SELECT {COLUMNS} FROM roir_data.g2 b")
+    assert verify(database, "ix", VerifyOptions(repair=True)).mended == 1
+    assert sql(steps.session(dsn), "SELECT count(*) FROM mine") == sql(
+        steps.session(dsn), "SELECT count(*) FROM t WHERE k > '1'"
+    )
