@@ -97,7 +97,7 @@ class Meeting:
             thread.join()
         if self.readers == "snapshots":
             self._take("after")
-        self._compare("afterwards")
+        self.compare("afterwards")
         self._settle()
         return seen
 
@@ -146,7 +146,7 @@ class Meeting:
         then.append(thread := self._thread(lambda: self._do(self.second, self.other, "second")))
         while thread.is_alive() and not sql(self.watch, WAITS, "second")[0][0]:
             pass
-        self._compare("in the gap")
+        self.compare("in the gap")
         if self.readers == "snapshots":
             self._take("after the second one's turn")
 
@@ -216,7 +216,7 @@ class Meeting:
 
     # -- what it must be like
 
-    def _compare(self, moment: str) -> None:
+    def compare(self, moment: str) -> None:
         """What each reader sees by the view is what the table shows him."""
         with closing(steps.session(self.dsn)) as now:
             sql(now, "SET lock_timeout = '20ms'")
@@ -247,7 +247,7 @@ class Meeting:
                     self.found.append(f"{command} fails again: {again}")
         for _ in range(2):
             self._do("clean-up", self.other, "clean-up")
-        self._compare("after a clean-up")
+        self.compare("after a clean-up")
         with self.other.transaction() as connection:
             self.found += [f"status: {line}" for line in health.warnings(connection)]
             there = connection.exec_driver_sql("SELECT to_regclass('public.ix') IS NOT NULL").scalar_one()
@@ -271,7 +271,7 @@ class Meeting:
             report = verifying.verify(self.other, "ix")
             if not report.is_exact:
                 self.found.append(f"verify: {report}")
-            self._compare("at last")
+            self.compare("at last")
 
     def _unfinished(self) -> bool:
         with self.other.transaction() as connection:
