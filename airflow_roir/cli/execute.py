@@ -65,9 +65,9 @@ def carry_on(database: Database, index: str, spark: CommandSpark, take_over: boo
             spark.release()
             if now.status == Status.PAUSED:
                 # Now: a pause that comes in between must not be lifted with this one.
-                operations.resume(database, index, operations.default_actor())
+                operations.resume(database, index, operations.default_actor(), row.id)
             try:
-                finalize.finalize(database, index, owner, say, take_over=taking_over)
+                finalize.finalize(database, index, owner, say, take_over=taking_over, operation=row.id)
             except DuplicatesFound as error:
                 say(str(error))
             except (OperationPaused, OperationQueued):
@@ -212,7 +212,7 @@ def _turns(
                 long_pause.settle(database, owner, operation_id, tell=lambda pause: say(pause.text))
             time.sleep(WAIT_S if wait.seconds is None else max(min(wait.seconds, WAIT_S), 0.1))
     except KeyboardInterrupt:
-        _pause_quietly(database, index)
+        _pause_quietly(database, index, operation_id)
 
 
 def _now(database: Database, operation_id: int) -> tuple[OperationRow, bool]:
@@ -242,12 +242,12 @@ def _on_spark(
 ) -> int:
     if row.status == Status.PAUSED:
         # Now, and not when the driver is up: a pause that comes in between must not be lifted with this one.
-        operations.resume(database, index, operations.default_actor())
+        operations.resume(database, index, operations.default_actor(), row.id)
     spark.relay = relay
     driver = spark.drive(row.id, index, owner, take_over)
     code = _follow(
         driver,
-        lambda: _pause_quietly(database, index),
+        lambda: _pause_quietly(database, index, row.id),
         lambda: _has_paused(database, row.id, owner),
     )
     # Who has to queue again asks again.
@@ -310,9 +310,9 @@ def _has_paused(database: Database, operation_id: int, owner: str) -> bool:
         return False
 
 
-def _pause_quietly(database: Database, index: str) -> None:
+def _pause_quietly(database: Database, index: str, operation_id: int) -> None:
     try:
-        operations.pause(database, index, operations.default_actor(), "interrupted")
+        operations.pause(database, index, operations.default_actor(), "interrupted", operation_id)
     except RoirError as error:
         say(str(error))
 

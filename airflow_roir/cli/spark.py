@@ -69,7 +69,8 @@ class CommandSpark:
         assert self._driver is not None
         log = spark_log(operation_id)
         self._waiting_log = None
-        self._driver.order(driver_order(index, owner, take_over=take_over, keep_pause=True, log=log))
+        wish: dict[str, Any] = {"take_over": take_over, "keep_pause": True, "log": log}
+        self._driver.order(driver_order(index, owner, operation=operation_id, **wish))
         return self._driver
 
     def release(self) -> None:

@@ -32,16 +32,17 @@ def finalize(
     report: Callable[[str], None] = lambda line: None,
     take_over: bool = False,
     surroundings: Surroundings | None = None,
+    operation: int | None = None,
 ) -> OperationStatus:
     """Fold and publish the sealed generation of an index, in a run of its own.
 
-    surroundings: of the throttle, by default what the environment says. Returns the operation's status: `completed`,
+    surroundings: of the throttle, by default what the environment says. operation: as of `start_run`. Returns the operation's status: `completed`,
     `paused` where somebody paused it, or of a census `aborted`. Raises OperationRunning, DuplicatesFound (paused),
     IllegalTransition (still in build or seal), LockNotAcquired (paused with the blockers' names, resumable),
     InvariantViolated (paused: a step of a fenced run may have come between; a resume folds what it left), and
     SourceChanged (failed).
     """
-    run = start_run(database, index, owner, take_over=take_over, report=report)
+    run = start_run(database, index, owner, take_over=take_over, report=report, operation=operation)
     with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):
         persist(database, run, lambda: start_clock(database, run), report)
         finalize_run(database, run, report)

@@ -238,37 +238,43 @@ def heart_beats(row: OperationRow, connection: Connection) -> bool:
     return abs(float(age)) < HEARTBEAT_FRESH_S
 
 
-def pause(database: Database, index: str, actor: str, reason: str = "") -> OperationRow:
+def pause(database: Database, index: str, actor: str, reason: str = "", operation: int | None = None) -> OperationRow:
     """Pause the running operation of an index; a no-op if it is paused already.
 
     Takes effect at once in the control tables and within one batch in the workers, which commit the batch that
-    they are in. Raises NotFound, IllegalTransition (nothing is running).
+    they are in. operation: the id of the only operation that is meant; None is the latest of the index.
+    Raises NotFound, IllegalTransition (nothing is running, or another operation has begun since).
     """
-    return _request(database, "pause", index, {"reason": reason or "on request", "actor": actor})
+    return _request(database, "pause", index, {"reason": reason or "on request", "actor": actor}, operation)
 
 
-def resume(database: Database, index: str, actor: str, **options: int | str | None) -> OperationRow:
+def resume(
+    database: Database, index: str, actor: str, operation: int | None = None, **options: int | str | None
+) -> OperationRow:
     """Lift the pause of an operation: a DAG run that waits for that continues. The options are as in `change_options`.
 
-    `resume` drives nothing itself; `start_run` does. Raises NotFound, InvalidInput, IllegalTransition (not paused).
+    `resume` drives nothing itself; `start_run` does. operation: as of `pause`.
+    Raises NotFound, InvalidInput, IllegalTransition (not paused, or another operation has begun since).
     """
     _check_names(options)
     check_live_options(options)
-    return _request(database, "resume", index, {"actor": actor, **options})
+    return _request(database, "resume", index, {"actor": actor, **options}, operation)
 
 
-def change_options(database: Database, index: str, *, actor: str, **options: int | str | None) -> OperationRow:
+def change_options(
+    database: Database, index: str, *, actor: str, operation: int | None = None, **options: int | str | None
+) -> OperationRow:
     """Change a live operation's options, running or paused; workers follow at their next batch. None keeps a value.
 
     options: those of `LIVE_OPTIONS`, as `BuildOptions` has them; 0 is no limit, and never. A throttle is laid over the
     one that there is: `replica_lag=50MB` changes that limit, `replica_lag=off` takes it away, `off` all. An event is
-    written for each value that really changes.
+    written for each value that really changes. operation: as of `pause`.
     Raises InvalidInput for a bad value (nothing is changed), or none at all; NotFound; IllegalTransition (nothing is
-    live).
+    live, or another operation has begun since).
     """
     _check_names(options)
     check_live_options(options)
-    return _request(database, "change", index, {"actor": actor, **options})
+    return _request(database, "change", index, {"actor": actor, **options}, operation)
 
 
 def _check_names(options: Mapping[str, object]) -> None:
@@ -289,13 +295,17 @@ def request_abort(database: Database, index: str, actor: str, reason: str = "") 
 _REFUSALS = {"P0002": NotFound, "55000": IllegalTransition, "42P09": InvalidInput, "22023": InvalidInput}
 
 
-def _request(database: Database, function: str, index: str, values: dict[str, Any]) -> OperationRow:
+def _request(
+    database: Database, function: str, index: str, values: dict[str, Any], operation: int | None = None
+) -> OperationRow:
     """Call one of the SQL functions that users have too, so that there is one implementation of each."""
     arguments = ", ".join(f"{name} => %({name})s" for name in values)
     name = str(parse_name(index, "index"))
     try:
         with database.transaction() as connection:
             check_schema(connection, writes=True)
+            if operation is not None:
+                expect(connection, name, operation)
             execute(connection, f"SELECT roir.{function}(%(index)s, {arguments})", {"index": name, **values})
             return live_or_last(connection, parse_name(index, "index"))
     except DBAPIError as error:
@@ -303,6 +313,23 @@ def _request(database: Database, function: str, index: str, values: dict[str, An
         if refusal is None:
             raise
         raise refusal(said(error)) from None
+
+
+def expect(connection: Connection, index: str, operation_id: int) -> None:
+    """Lock the latest operation of an index, if that is the expected one: until the transaction's end no other begins.
+
+    Raises IllegalTransition if another one has begun since, DBAPIError as the SQL functions do.
+    """
+    latest = execute(connection, "SELECT l.id, l.kind FROM roir.latest_operation(%(index)s) l", {"index": index}).one()
+    if latest.id != operation_id:
+        raise has_begun_since(index, operation_id, latest)
+
+
+def has_begun_since(index: str, operation_id: int, latest: Row[Any]) -> IllegalTransition:
+    """The error of a run whose operation isn't the latest of its index any more. latest: with its id and kind."""
+    return IllegalTransition(
+        f"index {index}: operation {operation_id} has ended; operation {latest.id} ({latest.kind}) has begun since"
+    )
 
 
 def pause_operation(
@@ -383,6 +410,13 @@ def last_event(connection: Connection, operation_id: int, action: str) -> Row[An
         .order_by(event.c.id.desc())
         .limit(1)
     ).first()
+
+
+def is_actor(connection: Connection, operation_id: int, actor: str) -> bool:
+    """Whether the events of an operation name that actor."""
+    event = tables.event
+    named = select(event.c.id).where(event.c.operation_id == operation_id, event.c.actor == actor)
+    return connection.execute(named.limit(1)).first() is not None
 
 
 def newest_census(connection: Connection, name: QualifiedName) -> OperationRow | None:

@@ -55,39 +55,47 @@ def start_run(
     take_over: bool = False,
     lift_pause: bool = True,
     report: Callable[[str], None] = lambda line: None,
+    operation: int | None = None,
 ) -> Run:
     """Take over an operation that is paused, or whose run has died, and fence everything older at once.
 
     owner: names this run to others. take_over: also from a run that is alive. lift_pause: False if whoever wanted
     this run has lifted the pause already, so that a pause by somebody found now is a newer wish, and is kept. report:
-    says what is waited for.
+    says what is waited for. operation: the id of the only operation that this run may drive; None is the latest of the
+    index.
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
-    drive), SchemaVersionMismatch (begun by other code), OperationPaused (and `lift_pause` is False; nothing was
+    drive, or another operation has begun since), SchemaVersionMismatch (begun by other code), OperationPaused (and `lift_pause` is False; nothing was
     changed; or it is outside of its window, or has worked for as long as it may: that has paused it now),
     OperationQueued (as many others run as may).
     """
 
     # What isn't there is said at once, what ran out is waited for.
     return database.retry(
-        lambda: _start_run(database, index, owner, take_over, lift_pause),
+        lambda: _start_run(database, index, owner, take_over, lift_pause, operation),
         Patience(database.limits, told=Saying(report), outage_s=0),
     )
 
 
-def _start_run(database: Database, index: str, owner: str, take_over: bool, lift_pause: bool) -> Run:
+def _start_run(
+    database: Database, index: str, owner: str, take_over: bool, lift_pause: bool, operation: int | None
+) -> Run:
     with database.transaction() as connection:
-        begun = _start(connection, index, owner, take_over, lift_pause)
+        begun = _start(connection, index, owner, take_over, lift_pause, operation)
     # What keeps it from starting is written down first.
     if isinstance(begun, admission.Wait):
         raise (OperationQueued if begun.is_queued else OperationPaused)(f"index {index}: {begun.why}")
     return begun
 
 
-def _start(connection: Connection, index: str, owner: str, take_over: bool, lift_pause: bool) -> Run | admission.Wait:
+def _start(
+    connection: Connection, index: str, owner: str, take_over: bool, lift_pause: bool, operation: int | None
+) -> Run | admission.Wait:
     check_schema(connection, writes=True)
     name = parse_name(index, "index")
     found = operations.live_or_last(connection, name)
     row = connection.execute(select(tables.operation).where(tables.operation.c.id == found.id).with_for_update()).one()
+    if operation is not None and row.id != operation:
+        raise operations.has_begun_since(index, operation, row)
     if row.status == Status.FAILED:
         raise OperationFailed(f"index {index}: operation {row.id} failed: {row.error}. Abort it, then start again")
     if row.status == Status.ABORTING:

@@ -37,6 +37,7 @@ class BuildIndexOperator(SparkDrivingOperator):
         """Drive the operation until it is sealed, or leave."""
         with failing_clearly():
             database = self.get_database()
+            self.settle_operation(database, context["ti"])
             generation = self.read(database).generation_id
             with database.transaction() as connection:
                 if lanes_of(connection, generation):

@@ -14,6 +14,7 @@ from airflow_roir.engine.compact.choosing import choose
 from airflow_roir.engine.compact.compaction import CompactOptions
 from airflow_roir.engine.compact.telling import told
 from airflow_roir.errors import InvalidInput, OperationRunning
+from airflow_roir.operation import Kind
 from airflow_roir.task.form_values import optional_text, yes_or_no
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
 from airflow_roir.task.whole_operation import WholeOperationOperator
@@ -47,6 +48,7 @@ class CompactIndexOperator(WholeOperationOperator):
     index, for a compaction that was paused elsewhere, and for one that another run drives.
     """
 
+    kinds = (Kind.COMPACT,)
     template_fields: Sequence[str] = (
         *WholeOperationOperator.template_fields,
         "budget",

@@ -51,6 +51,7 @@ class FinalizeIndexBuildOperator(DrivingOperator):
         ti = context["ti"]
         with failing_clearly():
             database = self.get_database()
+            self.settle_operation(database, ti)
             row = self.take_turn(database, ti)
             if row is not None:
                 owner = owner_of(ti)
@@ -59,11 +60,8 @@ class FinalizeIndexBuildOperator(DrivingOperator):
                 known = self.surroundings()
                 # A handle of its own: what the task asks meanwhile may be of another history.
                 own = database.named(database.application_name)
-                work = Background(
-                    lambda: finalize.finalize(
-                        own, self.index, owner, report=self.log.info, take_over=ours, surroundings=known
-                    )
-                )
+                wish: dict[str, Any] = {"take_over": ours, "surroundings": known, "operation": row.id}
+                work = Background(lambda: finalize.finalize(own, self.index, owner, report=self.log.info, **wish))
                 with sending(database, row.id, ti) as send, Watcher(ti) as watcher:
                     self.drive(work.wait, database, ti, watcher, send)
                 try:

@@ -13,7 +13,7 @@ from airflow_roir.engine import operations
 from airflow_roir.engine.verify import verification
 from airflow_roir.engine.verify.report import report_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning
-from airflow_roir.operation import BUILDS
+from airflow_roir.operation import BUILDS, Kind
 from airflow_roir.task.discrepancies import log_report
 from airflow_roir.task.form_values import number, optional_text, whole_number, yes_or_no
 from airflow_roir.task.roir_operator import failing_clearly, owner_of
@@ -49,6 +49,7 @@ class VerifyIndexOperator(WholeOperationOperator):
     Not guaranteed: a task that dies while it reports its result verifies again.
     """
 
+    kinds = (Kind.VERIFY,)
     template_fields: Sequence[str] = (
         *WholeOperationOperator.template_fields,
         "sample",

@@ -79,14 +79,16 @@ class Change:
         with self.database.transaction() as connection:
             index = self._found(connection).index
         # The task carries it to its Task State Store.
-        operations.change_options(self.database, index, actor=self.actor, parallelism=number)
+        operations.change_options(self.database, index, actor=self.actor, operation=self.operation, parallelism=number)
         return f"{counted(number, 'worker')} from now on"
 
     def set_limits(self, throttle: str) -> str:
         """Set the limits of signals, live: these and no others. Raises as `_call`, InvalidInput."""
         with self.database.transaction() as connection:
             index = self._found(connection).index
-        row = operations.change_options(self.database, index, actor=self.actor, throttle=f"off {throttle}")
+        row = operations.change_options(
+            self.database, index, actor=self.actor, operation=self.operation, throttle=f"off {throttle}"
+        )
         return f"Limits from now on: {throttle_text(row.throttle) or 'none'}"
 
     def _found(self, connection: Connection) -> Found:
@@ -108,12 +110,7 @@ class Change:
         try:
             with self.database.transaction() as connection:
                 index = parse_name(self._found(connection).index, "index").sql
-                # Locks the row: nobody ends it, and nobody begins another one, before we have changed it.
-                latest = execute(
-                    connection, "SELECT (roir.latest_operation(%(index)s)).id", {"index": index}
-                ).scalar_one()
-                if latest != self.operation:
-                    raise IllegalTransition(f"operation {self.operation} has ended; operation {latest} has begun since")
+                operations.expect(connection, index, self.operation)
                 named = ", ".join(f"{name} => %({name})s" for name in values)
                 call = f"SELECT roir.{function}(%(index)s, {named})"
                 return str(execute(connection, call, {"index": index, **values}).scalar_one())

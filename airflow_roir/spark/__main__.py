@@ -72,6 +72,7 @@ def order_parser() -> argparse.ArgumentParser:
     """Of the arguments, which an order has, too."""
     parser = argparse.ArgumentParser(prog="python -m airflow_roir.spark", description=__doc__)
     parser.add_argument("--index", help="the index: name or schema.name, quoted as in SQL")
+    parser.add_argument("--operation", type=int, help="the id of the only operation to drive, by default the latest")
     parser.add_argument("--owner", help="the name of this run in roir status")
     parser.add_argument("--master", help="Spark master URL, local[n], or sc://… for Spark Connect")
     parser.add_argument("--take-over", action="store_true", help="take over even from a run that is alive")
@@ -156,6 +157,7 @@ class Job:
                 log=log,
                 check=self._check,
                 surroundings=self._surroundings,
+                operation=self._options.operation,
             )
         except RoirError as error:
             return say(str(error), error.exit_code, voice)

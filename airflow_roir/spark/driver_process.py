@@ -45,14 +45,16 @@ def driver_command(
     take_over: bool = False,
     keep_pause: bool = False,
     log: Path | None = None,
+    operation: int | None = None,
 ) -> list[str]:
     """The command line of a driver that drives one operation. It never holds a secret.
 
     owner: how the run is named to others. take_over: fence a run that still seems alive, at once. keep_pause: whoever
     starts the driver has lifted an older pause already, so that one found by the driver is a newer wish. log: the file
-    that Spark's own log goes to, see `log_file.diverted`; by default it comes up among the driver's lines.
+    that Spark's own log goes to, see `log_file.diverted`; by default it comes up among the driver's lines. operation:
+    the id of the only operation that it may drive, as of `start_run`.
     """
-    order = driver_order(index, owner, take_over=take_over, keep_pause=keep_pause, log=log)
+    order = driver_order(index, owner, take_over=take_over, keep_pause=keep_pause, log=log, operation=operation)
     return [*_PROGRAM, *order, *_where(options)]
 
 
@@ -62,10 +64,18 @@ def waiting_command(options: SparkOptions, log: Path) -> list[str]:
 
 
 def driver_order(
-    index: str, owner: str, *, take_over: bool = False, keep_pause: bool = False, log: Path | None = None
+    index: str,
+    owner: str,
+    *,
+    take_over: bool = False,
+    keep_pause: bool = False,
+    log: Path | None = None,
+    operation: int | None = None,
 ) -> list[str]:
     """What `driver_command` says of the operation."""
     order = ["--index", index, "--owner", owner]
+    if operation is not None:
+        order += ["--operation", str(operation)]
     if take_over:
         order.append("--take-over")
     if keep_pause:

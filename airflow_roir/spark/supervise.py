@@ -61,15 +61,16 @@ def drive(
     log: Path | None = None,
     check: Callable[[], None] = lambda: None,
     surroundings: Surroundings | None = None,
+    operation: int | None = None,
 ) -> OperationStatus:
     """Take the index's live operation through the phases that are for workers, on Spark, in a run of its own.
 
     log: the file that Spark's own log goes to; only told. check: called about once a second while workers work, raises
-    what shall end the run. surroundings: of the throttle, by default what the environment says. Returns the operation's
-    status: phase `fold` when sealed, `done` when verified or compacted, or `paused`. Raises what `start_run` raises,
+    what shall end the run. surroundings: of the throttle, by default what the environment says. operation: as of
+    `start_run`. Returns the operation's status: phase `fold` when sealed, `done` when verified or compacted, or `paused`. Raises what `start_run` raises,
     SparkFailed, and WorkerFailed for what workers reported; the operation then holds the reason.
     """
-    run = start_run(database, index, owner, take_over, lift_pause, report)
+    run = start_run(database, index, owner, take_over, lift_pause, report, operation)
     with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):
         mark("begun")
         if _control(database, run, report).phase in ENGINE:

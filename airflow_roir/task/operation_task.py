@@ -16,7 +16,7 @@ from airflow_roir.engine.schema import check_schema
 from airflow_roir.errors import IllegalTransition, NotFound
 from airflow_roir.links.index_build import IndexBuildLink, show_link
 from airflow_roir.one_line import one_line
-from airflow_roir.operation import BY_WINDOW, Phase, Status
+from airflow_roir.operation import BUILDS, BY_WINDOW, Kind, Phase, Status
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, actor_of_switch, is_dag_paused, leave
 from airflow_roir.task.duplicates import push_duplicates, waits_for_healing
 from airflow_roir.task.form_values import whole_number
@@ -43,8 +43,9 @@ class DrivingOperator(RoirOperator):
     on_long_pause_callback: called with the context when the operation has been paused for long, once and then once a
         day, and when it is aborted for that; `context["long_pause"]` is an `engine.long_pause.LongPause`. One callable,
         a notifier for example, or a list of them.
-    operation_id: the id that the prepare task returned (templated); the task refuses to drive another one. None
-        drives the unfinished operation of the index.
+    operation_id: the id that the prepare task returned (templated). The task drives this operation and no other. If it
+        is given and renders to nothing, since the XCom is gone, the task drives the unfinished operation that its own
+        DAG run has begun or adopted, or fails. If it isn't given at all, the task drives the index's unfinished build.
     throttle_query: the SQL of the throttle's signal `query`, which the operation's database runs as the role that
         builds. Not templated: it is code, and comes from the DAG's author alone.
     replica_conn_ids: Airflow connections to replicas that aren't the database's own; the names of the throttle's
@@ -54,6 +55,8 @@ class DrivingOperator(RoirOperator):
     template_fields: Sequence[str] = (*RoirOperator.template_fields, "operation_id")
     operator_extra_links: Any = (IndexBuildLink(),)
     done_phases: frozenset[Phase] = frozenset()
+    # The operations that this task may drive.
+    kinds: tuple[Kind, ...] = BUILDS
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class DrivingOperator(RoirOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.operation_id = operation_id
+        self._is_told = operation_id is not None
         self.on_long_pause_callback = on_long_pause_callback
         self._context: Any = {}
         self.throttle_query = throttle_query
@@ -91,11 +95,45 @@ class DrivingOperator(RoirOperator):
         """Only note it: this runs as a signal handler on the main thread, and `execute` goes on afterwards."""
         self._killed = True
 
+    def settle_operation(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
+        """Find out which operation this task drives: `operation_id` is its id from now on.
+
+        Raises AirflowFailException where that can't be known, where the operation is of another kind, and where it was
+        completed without this DAG run: a task that has done nothing must not succeed.
+        """
+        owner = owner_of(ti)
+        begun = whole_number("operation_id", self.operation_id)
+        if begun is None:
+            begun = self.operation_id = self._find(database, owner)
+        row = self.read(database)
+        has_ended = row.status == Status.COMPLETED or operations.has_outcome(row)
+        if has_ended and not has_part(database, row, owner):
+            raise AirflowFailException(
+                f"index {self.index}: operation {begun} was completed by {row.owner}, and this run ({owner}) had no "
+                "part in it, so it has built nothing. Clear its first task, and it begins an operation of its own"
+            )
+
+    def _find(self, database: Database, owner: str) -> int:
+        """The operation of a task that has no id. An ended one is nobody's, unless no id was to be given at all."""
+        try:
+            newest = operations.find_operation(database, self.index)
+        except NotFound:
+            newest = None
+        if newest is not None and newest.kind in self.kinds:
+            is_own, is_live = has_part(database, newest, owner), newest.status in operations.LIVE
+            if (is_live or is_own) if not self._is_told else (is_live and is_own):
+                return int(newest.id)
+        if self._is_told:
+            raise AirflowFailException(
+                f"index {self.index}: the operation's id is missing. The XCom of the prepare task is gone: it was "
+                f"deleted, or the task was marked as success and never ran. This run ({owner}) has no unfinished build "
+                "of the index. Clear the prepare task: it adopts the index's unfinished build, or begins one"
+            )
+        raise AirflowFailException(f"index {self.index} has no unfinished build. Prepare one first")
+
     def read(self, database: Database) -> OperationRow:
         """The operation as it is now. Raises AirflowFailException if it ended unfinished and another one has begun."""
         begun = whole_number("operation_id", self.operation_id)
-        if begun is None:
-            return operations.find_operation(database, self.index)
         with database.transaction() as connection:
             check_schema(connection)
             row = operations.operation_of(connection, begun, parse_name(self.index, "index"))
@@ -103,6 +141,11 @@ class DrivingOperator(RoirOperator):
             raise AirflowFailException(
                 f"index {self.index} has no operation {begun} any more: the server has lost its last commits, by a "
                 "failover to a replica or a restore. Clear this run from its first task on, and it begins again"
+            )
+        if row.kind not in self.kinds:
+            raise AirflowFailException(
+                f"index {self.index}: operation {begun} is a {row.kind}, and this task drives only "
+                f"{' or '.join(kind.value for kind in self.kinds)}. Give it the id that its prepare task returned"
             )
         try:
             newest = operations.find_operation(database, self.index)
@@ -192,7 +235,8 @@ class DrivingOperator(RoirOperator):
         """Write the pause that the DAG's switch stands for; workers leave at their batch boundary."""
         actor = actor_of_switch(ti.dag_id)
         try:
-            row = operations.pause(database, self.index, actor=actor, reason="the DAG is paused in Airflow")
+            operation = whole_number("operation_id", self.operation_id)
+            row = operations.pause(database, self.index, actor, "the DAG is paused in Airflow", operation)
         except IllegalTransition:
             # It ended in this very moment.
             return
@@ -258,3 +302,11 @@ class DrivingOperator(RoirOperator):
                 # The reason has gone again, or the heartbeat is that of a try which was killed moments ago.
                 self.wait_for(database, "trying again shortly", LOOK_AGAIN_S)
         raise AirflowException(f"operation {row.id} on index {self.index}, phase {row.phase}: {failure}")
+
+
+def has_part(database: Database, row: OperationRow, owner: str) -> bool:
+    """Whether a DAG run has begun, adopted or driven an operation. owner: its name, see `owner_of`."""
+    if owner in (row.created_by, row.owner):
+        return True
+    with database.transaction() as connection:
+        return operations.is_actor(connection, row.id, owner)

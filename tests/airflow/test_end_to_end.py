@@ -464,3 +464,37 @@ def test_clean_up_runs(airflow: StandaloneAirflow, warehouse: str) -> None:
     run = airflow.trigger("clean_up_indexes", {"postgres_conn_id": warehouse})
     wait_until(lambda: airflow.run_state("clean_up_indexes", run) in ("success", "failed"), PATIENCE_S, "the clean-up")
     assert set(airflow.xcoms("clean_up_indexes", run, "clean_up")["return_value"].values()) == {0}
+
+
+@pytest.mark.slow
+def test_a_run_whose_operation_is_unknown_fails_and_announces_nothing(
+    airflow: StandaloneAirflow, shop: Any, warehouse: str
+) -> None:
+    """The XCom of `prepare` is deleted after the build; of another run `prepare` is marked as success."""
+    conf = {"index": "item_by_price", "table": "item", "keys": "price", "postgres_conn_id": warehouse}
+
+    def ended(run: str) -> str:
+        wait_until(lambda: airflow.run_state(DAG, run) in ("success", "failed"), PATIENCE_S, "the run's end")
+        return airflow.run_state(DAG, run)
+
+    built = airflow.trigger(DAG, conf)
+    assert ended(built) == "success"
+    operation, told = status.status(shop.database, "item_by_price")[0].operation_id, len(airflow.asset_events())
+
+    prepare = f"/api/v2/dags/{DAG}/dagRuns/{quote(built, safe='')}/taskInstances/prepare"
+    airflow.call("DELETE", f"{prepare}/xcomEntries/return_value")
+    again = {"dag_run_id": built, "task_ids": ["finalize"], "dry_run": False, "only_failed": False}
+    airflow.call("POST", f"/api/v2/dags/{DAG}/clearTaskInstances", again | {"reset_dag_runs": True})
+    assert ended(built) == "failed"
+    assert "the operation's id is missing" in airflow.task_log(DAG, built, "finalize", 2)
+
+    airflow.pause(DAG)
+    marked = airflow.trigger(DAG, conf)
+    wait_until(lambda: airflow.tasks(DAG, marked), PATIENCE_S, "the run's tasks")
+    for task in ("verify_before", "prepare"):
+        airflow.set_task_state(DAG, marked, task, "success")
+    airflow.unpause(DAG)
+    assert ended(marked) == "failed"
+    assert "the operation's id is missing" in airflow.task_log(DAG, marked, "build")
+    assert status.status(shop.database, "item_by_price")[0].operation_id == operation
+    assert len(airflow.asset_events()) == told
