@@ -36,8 +36,9 @@ def finalize(
 ) -> OperationStatus:
     """Fold and publish the sealed generation of an index, in a run of its own.
 
-    surroundings: of the throttle, by default what the environment says. operation: as of `start_run`. Returns the operation's status: `completed`,
-    `paused` where somebody paused it, or of a census `aborted`. Raises OperationRunning, DuplicatesFound (paused),
+    surroundings: of the throttle, by default what the environment says. operation: as of `start_run`.
+    Returns the operation's status: `completed`, `paused` where somebody paused it, or of a census `aborted`. Raises
+    OperationRunning, DuplicatesFound (paused),
     IllegalTransition (still in build or seal), LockNotAcquired (paused with the blockers' names, resumable),
     InvariantViolated (paused: a step of a fenced run may have come between; a resume folds what it left), and
     SourceChanged (failed).

@@ -64,8 +64,9 @@ def start_run(
     says what is waited for. operation: the id of the only operation that this run may drive; None is the latest of the
     index.
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
-    drive, or another operation has begun since), SchemaVersionMismatch (begun by other code), OperationPaused (and `lift_pause` is False; nothing was
-    changed; or it is outside of its window, or has worked for as long as it may: that has paused it now),
+    drive, or another operation has begun since), SchemaVersionMismatch (begun by other code), OperationPaused (and
+    `lift_pause` is False; nothing was changed; or it is outside of its window, or has worked for as long as it may:
+    that has paused it now),
     OperationQueued (as many others run as may).
     """
 

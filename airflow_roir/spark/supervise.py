@@ -67,8 +67,9 @@ def drive(
 
     log: the file that Spark's own log goes to; only told. check: called about once a second while workers work, raises
     what shall end the run. surroundings: of the throttle, by default what the environment says. operation: as of
-    `start_run`. Returns the operation's status: phase `fold` when sealed, `done` when verified or compacted, or `paused`. Raises what `start_run` raises,
-    SparkFailed, and WorkerFailed for what workers reported; the operation then holds the reason.
+    `start_run`. Returns the operation's status: phase `fold` when sealed, `done` when verified or compacted, or
+    `paused`. Raises what `start_run` raises, SparkFailed, and WorkerFailed for what workers reported; the operation
+    then holds the reason.
     """
     run = start_run(database, index, owner, take_over, lift_pause, report, operation)
     with driving(database, run), heartbeat(database, run), governing(database, run, report, surroundings):

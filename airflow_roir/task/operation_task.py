@@ -96,9 +96,9 @@ class DrivingOperator(RoirOperator):
         self._killed = True
 
     def settle_operation(self, database: Database, ti: RuntimeTaskInstanceProtocol) -> None:
-        """Find out which operation this task drives: `operation_id` is its id from now on.
+        """Find out which operation this task drives, and keep its id in `operation_id`.
 
-        Raises AirflowFailException where that can't be known, where the operation is of another kind, and where it was
+        Raises AirflowFailException if no operation is this run's, if the operation is of another kind, and if it was
         completed without this DAG run: a task that has done nothing must not succeed.
         """
         owner = owner_of(ti)
@@ -114,7 +114,7 @@ class DrivingOperator(RoirOperator):
             )
 
     def _find(self, database: Database, owner: str) -> int:
-        """The operation of a task that has no id. An ended one is nobody's, unless no id was to be given at all."""
+        """The operation of a task that has no id. A task that was to have one takes no ended operation."""
         try:
             newest = operations.find_operation(database, self.index)
         except NotFound:

@@ -1,8 +1,8 @@
 """What a build's tasks take for their own: each way an id may come × what the index's newest operation is.
 
-A task must not succeed having done nothing, and must not drive what another run began for something else. The id comes by
-the XCom of `prepare`, which may have been deleted (`airflow db clean`, a user), or never written (prepare was marked as
-success); or it is one of another run.
+A task must not succeed having done nothing, and must not drive what another run began for something else. The id comes
+by the XCom of `prepare`, which may have been deleted (`airflow db clean`, a user), or never written (prepare was marked
+as success); or it is one of another run.
 """
 
 from __future__ import annotations
