@@ -134,6 +134,7 @@ class DrivingOperator(RoirOperator):
     def read(self, database: Database) -> OperationRow:
         """The operation as it is now. Raises AirflowFailException if it ended unfinished and another one has begun."""
         begun = whole_number("operation_id", self.operation_id)
+        assert begun is not None, "settle_operation comes before"
         with database.transaction() as connection:
             check_schema(connection)
             row = operations.operation_of(connection, begun, parse_name(self.index, "index"))

@@ -43,7 +43,7 @@ class OptionsOperator(RoirOperator):
         self.warn_after_s = warn_after_s
         self.abort_after_s = abort_after_s
 
-    def given_options(self) -> dict[str, int | str | None]:
+    def given_options(self) -> dict[str, Any]:
         """The options as numbers and texts. Raises InvalidInput."""
         return {name: option_of(name, getattr(self, name)) for name in LIVE_OPTIONS}
 
