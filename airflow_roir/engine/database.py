@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 from airflow_roir.engine.limits import DEFAULT, Limits, execution_options
 from airflow_roir.engine.patience import Patience
 from airflow_roir.engine.session import SESSION_SETTINGS as SESSION_SETTINGS
-from airflow_roir.engine.session import keep_to_encoding, pin
+from airflow_roir.engine.session import keep_to_encoding, pin, refuse_no_text
 from airflow_roir.engine.session import to_json as to_json
 from airflow_roir.engine.trouble import first_line as first_line
 from airflow_roir.engine.trouble import is_transient as is_transient
@@ -54,6 +54,7 @@ class Database:
             **({"poolclass": NullPool} | pool),
         )
         event.listen(self.engine, "before_cursor_execute", keep_to_encoding, retval=True)
+        event.listen(self.engine, "handle_error", refuse_no_text, retval=True)
 
     def __repr__(self) -> str:
         return f"Database(application_name={self.application_name!r})"

@@ -13,6 +13,7 @@ from airflow_roir.engine import catalog, marks, operations, own_tables, publicat
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import execute, sqlstate
+from airflow_roir.engine.duplicate_statements import literal
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT, PATIENCE_MS
 from airflow_roir.engine.source import Column, Source
@@ -70,6 +71,11 @@ SELECT c.name, EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id
                           AND p.relation = c.relation AND p.status = 'joining') AS half
   FROM roir.partition_changes(%(generation)s, %(source)s::oid) c WHERE NOT c.gone ORDER BY 1
 """
+# By an attach of ours, not by a repair after a plain one.
+JOINING = """
+SELECT name FROM roir.source_partition
+ WHERE generation_id = %(generation)s AND status = 'joining' AND link IS NOT NULL ORDER BY id
+"""
 # The capture reads a leaf as the source's owner, and runs code of the leaf's by that; roir reads all as one role.
 OTHERS_LEAVES = """
 SELECT c.oid::regclass::text AS name, pg_get_userbyid(c.relowner) AS owner
@@ -98,6 +104,7 @@ def warnings(connection: Connection, operation_id: int | None = None) -> list[st
         name = str(operations.index_name(row))
         found += _renamed(connection, name, row.id, Entry.from_json(row.entry))
         found += _leaves_of_others(connection, name, source)
+        found += _joining(connection, name, source, row.id)
     return [*dict.fromkeys(found), *restore.replaced(connection, operation_id)]
 
 
@@ -231,6 +238,7 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
         found.append(f"index {name}: {what}, so its entries may be wrong. {remedy}")
     found += _leaves_of_others(connection, name, source)
     if source.partitioned:
+        found += _joining(connection, name, source, generation_id)
         leaves = execute(connection, NEW_LEAVES, {"generation": generation_id, "source": source.oid}).all()
         found += [
             f"index {name}: only a part of the rows of {row.name}, which came to {source.sql} without roir, has "
@@ -249,6 +257,15 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
                 "until a clean-up has registered them. Run: roir clean-up"
             )
     return found
+
+
+def _joining(connection: Connection, name: str, source: Source, generation_id: int) -> list[str]:
+    return [
+        f"index {name}: {table} is being attached to {source.sql}, and refuses writes until then. If no roir "
+        "attach-partition runs, run it again, which continues it, or cancel it: "
+        f"SELECT roir.cancel_attach({literal(table)})"
+        for table in execute(connection, JOINING, {"generation": generation_id}).scalars()
+    ]
 
 
 def _renamed(connection: Connection, name: str, generation_id: int, entry: Entry) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from psycopg2.extensions import encodings
-from sqlalchemy import Connection
+from sqlalchemy import Connection, ExceptionContext
 
 from airflow_roir.errors import InvalidInput
 
@@ -137,6 +137,16 @@ def keep_to_encoding(
         return value
 
     return kept(statement), kept(parameters)
+
+
+def refuse_no_text(context: ExceptionContext) -> InvalidInput | None:
+    """What a form or a template gives may be no text for any database: a NUL, or half of a sign in UTF-16."""
+    error = context.original_exception
+    if isinstance(error, UnicodeEncodeError) or (isinstance(error, ValueError) and "NUL (0x00)" in str(error)):
+        return InvalidInput(
+            "a text that was given has a NUL or half a sign in it, which no database holds: leave it out"
+        )
+    return None
 
 
 def to_json(value: Any) -> str:

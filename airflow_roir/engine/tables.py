@@ -282,6 +282,8 @@ source_partition = Table(
     Column("name", Text, nullable=False),
     # Its partition constraint, over the source's columns: tells its entries when the partition itself is gone.
     Column("condition", Text, nullable=False),
+    # Where it is joining: as in ATTACH PARTITION, as the server writes them.
+    Column("bounds", Text),
     Column("status", Text, nullable=False),
     # Where it is joining: the primary key of the last row that was brought in.
     Column("watermark", JSONB(none_as_null=True)),

@@ -113,14 +113,11 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                            OR EXISTS (SELECT FROM roir.emptied e WHERE e.generation_id = 0 AND e.relation = p.relation)))
 $$;
 
--- bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. It is run with the rights of the caller. To be
--- repeated where an index has begun to be built meanwhile.
-CREATE FUNCTION roir.begin_attach(parent regclass, partition regclass, bounds text, actor text DEFAULT session_user)
-RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
+-- Whether a table can be attached at all, as far as that can be known before anything is changed.
+CREATE FUNCTION roir.may_attach(parent regclass, partition regclass) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
     source oid := coalesce(pg_partition_root(parent), parent);
-    condition text;
-    g record;
 BEGIN
     IF NOT EXISTS (SELECT FROM roir.index i WHERE i.source_oid = source::bigint AND i.dropped_at IS NULL) THEN
         RAISE no_data_found USING MESSAGE = format('%s has no roir index', parent),
@@ -130,8 +127,137 @@ BEGIN
     ELSIF NOT EXISTS (SELECT FROM pg_index x WHERE x.indrelid = partition AND x.indisprimary) THEN
         RAISE object_in_use USING MESSAGE = format('%s has no primary key; the attach would build one under its lock', partition),
             HINT = 'Give it the primary key of the table that it is attached to.';
+    ELSIF NOT EXISTS (SELECT FROM pg_partitioned_table p WHERE p.partrelid = parent) THEN
+        RAISE wrong_object_type USING MESSAGE = format('%s isn''t partitioned', parent);
     END IF;
     PERFORM roir.check_code(parent, partition, true);
+END $$;
+
+-- The table's part of the attach, which says all that the attach would say of its columns, constraints and triggers: as
+-- the only partition, for all values, of an empty table like the parent, where no row is looked at; taken back at once.
+CREATE FUNCTION roir.try_table(parent regclass, partition regclass, trial text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
+BEGIN
+    EXECUTE (
+        SELECT format('CREATE TABLE roir_data.%I (LIKE %s INCLUDING ALL EXCLUDING INDEXES EXCLUDING COMMENTS, %s) '
+                      'PARTITION BY LIST (%I)', trial, parent, pg_get_constraintdef(k.oid), a.attname)
+          FROM pg_constraint k, pg_partitioned_table p JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
+         WHERE k.conrelid = parent AND k.contype = 'p' AND p.partrelid = parent);
+    EXECUTE format('ALTER TABLE roir_data.%I ATTACH PARTITION %s DEFAULT', trial, partition);
+    RAISE SQLSTATE 'RO001';
+EXCEPTION WHEN SQLSTATE 'RO001' THEN
+    NULL;
+END $$;
+
+-- The bounds of a partition as the server writes them, which mean the same in every session, and the condition that
+-- they are. NULL where it isn't one of that parent.
+CREATE FUNCTION roir.written_bounds(parent regclass, trial text, OUT bounds text, OUT condition text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT pg_get_expr(c.relpartbound, c.oid), coalesce(nullif(pg_get_partition_constraintdef(c.oid), ''), 'true')
+      FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
+     WHERE h.inhparent = parent AND c.oid = to_regclass(format('roir_data.%I', trial))
+$$;
+
+-- An error as it was, of the tables that it is about.
+CREATE FUNCTION roir.raise_of_trial(code text, message text, detail text, hint text, trial text, parent regclass,
+                                    partition regclass) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    -- The trial is the parent for the table, and a partition for its bounds.
+    message := replace(message, format('parent "%s"', trial),
+                       format('parent "%s"', (SELECT c.relname FROM pg_class c WHERE c.oid = parent)));
+    message := concat_ws(': ', message, nullif(detail, ''));
+    message := replace(message, trial, (SELECT c.relname FROM pg_class c WHERE c.oid = partition));
+    IF hint = '' THEN
+        RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint;
+END $$;
+
+-- What a text means as the bounds of a partition, and whether the table can become one. It has no settings of its own:
+-- TimeZone, DateStyle, search_path and rights are the caller's, as for an ATTACH PARTITION that he sends. Of the text only
+-- what the server makes of it is used afterwards.
+CREATE FUNCTION roir.read_bounds(parent regclass, partition regclass, bounds text, OUT written text, OUT condition text)
+LANGUAGE plpgsql AS $$
+DECLARE
+    attach CONSTANT pg_catalog.text := pg_catalog.format('ALTER TABLE %s ATTACH PARTITION %s ', parent, partition);
+    trial CONSTANT pg_catalog.text := pg_catalog.concat('joining_', partition::pg_catalog.oid);
+    of_one pg_catalog.text;
+    message pg_catalog.text;
+    detail pg_catalog.text;
+    hint pg_catalog.text;
+    reading pg_catalog.refcursor;
+BEGIN
+    -- Nothing is run by that: the server's own parser finds that there is one statement, the bounds are its last part,
+    -- and says in its language that there is no cursor over a statement of that kind. Of several it says otherwise.
+    BEGIN
+        OPEN reading FOR EXECUTE pg_catalog.concat(attach, 'DEFAULT');
+    EXCEPTION WHEN invalid_cursor_definition THEN
+        of_one := SQLERRM;
+    END;
+    BEGIN
+        OPEN reading FOR EXECUTE pg_catalog.concat(attach, bounds);
+    EXCEPTION
+        WHEN invalid_cursor_definition THEN
+            message := SQLERRM;
+        WHEN syntax_error THEN
+            RAISE syntax_error USING MESSAGE = pg_catalog.format('these are no bounds: %s', SQLERRM),
+                HINT = 'Give them as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT.';
+    END;
+    IF NOT coalesce(pg_catalog.texteq(of_one, message), false) THEN
+        RAISE syntax_error USING MESSAGE = 'these are no bounds: another statement is behind them',
+            HINT = 'Give them as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT.';
+    END IF;
+    BEGIN
+        PERFORM roir.try_table(parent, partition, trial);
+        EXECUTE pg_catalog.format('CREATE TABLE roir_data.%I PARTITION OF %s %s', trial, parent, bounds);
+        SELECT w.bounds, w.condition INTO written, condition FROM roir.written_bounds(parent, trial) w;
+        RAISE SQLSTATE 'RO001';
+    EXCEPTION
+        WHEN SQLSTATE 'RO001' THEN
+            NULL;
+        WHEN OTHERS THEN
+            GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+            PERFORM roir.raise_of_trial(SQLSTATE, message, detail, hint, trial, parent, partition);
+    END;
+    IF written IS NULL THEN
+        RAISE syntax_error USING MESSAGE = 'these are no bounds of that table';
+    END IF;
+END $$;
+
+-- bounds: as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT. Returns them as the server writes them. To be repeated,
+-- with those, where an index has begun to be built meanwhile. Nothing is left of it where it fails.
+CREATE FUNCTION roir.begin_attach(parent regclass, partition regclass, bounds text, actor text DEFAULT session_user)
+RETURNS text LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
+DECLARE
+    found pg_catalog.record;
+BEGIN
+    PERFORM roir.may_attach(parent, partition);
+    -- Before the bounds are looked at: its lock on the default partition stays, so what comes later is noted.
+    PERFORM roir.note_arrivals(parent, partition);
+    SELECT b.written, b.condition INTO found FROM roir.read_bounds(parent, partition, bounds) b;
+    PERFORM roir.begin_attach_within(parent, partition, found.written, found.condition, actor);
+    RETURN found.written;
+END $$;
+
+CREATE FUNCTION roir.begin_attach_within(parent regclass, partition regclass, bounds text, condition text, actor text)
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
+DECLARE
+    source oid := coalesce(pg_partition_root(parent), parent);
+    other record;
+    g record;
+BEGIN
+    SELECT p.bounds, p.parent::oid::regclass AS parent INTO other
+      FROM roir.source_partition p JOIN roir.generation x ON x.id = p.generation_id JOIN roir.index i ON i.id = x.index_id
+     WHERE p.relation = partition::oid::bigint AND p.status = 'joining'
+       AND (p.bounds IS DISTINCT FROM begin_attach_within.bounds OR i.source_oid <> source::bigint
+            -- In a database that was restored since the level above isn't known.
+            OR p.parent <> begin_attach_within.parent::oid::bigint
+               AND p.parent IN (SELECT t.relid::oid::bigint FROM pg_partition_tree(source) t)) LIMIT 1;
+    IF FOUND THEN
+        RAISE object_in_use USING MESSAGE = format('%s is being attached to %s already, %s', partition, other.parent, other.bounds),
+            HINT = format('Attach it there, with these bounds, or cancel that first: SELECT roir.cancel_attach(%L).', partition);
+    END IF;
     IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
         EXECUTE format('CREATE TRIGGER roir_joining BEFORE INSERT OR UPDATE OR DELETE ON %s '
                        'FOR EACH STATEMENT EXECUTE FUNCTION roir.refuse_write()', partition);
@@ -140,17 +266,6 @@ BEGIN
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER roir_joining', partition);
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER roir_joining_truncate', partition);
     END IF;
-    -- Before the bounds are looked at: its lock on the default partition stays, so what comes later is noted.
-    PERFORM roir.note_arrivals(parent, partition);
-    -- What the bounds mean is told by an empty partition that has them, which is taken back at once.
-    BEGIN
-        EXECUTE format('CREATE TABLE roir_data.joining_%s PARTITION OF %s %s', partition::oid, parent, bounds);
-        condition := coalesce(nullif(pg_get_partition_constraintdef(
-            to_regclass(format('roir_data.joining_%s', partition::oid))), ''), 'true');
-        RAISE SQLSTATE 'RO001';
-    EXCEPTION WHEN SQLSTATE 'RO001' THEN
-        NULL;
-    END;
     IF NOT EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = partition AND k.conname = 'roir_bounds') THEN
         -- The attach needn't look at its rows then; NOT VALID, since to look at them is for a weaker lock.
         EXECUTE format('ALTER TABLE %s ADD CONSTRAINT roir_bounds CHECK (%s) NOT VALID', partition, condition);
@@ -159,9 +274,9 @@ BEGIN
         SELECT x.id, x.index_id FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
          WHERE i.source_oid = source::bigint AND x.status IN ('building', 'active', 'retired') ORDER BY x.id
     LOOP
-        INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, status)
+        INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, bounds, status)
         VALUES (g.id, partition::oid::bigint, parent::oid::bigint, true,
-                roir.joins_as(g.id, parent, partition, bounds ~* '^\s*default\s*$'), partition::text, condition, 'joining')
+                roir.joins_as(g.id, parent, partition, bounds = 'DEFAULT'), partition::text, condition, bounds, 'joining')
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             INSERT INTO roir.event (index_id, actor, action, detail)
@@ -182,11 +297,12 @@ BEGIN
 END $$;
 
 -- One short transaction. False where an index has begun to be built meanwhile: begin_attach, copy, and try again.
-CREATE FUNCTION roir.finish_attach(parent regclass, partition regclass, bounds text) RETURNS boolean
+CREATE FUNCTION roir.finish_attach(parent regclass, partition regclass) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
     source oid := coalesce(pg_partition_root(parent), parent);
     g record;
+    bounds text;
     joining bigint[];
 BEGIN
     -- As a drain: no generation begins, is switched or published meanwhile.
@@ -208,6 +324,11 @@ BEGIN
         -- A default partition's bounds are others where a sibling was made.
         EXECUTE format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS roir_bounds', partition);
         RETURN false;
+    END IF;
+    SELECT p.bounds INTO bounds FROM roir.source_partition p
+     WHERE p.relation = partition::oid::bigint AND p.status = 'joining' LIMIT 1;
+    IF bounds IS NULL THEN
+        RAISE no_data_found USING MESSAGE = format('%s is not being attached to %s any more', partition, parent);
     END IF;
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s %s', parent, partition, bounds);
     PERFORM roir.release_table(partition);

@@ -23,7 +23,7 @@ BEGIN
        AND p.relation = partition AND p.status = 'present' AND p.id > j.id;
     INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
     SELECT generation, partition, coalesce(max(p.parent), 0), coalesce(bool_or(p.leaf), true),
-           coalesce(max(p.name), partition::regclass::text), coalesce(bounds, max(p.condition)), 'leaving'
+           coalesce(max(p.name), partition::regclass::text), coalesce(forget_gone.bounds, max(p.condition)), 'leaving'
       FROM roir.source_partition p
      WHERE p.generation_id = generation AND p.relation = partition AND p.status = 'present';
     DELETE FROM roir.source_partition p

@@ -145,6 +145,7 @@ CREATE TABLE roir.source_partition (
     link text,
     name text NOT NULL,
     condition text NOT NULL,
+    bounds text,
     status text NOT NULL
         CONSTRAINT source_partition_status CHECK (status IN ('present', 'leaving', 'joining')),
     watermark jsonb

@@ -9,9 +9,10 @@ from typing import Any
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import argument
+from airflow_roir.definition import QualifiedName, argument
 from airflow_roir.engine import catalog
-from airflow_roir.engine.database import Database, execute, said, sqlstate
+from airflow_roir.engine.database import Database, execute, is_transient, said
+from airflow_roir.engine.duplicate_statements import literal
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.lock_waits import Waiter
@@ -21,10 +22,22 @@ from airflow_roir.engine.partitions import copy_rows, remove_entries, unique_row
 from airflow_roir.engine.partitions.detach import find_table
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.source import Source
-from airflow_roir.errors import AttachDisturbed, DuplicatesFound, InvalidInput, LockNotAcquired
+from airflow_roir.errors import AttachDisturbed, DuplicatesFound, InvalidInput, LockNotAcquired, RoirError
 
 # How long to try to open a table again that can't be attached.
 GIVE_UP_PATIENCE_S = 10.0
+# What a text means as bounds depends on these: here on what psql would have by this DSN, the defaults of role, database
+# and server, PGTZ and PGDATESTYLE.
+MEANING = (
+    "TimeZone",
+    "DateStyle",
+    "IntervalStyle",
+    "lc_monetary",
+    "array_nulls",
+    "transform_null_equals",
+    "search_path",
+)
+AS_GIVEN = "; ".join(f"SET LOCAL {name} TO DEFAULT" for name in MEANING)
 CLOSED = """
 SELECT EXISTS (SELECT FROM roir.source_partition WHERE relation = %(partition)s AND status = 'joining')
     OR EXISTS (SELECT FROM pg_trigger WHERE tgrelid = %(partition)s AND tgname = 'roir_joining')
@@ -56,24 +69,53 @@ def attach_partition(
     after a crash: it continues. `roir.cancel_attach` cancels the attach. Works in every phase of an operation. Raises
     NotFound; InvalidInput (the table can't become that partition, and takes writes again); DuplicatesFound (likewise:
     its rows share keys of a unique index with each other or with the source; all are in roir.duplicate);
-    LockNotAcquired (the table still refuses writes; call again to continue).
+    LockNotAcquired (the table still refuses writes; call again to continue). Whatever it raises, the message or
+    `report` says so if the table still refuses writes.
     """
     with database.transaction() as connection:
         check_schema(connection, writes=True)
-        parent_oid, parent = find_table(connection, table)
-        oid, name = find_table(connection, partition)
+        parent, joining = find_table(connection, table), find_table(connection, partition)
+    try:
+        return _attach(database, parent, joining, bounds, actor, report, patience_s)
+    except RoirError as error:
+        if "roir.cancel_attach(" not in str(error) and (left := _left(database, *joining)):
+            error.args = (f"{str(error).removesuffix('.')}. {left}",)
+        raise
+    except DBAPIError:
+        # It may pass: the command ends with what the server said.
+        if left := _left(database, *joining):
+            report(left)
+        raise
+
+
+def _attach(
+    database: Database,
+    parent_table: tuple[int, QualifiedName],
+    joining: tuple[int, QualifiedName],
+    bounds: str,
+    actor: str,
+    report: Callable[[str], None],
+    patience_s: float,
+) -> int:
+    (parent_oid, parent), (oid, name) = parent_table, joining
+    with database.transaction() as connection:
         root = "SELECT coalesce(pg_partition_root(%(oid)s), %(oid)s)::oid::bigint"
         source_oid = execute(connection, root, {"oid": parent_oid}).scalar_one()
         source = catalog.read_source_by_oid(connection, source_oid)
         views = list(execute(connection, VIEWS, {"source": source_oid}).scalars())
-    values = {"parent": parent_oid, "partition": oid, "bounds": bounds, "actor": actor}
+    values = {"parent": parent_oid, "partition": oid, "actor": actor}
+    given, written = bounds, ""
 
-    def begin(connection: Connection) -> None:
-        call = "SELECT roir.begin_attach(%(parent)s::oid, %(partition)s::oid, %(bounds)s, %(actor)s)"
-        execute(connection, call, values)
+    def begin(connection: Connection) -> str:
+        call = (
+            "SELECT roir.begin_attach(%(parent)s::pg_catalog.oid, %(partition)s::pg_catalog.oid, %(bounds)s, %(actor)s)"
+        )
+        if not written:
+            execute(connection, AS_GIVEN)
+        return str(execute(connection, call, {**values, "bounds": written or given}).scalar_one())
 
     def finish(connection: Connection) -> bool:
-        call = "SELECT roir.finish_attach(%(parent)s::oid, %(partition)s::oid, %(bounds)s)"
+        call = "SELECT roir.finish_attach(%(parent)s::oid, %(partition)s::oid)"
         return bool(execute(connection, call, values).scalar_one())
 
     attempts = Attempts(
@@ -82,7 +124,7 @@ def attach_partition(
     copied = 0
     try:
         while True:
-            attempts.run(begin, report, [parent.sql, name.sql, *views])
+            written = attempts.run(begin, report, [parent.sql, name.sql, *views])
             with database.transaction() as connection:
                 execute(connection, "SELECT roir.validate_attach(%(parent)s::oid, %(partition)s::oid)", values)
                 targets = execute(connection, TARGETS, {"partition": oid}).all()
@@ -110,13 +152,33 @@ def attach_partition(
             if attempts.run(finish, report, [parent.sql, name.sql, *views]):
                 return copied
     except DBAPIError as error:
-        # What PostgreSQL says of bounds, columns and rows that don't fit, and what roir.begin_attach does.
-        if sqlstate(error)[:2] in ("42", "23", "22") or sqlstate(error) in ("P0002", "55006", "0A000"):
-            if _give_up(database, [*source.relations, oid], name.sql):
-                reason = said(error).removesuffix(".")
-                raise InvalidInput(f"{reason}. The attach was cancelled: {name} takes writes again") from None
-            raise InvalidInput(said(error)) from None
-        raise
+        if is_transient(error):
+            raise
+        # Of bounds, columns and rows that don't fit, or of whatever else: trying again would meet the same. What has
+        # begun is cancelled; where nothing has, an earlier attach of this table may have, and stays.
+        reason = said(error).removesuffix(".")
+        try:
+            cancelled = bool(written) and _give_up(database, [*source.relations, oid], name.sql)
+        except LockNotAcquired as busy:
+            raise LockNotAcquired(f"{reason}. {busy}") from error
+        if cancelled:
+            raise InvalidInput(f"{reason}. The attach was cancelled: {name} takes writes again") from error
+        raise InvalidInput(said(error)) from error
+
+
+def _left(database: Database, oid: int, name: QualifiedName) -> str:
+    """What to do with a table that refuses writes, '' if it doesn't."""
+    cancel = f"SELECT roir.cancel_attach({literal(name.sql)})"
+    try:
+        with database.transaction() as connection:
+            closed = execute(connection, CLOSED, {"partition": oid}).scalar_one()
+    except (DBAPIError, RoirError):
+        return f"If {name} still refuses writes: run the attach again, which continues it, or cancel it: {cancel}"
+    return (
+        f"{name} still refuses writes. Run the attach again, which continues it, or cancel it: {cancel}"
+        if closed
+        else ""
+    )
 
 
 def _collisions(database: Database, source: Source, targets: Sequence[Row[Any]], oid: int) -> str:
@@ -150,7 +212,7 @@ def _give_up(database: Database, relations: Sequence[int], name: str) -> bool:
     """Let a table that can't become a partition take writes again. True if it refused them.
 
     relations: the source, its partitions, the table last. Its triggers go, and the one on the default partition.
-    Raises LockNotAcquired, which says what to do.
+    Raises LockNotAcquired.
     """
     oid = relations[-1]
     with database.transaction() as connection:
@@ -165,8 +227,7 @@ def _give_up(database: Database, relations: Sequence[int], name: str) -> bool:
             attempts.run(cancel, lambda _line: None, [name])
         except LockNotAcquired as error:
             raise LockNotAcquired(
-                f"{name} can't be attached like that, but still refuses writes: {error}. Then attach it with the "
-                f"right bounds and columns, or cancel the attach: SELECT roir.cancel_attach('{name}')"
+                f"{name} can't be attached like that, and can't be opened again yet: {error}"
             ) from error
     return bool(closed)
 

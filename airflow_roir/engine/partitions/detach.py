@@ -15,7 +15,7 @@ from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts
 from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.engine.schema import check_schema
-from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound
+from airflow_roir.errors import InvalidInput, LockNotAcquired, NotFound, RoirError
 
 FIND = """
 SELECT c.oid::bigint AS oid, n.nspname, c.relname, c.relkind = 'f' AS is_foreign
@@ -87,9 +87,13 @@ def _detach(
                 "adopts new names, and try again"
             ) from error
         raise
-    with database.transaction() as connection:
-        rows = [row for row in remove_entries.leaving(connection) if row.relation == oid]
-    return sum(remove_entries.remove(database, row, report, patience_s) for row in rows)
+    try:
+        with database.transaction() as connection:
+            rows = [row for row in remove_entries.leaving(connection) if row.relation == oid]
+        return sum(remove_entries.remove(database, row, report, patience_s) for row in rows)
+    except (DBAPIError, RoirError):
+        report(f"{name} is {'dropped' if drop else 'detached'}, and its entries are hidden: roir clean-up removes them")
+        raise
 
 
 def find_table(connection: Connection, table: str) -> tuple[int, QualifiedName]:
