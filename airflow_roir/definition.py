@@ -83,6 +83,9 @@ def _escaped(sign: str) -> str:
 
 def _parse_identifiers(text: str, separator: str, what: str) -> list[str]:
     """Split `text` at `separator` as psql does: unquoted names fold to lower case, `""` is a quote."""
+    if not isinstance(text, str):
+        # A template's native value, or a form's.
+        raise InvalidInput(f"{what} is {text!r}; it must be text")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise InvalidInput(f"{what} {text!r} contains a character that PostgreSQL can't have in a name")
     names: list[str] = []
@@ -145,6 +148,8 @@ def parse_columns(text: str | Sequence[str] | None, what: str = "columns") -> tu
         return ()
     if isinstance(text, str):
         return tuple(_parse_identifiers(text, ",", what)) if text.strip() else ()
+    if not isinstance(text, Sequence):
+        raise InvalidInput(f"{what}: {text!r} is no list of names")
     names: list[str] = []
     for item in text:
         names += _parse_identifiers(item, ",", what)
@@ -154,6 +159,8 @@ def parse_columns(text: str | Sequence[str] | None, what: str = "columns") -> tu
 def parse_shards(text: str | Sequence[str] | None) -> tuple[str, ...]:
     """Read a comma-separated list of shards' names, as they were added. None and '' give ()."""
     names = text.split(",") if isinstance(text, str) else text or ()
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise InvalidInput(f"shards: {text!r} is no list of names")
     return tuple(name.strip() for name in names if name.strip())
 
 

@@ -97,6 +97,8 @@ def rebuild_index_group(
         on_duplicate=on_duplicate,
         census=census,
         verify=verify,
+        spark=spark,
+        replica_conn_ids=replica_conn_ids,
         # The comparison before is skipped where there is nothing to compare.
         trigger_rule="none_failed" if verify_before else "all_success",
         **what,
@@ -159,7 +161,7 @@ def rebuild_indexes_group(
         what: dict[str, Any] = {"index": index, "postgres_conn_id": postgres_conn_id}
         with TaskGroup(f"index_{number}", tooltip=index):
             given = {"scan": SOURCE, **(options or {})}
-            prepare = PrepareIndexBuildOperator(task_id="prepare", verify=verify, **what, **given)
+            prepare = PrepareIndexBuildOperator(task_id="prepare", verify=verify, spark=spark, **what, **given)
             operation: Any = prepare.output
             build = BuildIndexOperator(task_id="build", operation_id=operation, spark=spark, **what)
             finalize = FinalizeIndexBuildOperator(task_id="finalize", operation_id=operation, **what)

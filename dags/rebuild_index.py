@@ -329,6 +329,7 @@ with DAG(
         ignore_publications="{{ params.ignore_publications }}",
         scan="{{ params.scan }}",
         verify="{{ params.verify }}",
+        spark="{{ params.spark }}",
         **WORK,
     )
     build = BuildIndexOperator(

@@ -163,6 +163,8 @@ def build(
         if _opens_now(options.windows):
             # Beside all that follows, imports included.
             spark.start()
+        else:
+            spark.check()
         from airflow_roir.cli.execute import carry_on, carry_on_verification
         from airflow_roir.engine import operations, prepare
         from airflow_roir.engine.verify import verification

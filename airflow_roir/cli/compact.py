@@ -92,6 +92,8 @@ def compact(
         **work_options(throttle, windows, max_duration, priority, warn_after, abort_after),
     )
     with CommandSpark(database.dsn, master, conf) as spark:
+        if not without_spark:
+            spark.check()
         if (begun := _begin(database, index, allowed, exact, wanted, options, as_json)) is None:
             return
         if without_spark:

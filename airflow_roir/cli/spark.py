@@ -43,6 +43,11 @@ class CommandSpark:
         if self._driver is None or self._driver.wait(0) is not None:
             self._driver = self._kept() or self._own(operation_id)
 
+    def check(self) -> None:
+        """Raise JavaMissing if a driver couldn't start here: for what is prepared before Spark starts."""
+        if not is_connect(self._options.master) and not socket_path().exists():
+            use_java()
+
     def _kept(self) -> KeptDriver | None:
         if not socket_path().exists():
             return None

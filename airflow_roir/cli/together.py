@@ -37,6 +37,9 @@ def build_together(
     as_json: bool,
 ) -> None:
     """Prepare the indexes one after the other, then build them side by side. Exits with the worst of their codes."""
+    from airflow_roir.cli.spark import CommandSpark
+
+    CommandSpark(database.dsn, master, conf).check()
     codes: list[int] = []
     prepared: list[str] = []
     for definition in definitions:

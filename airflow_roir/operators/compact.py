@@ -117,10 +117,10 @@ class CompactIndexOperator(WholeOperationOperator):
         if size.seconds is not None:
             raise InvalidInput(f"segment_size is {self.segment_size!r}; it must be a size, such as 2GB")
         exact = bool(yes_or_no("exact", self.exact))
+        even_so = yes_or_no("even_if_rebuild_is_cheaper", self.even_if_rebuild_is_cheaper)
         choice = choose(database, self.index, budget, exact, segment_bytes=size.bytes)
         if not choice.actions:
             raise AirflowSkipException(f"nothing of index {self.index} is worth a compaction within {budget}")
-        even_so = yes_or_no("even_if_rebuild_is_cheaper", self.even_if_rebuild_is_cheaper)
         if choice.rebuild_is_cheaper:
             if even_so is False:
                 said = ranking.suggest(database, self.index, choice, owner_of(context["ti"]))

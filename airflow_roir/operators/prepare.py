@@ -11,9 +11,11 @@ from airflow_roir.errors import OperationRunning
 from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.task.dag_switch import LEAVE_S, LOOK_AGAIN_S, is_dag_paused, leave
 from airflow_roir.task.form_values import optional_text, whole_number, yes_or_no
+from airflow_roir.task.open_database import open_database
 from airflow_roir.task.options_operator import option_of
 from airflow_roir.task.roir_operator import RoirOperator, failing_clearly, owner_of
 from airflow_roir.task.shard_connections import add_shards
+from airflow_roir.task.spark_task import spark_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -49,6 +51,9 @@ class PrepareIndexBuildOperator(RoirOperator):
         `BuildOptions`; numbers and booleans may be given as text; None or '' takes the default there.
     throttle, windows, max_duration_s, priority, warn_after_s, abort_after_s: see `WorkOptions`; seconds may be given as
         `2h`, too.
+    spark, replica_conn_ids: as of the task that builds, which come to it and not to this one: here they are only looked
+        at, so that a wrong one fails before anything is changed. Whether a machine that will build has a Java, or
+        reaches the cluster, isn't known here.
 
     All of them are templated. If an input can't be used, the task fails without a retry and changes nothing. It waits,
     rescheduled, while another run drives the index's operation, or while a verification of the index is unfinished.
@@ -67,6 +72,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         *WORK_OPTIONS,
         "shards",
         "shard_column",
+        "spark",
     )
 
     def __init__(
@@ -101,6 +107,8 @@ class PrepareIndexBuildOperator(RoirOperator):
         priority: int | str | None = None,
         warn_after_s: int | str | None = None,
         abort_after_s: int | str | None = None,
+        spark: str | None = None,
+        replica_conn_ids: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -133,6 +141,8 @@ class PrepareIndexBuildOperator(RoirOperator):
         self.priority = priority
         self.warn_after_s = warn_after_s
         self.abort_after_s = abort_after_s
+        self.spark = spark
+        self.replica_conn_ids = tuple(replica_conn_ids)
 
     def execute(self, context: Context) -> int:
         """Prepare, unless the DAG was paused between scheduling and now."""
@@ -141,12 +151,15 @@ class PrepareIndexBuildOperator(RoirOperator):
             self.log.info("DAG %s is paused; nothing is prepared yet. Unpause the DAG to continue", ti.dag_id)
             raise leave(LEAVE_S)
         with failing_clearly():
-            definition = self.definition()
+            definition, options = self.definition(), self.options()
+            spark_of(self.spark)
+            for conn_id in self.replica_conn_ids:
+                open_database(conn_id, "roir governor")
             database = self.get_database()
             if definition.shards:
                 add_shards(database, definition.shards)
             try:
-                prepared = prepare.prepare(database, definition, self.options(), owner_of(ti), report=self.log.info)
+                prepared = prepare.prepare(database, definition, options, owner_of(ti), report=self.log.info)
             except OperationRunning as reason:
                 self.log.info("Waiting: %s", reason)
                 raise leave(LOOK_AGAIN_S) from None

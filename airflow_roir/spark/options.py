@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from airflow_roir.definition import MAX_PARALLELISM
+from airflow_roir.errors import InvalidInput
 
 # Tasks wait for PostgreSQL nearly all of their time: local mode gives them a slot each, however many are asked for
 # while running. A slot that isn't used costs nothing.
 LOCAL_MASTER = f"local[{MAX_PARALLELISM}]"
 # As many tries as a cluster gives a task by default.
 TASK_FAILURES = 4
+# What Spark takes for a master; with another one its driver ends when it starts, once the index is prepared.
+MASTER = re.compile(
+    r"local(\[\s*([1-9]\d*|\*)\s*(,\s*[1-9]\d*\s*)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn"
+    r"|k8s://\S+|sc://\S+|spark://[^\s,]+:\d+(,[^\s,]+:\d+)*"
+)
 
 
 @dataclass(frozen=True)
@@ -20,10 +27,19 @@ class SparkOptions:
 
     master: a master URL as `spark-submit --master` takes it, or a Spark Connect server's `sc://…`; None runs Spark in
         the driver's own process, or where `spark-submit` said. conf: Spark settings, none of them a secret.
+
+    Raises InvalidInput for what is no master.
     """
 
     master: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.master is not None and not MASTER.fullmatch(self.master):
+            raise InvalidInput(
+                f"{self.master!r} is no Spark master. Give local, local[4], spark://host:7077, sc://host, "
+                "k8s://https://host:443 or yarn"
+            )
 
 
 def is_connect(master: str | None) -> bool:

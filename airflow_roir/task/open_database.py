@@ -21,6 +21,10 @@ def open_database(postgres_conn_id: str, application_name: str) -> Database:
     server that is away is met later, and is waited for by the task's retries. So is the lack of the control schema,
     which fails at once too.
     """
+    if not isinstance(postgres_conn_id, str) or not postgres_conn_id.strip():
+        raise AirflowFailException(
+            f"the database is {postgres_conn_id!r}; give the id of an Airflow connection (postgres_conn_id)"
+        )
     try:
         return RoirHook(postgres_conn_id).get_database(application_name)
     except AirflowNotFoundException:

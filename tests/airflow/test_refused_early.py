@@ -1,0 +1,228 @@
+"""A wrong value of any option of any operator fails in the first task, at once, and has changed nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from airflow_roir.definition import LIVE_OPTIONS, WORK_OPTIONS
+from airflow_roir.engine import operations
+from airflow_roir.operators import prepare as preparing
+from airflow_roir.operators.abort import AbortIndexBuildOperator
+from airflow_roir.operators.attach_partition import AttachPartitionOperator
+from airflow_roir.operators.change import ChangeIndexBuildOperator
+from airflow_roir.operators.compact import CompactIndexOperator
+from airflow_roir.operators.detach_partition import DetachPartitionOperator
+from airflow_roir.operators.pause import PauseIndexBuildOperator
+from airflow_roir.operators.prepare import PrepareIndexBuildOperator
+from airflow_roir.operators.resume import ResumeIndexBuildOperator
+from airflow_roir.operators.revert import RevertIndexOperator
+from airflow_roir.operators.verify import VerifyIndexOperator
+from tests.airflow.test_operators import INDEX, WHAT, context
+from tests.engine import steps
+from tests.engine.test_bad_input import CATALOG
+
+__all__ = ["context"]
+pytestmark = pytest.mark.sample(2, 8)
+
+NO_NUMBER = (
+    "many",
+    "1.5",
+    "-1000",
+    "9" * 30,
+    1.5,
+    True,
+    [2],
+    {"a": 1},
+    "1 2",
+    "1e3",
+    "2; DROP TABLE item",
+    "\0",
+    "٣٤٥٦٧٨٩x",
+)
+NO_SPAN = ("2 fortnights", "-1h", "h", "9" * 30, 1.5, True, [2], "1h; DROP TABLE item", "\0")
+NO_WORD = ("nonsense", 5, ["after"], "after,none", "a;b", "\0", "'")
+NO_TRUTH = ("yes, please", 2, [True], "truee", "\0", "0 ")
+NO_NAME = (
+    "a.b.c.d",
+    "a;b c",
+    '"',
+    '"a',
+    "x" * 64,
+    '""',
+    "a\0b",
+    "\ud800",
+    "'; DROP TABLE item; --",
+    "%s",
+    "$$",
+    "a\nb",
+    "\\",
+)
+NO_SPARK = (
+    "sparky",
+    "local[0]",
+    "local[x]",
+    "local[",
+    "local[2,0]",
+    "local-cluster[x]",
+    "spark://",
+    "spark://host",
+    "spark://host:x",
+    "sc://",
+    "k8s://",
+    "mesos://host:5050",
+    "http",
+    "warehouse; x",
+    5,
+    ["local"],
+    "\0",
+)
+NO_CONNECTION = ("nowhere", "a b", 5, "'", "\0")
+NO_THROTTLE = (
+    "nonsense",
+    "replica_lag",
+    "replica_lag=1XB",
+    "replica_lag=-1MB",
+    "x=1",
+    "commit_latency=ms",
+    "a=b=c",
+    5,
+    "\0",
+)
+NO_WINDOWS = (
+    "nonsense",
+    "* * * * *",
+    "0 22 * * 1-5 for 99d in Nowhere/City",
+    "61 22 * * * for 1h",
+    5,
+    "0 22 * * * for",
+    "\0",
+)
+WORK: Mapping[str, Any] = {
+    "throttle": NO_THROTTLE,
+    "windows": NO_WINDOWS,
+    "max_duration_s": NO_SPAN,
+    "priority": ("high", "101", 1.5, True, [2], "\0"),
+    "warn_after_s": NO_SPAN,
+    "abort_after_s": NO_SPAN,
+}
+# A new index may have any name that can be one.
+NAMES = ("%s", "$$", "\\")
+WHERE: Mapping[str, Any] = {
+    "index": (*(one for one in NO_NAME if one not in NAMES), "", " ", None, 5),
+    "postgres_conn_id": NO_CONNECTION,
+}
+ONES: Mapping[str, Any] = {
+    "covering": NO_WORD,
+    "verify": NO_WORD,
+    "scan": NO_WORD,
+    "on_duplicate": NO_WORD,
+    "table": NO_NAME,
+    "keys": (
+        *NO_NAME,
+        "",
+        "kind,,price",
+        "kind kind",
+        "lower(kind)",
+        "nowhere",
+        "kind,kind",
+        ["kind", ""],
+        5,
+        {"a": 1},
+        [5],
+    ),
+    "include": (*NO_NAME, "kind", "id", "nowhere", ",", ["price", ""]),
+    "shards": (5, [5], "nowhere", "a b", '"', "a,a", "\0", ["x", ""]),
+    "shard_column": ("s", '"'),
+    "spark": NO_SPARK,
+    "replica_conn_ids": (("nowhere",), ("warehouse", "nowhere")),
+}
+PREPARE: Mapping[str, Any] = {
+    **WHERE,
+    **WORK,
+    **dict.fromkeys(preparing.NUMBERS, NO_NUMBER),
+    **dict.fromkeys((*preparing.TRUTHS, *preparing.UNIQUENESS), NO_TRUTH),
+    "max_lag_s": NO_NUMBER,
+    **ONES,
+}
+VERIFY: Mapping[str, Any] = {
+    **WHERE,
+    **WORK,
+    "parallelism": NO_NUMBER,
+    "sample": ("many", "-1", 0, 101, "1%x", [2], "nan", "inf", "\0"),
+    "max_seconds": NO_NUMBER,
+    "slices": NO_NUMBER,
+    "repair": NO_TRUTH,
+    "amcheck": NO_TRUTH,
+    "mode": NO_WORD,
+    "spark": NO_SPARK,
+}
+COMPACT: Mapping[str, Any] = {
+    **WHERE,
+    **WORK,
+    "parallelism": NO_NUMBER,
+    "budget": ("much", "-1GB", "1 fortnight", 5.5, [2], "\0"),
+    "segment_size": ("much", "-1GB", "1h", [2], "\0"),
+    "exact": NO_TRUTH,
+    "verify": NO_TRUTH,
+    "even_if_rebuild_is_cheaper": NO_TRUTH,
+    "spark": NO_SPARK,
+}
+LIVE: Mapping[str, Any] = {
+    **WHERE,
+    **{name: WORK.get(name, NO_NUMBER) for name in LIVE_OPTIONS},
+}
+TABLES: Mapping[str, Any] = {
+    "table": (*NO_NAME, "", " ", "nowhere", 5, None),
+    "partition": (*NO_NAME, "", " ", "nowhere", 5, None),
+    "bounds": ("", " ", None, 5, ["DEFAULT"], "nonsense", "DEFAULT; DROP TABLE item", "\0", "\ud800"),
+    "postgres_conn_id": NO_CONNECTION,
+}
+BUILD = {**WHAT, "table": "item", "keys": "kind", "include": "price", "batch_rows": "1000", "max_lag_s": ""}
+ATTACH = {"table": "item", "partition": "item", "bounds": "DEFAULT", "postgres_conn_id": "warehouse"}
+CASES: dict[str, tuple[Callable[..., Any], Mapping[str, Any], Mapping[str, Any]]] = {
+    "prepare": (PrepareIndexBuildOperator, BUILD, PREPARE),
+    "verify": (VerifyIndexOperator, WHAT, VERIFY),
+    "compact": (CompactIndexOperator, WHAT, COMPACT),
+    "change": (ChangeIndexBuildOperator, {**WHAT}, LIVE),
+    "resume": (ResumeIndexBuildOperator, {**WHAT}, LIVE),
+    "pause": (PauseIndexBuildOperator, WHAT, {**WHERE, "reason": ("\0", "\ud800")}),
+    "abort": (AbortIndexBuildOperator, WHAT, {**WHERE, "reason": ("\0", "\ud800")}),
+    "revert": (RevertIndexOperator, WHAT, WHERE),
+    "attach": (AttachPartitionOperator, ATTACH, TABLES),
+    "detach": (
+        DetachPartitionOperator,
+        {"partition": "item", "postgres_conn_id": "warehouse"},
+        {name: TABLES[name] for name in ("partition", "postgres_conn_id")},
+    ),
+}
+assert set(WORK) == set(WORK_OPTIONS)
+# With an operation to give them to, which is paused; else with a published index.
+LIVING = ("change", "resume", "pause", "abort")
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [(name, option) for name, (_, _, all_) in CASES.items() for option in all_]
+)
+def test_a_wrong_value_is_refused_before_the_first_change(
+    context: dict[str, Any], shop: Any, name: str, option: str
+) -> None:
+    operator, right, wrong = CASES[name]
+    if name in LIVING:
+        PrepareIndexBuildOperator(task_id="prepare", **BUILD).execute(context)  # type: ignore[arg-type]
+        operations.pause(shop.database, INDEX, "somebody")
+    elif name not in ("prepare", "attach", "detach"):
+        steps.make_index(shop.database, INDEX, "public.item", "kind")
+    before = shop.run(CATALOG)
+    for value in wrong[option]:
+        with pytest.raises((AirflowFailException, AirflowSkipException, ValueError, TypeError)) as refused:
+            operator(task_id="task", **{**right, option: value}).execute(context)
+        case = f"{name}, {option}={value!r}: {refused.value!r}"
+        # The server reads a throttle, and nothing is worth a compaction here.
+        expected = AirflowSkipException if (name, option) == ("compact", "throttle") else AirflowFailException
+        assert isinstance(refused.value, AirflowFailException | expected), case
+        assert "\n" not in str(refused.value), case
+        assert shop.run(CATALOG) == before, case
