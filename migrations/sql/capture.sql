@@ -17,6 +17,32 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                       AND g.layout >= is_in_mode.layout)
 $$;
 
+-- An error where the caller's snapshot is older than a rewrite of this table, or of a partition below it: whoever rewrites a
+-- table (ALTER TABLE, TRUNCATE, pg_repack) has written all of its rows, and an older snapshot finds none of them, instead of
+-- an error. The file is another one then: pg_class tells that of the snapshot, the function that of now. VACUUM FULL,
+-- CLUSTER and SET TABLESPACE keep rows visible, and can't be told from the others. Nor are the rows of a partition found
+-- in a newer table that has taken its place. Ask after the rows were asked for, which has locked their table. STABLE, to
+-- have the snapshot of whoever asks.
+CREATE FUNCTION roir.refuse_rewritten(relation oid) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    other oid;
+BEGIN
+    SELECT x.oid INTO other
+      FROM (SELECT refuse_rewritten.relation AS oid, false AS leaf
+            UNION ALL SELECT t.relation, true FROM roir.partition_tree(refuse_rewritten.relation) t WHERE t.leaf) x
+      LEFT JOIN pg_class c ON c.oid = x.oid
+     WHERE pg_relation_filenode(x.oid) IS DISTINCT FROM nullif(c.relfilenode, 0)
+        OR x.leaf AND pg_partition_root(x.oid) IS DISTINCT FROM pg_partition_root(refuse_rewritten.relation) LIMIT 1;
+    IF FOUND THEN
+        RAISE serialization_failure USING
+            MESSAGE = format('could not serialize access: table %s was rewritten, or taken out, after the transaction''s snapshot',
+                             other::regclass),
+            DETAIL = 'This snapshot may not see rows whose entries a roir index has.',
+            HINT = 'Retry the transaction.';
+    END IF;
+END $$;
+
 -- Whether a TRUNCATE of a leaf is one of the source's: not where it was detached, and kept the trigger. An error where the
 -- transaction's snapshot may not see all of the entries.
 CREATE FUNCTION roir.may_truncate(source oid, leaf oid) RETURNS boolean

@@ -12,10 +12,10 @@
 --     column: one that is in no row finds none.
 --     statement: the rows of $1, an entry where one_by_one, an array of entries where not. They have the entry's key too, if it is
 --     the entry of a roir index: an entry may be of a moment ago.
-CREATE FUNCTION roir.reading(source oid, view oid, key jsonb, OUT look_up text, OUT statement text, OUT one_by_one boolean)
+CREATE FUNCTION roir.reading(source oid, view oid, key jsonb, OUT look_up text, OUT statement text, OUT one_by_one boolean,
+                             OUT relation oid)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    relation oid;
     primary_key oid;
     base text;
     indexed oid;
@@ -133,6 +133,8 @@ LANGUAGE plpgsql STABLE ROWS 100 AS $$
 DECLARE
     how record;
     entry record;
+    returned bigint;
+    total bigint := 0;
 BEGIN
     IF entries IS NULL THEN
         RETURN;
@@ -145,9 +147,16 @@ BEGIN
     IF how.one_by_one THEN
         FOREACH entry IN ARRAY entries LOOP
             RETURN QUERY EXECUTE how.statement USING entry;
+            GET DIAGNOSTICS returned = ROW_COUNT;
+            total := total OPERATOR(pg_catalog.+) returned;
         END LOOP;
     ELSE
         RETURN QUERY EXECUTE how.statement USING entries;
+        GET DIAGNOSTICS total = ROW_COUNT;
+    END IF;
+    -- Its lock on the rows' table is younger than the snapshot, unlike a query's: a rewrite may have come between.
+    IF total OPERATOR(pg_catalog.<) pg_catalog.cardinality(entries) THEN
+        PERFORM roir.refuse_rewritten(how.relation);
     END IF;
 END $$;
 
@@ -161,14 +170,23 @@ DECLARE
     how record;
     looked_up record;
     entry record;
+    returned bigint;
+    total bigint := 0;
 BEGIN
     how := roir.reading(pg_catalog.pg_typeof(source), index, coalesce(key, '{}'));
     EXECUTE how.look_up INTO looked_up USING key;
     IF how.one_by_one THEN
         FOREACH entry IN ARRAY looked_up.entries LOOP
             RETURN QUERY EXECUTE how.statement USING entry;
+            GET DIAGNOSTICS returned = ROW_COUNT;
+            total := total OPERATOR(pg_catalog.+) returned;
         END LOOP;
     ELSE
         RETURN QUERY EXECUTE how.statement USING looked_up.entries;
+        GET DIAGNOSTICS total = ROW_COUNT;
+    END IF;
+    -- As above.
+    IF total OPERATOR(pg_catalog.<) pg_catalog.cardinality(looked_up.entries) THEN
+        PERFORM roir.refuse_rewritten(how.relation);
     END IF;
 END $$;

@@ -17,7 +17,8 @@ def as_it_stands(source: Source, target: Target, record: str, belongs: list[str]
     is checked at once, whoever visits an entry has inserted or deleted a row of that key, so that no other transaction
     has one: only our own version answers. A `DEFERRABLE` key can be shared with others for a while: there somebody
     else's version answers too, under a lock, which waits for who deletes it and raises 40001 in a snapshot that is too
-    old. Between that look and the removal of an entry its writer may commit, so we look once more.
+    old; one that is older than a rewrite sees no version, which the table's file tells. Between that look and the
+    removal of an entry its writer may commit, so we look once more.
     """
     if not source.pk_deferrable:
         return [
@@ -37,6 +38,10 @@ def as_it_stands(source: Source, target: Target, record: str, belongs: list[str]
     return [
         *looked,
         "IF here.belongs IS NULL THEN",
+        # Of a table that was rewritten since our snapshot we see no row.
+        "  IF one_snapshot THEN",
+        "    PERFORM roir.refuse_rewritten(TG_RELID);",
+        "  END IF;",
         *indent(gone),
         *indent(looked),
         "END IF;",

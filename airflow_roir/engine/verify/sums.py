@@ -18,12 +18,14 @@ NO_SUMS: dict[str, Any] = {"rows": 0, "snapshot": None, "buckets": None, "counts
 
 # How many shared snapshots are tried before a unit is read in one of its own.
 SHARES = 3
-# No such snapshot any more, or its session is about to end.
+# No such snapshot any more, or its session is about to end; or it is older than a rewrite, and sees no rows.
 NO_SNAPSHOT = (
+    pg_errors.SerializationFailure,
     pg_errors.InvalidParameterValue,
     pg_errors.UndefinedObject,
     pg_errors.ObjectNotInPrerequisiteState,
 )
+REWRITTEN = "SELECT roir.refuse_rewritten(%(relation)s::oid)"
 
 
 class UnitSums:
@@ -60,6 +62,7 @@ class UnitSums:
             name = self.reading.hold(claim)
             if name is None:
                 return NO_SUMS
+            execute(self.connection, REWRITTEN, {"relation": claim.relation})
             entry = job.entry
             read = of_source(entry, "r") if claim.of_source else entry.physical(prefix="r.")
             where = self.reading.where(claim, values, "r")

@@ -35,6 +35,9 @@ BEGIN
       END IF;
     END IF;
     IF here.belongs IS NULL THEN
+      IF one_snapshot THEN
+        PERFORM roir.refuse_rewritten(TG_RELID);
+      END IF;
       IF OLD."k" IS NOT DISTINCT FROM NULL THEN
         EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN OLD."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
           USING OLD."k", OLD."id";
@@ -105,6 +108,9 @@ BEGIN
       END IF;
     END IF;
     IF here.belongs IS NULL THEN
+      IF one_snapshot THEN
+        PERFORM roir.refuse_rewritten(TG_RELID);
+      END IF;
       IF NEW."k" IS NOT DISTINCT FROM NULL THEN
         EXECUTE 'DELETE FROM roir_data.g1 WHERE ' || CASE WHEN NEW."k" IS NOT DISTINCT FROM NULL THEN 'c1 IS NOT DISTINCT FROM NULL' ELSE 'c1 OPERATOR(pg_catalog.=) $1' END || ' AND ' || 'c2 OPERATOR(pg_catalog.=) $2'
           USING NEW."k", NEW."id";

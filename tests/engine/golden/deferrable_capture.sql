@@ -36,6 +36,9 @@ BEGIN
         END IF;
       END IF;
       IF here.belongs IS NULL THEN
+        IF one_snapshot THEN
+          PERFORM roir.refuse_rewritten(TG_RELID);
+        END IF;
         INSERT INTO roir_data.g1_delta (c1, c2, c3, state)
         VALUES (OLD."k", OLD."id", NULL, 'antimatter')
         ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;
@@ -84,6 +87,9 @@ BEGIN
         END IF;
       END IF;
       IF here.belongs IS NULL THEN
+        IF one_snapshot THEN
+          PERFORM roir.refuse_rewritten(TG_RELID);
+        END IF;
         INSERT INTO roir_data.g1_delta (c1, c2, c3, state)
         VALUES (NEW."k", NEW."id", NULL, 'antimatter')
         ON CONFLICT (c1, c2) DO UPDATE SET c1 = EXCLUDED.c1, c2 = EXCLUDED.c2, c3 = EXCLUDED.c3, state = EXCLUDED.state;

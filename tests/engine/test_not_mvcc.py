@@ -1,0 +1,259 @@
+"""DDL whose rows older snapshots don't see, beside transactions that have one: "no such row" proves nothing there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import psycopg2.errors
+import pytest
+
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.verify import compare
+from airflow_roir.engine.verify.job import UnitClaim
+from tests.conftest import database_dsn, run_sql
+from tests.engine import menu, steps, unique_ground, verifying
+from tests.engine import rewrites as rewriting
+from tests.engine.ground import KINDS, ORDINARY, Count, Ground
+from tests.engine.isolation import (
+    COMMIT,
+    PATIENCE_S,
+    READ_COMMITTED,
+    REPEATABLE_READ,
+    ROLLBACK,
+    SERIALIZABLE,
+    SERIALIZATION_FAILURE,
+    Schedule,
+    Session,
+    Transaction,
+    Watcher,
+    interleavings,
+)
+from tests.engine.rewrites import RewritingGround, UniqueRewritingGround
+from tests.engine.stages import Stage
+from tests.engine.steps import sql
+from tests.engine.unique_ground import SOURCES
+
+pytestmark = pytest.mark.sample(1)
+
+OLD = (REPEATABLE_READ, SERIALIZABLE)
+REWRITES = {
+    "type": "ALTER TABLE t ALTER note TYPE bigint",
+    "volatile default": "ALTER TABLE t ADD COLUMN more float8 DEFAULT random()",
+}
+
+
+@pytest.mark.parametrize("isolation", OLD)
+@pytest.mark.parametrize("rewrite", REWRITES)
+@pytest.mark.parametrize("mode", ["direct", "active"])
+def test_a_key_of_a_row_that_was_rewritten_since(
+    database: Database, dsn: str, mode: str, rewrite: str, isolation: str
+) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int, note int)",
+        "INSERT INTO t SELECT i, i::text, i FROM generate_series(1, 100) i",
+    )
+    stage = Stage(database, mode, include="v", unique=True)
+    with closing(steps.old_session(dsn, isolation)) as user:
+        run_sql(dsn, REWRITES[rewrite])
+        with pytest.raises(psycopg2.errors.SerializationFailure, match="rewritten"):
+            sql(user, "INSERT INTO t (id, k) VALUES (205, '5')")
+    stage.assert_exact("refused")
+
+
+@pytest.mark.parametrize("isolation", OLD)
+@pytest.mark.parametrize("rewrite", REWRITES)
+@pytest.mark.parametrize("mode", ["capture", "direct", "active"])
+def test_a_deferrable_primary_key_of_a_row_that_was_rewritten_since(
+    database: Database, dsn: str, mode: str, rewrite: str, isolation: str
+) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, k text, v int, note int)",
+        "INSERT INTO t SELECT i, i::text, i FROM generate_series(1, 100) i",
+    )
+    stage = Stage(database, mode, include="v")
+    with closing(steps.old_session(dsn, isolation)) as user:
+        run_sql(dsn, REWRITES[rewrite])
+        sql(user, "INSERT INTO t VALUES (5, '5', 5)")
+        with pytest.raises(psycopg2.errors.SerializationFailure, match="rewritten"):
+            sql(user, "DELETE FROM t WHERE id = 5")
+    stage.assert_exact("refused")
+
+
+def test_a_key_of_a_row_whose_partition_was_replaced_by_a_copy(database: Database, dsn: str) -> None:
+    run_sql(dsn, *_table(partitioned=True))
+    stage = Stage(database, "published", unique=True)
+    with closing(steps.old_session(dsn)) as user:
+        run_sql(
+            dsn,
+            "ALTER TABLE t DETACH PARTITION t0",
+            "CREATE TABLE copy (LIKE t0 INCLUDING ALL); INSERT INTO copy TABLE t0",
+            "ALTER TABLE t ATTACH PARTITION copy FOR VALUES WITH (MODULUS 3, REMAINDER 0)",
+        )
+        [(key,), *_] = sql(steps.session(dsn), "SELECT k FROM copy")
+        with pytest.raises(psycopg2.errors.SerializationFailure, match="taken out"):
+            sql(user, "INSERT INTO t (id, k) VALUES (1205, %s)", key)
+    stage.assert_exact("refused")
+
+
+@pytest.mark.parametrize("partitioned", [False, True], ids=["plain", "partitioned"])
+def test_rows_of_an_index_beside_a_rewrite_that_was_waited_for(database: Database, dsn: str, partitioned: bool) -> None:
+    """roir.rows locks the rows' table after its statement has a snapshot: it fails, where it would return nothing."""
+    run_sql(dsn, *_table(partitioned))
+    Stage(database, "published", include="v")
+    by_key = "SELECT x.id FROM roir.rows(NULL::t, 'ix', '{\"k\": \"5\"}') x"
+    by_entries = "SELECT x.id FROM roir.rows(NULL::t, ARRAY(SELECT i FROM ix i WHERE k = '5')) x"
+    watcher = Watcher(dsn)
+    for query in (by_key, by_entries):
+        reader, other = Session(dsn), Session(dsn)
+        # To read the text of a query is to read the row type, under a lock, before there is a snapshot.
+        for session, statement in (
+            (reader, f"PREPARE prepared AS {query}"),
+            (reader, "EXECUTE prepared"),
+            (other, "BEGIN"),
+            (other, "ALTER TABLE t ALTER note TYPE int USING note + 1"),
+        ):
+            session.send(statement)
+            while not session.ended(PATIENCE_S):
+                pass
+        reader.send("EXECUTE prepared")
+        while not watcher.is_blocked(reader, [other]):
+            assert not reader.ended()
+        other.send("COMMIT")
+        assert other.ended(PATIENCE_S)
+        while not reader.ended(PATIENCE_S):
+            pass
+        assert reader.error == SERIALIZATION_FAILURE
+        reader.send("EXECUTE prepared")
+        while not reader.ended(PATIENCE_S):
+            pass
+        assert (reader.error, reader.cursor.fetchall()) == ("", [(5,)])
+        reader.close()
+        other.close()
+
+
+def test_a_verification_whose_shared_snapshot_is_older_than_a_rewrite(database: Database, dsn: str) -> None:
+    """All entries are gone, and that snapshot sees no row, either: both sides are equal, and empty."""
+    base = verifying.build_index(dsn, database, *_table(), include="v")
+    run_sql(dsn, f"DELETE FROM {base}")
+    run = verifying.begin(database)
+    one = verifying.worker(database, run)
+    with one.connection:
+        one.sums.snapshot.share(one.verify_job.verification_id)
+        run_sql(dsn, "ALTER TABLE t ALTER note TYPE bigint")
+        while isinstance(claim := one.claim(), UnitClaim):
+            one.unit(claim)
+        one.close()
+    compare.finish(database, run)
+    verifying.to_check(database, run)
+    verifying.go_through(database, run)
+    assert len(verifying.found(dsn)) == 100
+
+
+def _table(partitioned: bool = False) -> tuple[str, ...]:
+    leaves = "; ".join(f"CREATE TABLE t{i} PARTITION OF t FOR VALUES WITH (MODULUS 3, REMAINDER {i})" for i in range(3))
+    by, leaves = ("PARTITION BY HASH (id)", leaves) if partitioned else ("", "")
+    return (
+        f"CREATE TABLE t (id int PRIMARY KEY, k text, v int, note int) {by}; {leaves}",
+        "INSERT INTO t SELECT i, i::text, i FROM generate_series(1, 100) i",
+    )
+
+
+LEVELS = (READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE)
+EXAMPLES = int(os.environ.get("ROIR_EXAMPLES", "0"))
+SEED = int(os.environ.get("ROIR_SEED") or (random.randrange(1_000_000) if EXAMPLES else 1))
+
+Grounds = Callable[[str], Ground]
+
+
+@pytest.fixture(scope="module")
+def grounds(server: str) -> Iterator[Grounds]:
+    """The ground of a kind of primary key, or of a unique index's source, in a database of its own."""
+    made: dict[str, Ground] = {}
+
+    def ground(kind: str) -> Ground:
+        if kind not in made:
+            name = f"rewriting_{len(made)}"
+            run_sql(server, f"CREATE DATABASE {name} TEMPLATE roir_template")
+            dsn = database_dsn(server, name)
+            one = (
+                UniqueRewritingGround(dsn, kind, ("direct", "active"))
+                if kind in SOURCES
+                else RewritingGround(dsn, kind, ("capture", "direct", "active"))
+            )
+            one.prepare()
+            made[kind] = one
+        made[kind].count = Count()
+        return made[kind]
+
+    yield ground
+    for one in made.values():
+        one.close()
+
+
+def statements_of(kind: str) -> list[str]:
+    return [*unique_ground.MENU] if kind in SOURCES else menu.choices(deferrable=kind != ORDINARY)
+
+
+def settled(ground: Ground) -> None:
+    """Nothing was wrong."""
+    print(f"{ground.kind}, seed {SEED}: {ground.count.told()}")
+    if ground.count.failures:
+        pytest.fail(ground.report())
+
+
+def by_chance(chance: random.Random, kind: str) -> Schedule:
+    """A transaction that has a snapshot, a rewrite, and then its statements, with or without a third transaction."""
+    statements, rewrites = statements_of(kind), rewriting.names(kind)
+    ours = Transaction(chance.choice(LEVELS), tuple(chance.choices(statements, k=chance.randint(1, 3))))
+    theirs = Transaction(READ_COMMITTED, (chance.choice(rewrites),), chance.choice((COMMIT, COMMIT, COMMIT, ROLLBACK)))
+    some = [ours, theirs]
+    if chance.random() < 0.3:
+        mixed = chance.choices([*statements, *rewrites], k=chance.randint(1, 2))
+        some.append(Transaction(chance.choice(LEVELS), tuple(mixed)))
+    turns = [who for who, one in enumerate(some) for _ in one.turns]
+    if chance.random() < 0.5:
+        chance.shuffle(turns)
+    else:
+        turns = [0, *[who for who in turns[1:] if who], *[0] * (len(ours.turns) - 1)]
+    return Schedule(tuple(some), tuple(turns))
+
+
+@pytest.mark.parametrize("kind", (*KINDS, *SOURCES))
+def test_a_sample_of_rewrites_beside_transactions(grounds: Grounds, kind: str) -> None:
+    ground, chance = grounds(kind), random.Random(SEED)
+    ground.sweep([by_chance(chance, kind) for _ in range(EXAMPLES or 96)])
+    settled(ground)
+
+
+ALL = [(kind, rewrite) for kind in (*KINDS, *SOURCES) for rewrite in rewriting.names(kind)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("kind", "rewrite"), ALL)
+def test_each_rewrite_beside_each_statement(grounds: Grounds, kind: str, rewrite: str, level: str) -> None:
+    """In all interleavings."""
+    ground = grounds(kind)
+    for statement in statements_of(kind):
+        both = (Transaction(level, (statement,)), Transaction(READ_COMMITTED, (rewrite,)))
+        ground.sweep(Schedule(both, turns) for turns in interleavings(both))
+    settled(ground)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rewrite", ["retype", "unlogged and logged"])
+@pytest.mark.parametrize("kind", (*KINDS, *SOURCES))
+def test_a_rewrite_before_two_statements(grounds: Grounds, kind: str, rewrite: str) -> None:
+    """The snapshot is older than the rewrite."""
+    ground, theirs = grounds(kind), Transaction(READ_COMMITTED, (rewrite,))
+    ground.sweep(
+        Schedule((Transaction(REPEATABLE_READ, two), theirs), (0, 1, 1, 0, 0, 0))
+        for two in itertools.product(statements_of(kind), repeat=2)
+    )
+    settled(ground)
