@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument
-from airflow_roir.engine import abort, catalog, drop, health, long_pause, marks, operations, view
+from airflow_roir.engine import abort, catalog, drop, health, long_pause, marks, operations, serializable, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.compact import leftovers
@@ -372,6 +372,9 @@ def _drop_generation(
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         if source is not None:
             lock()
+        if found := serializable.overlapping(connection, [row.id]):
+            result.waiting.append(f"index {_name(row)}: {serializable.kept(found)}")
+            return False
         changed = execute(
             connection,
             "UPDATE roir.generation SET status = 'dropped', capture_mode = 'none' "

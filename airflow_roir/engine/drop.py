@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, parse_name
-from airflow_roir.engine import operations, remove_generations, view
+from airflow_roir.engine import operations, remove_generations, serializable, view
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.schema import check_schema
@@ -40,7 +40,10 @@ def drop_index(
                 f"index {index} has an unfinished operation; abort it first: roir abort {argument(index)}"
             )
 
+    kept: list[str] = []
+
     def remove(connection: Connection) -> list[int]:
+        kept.clear()
         # Once more, under the lock: an operation may have begun, or another drop have come to its end.
         now = operations.newest_operation(connection, found.id)
         if now is not None and now.status in operations.LIVE:
@@ -49,9 +52,14 @@ def drop_index(
             )
         view.drop(connection, operations.index_name(found), found.id)
         ids = remove_generations.generations_of(connection, found.id)
-        remove_generations.retire_for_good(connection, ids)
         if ids:
             operations.record_event(connection, found.id, None, actor, "drop")
+        # The view is locked: nobody reads from here on.
+        if overlapping := serializable.overlapping(connection, ids):
+            kept.append(serializable.kept(overlapping))
+            serializable.retire(connection, ids)
+            return []
+        remove_generations.retire_for_good(connection, ids)
         return ids
 
     try:
@@ -63,6 +71,8 @@ def drop_index(
             f"index {index} can't be dropped: {error.orig.diag.message_detail}. Nothing was changed. Drop these "
             "objects first, or define them without the index; then drop the index again"
         ) from error
+    if kept:
+        raise LockNotAcquired(f"index {index}: its view is dropped; {kept[0]}")
     try:
         finish_drop(database, found.id, report, patience_s)
     except LockNotAcquired as error:

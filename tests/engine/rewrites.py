@@ -22,7 +22,9 @@ _COPY = (
 # {leaf}: one of the partitions, or the table itself.
 REWRITES = {
     "retype": "ALTER TABLE {t} ALTER note TYPE int USING note + 1",
-    "add a random column": "ALTER TABLE {t} DROP COLUMN IF EXISTS more; ALTER TABLE {t} ADD COLUMN more float8 DEFAULT random()",
+    "add a random column": (
+        "ALTER TABLE {t} DROP COLUMN IF EXISTS more; ALTER TABLE {t} ADD COLUMN more float8 DEFAULT random()"
+    ),
     "add a generated column": (
         "ALTER TABLE {t} DROP COLUMN IF EXISTS twice; ALTER TABLE {t} ADD COLUMN twice int "
         "GENERATED ALWAYS AS (note * 2) STORED"

@@ -224,7 +224,7 @@ def by_chance(chance: random.Random, kind: str) -> Schedule:
     return Schedule(tuple(some), tuple(turns))
 
 
-@pytest.mark.parametrize("kind", (*KINDS, *SOURCES))
+@pytest.mark.parametrize("kind", [*KINDS, *SOURCES])
 def test_a_sample_of_rewrites_beside_transactions(grounds: Grounds, kind: str) -> None:
     ground, chance = grounds(kind), random.Random(SEED)
     ground.sweep([by_chance(chance, kind) for _ in range(EXAMPLES or 96)])
@@ -248,7 +248,7 @@ def test_each_rewrite_beside_each_statement(grounds: Grounds, kind: str, rewrite
 
 @pytest.mark.long
 @pytest.mark.parametrize("rewrite", ["retype", "unlogged and logged"])
-@pytest.mark.parametrize("kind", (*KINDS, *SOURCES))
+@pytest.mark.parametrize("kind", [*KINDS, *SOURCES])
 def test_a_rewrite_before_two_statements(grounds: Grounds, kind: str, rewrite: str) -> None:
     """The snapshot is older than the rewrite."""
     ground, theirs = grounds(kind), Transaction(READ_COMMITTED, (rewrite,))

@@ -1,0 +1,68 @@
+"""SERIALIZABLE transactions beside the drop of what one of them has read: what PostgreSQL refuses stays refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+import psycopg2.errors
+import pytest
+
+from airflow_roir.engine import clean_up, drop, revert
+from airflow_roir.engine.database import Database
+from airflow_roir.errors import LockNotAcquired
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+
+pytestmark = pytest.mark.sample(1)
+
+
+def reverted(database: Database) -> None:
+    """What was read is retired, and its window is over."""
+    revert.revert(database, "ix", "test")
+    report = clean_up.clean_up(database)
+    assert report.generations_dropped == 0
+    assert any("SERIALIZABLE" in line for line in report.waiting), report
+
+
+def dropped(database: Database) -> None:
+    """The view is gone at once."""
+    with pytest.raises(LockNotAcquired, match="SERIALIZABLE"):
+        drop.drop_index(database, "ix", "test", patience_s=0)
+    report = clean_up.clean_up(database)
+    assert (report.generations_dropped, report.warnings) == (1, []), "the older one, which nobody has read"
+    with pytest.raises(LockNotAcquired, match="SERIALIZABLE"):
+        drop.drop_index(database, "ix", "test", patience_s=0)
+
+
+@pytest.mark.parametrize("go", [reverted, dropped], ids=["revert", "drop"])
+def test_a_write_that_a_reader_of_a_dropped_generation_has_missed_is_refused(
+    database: Database, dsn: str, go: Callable[[Database], None]
+) -> None:
+    """Each of two transactions misses what the other one writes. Seen to commit both."""
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+        "INSERT INTO t SELECT i, i::text, i FROM generate_series(1, 1000) i",
+        "CREATE TABLE notes (note text)",
+    )
+    for table in ("t", None):
+        keys = None if table is None else "k"
+        _, run = steps.begin(database, table=table, keys=keys, revert_window_s=0)
+        steps.finish_all(database, run)
+    with closing(steps.session(dsn, "SERIALIZABLE")) as writer, closing(steps.session(dsn, "SERIALIZABLE")) as reader:
+        assert sql(writer, "SELECT * FROM notes") == []
+        assert sql(reader, "SELECT * FROM ix WHERE k = 'new'") == []
+        sql(reader, "INSERT INTO notes VALUES ('there is no new one')")
+        reader.commit()
+        go(database)
+        with pytest.raises(psycopg2.errors.SerializationFailure):
+            sql(writer, "INSERT INTO t VALUES (0, 'new', 0)")
+    for _ in range(2):
+        clean_up.clean_up(database)
+    shown = 1 if go is reverted else 0
+    with closing(steps.session(dsn)) as user:
+        bases = "SELECT count(*) FROM pg_class WHERE relkind = 'p' AND relnamespace = 'roir_data'::regnamespace"
+        assert sql(user, bases) == [(shown,)]
+        assert sql(user, "SELECT count(*) FROM pg_trigger WHERE tgrelid = 't'::regclass") == [(2 * shown,)]
