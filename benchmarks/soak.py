@@ -1,5 +1,7 @@
 """The kill matrix at length: every row in every phase, random moments by printed seeds, and random schedules.
 
+Between them two operators do at random what they can beside users, on PostgreSQL 16 and 18 (tests/crash/test_storm.py).
+
 `make soak SECONDS=3600`, or `python -m benchmarks.soak --seconds 3600`. Results: benchmarks/results/soak.json, and a
 table for docs/reliability.md.
 """
@@ -10,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,6 +23,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 PER_CALL = 6
+STORMS = 2
 # Each brings up what takes long itself: a call runs all of its tests that were drawn.
 PYTEST = [sys.executable, "-m", "pytest", "-rfE", "-p", "no:cacheprovider"]
 
@@ -29,7 +33,7 @@ def collect() -> dict[str, list[str]]:
     listed = subprocess.run([*PYTEST, "--collect-only", "tests/crash"], capture_output=True, text=True, check=True)
     tests: dict[str, list[str]] = defaultdict(list)
     for line in listed.stdout.splitlines():
-        if "::" in line and "random_moments" not in line and "[" in line:
+        if "::" in line and not re.search("random_moments|test_storm", line) and "[" in line:
             tests[line.split("::")[0]].append(line)
     return tests
 
@@ -106,7 +110,12 @@ def main() -> int:
             if not waiting:
                 waiting = draw(chance, tests)
             seeds = " ".join(str(chance.randrange(1_000_000)) for _ in range(PER_CALL))
-            planned = [(waiting.pop(), {}), (["tests/crash/test_random_moments.py"], {"ROIR_CRASH_SEEDS": seeds})]
+            storms = " ".join(str(chance.randrange(1_000_000)) for _ in range(STORMS))
+            planned = [
+                (waiting.pop(), {}),
+                (["tests/crash/test_random_moments.py"], {"ROIR_CRASH_SEEDS": seeds}),
+                (["tests/crash/test_storm.py", "--pg", chance.choice(("16", "18"))], {"ROIR_STORM_SEEDS": storms}),
+            ]
             if schedules and time.monotonic() - begun > chosen.seconds / 2:
                 planned.append(schedules.pop())
             for arguments, environment in planned:

@@ -61,7 +61,13 @@ BEGIN
             MESSAGE = 'roir.detach_partition needs a READ COMMITTED transaction: it must see all that is committed';
     END IF;
     SELECT i.inhparent INTO parent FROM pg_inherits i WHERE i.inhrelid = partition;
-    EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', parent);
+    IF parent IS NOT NULL THEN
+        EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', parent);
+    END IF;
+    -- Another detach, or a DROP, may have had that lock before.
+    IF NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = partition AND i.inhparent = parent) THEN
+        RAISE no_data_found USING MESSAGE = format('%s is no partition any more: it was detached or dropped meanwhile', partition);
+    END IF;
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', partition);
     PERFORM roir.check_code(parent, partition, false);
     bounds := coalesce(roir.bounds_of(partition), 'true');

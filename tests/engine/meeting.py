@@ -98,7 +98,7 @@ class Meeting:
         if self.readers == "snapshots":
             self._take("after")
         self.compare("afterwards")
-        self._settle()
+        self.settle()
         return seen
 
     def run_alone(self) -> None:
@@ -235,7 +235,7 @@ class Meeting:
             return
         self.found += [f"{name}: {number} {side}" for side, number in wrong]
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """What failed for a while succeeds; after a clean-up all is as the control tables say, and exact."""
         for reader in self.old.values():
             reader.close()
@@ -253,19 +253,19 @@ class Meeting:
             there = connection.exec_driver_sql("SELECT to_regclass('public.ix') IS NOT NULL").scalar_one()
             live = connection.exec_driver_sql(LIVE).scalar_one()
             triggers = connection.exec_driver_sql(TRIGGERS).scalar_one()
-        self.found += [f"left behind: {name}" for (name,) in sql(self.watch, ORPHANS)]
         if bool(live) != bool(triggers):
             self.found.append(f"{live} generations, {triggers} triggers")
-        if not live:
-            return
-        if not there:
+        if live and not there:
             self.found.append(f"{live} generations, but no view")
-            return
+        elif live:
+            self._settle_index()
+        self.found += [f"left behind: {name}" for (name,) in sql(self.watch, ORPHANS)]
+
+    def _settle_index(self) -> None:
         exact = steps.compare(self.other, "ix")
         if exact.missing or exact.extra or exact.different:
             self.found.append(str(exact))
-        row = self._unfinished()
-        if row:
+        if self._unfinished():
             self._finish()
         if self.verified:
             report = verifying.verify(self.other, "ix")

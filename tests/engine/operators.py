@@ -225,6 +225,11 @@ def make_templates(server: str) -> dict[str, str]:
     return names
 
 
+def drop_templates(server: str, names: dict[str, str]) -> None:
+    """Takes the scenes away again."""
+    run_sql(server, *(f"DROP DATABASE {name} WITH (FORCE)" for name in names.values()))
+
+
 _numbers = itertools.count(1)
 
 

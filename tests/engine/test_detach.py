@@ -265,3 +265,32 @@ def test_nothing_is_left_of_a_dropped_index(database: Database, dsn: str) -> Non
     assert one(database, "SELECT count(*) FROM roir.source_partition") == 0
     assert one(database, "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'roir%'") == 0
     clean_up.clean_up(database)
+
+
+@pytest.mark.parametrize(
+    "how", ["SELECT roir.detach_partition('t0')", "SELECT roir.detach_partition('t0', and_drop => true)"]
+)
+def test_a_detach_that_waited_for_another_one_of_the_same_partition_says_so(
+    database: Database, dsn: str, how: str
+) -> None:
+    """Seen to fail with a syntax error, at the number of the table that was dropped."""
+    published(database, dsn)
+    first = steps.session(dsn)
+    steps.sql(first, how)
+    errors: list[BaseException] = []
+
+    def second() -> None:
+        try:
+            detach.detach_partition(database, "t0", "test", patience_s=30)
+        except NotFound as error:
+            errors.append(error)
+
+    other = threading.Thread(target=second)
+    other.start()
+    while not one(database, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+        assert other.is_alive()
+    first.commit()
+    other.join()
+    assert "no partition any more" in str(errors[0])
+    clean_up.clean_up(database)
+    steps.assert_exact(database)
