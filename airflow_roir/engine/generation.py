@@ -69,6 +69,20 @@ def source_view(generation_id: int) -> str:
     return f"{DATA_SCHEMA}.g{generation_id}_source"
 
 
+def shown(generation_id: int) -> str:
+    """The entries for the index's view, to be read and nothing else (`roir.only_read`)."""
+    return f"{DATA_SCHEMA}.g{generation_id}_shown"
+
+
+def seen(generation_id: int) -> str:
+    """SQL: FROM of a view that shows the entries, by the alias `b`, and lets no role write or lock them.
+
+    A view of two items can't be updated. The planner drops the first, by which the view depends on the base, and
+    readers lock the base before the other.
+    """
+    return f"(SELECT EXISTS (SELECT FROM {base(generation_id)})) r, {shown(generation_id)} b"
+
+
 def names(generation_id: int) -> list[str]:
     """The relations that dropping a generation locks; segments belong to the base."""
     return [base(generation_id), delta(generation_id), source_view(generation_id)]
@@ -104,7 +118,9 @@ def create(connection: Connection, generation_id: int, entry: Entry, plan: Plan)
     )
     for name in _stored_in(generation_id, plan):
         execute(connection, f"ALTER TABLE {name} {REPLICA_IDENTITY}")
-    rights.take_back(connection, [table, *_stored_in(generation_id, plan)])
+    execute(connection, f"CREATE VIEW {shown(generation_id)} AS SELECT {', '.join(entry.physical())} FROM {table}")
+    rights.take_back(connection, [table, shown(generation_id), *_stored_in(generation_id, plan)])
+    execute(connection, "SELECT roir.only_read(%(id)s)", {"id": generation_id})
     return entry.comparing_by(equality_operators(connection, f"{delta(generation_id)}_key"))
 
 
@@ -279,6 +295,10 @@ def drop(connection: Connection, generation_id: int) -> None:
     if not execute(connection, CAPTURED, {"id": generation_id}).scalar_one():
         intents.drop(connection, generation_id)
     execute(connection, f"DROP VIEW IF EXISTS {source_view(generation_id)}")
+    if execute(connection, "SELECT to_regclass(%(name)s)", {"name": base(generation_id)}).scalar() is not None:
+        # In the order of readers.
+        execute(connection, f"LOCK TABLE ONLY {base(generation_id)} IN ACCESS EXCLUSIVE MODE")
+    execute(connection, f"DROP VIEW IF EXISTS {shown(generation_id)}")
     execute(connection, f"DROP TABLE IF EXISTS {base(generation_id)}, {delta(generation_id)}")
 
 

@@ -214,6 +214,12 @@ def _capture(connection: Connection, name: str, source: Source) -> list[str]:
             "table, so writes may fail or be missed. Run: roir clean-up, which makes them again; then roir "
             f"verify {argument(name)}, and if it finds a difference, roir build {argument(name)}"
         )
+    if former := installation.former_owners(connection, source.oid):
+        found.append(
+            f"index {name}: {', '.join(former)} may still write its entries, as only the owner of {source.sql} may "
+            f"({quote(source.owner)}). Run: roir clean-up, which takes these rights back; then roir "
+            f"verify {argument(name)}, and if it finds a difference, roir verify --repair {argument(name)}"
+        )
     return found
 
 

@@ -33,7 +33,7 @@ SELECT c.relkind::text AS kind, b.oid = ANY (r.relations) AS shows,
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
        has_schema_privilege(c.relowner, 'roir_data', 'USAGE') AND has_table_privilege(c.relowner, b.oid, 'SELECT')
-       AS readable, pg_get_userbyid(c.relowner) AS owner
+       AS readable, pg_get_userbyid(c.relowner) AS owner, roir.is_open(%(generation)s, c.oid) AS open
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
  CROSS JOIN (SELECT to_regclass(%(base)s)::oid AS oid) b
@@ -109,4 +109,9 @@ def _view(connection: Connection, name: QualifiedName, generation_id: int, entry
         ]
     if wrong is not None:
         return [f"its view {name.sql} {wrong}, so readers see other rows than its table's. {view_check.remedy(name)}"]
+    if row.open:
+        return [
+            f"its view {name.sql} was replaced, or rights were given, so roles with more than SELECT on it may write "
+            f"or lock entries. {view_check.remedy(name)}"
+        ]
     return []

@@ -105,6 +105,7 @@ def init(database: Database) -> str:
         # What the control schema says is made into statements of ours. What an administrator grants later stays.
         rights.take_back(connection, sorted(set(execute(connection, RELATIONS).scalars()) - before))
         restore.adopt(connection)
+        execute(connection, "SELECT roir.only_read(id) FROM roir.generation WHERE status <> 'dropped' ORDER BY id")
         # Where the role may: the rest is detected all the same.
         execute(connection, "SELECT roir.guard()")
     return head()

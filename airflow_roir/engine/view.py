@@ -63,10 +63,10 @@ SELECT mode_xid, greatest(published_at, laid_out_at) > clock_timestamp() - %(pat
 
 def statement(name: QualifiedName, generation_id: int, entry: Entry, replace: bool = False, options: str = "") -> str:
     """The statement that makes the view, unguarded. options: reloptions, as SQL."""
-    columns = ", ".join(f"c{i + 1} AS {quote(column.source)}" for i, column in enumerate(entry.columns))
+    columns = ", ".join(f"b.c{i + 1} AS {quote(column.source)}" for i, column in enumerate(entry.columns))
     return (
         f"CREATE {'OR REPLACE ' if replace else ''}VIEW {name.sql} {f'WITH ({options}) ' if options else ''}"
-        f"AS SELECT {columns} FROM {physical.base(generation_id)}"
+        f"AS SELECT {columns} FROM {physical.seen(generation_id)}"
     )
 
 
@@ -87,6 +87,7 @@ def show(
     if guarded:
         layout = execute(connection, LAYOUT, {"generation": generation_id}).scalar_one()
         sql += f" WHERE (SELECT roir.published({generation_id}{f', {layout}' if layout else ''}))"
+    execute(connection, "SELECT roir.only_read(%(generation)s)", {"generation": generation_id})
     try:
         with connection.begin_nested():
             execute(connection, sql)

@@ -27,7 +27,9 @@ SELECT c.oid::bigint AS oid, pg_get_viewdef(c.oid) AS definition,
        to_regclass(%(base)s)::oid = ANY (r.relations) AS shows,
        EXISTS (SELECT FROM roir.generation x
                 WHERE x.index_id = i.id AND to_regclass('roir_data.g' || x.id)::oid = ANY (r.relations)) AS ours,
-       r.relations <@ ARRAY[c.oid, to_regclass(%(base)s)::oid, i.source_oid::oid] AS reads_ours,
+       r.relations <@ ARRAY[c.oid, to_regclass(%(base)s)::oid, to_regclass(%(shown)s)::oid, i.source_oid::oid]
+       AS reads_ours,
+       roir.is_open(%(generation)s, c.oid) AS open,
        g.layout, g.status = 'active' AS active
   FROM roir.generation g
   JOIN roir.index i ON i.id = g.index_id
@@ -56,7 +58,7 @@ def seen(connection: Connection, name: QualifiedName, generation_id: int) -> str
 
 
 def _seen(connection: Connection, name: QualifiedName, generation_id: int) -> str | None:
-    asked = {"generation": generation_id, "base": physical.base(generation_id)}
+    asked = _asked(generation_id)
     row = execute(connection, LOOK, {**asked, "schema": name.schema, "name": name.name}).first()
     if row is None or not row.active or not row.ours:
         return None
@@ -76,6 +78,14 @@ def _seen(connection: Connection, name: QualifiedName, generation_id: int) -> st
     return None
 
 
+def _asked(generation_id: int) -> dict[str, object]:
+    return {
+        "generation": generation_id,
+        "base": physical.base(generation_id),
+        "shown": physical.shown(generation_id),
+    }
+
+
 def difference(connection: Connection, name: QualifiedName, generation_id: int, entry: Entry) -> str | None:
     """What is wrong with the view: its definition isn't that of a view that is made for it here, and taken back."""
     found = None
@@ -86,21 +96,23 @@ def difference(connection: Connection, name: QualifiedName, generation_id: int, 
 
 
 def _compared(connection: Connection, name: QualifiedName, generation_id: int, entry: Entry) -> str | None:
-    asked = {"generation": generation_id, "base": physical.base(generation_id)}
+    asked = _asked(generation_id)
     row = execute(connection, LOOK, {**asked, "schema": name.schema, "name": name.name}).first()
     if row is None or not row.active or not row.ours:
         return None
     guard = f"(SELECT roir.published({generation_id}{f', {row.layout}' if row.layout else ''}))"
     conditions = [*([guard] if row.guarded else []), *([row.condition] if row.condition else [])]
     twin = QualifiedName("roir_data", f"g{generation_id}_wanted")
-    where = f" b WHERE {' AND '.join(conditions)}" if conditions else ""
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     attempt = connection.begin_nested()
     try:
         execute(connection, view.statement(twin, generation_id, entry) + where)
         wanted = execute(connection, f"SELECT pg_get_viewdef('{twin.sql}'::regclass)").scalar_one()
     finally:
         attempt.rollback()
-    return None if _text(wanted) == _text(row.definition) else "was replaced by another query"
+    if wanted != row.definition:
+        return "was replaced by another query"
+    return "lets roles with more than SELECT on it write or lock entries" if row.open else None
 
 
 # As of a worker of a verification, it is without a unit.
@@ -154,8 +166,3 @@ def _mended(connection: Connection, name: QualifiedName, index_id: int, generati
             raise
         attempt.rollback()
         return False
-
-
-def _text(definition: str) -> str:
-    """Without the alias that the entries have or haven't."""
-    return re.sub(r"\b(roir_data\.g\d+) b\b", r"\1", re.sub(r"\s+", " ", definition))

@@ -108,6 +108,13 @@ BEGIN
         IF roir.is_own_ddl() THEN
             RETURN;
         END IF;
+        BEGIN
+            PERFORM roir.follow_owners(ARRAY(SELECT c.objid FROM pg_event_trigger_ddl_commands() c
+                                              WHERE c.classid = 'pg_class'::regclass));
+        EXCEPTION WHEN OTHERS THEN
+            -- The next clean-up does it, and status says so.
+            NULL;
+        END;
         -- Too late: its first transaction has ended. roir.refuse_concurrent_detach refuses it in time.
         IF (roir.detached_in_two(current_query())).how IS NOT NULL THEN
             RETURN;

@@ -240,3 +240,34 @@ BEGIN
             HINT = 'Drop that first and create it again afterwards; or attach the table empty and insert its rows.';
     END IF;
 END $$;
+
+-- Who may update operations and doesn't work for indexes pauses, resumes, aborts or changes options, as our functions do,
+-- by whatever statement. All else stays as it is: another index's generation, a later phase or a former run's epoch would
+-- make an abort, a clean-up or a worker destroy what isn't theirs.
+CREATE FUNCTION roir.refuse_change() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    free text[] := ARRAY['status', 'paused_at', 'paused_by', 'pause_reason', 'queued_at', 'queued_seen_at', 'notice',
+                         'phase_seconds', 'ticked_at', 'heartbeat_at', 'working_since', 'parallelism', 'batch_rows',
+                         'max_rows_per_second', 'shard_parallelism', 'max_duration_s', 'priority', 'warn_after_s',
+                         'abort_after_s', 'windows', 'throttle', 'granted', 'granted_at'];
+    changed text;
+BEGIN
+    IF has_schema_privilege('roir_data', 'CREATE') THEN
+        RETURN NEW;
+    END IF;
+    IF NEW.status = 'aborting' AND OLD.status <> 'aborting' AND NEW.epoch > OLD.epoch THEN
+        free := free || ARRAY['epoch', 'owner'];
+    END IF;
+    SELECT n.key INTO changed FROM jsonb_each(to_jsonb(NEW)) n JOIN jsonb_each(to_jsonb(OLD)) o ON o.key = n.key
+     WHERE n.value IS DISTINCT FROM o.value
+       AND (n.key <> ALL (free) OR n.key = 'status' AND NEW.status NOT IN ('running', 'paused', 'aborting')) LIMIT 1;
+    IF changed IS NOT NULL THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = format('role %I may not change column %s of operation %s', current_user, changed, OLD.id),
+            HINT = 'Use roir.pause, roir.resume, roir.change or roir.abort.';
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE TRIGGER rights BEFORE UPDATE ON roir.operation FOR EACH ROW EXECUTE FUNCTION roir.refuse_change();

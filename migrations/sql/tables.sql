@@ -4,6 +4,8 @@
 -- The states of a delta's rows: airflow_roir/entry_state.py says what each is. A type, since a CHECK of the delta's column
 -- would be evaluated by each captured write.
 CREATE TYPE roir.entry_state AS ENUM ('regular', 'antimatter', 'ghost');
+-- A column of it in another's table would keep the type.
+REVOKE ALL ON TYPE roir.entry_state FROM PUBLIC;
 
 CREATE TABLE roir.home (
     id smallint PRIMARY KEY CONSTRAINT home_one CHECK (id = 1),

@@ -66,7 +66,8 @@ BEGIN
         conditions := ARRAY[format('(SELECT roir.published(%s))', concat_ws(', ', generation, nullif(g.layout, 0)))];
     END IF;
     conditions := array_remove(conditions || roir.is_shown(generation, 'b'), NULL);
-    EXECUTE format('CREATE OR REPLACE VIEW %s %s AS SELECT %s FROM roir_data.g%s b %s', g.name,
+    EXECUTE format('CREATE OR REPLACE VIEW %1$s %2$s AS SELECT %3$s '
+                   'FROM (SELECT EXISTS (SELECT FROM roir_data.g%4$s)) r, roir_data.g%4$s_shown b %5$s', g.name,
         (SELECT format('WITH (%s)', string_agg(format('%I = %L', split_part(o, '=', 1), split_part(o, '=', 2)), ', '))
            FROM unnest(g.options) o HAVING count(*) > 0),
         (SELECT string_agg(format('b.c%s AS %I', c.position, c.value ->> 'source'), ', ' ORDER BY c.position)
@@ -77,3 +78,41 @@ BEGIN
         RAISE lock_not_available USING MESSAGE = format('view %s was renamed meanwhile', g.name);
     END IF;
 END $$;
+
+-- Leaves to the view of entries, roir_data.g…_shown, and so to an index's view above it, the right to read alone: whoever
+-- may do more with the index's view would else write entries, or lock them, with our rights, LOCK TABLE by a mere DELETE
+-- right too. The owner of a view is asked for what it reads: ours gives up all but SELECT on the inner one. Of a superuser
+-- nothing is asked, so the inner view gets another owner, who may only read the entries. Its members may become superuser
+-- as it is (they write the server's files), and so gain nothing by owning a view.
+CREATE FUNCTION roir.only_read(generation bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    own record;
+BEGIN
+    SELECT v.oid::regclass AS view, v.relowner AS reads, b.oid::regclass AS base, b.relowner AS owner, r.rolname AS name,
+           r.rolsuper AS mighty, has_table_privilege(b.relowner, v.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') AS more
+      INTO own
+      FROM pg_class v JOIN pg_class b ON b.oid = to_regclass(format('roir_data.g%s', generation))
+      JOIN pg_roles r ON r.oid = b.relowner
+     WHERE v.oid = to_regclass(format('roir_data.g%s_shown', generation));
+    IF own.mighty AND own.reads <> 'pg_write_server_files'::regrole THEN
+        EXECUTE format('GRANT SELECT ON %s TO pg_write_server_files', own.base);
+        EXECUTE format('ALTER VIEW %s OWNER TO pg_write_server_files', own.view);
+    ELSIF NOT own.mighty AND (own.more OR own.reads <> own.owner) THEN
+        EXECUTE format('ALTER VIEW %s OWNER TO %I', own.view, own.name);
+        EXECUTE format('REVOKE ALL ON %s FROM %I', own.view, own.name);
+        EXECUTE format('GRANT SELECT ON %s TO %I', own.view, own.name);
+    END IF;
+END $$;
+
+-- True where more than reading is possible through a generation's view, to whoever may do that to the view itself.
+CREATE FUNCTION roir.is_open(generation bigint, view oid) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT NOT EXISTS (SELECT FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+                        WHERE r.ev_class = v.oid AND d.refclassid = 'pg_class'::regclass AND d.refobjid = s.oid)
+           OR has_table_privilege(v.relowner, s.oid, x.more)
+              AND has_table_privilege(s.relowner, to_regclass(format('roir_data.g%s', generation))::oid, x.more)
+      FROM (VALUES ('INSERT, UPDATE, DELETE, TRUNCATE')) x (more)
+      JOIN pg_class v ON v.oid = view
+      LEFT JOIN pg_class s ON s.oid = to_regclass(format('roir_data.g%s_shown', generation))
+$$;

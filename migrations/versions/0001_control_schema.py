@@ -27,6 +27,7 @@ TOPICS = (
     "rights",
     "entries",
     "capture",
+    "owners",
     "partitions",
     "view",
     "reading",
@@ -66,7 +67,8 @@ def downgrade() -> None:
     op.execute("DROP SCHEMA roir_data")
     op.execute("SELECT roir.unguard()")
     op.execute("DROP VIEW roir.resumable_operations, roir.shard_lag")
-    op.execute("DROP FUNCTION roir.refuse_arrow(), roir.take_sample() CASCADE")  # with the triggers of the tables
+    # With the triggers of the tables.
+    op.execute("DROP FUNCTION roir.refuse_arrow(), roir.refuse_change(), roir.take_sample() CASCADE")
     # What is left of the functions stands on no view but this one, and this one on one of them.
     op.execute("DROP VIEW roir.operation_work CASCADE")
     for kind, names in (("FUNCTION", FUNCTIONS), ("TABLE", TABLES)):

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.hostile import scene as scene
+from tests.engine.public import world as world
 from tests.engine.steps import sql
 
 

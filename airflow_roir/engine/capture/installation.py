@@ -68,16 +68,7 @@ SELECT string_agg(c.oid::regclass::text, ', ')
    AND NOT (ARRAY(SELECT a.privilege_type FROM aclexplode(c.relacl) a WHERE a.grantee = o.oid)
             @> ARRAY['SELECT', 'UPDATE', 'DELETE'])
 """
-# What the role holds that the capture has run as until now, where the source is another one's by now.
-OF_FORMER_OWNER = """
-SELECT quote_ident(pg_get_userbyid(p.proowner)) AS owner, string_agg(c.oid::regclass::text, ', ') AS relations
-  FROM pg_proc p
-  JOIN pg_class c ON c.oid IN (SELECT to_regclass(n)::oid FROM unnest(%(names)s::text[]) n)
-       OR c.oid IN (SELECT h.inhrelid FROM pg_inherits h WHERE h.inhparent = to_regclass(%(base)s))
- WHERE p.oid = to_regprocedure(%(rows)s) AND p.proowner <> c.relowner AND pg_get_userbyid(p.proowner) <> %(owner)s
-   AND EXISTS (SELECT FROM aclexplode(c.relacl) a WHERE a.grantee = p.proowner)
- GROUP BY 1
-"""
+FORMER_OWNERS = "SELECT DISTINCT name FROM roir.former_owners(%(source)s::oid) ORDER BY 1"
 MADE = """
 SELECT r.prosrc AS rows, t.prosrc AS truncate,
        r.prosecdef AND t.prosecdef AND pg_get_userbyid(r.proowner) = %(owner)s
@@ -205,15 +196,7 @@ def _hand_over(connection: Connection, source: Source, generations: list[Target]
 
     So the capture gives the owner of a table no more rights than he has, whatever role we are.
     """
-    for target in generations:
-        wanted = {
-            "owner": source.owner,
-            "rows": f"{function_name(source.oid)}()",
-            "base": physical.base(target.generation_id),
-            "names": physical.names(target.generation_id),
-        }
-        for former in execute(connection, OF_FORMER_OWNER, wanted).all():
-            execute(connection, f"REVOKE ALL ON {former.relations} FROM {former.owner}")
+    execute(connection, "SELECT roir.take_from_former_owners(%(source)s::oid)", {"source": source.oid})
     owners.hand_over(connection, source, f"{function_name(source.oid)}()")
     owners.install(connection, source)
     for statement in grants(connection, source, generations):
@@ -271,6 +254,11 @@ def lacks_rights(connection: Connection, source: Source) -> bool:
         "bases": [physical.base(target.generation_id) for target in generations],
     }
     return bool(execute(connection, LACKS, values).scalar_one())
+
+
+def former_owners(connection: Connection, source_oid: int) -> list[str]:
+    """Roles, quoted, that don't own the source any more and may still write its entries, or its rows by our view."""
+    return list(execute(connection, FORMER_OWNERS, {"source": source_oid}).scalars())
 
 
 def install(connection: Connection, source: Source) -> None:
@@ -400,4 +388,4 @@ def is_stale(connection: Connection, source: Source, names_of_now: bool = True) 
         return True
     wanted = (body(source, generations), truncate_body(source, generations))
     changed = (made.rows.strip(), (made.truncate or "").strip()) != wanted or not made.as_made
-    return changed or lacks_rights(connection, source)
+    return changed or lacks_rights(connection, source) or bool(former_owners(connection, source.oid))

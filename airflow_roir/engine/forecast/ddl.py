@@ -159,6 +159,8 @@ def _parts(connection: Connection, rehearsal: Rehearsal) -> Iterator[Part]:
                     lock,
                     *capture.functions(ACTIVE, left),
                     f"DROP VIEW IF EXISTS {physical.source_view(old)}",
+                    f"LOCK TABLE ONLY {physical.base(old)} IN ACCESS EXCLUSIVE MODE",
+                    f"DROP VIEW IF EXISTS {physical.shown(old)}",
                     f"DROP TABLE IF EXISTS {physical.base(old)}, {physical.delta(old)}",
                 ]
             ),

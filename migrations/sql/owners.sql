@@ -1,0 +1,91 @@
+-- What a source's owner may do with our tables, since the capture of rows runs as the owner: with the table's owner these
+-- rights change hands. ALTER TABLE … OWNER TO hands them over at once, where there are event triggers. Else, and after
+-- REASSIGN OWNED, of which no event trigger hears, the next clean-up does, and status says so before.
+
+-- Our tables that a source's writes touch, and the rights that its owner needs there.
+CREATE FUNCTION roir.stores(source oid) RETURNS TABLE (relation oid, rights text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT s.relation, s.rights
+      FROM roir.generation g
+      JOIN roir.index i ON i.id = g.index_id
+     CROSS JOIN LATERAL (
+           SELECT to_regclass(format('roir_data.g%s%s', g.id, x.suffix))::oid, x.rights
+             FROM (VALUES ('', 'SELECT, INSERT, UPDATE, DELETE'), ('_delta', 'SELECT, INSERT, UPDATE, DELETE'),
+                          -- To lock a row takes the right to update it.
+                          ('_source', 'SELECT, UPDATE')) AS x (suffix, rights)
+           UNION ALL
+           -- The capture of a unique index asks the default segment itself.
+           SELECT h.inhrelid, CASE WHEN h.inhrelid = to_regclass(format('roir_data.g%s_s000', g.id))
+                                    AND g.entry ->> 'unique' <> '' AND (g.entry -> 'identity') > (g.entry -> 'key')
+                                   THEN 'SELECT, INSERT, UPDATE, DELETE' ELSE 'SELECT, UPDATE, DELETE' END
+             FROM pg_inherits h WHERE h.inhparent = to_regclass(format('roir_data.g%s', g.id))) AS s (relation, rights)
+     WHERE i.source_oid = stores.source::bigint AND g.status <> 'dropped' AND s.relation IS NOT NULL
+$$;
+
+-- Who may write these tables and isn't the source's owner any more: whatever that role holds there. Rights to read alone
+-- are an administrator's, for a backup; and who may create in our schema works for indexes.
+CREATE FUNCTION roir.former_owners(source oid) RETURNS TABLE (name text, relation regclass)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END, c.oid::regclass
+      FROM roir.stores(source) s
+      JOIN pg_class c ON c.oid = s.relation
+     CROSS JOIN LATERAL aclexplode(c.relacl) a
+     WHERE a.privilege_type IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE')
+       AND a.grantee NOT IN (c.relowner, (SELECT t.relowner FROM pg_class t WHERE t.oid = source))
+       AND (a.grantee = 0 OR NOT has_schema_privilege(a.grantee, 'roir_data', 'CREATE'))
+$$;
+
+-- Takes their rights back.
+CREATE FUNCTION roir.take_from_former_owners(source oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    held record;
+BEGIN
+    FOR held IN SELECT * FROM roir.former_owners(source) LOOP
+        EXECUTE format('REVOKE ALL ON %s FROM %s CASCADE', held.relation, held.name);
+    END LOOP;
+    FOR held IN
+        SELECT quote_ident(pg_get_userbyid(a.grantee)) AS name
+          FROM pg_proc p CROSS JOIN LATERAL aclexplode(p.proacl) a
+         WHERE p.oid = 'roir.note_taken(bigint, oid, tid)'::regprocedure AND a.grantee NOT IN (0, p.proowner)
+           AND NOT EXISTS (SELECT FROM roir.index i JOIN pg_class t ON t.oid = i.source_oid::oid
+                            WHERE t.relowner = a.grantee AND i.dropped_at IS NULL)
+    LOOP
+        EXECUTE format('REVOKE ALL ON FUNCTION roir.note_taken(bigint, oid, tid) FROM %s CASCADE', held.name);
+    END LOOP;
+END $$;
+
+-- Hands the capture of these tables, where they are sources, over to their new owners, if our role may: a superuser may.
+CREATE FUNCTION roir.follow_owners(relations oid[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    moved record;
+    store record;
+    lacks boolean;
+BEGIN
+    FOR moved IN
+        SELECT t.oid AS source, p.oid::regprocedure AS capture, t.relowner AS owner,
+               quote_ident(pg_get_userbyid(t.relowner)) AS name
+          FROM pg_class t
+          JOIN pg_proc p ON p.oid = to_regprocedure(format('roir_data.capture_%s()', t.oid))
+         WHERE t.oid = ANY (relations) AND p.proowner <> t.relowner
+    LOOP
+        FOR store IN SELECT s.relation::regclass AS name, s.rights FROM roir.stores(moved.source) s
+                       JOIN pg_class c ON c.oid = s.relation WHERE c.relowner <> moved.owner LOOP
+            EXECUTE format('GRANT %s ON %s TO %s', store.rights, store.name, moved.name);
+        END LOOP;
+        EXECUTE format('GRANT EXECUTE ON FUNCTION roir.note_taken(bigint, oid, tid) TO %s', moved.name);
+        -- An owner needs to be one who may create there, for as long as it takes to become one.
+        lacks := NOT has_schema_privilege(moved.owner, 'roir_data', 'CREATE');
+        IF lacks THEN
+            EXECUTE format('GRANT CREATE ON SCHEMA roir_data TO %s', moved.name);
+        END IF;
+        EXECUTE format('ALTER FUNCTION %s OWNER TO %s', moved.capture, moved.name);
+        IF lacks THEN
+            EXECUTE format('REVOKE CREATE ON SCHEMA roir_data FROM %s', moved.name);
+        END IF;
+        -- It names its owner, and is made again where it is needed.
+        EXECUTE format('DROP FUNCTION IF EXISTS roir_data.read_%s(text)', moved.source);
+        PERFORM roir.take_from_former_owners(moved.source);
+    END LOOP;
+END $$;
