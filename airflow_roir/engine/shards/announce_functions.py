@@ -15,6 +15,9 @@ from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane
 from airflow_roir.engine.source import Source
 
 SERVER, CLIENT = "server", "client"
+# So long a commit waits for an index server that hangs, where the shard has a limit for it (PostgreSQL 17); more than
+# that server's own limits (`foreign.OPTIONS`). Only while it sends: a transaction that goes on afterwards isn't ended.
+HUNG_S = 60
 
 # What texts of values look like, and what they mean: the same in both databases.
 AS_TEXT = {
@@ -72,7 +75,17 @@ def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape, source
     """
 
     def send(statement: str) -> list[str]:
-        return [f"{statement};"] if unique is None else _refused(statement, unique, source)
+        return [
+            # NULL before 17.
+            "limited := current_setting('transaction_timeout', true) = '0';",
+            "IF limited THEN",
+            f"  PERFORM set_config('transaction_timeout', '{HUNG_S}s', true);",
+            "END IF;",
+            *([f"{statement};"] if unique is None else _refused(statement, unique, source)),
+            "IF limited THEN",
+            "  PERFORM set_config('transaction_timeout', '0', true);",
+            "END IF;",
+        ]
 
     into = f"INSERT INTO {mark}_intent ({_columns(shape)}, xid)"
     lines = [
@@ -82,6 +95,7 @@ def _by_server(mark: str, lane: Lane, entry: Entry, shape: intents.Shape, source
         "  low bigint;",
         "  high bigint;",
         "  last bigint;",
+        "  limited boolean;",
         "  refused text;",
         "  why text;",
         "BEGIN",
