@@ -176,6 +176,7 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o record;
     relation oid;
+    reason text;
 BEGIN
     SELECT * INTO o FROM roir_shard.outbox x WHERE x.name = capture_problem.outbox;
     IF o.name IS NULL THEN
@@ -198,6 +199,21 @@ BEGIN
           IS DISTINCT FROM (SELECT array_agg((c ->> 'attnum')::int ORDER BY (c ->> 'attnum')::int)
                               FROM jsonb_array_elements(o.entry -> 'columns') c WHERE (c ->> 'primary_key')::boolean) THEN
         RETURN 'its primary key was dropped or altered';
+    END IF;
+    SELECT x.why INTO reason
+      FROM pg_class c CROSS JOIN LATERAL (
+           SELECT CASE WHEN c.relpersistence <> 'p' THEN 'is unlogged: a crash empties it'
+                       WHEN c.relrowsecurity THEN 'has row security, which hides its rows'
+                       WHEN EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid) THEN 'has a rule'
+                       WHEN EXISTS (SELECT FROM pg_trigger g
+                                     WHERE g.tgrelid = c.oid AND NOT g.tgisinternal
+                                       AND g.tgfoid IS DISTINCT FROM to_regprocedure(format('roir_shard.%I()', o.name || '_announce')))
+                       THEN 'has a trigger that isn''t ours' END AS why) x
+     WHERE c.oid = to_regclass(format('roir_shard.%I', o.name));
+    IF NOT FOUND THEN
+        RETURN 'its outbox is gone';
+    ELSIF reason IS NOT NULL THEN
+        RETURN format('its outbox roir_shard.%s %s', o.name, reason);
     END IF;
     SELECT p.relation INTO relation FROM roir_shard.parts(o.source) p JOIN pg_class c ON c.oid = p.relation
      WHERE c.relkind <> 'r' OR c.relpersistence <> 'p' LIMIT 1;
@@ -227,6 +243,55 @@ BEGIN
         RETURN format('the capture trigger of TRUNCATE of %s is missing or disabled', relation::regclass);
     END IF;
     RETURN NULL;
+END $$;
+
+-- What must have been there all the while for the outbox to have every write, and the rules that values are compared by.
+-- Gone for a while, or altered and altered back, it looks as before, and yet the server has made it anew: with another
+-- oid, or by another transaction (xmin). The index server keeps it, and compares it in each visit; as roir.marks does for
+-- what is on one server. first: a row of the outbox that is never shipped, so that it is noticed when the outbox is
+-- emptied. schema: another one in a database that pg_upgrade has made, with all else.
+CREATE FUNCTION roir_shard.evidence(outbox text) RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    o record;
+    first text;
+BEGIN
+    SELECT x.*, to_regclass(format('roir_shard.%I', x.name)) AS relation INTO o
+      FROM roir_shard.outbox x WHERE x.name = evidence.outbox;
+    IF o.relation IS NOT NULL THEN
+        EXECUTE format('SELECT t.xid::text FROM %s t WHERE t.version = 0', o.relation) INTO first;
+    END IF;
+    RETURN (
+        WITH relation AS MATERIALIZED (
+            -- A leaf that has come gets its trigger of TRUNCATE when it is followed.
+            SELECT p.relation AS oid, p.link, p.relation = o.source OR o.leaves ->> p.relation::text = p.link AS followed
+              FROM roir_shard.parts(o.source) p
+            UNION ALL SELECT t.relation, t.link, true FROM roir_shard.partition_tree(o.source) t WHERE NOT t.leaf
+            UNION ALL SELECT c.oid, '', true FROM pg_class c WHERE c.oid = o.source AND c.relkind = 'p'),
+        capture AS MATERIALIZED (
+            SELECT p.oid, p.proname, p.proowner, p.xmin FROM unnest(ARRAY['_touch', '_emptied']) AS n (part)
+              JOIN pg_proc p ON p.oid = to_regprocedure(format('roir_shard.%I()', o.name || n.part))),
+        trace (name, value) AS (
+            SELECT format('trigger %s/%s/%s', r.oid, r.link, t.tgtype), string_agg(concat(t.oid, ' ', t.xmin), ',' ORDER BY t.oid)
+              FROM relation r CROSS JOIN LATERAL (
+                   SELECT t.oid, t.xmin, t.tgtype FROM pg_trigger t
+                    WHERE t.tgrelid = r.oid AND t.tgfoid = ANY (ARRAY(SELECT c.oid FROM capture c))
+                      AND (r.followed OR t.tgtype & 32 = 0) OFFSET 0) t
+             GROUP BY r.oid, r.link, t.tgtype
+            UNION ALL
+            SELECT 'function ' || c.proname, concat_ws(' ', c.oid, c.proowner, c.xmin) FROM capture c
+            UNION ALL
+            SELECT 'view', concat(w.oid, ' ', w.xmin)
+              FROM pg_rewrite w WHERE w.ev_class = to_regclass(format('roir_shard.%I', o.name || '_source'))
+            UNION ALL
+            SELECT 'outbox', o.relation::oid::text WHERE o.relation IS NOT NULL
+            UNION ALL
+            SELECT 'first', first WHERE first IS NOT NULL
+            UNION ALL
+            SELECT 'schema', n.oid::text FROM pg_namespace n WHERE n.nspname = 'roir_shard')
+        SELECT jsonb_object_agg(t.name, t.value) || jsonb_build_object('rules', roir_shard.rules(o.source,
+                   ARRAY(SELECT c ->> 'source' FROM jsonb_array_elements(o.entry -> 'columns') c)))
+          FROM trace t);
 END $$;
 
 -- What the announcing of an outbox does, as text.

@@ -221,6 +221,10 @@ lane = Table(
     _moment("strict_from"),
     # In which history of this server; another one may have lost what was announced (`roir.server_history`).
     Column("strict_history", Text),
+    # The start of this server since which visits have found that it lost nothing of the shard's.
+    _moment("strict_start"),
+    # What tells that the capture there is what it was, and how values are compared there (`roir_shard.evidence`).
+    Column("evidence", JSONB),
     # As the last visit found the outbox.
     Column("pending", BigInteger),
     Column("pending_bytes", BigInteger),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -27,11 +27,14 @@ from sqlalchemy import column as new_column
 from sqlalchemy import table as new_table
 from sqlalchemy.dialects.postgresql import JSONB, REGCLASS
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, ClauseList, Grouping, Tuple
 from sqlalchemy.sql.selectable import SelectBase
 from sqlalchemy.sql.sqltypes import NULLTYPE
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from airflow_roir.definition import QualifiedName, parse_name, quote
+from airflow_roir.engine.shards import rules
 from airflow_roir.engine.trouble import first_line, said
 from airflow_roir.errors import (
     IndexUnreachable,
@@ -51,6 +54,24 @@ AWAY = ("08", "53", "57P")
 PUBLISHED = ("40001", "42P01")
 # No such view, or it is none of an index apart.
 WRONG = ("42P01", "42809", "3F000")
+# Comparisons that go by no order.
+EQUALITIES = (
+    operators.like_op,
+    operators.not_like_op,
+    operators.startswith_op,
+    operators.endswith_op,
+    operators.contains_op,
+    operators.eq,
+    operators.ne,
+    operators.in_op,
+    operators.not_in_op,
+    operators.is_,
+    operators.is_not,
+    operators.is_distinct_from,
+    operators.is_not_distinct_from,
+)
+# Collations by which texts are compared as bytes.
+BYTES = ("C", "POSIX", "ucs_basic")
 # Types whose texts depend on settings of the session, by the beginnings of their names.
 BY_DRIVER = (
     "date",
@@ -102,7 +123,8 @@ class Named:
 class About:
     """What a reader knows of an index apart. identity: the columns of key and primary key; homes: of the shards.
 
-    table: as it was called when the index was made. primary_key: without the shard's column.
+    table: as it was called when the index was made. primary_key: without the shard's column. unlike: columns whose
+    values shards compare by other rules than the index server, with these rules.
     """
 
     generation: int
@@ -112,6 +134,7 @@ class About:
     identity: tuple[str, ...]
     primary_key: tuple[KeyColumn, ...]
     homes: Mapping[str, Home]
+    unlike: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def look_up(engine: Engine, index: QualifiedName) -> About:
@@ -137,7 +160,30 @@ def look_up(engine: Engine, index: QualifiedName) -> About:
             if c["primary_key"] and c["source"] != shard
         ),
         {name: Home(one["home"], one["outbox"], of) for name, one in found["shards"].items()},
+        _unlike(found["rules"], [one["rules"] or {} for one in found["shards"].values()]),
     )
+
+
+def _unlike(ours: Mapping[str, list[str]], shards: Sequence[Mapping[str, list[str]]]) -> dict[str, list[str]]:
+    found = {
+        column: list(dict.fromkeys(rule for one in shards for rule in rules.unlike(mine, one.get(column, mine))))
+        for column, mine in ours.items()
+    }
+    return {column: unlike for column, unlike in found.items() if unlike}
+
+
+def _compared(element: Any, equal: bool = False, bytewise: bool = False) -> Iterator[tuple[Any, bool, bool]]:
+    """Columns in an expression: whether each is compared for equality alone, and whether by its bytes."""
+    if isinstance(element, ColumnElement) and getattr(element, "table", None) is not None:
+        yield element, equal, bytewise
+        return
+    if isinstance(element, BinaryExpression):
+        equal = element.operator in EQUALITIES
+        bytewise = element.operator is operators.collate and getattr(element.right, "collation", None) in BYTES
+    elif not isinstance(element, Grouping | Tuple | ClauseList) or isinstance(element, BooleanClauseList):
+        equal = bytewise = False
+    for child in element.get_children():
+        yield from _compared(child, equal, bytewise)
 
 
 def check_condition(index: QualifiedName, about: About, table: Any, where: ColumnElement[bool], strict: bool) -> None:
@@ -163,12 +209,29 @@ def check_condition(index: QualifiedName, about: About, table: Any, where: Colum
                     else "isn't a column of it"
                 )
             )
+    for element, equal, bytewise in _compared(where) if about.unlike else ():
+        unlike = about.unlike.get(element.name)
+        if unlike is None or _is_alike(unlike, equal, bytewise):
+            continue
+        raise InvalidInput(
+            f"index {index}: the index server and a shard compare {quote(element.name)} by other rules "
+            f"({rules.told(unlike)}), so that a row may meet the condition in the one and not in the other. Ask for "
+            'equal values (=, IN) or a beginning (LIKE), compare a text by its bytes (column.collate("C")), or give '
+            "both servers the same rules"
+        )
     missing = [one.name for one in about.primary_key if one.name not in table.c]
     if missing:
         raise InvalidInput(
             f"index {index}: {table.fullname} is mapped without {', '.join(map(quote, missing))}, a part of its "
             "primary key"
         )
+
+
+def _is_alike(unlike: Sequence[str], equal: bool, bytewise: bool) -> bool:
+    """Whether a comparison has one outcome on all servers."""
+    if any(rule.startswith(rules.EQUALITY) for rule in unlike):
+        return False
+    return equal or (bytewise and not any(rule.startswith(rules.ENCODING) for rule in unlike))
 
 
 def statement(

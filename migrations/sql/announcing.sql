@@ -28,6 +28,9 @@ BEGIN
            THEN format('writers of shard %I don''t announce: roir announce INDEX --by %s', s.name, who)
            WHEN l.strict_history IS DISTINCT FROM roir.server_history()
            THEN format('this server was promoted or recovered, and may have lost announcements: roir announce INDEX --by %s', who)
+           WHEN l.strict_start IS DISTINCT FROM pg_postmaster_start_time()
+           THEN format('this server was started since shard %I was shipped, and may be an older copy of itself, without its '
+                       'last announcements: roir ship, which waits for the shard''s transactions of before', s.name)
            WHEN l.doubtful_at IS NOT NULL
            THEN format('entries of shard %I may be wrong: %s', s.name, l.doubt)
            WHEN l.fresh_at IS NULL OR l.fresh_at <= l.strict_from

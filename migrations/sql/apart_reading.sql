@@ -76,7 +76,9 @@ BEGIN
     RETURN (
         SELECT jsonb_build_object('generation', g.id, 'name', shown.name, 'table', i.shard_table, 'shard', i.shard_column,
                    'columns', g.entry -> 'columns', 'identity', g.entry -> 'identity',
-                   'shards', (SELECT coalesce(jsonb_object_agg(s.name, jsonb_build_object('home', s.home, 'outbox', l.outbox)), '{}')
+                   'rules', roir.rules(i.source_oid::oid, ARRAY(SELECT c ->> 'source' FROM jsonb_array_elements(g.entry -> 'columns') c)),
+                   'shards', (SELECT coalesce(jsonb_object_agg(s.name, jsonb_build_object('home', s.home, 'outbox', l.outbox,
+                                                                                          'rules', l.evidence -> 'rules')), '{}')
                                 FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id WHERE l.generation_id = g.id))
           FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
          WHERE g.id = shown.generation);

@@ -102,6 +102,8 @@ CREATE TABLE roir.lane (
     announced_by text CONSTRAINT lane_announced_by CHECK (announced_by IN ('server', 'client')),
     strict_from timestamptz,
     strict_history text,
+    strict_start timestamptz,
+    evidence jsonb,
     pending bigint,
     pending_bytes bigint,
     oldest_at timestamptz,

@@ -34,3 +34,57 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                UNION ALL SELECT r.rngtypid FROM pg_range r WHERE r.rngmultitypid = t.oid) n)
     SELECT tree.oid FROM tree
 $$;
+
+-- By which rules of its own this server compares the values of columns, by the columns' names: another server may have
+-- others of the same name. 'C' is bytes. With '= ' begins by what it tells whether two values are equal.
+CREATE FUNCTION roir.rules(source oid, columns text[]) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH part AS MATERIALIZED (
+        SELECT a.attname AS name, a.attcollation, t.oid, t.typname, t.typtype, t.typrelid
+          FROM pg_attribute a CROSS JOIN LATERAL roir.type_tree(a.atttypid) x (oid) JOIN pg_type t ON t.oid = x.oid
+         WHERE a.attrelid = rules.source AND a.attname = ANY (rules.columns) AND NOT a.attisdropped),
+    used AS (
+        SELECT p.name, p.attcollation AS collation, false AS folds FROM part p
+        UNION
+        SELECT p.name, r.rngcollation, false FROM part p JOIN pg_range r ON r.rngtypid = p.oid
+        UNION
+        SELECT p.name, a.attcollation, false FROM part p JOIN pg_attribute a ON a.attrelid = p.typrelid
+         WHERE p.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped
+        UNION
+        -- These go by the database's, whatever a column says.
+        SELECT p.name, 'pg_catalog."default"'::regcollation, p.typname = 'citext' FROM part p
+         WHERE p.typname IN ('citext', 'jsonb')),
+    known AS (
+        SELECT u.name, u.folds OR NOT c.collisdeterministic AS equates, x.*
+          FROM used u JOIN pg_collation c ON c.oid = u.collation
+         CROSS JOIN LATERAL (
+               SELECT c.collprovider AS provider, to_jsonb(c) AS told, c.collcollate AS "order", c.collctype AS class,
+                      pg_collation_actual_version(c.oid) AS version
+                WHERE c.oid <> 'pg_catalog."default"'::regcollation
+               UNION ALL
+               SELECT d.datlocprovider, to_jsonb(d), d.datcollate, d.datctype, pg_database_collation_actual_version(d.oid)
+                 FROM pg_database d
+                WHERE d.datname = current_database() AND c.oid = 'pg_catalog."default"'::regcollation) x),
+    rule AS (
+        SELECT k.name, concat(CASE WHEN k.equates THEN '= ' END,
+                   CASE WHEN k.provider <> 'c'
+                        -- What it is called has changed with the versions.
+                        THEN concat_ws(' ', CASE k.provider WHEN 'i' THEN 'ICU' WHEN 'b' THEN 'builtin' ELSE k.provider::text END,
+                                       coalesce(k.told ->> 'colllocale', k.told ->> 'colliculocale', k.told ->> 'datlocale',
+                                                k.told ->> 'daticulocale'),
+                                       coalesce(k.told ->> 'collicurules', k.told ->> 'daticurules'), k.version)
+                        WHEN k."order" IN ('C', 'POSIX') AND k.class IN ('C', 'POSIX') THEN 'C'
+                        ELSE concat_ws(' ', 'libc', replace(lower(k."order"), 'utf-8', 'utf8'),
+                                       nullif(replace(lower(k.class), 'utf-8', 'utf8'), replace(lower(k."order"), 'utf-8', 'utf8')),
+                                       k.version) END) AS text
+          FROM known k
+        UNION
+        SELECT k.name, 'encoding ' || getdatabaseencoding() FROM known k
+        UNION
+        SELECT p.name, format('enum %s %s', p.oid::regtype, (SELECT to_jsonb(array_agg(e.enumlabel::text ORDER BY e.enumsortorder))
+                                                               FROM pg_enum e WHERE e.enumtypid = p.oid))
+          FROM part p WHERE p.typtype = 'e')
+    SELECT coalesce(jsonb_object_agg(n.name, (SELECT coalesce(jsonb_agg(r.text ORDER BY r.text COLLATE "C"), '[]') FROM rule r
+                                               WHERE r.name = n.name)), '{}')
+      FROM (SELECT DISTINCT p.name FROM part p) n
+$$;

@@ -77,7 +77,9 @@ class Scene:
             identity = found.physical(found.identity_positions)
             texts = ", ".join(f"{name}::text" for name in identity)
             pending = execute(
-                connection, f"SELECT version, {texts} FROM {outbox.table(lane.outbox)} ORDER BY version LIMIT {limit}"
+                connection,
+                f"SELECT version, {texts} FROM {outbox.table(lane.outbox)} WHERE version > 0 "
+                f"ORDER BY version LIMIT {limit}",
             ).all()
             asked: list[tuple[int | None, tuple[str | None, ...]]] = [(row[0], tuple(row[1:])) for row in pending]
             asked += [(None, one.identity) for one in looked.named]

@@ -20,6 +20,7 @@ from servers.shards import Shards, on_server, run_sql
 from tests.shards import apart
 from tests.shards.conftest import Make
 from tests.shards.laid import Laid, lay
+from tests.shards.test_leaves import TABLE as PARTITIONED
 
 pytestmark = pytest.mark.sample(4)
 
@@ -257,7 +258,8 @@ def test_a_shard_that_loses_what_was_copied_is_noticed_before_anything_was_shipp
         apart.seal_all(made, run)
     if moment == "published":
         # Its row of the outbox goes, as if it had been touched before the capture.
-        made.run(f"DELETE FROM roir_shard.{made.ask('SELECT outbox FROM roir.lane')[0][0]}")
+        [(outbox,)] = made.ask("SELECT outbox FROM roir.lane")
+        made.run(f"DELETE FROM roir_shard.{outbox} WHERE version > 0")
         finalize.finalize_run(made.database, run)
     copies.restore(made.dsns["s0"], before)
     if moment == "published":
@@ -268,6 +270,22 @@ def test_a_shard_that_loses_what_was_copied_is_noticed_before_anything_was_shipp
         apart.seal_all(made, run)
     with pytest.raises(SourceChanged, match=r'shard "s0" has lost its last commits.* Abort the operation'):
         finalize.finalize_run(made.database, run)
+
+
+def test_an_index_server_that_lost_the_end_of_a_partition_is_named(shards: Make, copies: Copies) -> None:
+    """What it deletes then is in no outbox."""
+    made = apart.add_all(shards(1, *PARTITIONED))
+    prepared, run = apart.begin(made)
+    apart.finish_all(made, run)
+    apart.ship_all(made, prepared.generation_id)
+    before = copies.keep(made.index)
+    made.run("ALTER TABLE t DETACH PARTITION t_1")
+    apart.ship_all(made, prepared.generation_id)
+    apart.assert_exact(made, prepared.generation_id)
+    copies.restore(made.index, before)
+    apart.ship_all(made, prepared.generation_id)
+    [(doubt,)] = made.ask("SELECT doubt FROM roir.lane")
+    assert "this server has lost its last commits" in str(doubt)
 
 
 @pytest.mark.sample(1, 3)

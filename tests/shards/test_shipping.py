@@ -25,7 +25,9 @@ def test_what_was_written_is_shipped(shards: Make) -> None:
     laid.ship()
     laid.assert_exact()
     for lane in laid.lanes:
-        assert made.ask(f"SELECT count(*) FROM roir_shard.{lane.outbox}", shard=lane.shard.name) == [(0,)]
+        assert made.ask(f"SELECT count(*) FROM roir_shard.{lane.outbox} WHERE version > 0", shard=lane.shard.name) == [
+            (0,)
+        ]
     assert made.ask("SELECT owner, pending, oldest_at, doubt FROM roir.lane") == [(None, 0, None, None)] * 2
 
 

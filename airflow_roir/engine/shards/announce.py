@@ -55,6 +55,7 @@ UPDATE roir.lane SET announced_by = coalesce(announced_by, 'server')
 # A clock that was set back must not make what was fresh before the announcing look younger than it.
 BEGUN = """
 UPDATE roir.lane SET strict_from = clock_timestamp(), strict_history = roir.server_history(),
+       strict_start = pg_postmaster_start_time(),
        fresh_at = CASE WHEN fresh_at <= clock_timestamp() THEN fresh_at END
  WHERE id = %(lane)s AND removed_at IS NULL
 """
@@ -69,8 +70,6 @@ BY = """
 UPDATE roir.lane l SET announced_by = %(by)s FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE l.id = %(lane)s AND g.id = l.generation_id AND i.announced_by = %(by)s
 """
-# What was announced already: all versions that there can be.
-NOTHING = "SELECT set_config(%(mark)s, concat_ws(':', pg_current_xact_id(), 0, 9223372036854775807), true)"
 
 
 def announce(
@@ -143,7 +142,7 @@ def nothing_to_announce(connection: Connection, name: str) -> None:
 
     connection: in the shard. A repair does that; what it touches is as it was before.
     """
-    execute(connection, NOTHING, {"mark": f"{SHARD_SCHEMA}.{name}"})
+    execute(connection, outbox.NOTHING, {"mark": f"{SHARD_SCHEMA}.{name}"})
 
 
 def is_captured(connection: Connection, lane: Lane) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,20 +15,23 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.shards import holders
+from airflow_roir.engine.shards import evidence, holders
 from airflow_roir.engine.shards.lanes import VISITS, Claim, Route
 from airflow_roir.engine.shards.visit import Acknowledged, Visit
 from airflow_roir.errors import Fenced
 
 HELD = """
-SELECT l.token, l.owner, l.tick, l.step, l.emptied, l.strict_from, l.doubtful_at, l.removed_at, g.status
+SELECT l.token, l.owner, l.tick, l.step, l.emptied, l.strict_from, l.doubtful_at, l.removed_at, g.status,
+       CASE WHEN l.strict_from IS NOT NULL AND l.strict_start IS DISTINCT FROM pg_postmaster_start_time()
+            THEN pg_postmaster_start_time() END AS unproved
   FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id WHERE l.id = %(lane)s FOR UPDATE OF l
 """
 APPLIED = """
 UPDATE roir.lane SET step = step + %(steps)s, tick = greatest(tick, %(tick)s), emptied = %(emptied)s,
        shipped = shipped + %(rows)s, heartbeat_at = clock_timestamp(), pending = %(pending)s, pending_bytes = %(bytes)s,
        fresh_at = coalesce(%(fresh)s, fresh_at),
-       oldest_at = CASE WHEN %(pending)s > 0 THEN coalesce(%(fresh)s, fresh_at, captured_at) END
+       oldest_at = CASE WHEN %(pending)s > 0 THEN coalesce(%(fresh)s, fresh_at, captured_at) END,
+       evidence = coalesce(%(evidence)s::jsonb, evidence)
  WHERE id = %(lane)s AND token = %(token)s
 RETURNING step, clock_timestamp() AS now
 """
@@ -36,7 +40,8 @@ RETURNING step, clock_timestamp() AS now
 DOUBT = """
 UPDATE roir.lane SET doubtful_at = clock_timestamp(), doubt = %(doubt)s,
        tick = CASE WHEN %(lost)s THEN %(tick)s ELSE tick END, step = greatest(step, %(step)s),
-       emptied = CASE WHEN %(lost)s THEN least(emptied, %(emptied)s) ELSE emptied END
+       emptied = CASE WHEN %(lost)s THEN least(emptied, %(emptied)s) ELSE emptied END,
+       evidence = coalesce(%(evidence)s::jsonb, evidence)
  WHERE id = %(lane)s AND token = %(token)s
 RETURNING tick, step, emptied
 """
@@ -44,6 +49,14 @@ RETURNING tick, step, emptied
 UNANNOUNCED = """
 UPDATE roir.lane SET strict_from = NULL, strict_history = NULL WHERE id = %(lane)s AND strict_from IS NOT NULL
 """
+# Since the server was started all who had announced to an older copy of it have ended: what they wrote is in the shard.
+# It is here, too, once a pass has ended that began now.
+PROVED = """
+UPDATE roir.lane SET strict_start = pg_postmaster_start_time(), strict_from = clock_timestamp(),
+       fresh_at = CASE WHEN fresh_at <= clock_timestamp() THEN fresh_at END
+ WHERE id = %(lane)s AND strict_from IS NOT NULL
+"""
+EVIDENCE = "SELECT evidence FROM roir.lane WHERE id = %(lane)s"
 # By index, whatever the statistics say; of a shard that was emptied all is read anyway.
 BY_INDEX = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
 
@@ -84,7 +97,7 @@ def apply(
         # Nobody has a greater token here, so this server has lost one.
         return Applied(None, None, again=True, overtaken=visit.before // VISITS)
     lost = visit.before < held.tick
-    if (why := _why(route, visit, held)) is not None:
+    if (why := _why(connection, route, visit, held)) is not None:
         _doubt(connection, route, claim, visit, why, lost, new=held.doubtful_at is None)
         if lost:
             _follow_holders(connection, route, claim)
@@ -93,6 +106,8 @@ def apply(
         raise Fenced(f"{route.name}: a later visit was applied; {claim.owner} has changed nothing")
     if visit.unannounced is not None and held.strict_from is not None:
         execute(connection, UNANNOUNCED, {"lane": route.lane.id})
+    if held.unproved is not None:
+        _prove(connection, route, claim, visit, held.unproved)
     if visit.emptied > held.emptied:
         _empty(connection, route)
     if visit.rows:
@@ -116,6 +131,7 @@ def apply(
             "pending": max(0, visit.pending - len(visit.versions)),
             "bytes": visit.bytes if visit.pending > len(visit.versions) else 0,
             "fresh": fresh,
+            "evidence": _json(visit),
         },
     ).one()
     done = Acknowledged(visit.tick, row.step, visit.versions) if visit.ticked else None
@@ -135,7 +151,8 @@ def check(connection: Connection, route: Route, claim: Claim) -> Row[Any]:
 def distrust(connection: Connection, route: Route, claim: Claim, problem: str) -> None:
     """Write down that a capture may miss writes, where no visit can tell. Raises Fenced."""
     held = check(connection, route, claim)
-    values = {"lane": route.lane.id, "token": claim.token, "lost": False, "tick": 0, "step": 0, "emptied": 0}
+    values: dict[str, Any] = {"lane": route.lane.id, "token": claim.token, "evidence": None}
+    values |= {"lost": False, "tick": 0, "step": 0, "emptied": 0}
     why = _missing(route, problem)
     execute(connection, DOUBT, values | {"doubt": why})
     _follow_holders(connection, route, claim)
@@ -148,14 +165,11 @@ def advance(claim: Claim, visit: Visit) -> None:
     if visit.ticked:
         claim.known = visit.tick
         claim.emptied = max(claim.emptied, visit.emptied)
+    if visit.evidence is not None:
+        claim.evidence = visit.evidence_hash
 
 
-def is_idle(route: Route, visit: Visit, held: Row[Any]) -> bool:
-    """Whether a visit found nothing to write and nothing to tell."""
-    return visit.fits and not visit.ticked and _why(route, visit, held) is None
-
-
-def _why(route: Route, visit: Visit, held: Row[Any]) -> str | None:
+def _why(connection: Connection, route: Route, visit: Visit, held: Row[Any]) -> str | None:
     shard = f"shard {quote(route.lane.shard.name)}"
     if visit.before < held.tick:
         return (
@@ -167,7 +181,25 @@ def _why(route: Route, visit: Visit, held: Row[Any]) -> str | None:
             f"this server has lost its last commits, by a failover to a replica or a restore: {shard} has cleared away "
             f"what step {visit.step} applied, and here step {held.step} was the last one"
         )
-    return None if visit.problem is None else _missing(route, visit.problem)
+    problem = visit.problem
+    if problem is None and visit.evidence is not None and not evidence.is_readable(visit.evidence):
+        problem = "what it tells of its capture can't be read"
+    elif problem is None and visit.evidence is not None:
+        problem = evidence.change(execute(connection, EVIDENCE, {"lane": route.lane.id}).scalar(), visit.evidence)
+    return None if problem is None else _missing(route, problem)
+
+
+def _prove(connection: Connection, route: Route, claim: Claim, visit: Visit, start: datetime) -> None:
+    """After a start of this server: strict reads need all who announced before to have ended in the shard.
+
+    They have ids below one that a visit has drawn since; a snapshot's end doesn't say which ids were given.
+    """
+    if claim.start != start:
+        claim.start, claim.horizon = start, 0
+    elif claim.horizon and int(visit.snapshot.split(":", 1)[0]) >= claim.horizon:
+        execute(connection, PROVED, {"lane": route.lane.id})
+    elif not claim.horizon and visit.xid is not None:
+        claim.horizon = int(visit.xid)
 
 
 def _missing(route: Route, problem: str) -> str:
@@ -186,12 +218,17 @@ def _doubt(connection: Connection, route: Route, claim: Claim, visit: Visit, why
             "tick": visit.before,
             "step": visit.step,
             "emptied": visit.emptied,
+            "evidence": _json(visit),
         },
     ).one()
     if lost:
         claim.known, claim.step, claim.emptied = row.tick, row.step, row.emptied
     if new:
         operations.record_event(connection, route.index_id, None, claim.owner, "doubt", why)
+
+
+def _json(visit: Visit) -> str | None:
+    return json.dumps(visit.evidence) if evidence.is_readable(visit.evidence) else None
 
 
 def _follow_holders(

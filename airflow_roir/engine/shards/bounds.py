@@ -1,7 +1,8 @@
 """The bounds of a shard's partitions, as values: no SQL of a shard is run on the index server.
 
 A shard tells them as its catalog prints them. What isn't to the letter a list of literals is refused, and what is read
-becomes values of the index server's own types, compared by its own operators.
+becomes values of the index server's own types, compared by its own operators. So only types are taken whose order is
+the same on every server: that of a text is a matter of its collation's library, that of an enum one of its labels.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ _LISTED = rf"\(((?:{_LITERAL})(?:, (?:{_LITERAL}))*)\)"
 _RANGE = re.compile(rf"FOR VALUES FROM {_LISTED} TO {_LISTED}")
 _LIST = re.compile(rf"FOR VALUES IN {_LISTED}")
 _ONE = re.compile(_LITERAL)
+# Types that every server orders alike, and those whose equality alone is the same everywhere.
+_ORDERED = re.compile(
+    r"(smallint|integer|bigint|numeric|real|double precision|boolean|date|uuid|bytea|inet|cidr|money|oid|interval"
+    r"|time(stamp)?( with(out)? time zone)?)(\(.*\))?"
+)
+_EQUAL = re.compile(r"(text|character varying|character|name)(\(.*\))?")
 # Of nothing, of everything: ends of a range.
 LEAST, GREATEST = "MINVALUE", "MAXVALUE"
 
@@ -90,6 +97,8 @@ def _compared(entry: Entry, place: int, sign: str, value: str | None, alias: str
     # Its operators are called by these signs, which a source is checked for.
     if value is None or value in (LEAST, GREATEST) or not column.equals.endswith(".=)"):
         raise Unreadable(f"no value to compare {quote(column.source)} with")
+    if not _ORDERED.fullmatch(column.cast) and not (sign == "=" and _EQUAL.fullmatch(column.cast)):
+        raise Unreadable(f"{quote(column.source)} is ordered by rules that are the shard's own")
     operator = f"{column.equals.removesuffix('=)')}{sign})"
     bound = f"end{len(values)}"
     values[bound] = value[1:-1].replace("''", "'") if value.startswith("'") else value

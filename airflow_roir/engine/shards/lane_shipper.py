@@ -18,6 +18,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.shards import home, intents, lanes, leaves, outbox
 from airflow_roir.engine.shards import visit as visits
 from airflow_roir.engine.shards.apply import Applied, advance, apply, distrust, has_columns_of
+from airflow_roir.engine.shards.evidence import is_readable
 from airflow_roir.engine.shards.intents import Look
 from airflow_roir.engine.shards.lanes import Claim, Route
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard, set_reached
@@ -150,6 +151,10 @@ class LaneShipper:
             if not self.claim(above=applied.overtaken):
                 raise Fenced(f"{self.route.name}: another shipper has taken it")
             return applied
+        if is_readable(found.evidence) and "first" not in (found.evidence or ()):
+            # That it was emptied is written down.
+            with self._shard_side():
+                outbox.renew(self._in_shard(), self.route.lane.outbox)
         if applied.again:
             self.began, self._after = None, 0
             return applied

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy import Connection
 
@@ -54,7 +55,7 @@ UPDATE roir.lane l SET token = greatest(l.token, %(above)s) + 1, owner = %(owner
  WHERE l.id = %(lane)s AND g.id = l.generation_id AND {SHIPPED}
    AND (l.owner IS NULL OR l.owner = %(owner)s
         OR abs(extract(epoch FROM clock_timestamp() - l.heartbeat_at)) >= {HEARTBEAT_FRESH_S} OR %(take_over)s)
-RETURNING l.token, l.tick, l.step, l.emptied
+RETURNING l.token, l.tick, l.step, l.emptied, md5(l.evidence::text) AS evidence
 """
 ROUTE = """
 SELECT l.id, l.generation_id, l.shard_id, l.outbox, l.source_oid, g.entry, i.id AS index_id, i.schema_name,
@@ -92,7 +93,8 @@ class Claim:
     """A shipper's hold on a lane.
 
     known: the tick of the last visit that was applied; visits: how many were made under this token; step, emptied: as
-    the index server has them.
+    the index server has them; evidence: a hash of that. start: of the index server, since which what it has is to
+    be proved; horizon: a transaction id that the shard gave after it, 0 until the next visit has drawn one.
     """
 
     owner: str
@@ -100,7 +102,10 @@ class Claim:
     known: int
     step: int
     emptied: int
+    evidence: str | None = None
     visits: int = 0
+    start: datetime | None = None
+    horizon: int = 0
 
     def next_tick(self) -> int:
         """The tick of another visit. No two visits have the same, and a newer claim's are greater."""
@@ -149,7 +154,7 @@ def claim(connection: Connection, lane_id: int, owner: str, take_over: bool = Fa
     """
     values = {"lane": lane_id, "owner": owner, "take_over": take_over, "above": above}
     row = execute(connection, CLAIM, values).first()
-    return None if row is None else Claim(owner, row.token, row.tick, row.step, row.emptied)
+    return None if row is None else Claim(owner, row.token, row.tick, row.step, row.emptied, row.evidence)
 
 
 def renew(connection: Connection, lane_id: int, held: Claim) -> None:

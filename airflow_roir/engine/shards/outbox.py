@@ -32,6 +32,10 @@ INSERT INTO {SHARD_SCHEMA}.outbox (name, server, index_name, source, entry, leav
 VALUES (%(name)s, %(server)s, %(index)s, %(source)s, %(entry)s::jsonb, {SHARD_SCHEMA}.leaves(%(source)s),
         {SHARD_SCHEMA}.bounds(%(source)s), {SHARD_SCHEMA}.capture_of(%(name)s), %(unique)s)
 """
+# What was announced already: all versions that there can be.
+NOTHING = "SELECT set_config(%(mark)s, concat_ws(':', pg_current_xact_id(), 0, 9223372036854775807), true)"
+# A row that is never shipped: an outbox without it was emptied.
+FIRST = "INSERT INTO {table} (version) SELECT 0 WHERE NOT EXISTS (SELECT FROM {table} WHERE version = 0)"
 RELATION = (
     "SELECT c.oid::bigint FROM pg_class c WHERE c.oid = (SELECT source FROM {schema}.outbox WHERE name = %(name)s)"
 )
@@ -147,6 +151,7 @@ def _make_table(connection: Connection, name: str, entry: Entry) -> Entry:
     execute(connection, f"CREATE UNIQUE INDEX {name}_key ON {table(name)} ({identity}) NULLS NOT DISTINCT")
     execute(connection, f"CREATE INDEX {name}_version ON {table(name)} (version)")
     execute(connection, f"ALTER TABLE {table(name)} REPLICA IDENTITY FULL")
+    execute(connection, FIRST.format(table=table(name)))
     return entry.comparing_by(equality_operators(connection, f"{table(name)}_key"))
 
 
@@ -237,6 +242,12 @@ def _watch_truncate(connection: Connection, name: str, source: Source) -> None:
 def _make_trigger(connection: Connection, name: str, event: str, relation: str, each: str, calls: str) -> None:
     execute(connection, f"CREATE TRIGGER {name} {event} ON {relation} FOR EACH {each} EXECUTE FUNCTION {calls}()")
     execute(connection, f"ALTER TABLE {relation} ENABLE ALWAYS TRIGGER {name}")
+
+
+def renew(connection: Connection, name: str) -> None:
+    """Put the first row back into an outbox that was emptied. connection: in the shard, in autocommit."""
+    # In one message, so in one transaction; there is nothing in it to announce.
+    execute(connection, f"{NOTHING};\n{FIRST.format(table=table(name))}", {"mark": f"{SHARD_SCHEMA}.{name}"})
 
 
 def read_entry(connection: Connection, name: str) -> Entry | None:

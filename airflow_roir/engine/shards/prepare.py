@@ -15,13 +15,14 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.rehearse import Rehearsal
 from airflow_roir.engine.shards import announce, face, outbox
 from airflow_roir.engine.shards.lane_lock import held
-from airflow_roir.engine.shards.shard import Lane, lanes_of, set_away, set_reached
+from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane, lanes_of, set_away, set_reached
 from airflow_roir.engine.stored_definition import stored_definition
 from airflow_roir.engine.trouble import reason_of, trouble_of
 from airflow_roir.errors import InvalidInput, LockNotAcquired
 
 # What the index server calls itself in the shards.
 SERVER = "SELECT concat(system_identifier, '/', current_database()) FROM pg_control_system()"
+EVIDENCE = f"SELECT {SHARD_SCHEMA}.evidence(%(name)s)"
 DUE = """
 SELECT l.captured_at IS NULL AND l.removed_at IS NULL AND g.status <> 'dropped' AS due
   FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id WHERE l.id = %(lane)s
@@ -115,11 +116,13 @@ def capture(
             server = str(execute(connection, SERVER).scalar_one())
         there = lane.shard.database(database.application_name, database.limits)
         outbox.install(there, lane, definition, server, timeout_ms, patience_s, report)
+        with there.transaction() as connection:
+            found = execute(connection, EVIDENCE, {"name": lane.outbox}).scalar_one()
         with database.transaction() as connection:
             connection.execute(
                 update(tables.lane)
                 .where(tables.lane.c.id == lane.id, tables.lane.c.captured_at.is_(None))
-                .values(captured_at=func.clock_timestamp())
+                .values(captured_at=func.clock_timestamp(), evidence=found)
             )
             set_reached(connection, lane.shard.id)
     # Writes are announced for the new generation before readers see it.

@@ -19,7 +19,7 @@ from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.entry_size import cover
 from airflow_roir.engine.locks import EXCLUSIVE, Attempts
 from airflow_roir.engine.plan import Piece, Plan, make_plan
-from airflow_roir.engine.shards import face, home, shard, sources, unique
+from airflow_roir.engine.shards import face, home, rules, shard, sources, unique
 from airflow_roir.engine.shards.copies import copy_in, copy_out
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
 from airflow_roir.engine.source import Source
@@ -250,6 +250,28 @@ def _check_types(connection: Connection, source: Source, definition: IndexDefini
         )
 
 
+def _check_equality(
+    connection: Connection,
+    there: Connection,
+    one: ShardPlan,
+    face: QualifiedName,
+    columns: Sequence[str],
+    definition: IndexDefinition,
+) -> None:
+    """Raise InvalidInput if values of the key or the primary key may be equal on one server, and not on the other."""
+    ours = rules.read(connection, catalog.read_source(connection, face).oid, columns)
+    theirs = rules.read(there, one.source.oid, columns)
+    for column in catalog.identity_columns(one.source, definition):
+        unlike = rules.unlike(ours[column], theirs[column])
+        if any(rule.startswith(rules.EQUALITY) for rule in unlike):
+            raise InvalidInput(
+                f"index {definition.name}: whether values of column {quote(column)} of {one.source.name} are equal is "
+                f"told by other rules in shard {quote(one.shard.name)} than on the index server: {rules.told(unlike)}. "
+                "Give both the same collation, of the same version of its library, or take a column that is equal byte "
+                'for byte, such as a generated column lower(…) of type text COLLATE "C"'
+            )
+
+
 def _sample(
     connection: Connection,
     index_server: Database,
@@ -268,6 +290,7 @@ def _sample(
         catalog.hold(there, one.source)
         if not owner.is_trusted(there, one.source):
             raise SourceChanged(f"table {one.source.name} has got another owner meanwhile; start again")
+        _check_equality(connection, there, one, into, read, definition)
         sample = plans.sample_of(there, one.source)
         size = " + ".join(f"coalesce(pg_column_size(s.{quote(name)}), 0)" for name in read)
         biggest = execute(there, f"SELECT max({size}) FROM {one.source.sql} s {sample}").scalar() or 0

@@ -6,8 +6,9 @@ it answers. So whoever is cut off, killed or stopped in between holds nothing th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -46,6 +47,7 @@ VISIT = """
 WITH header AS MATERIALIZED (
     SELECT o.*, o.tick >= %(known)s AND o.tick < %(tick)s AS fits, {schema}.capture_problem(o.name) AS problem,
            {schema}.announcing_problem(o.name) AS unannounced,
+           {schema}.evidence(o.name) AS evidence,
            CASE WHEN o.is_unique THEN {schema}.unique_problem(o.name) END AS unguarded,
            {schema}.leaves(o.source) IS DISTINCT FROM o.leaves AND NOT {schema}.is_restored(o.name) AS moved
       FROM {schema}.outbox o WHERE o.name = %(name)s),
@@ -65,15 +67,17 @@ looked AS MATERIALIZED (
 ticked AS (
     UPDATE {schema}.outbox o SET tick = %(tick)s
      WHERE o.name = %(name)s AND o.tick >= %(known)s AND o.tick < %(tick)s
-       AND (EXISTS (SELECT FROM asked) OR o.emptied > %(emptied)s)
+       AND (EXISTS (SELECT FROM asked) OR o.emptied > %(emptied)s OR %(drawing)s)
     RETURNING o.step),
 size AS MATERIALIZED (
     SELECT x.rows AS counted,
            CASE WHEN x.rows > {counted} THEN pg_stat_get_live_tuples('{table}'::regclass) END AS about,
            CASE WHEN x.rows > 0 THEN pg_relation_size('{table}'::regclass) ELSE 0 END AS bytes
-      FROM (SELECT count(*) AS rows FROM (SELECT FROM {table} LIMIT {counted} + 1) y) x)
+      FROM (SELECT count(*) AS rows FROM (SELECT FROM {table} WHERE version > 0 LIMIT {counted} + 1) y) x)
 SELECT h.tick AS tick_before, coalesce(t.step, h.step) AS step, h.emptied, t.step IS NOT NULL AS ticked,
        pg_current_snapshot()::text AS snapshot, CASE WHEN t.step IS NOT NULL THEN pg_current_xact_id()::text END AS xid,
+       CASE WHEN md5(h.evidence::text) IS DISTINCT FROM %(evidence)s THEN h.evidence END AS evidence,
+       md5(h.evidence::text) AS evidence_hash,
        h.problem, h.unannounced, h.unguarded, h.moved, c.counted, c.about, c.bytes,
        l.version, l.is_there, l.entry, l.identity
   FROM header h
@@ -93,7 +97,8 @@ class Visit:
     for. last: the version to go on after; ended: there were no more rows. tick: this visit's, if it found something;
     before: the shard's tick before it; step: what the shard knows of the index server. problem: why the capture may
     miss writes. unannounced: why writers may commit without an announcement. unguarded: why two of the shard's rows may
-    share a key of a unique index. moved: the partitions aren't those that are captured. pending, bytes: what is in the
+    share a key of a unique index. evidence: that the capture is what it was, if it is another one than the claim knows.
+    moved: the partitions aren't those that are captured. pending, bytes: what is in the
     outbox, about. fits: another shipper has not visited since, and nothing that the index server knows of was lost.
     """
 
@@ -107,6 +112,8 @@ class Visit:
     problem: str | None
     unannounced: str | None
     unguarded: str | None
+    evidence: Mapping[str, Any] | None
+    evidence_hash: str | None
     moved: bool
     pending: int
     bytes: int
@@ -170,6 +177,9 @@ def visit(
         "known": claim.known,
         "tick": tick,
         "emptied": claim.emptied,
+        "evidence": claim.evidence,
+        # An idle visit has no transaction id.
+        "drawing": claim.start is not None and not claim.horizon,
         "after": after,
         "limit": limit,
         "names": len(named),
@@ -201,6 +211,8 @@ def visit(
         problem=head.problem,
         unannounced=head.unannounced,
         unguarded=head.unguarded,
+        evidence=head.evidence,
+        evidence_hash=head.evidence_hash,
         moved=head.moved,
         pending=head.counted if head.about is None else max(head.counted, head.about),
         bytes=head.bytes,
