@@ -214,13 +214,16 @@ def resume(
         print_census(database, row.id, as_json)
         return
     row = operations.find_resumable(database, index)
+    # What is wrong with them is said before anything is changed.
+    command_spark = CommandSpark(database.dsn, master, conf)
+    command_spark.check()
     given = {"parallelism": parallelism, "batch_rows": batch_rows, "max_rows_per_second": max_rows_per_second}
     given |= {"shard_parallelism": shard_parallelism}
     given |= work_options(throttle, windows, max_duration, priority, warn_after, abort_after)
     if any(value is not None for value in given.values()):
         operations.change_options(database, index, actor=operations.default_actor(), **given)
     say(f"operation {row.id} continues in phase {row.phase}")
-    with CommandSpark(database.dsn, master, conf) as spark:
+    with command_spark as spark:
         carry_on(database, index, spark, take_over, as_json)
 
 

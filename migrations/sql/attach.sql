@@ -309,6 +309,9 @@ DECLARE
     bounds text;
     joining bigint[];
 BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
+        RAISE no_data_found USING MESSAGE = format('%s is not being attached any more: somebody has cancelled that, or finished it', partition);
+    END IF;
     -- As a drain: no generation begins, is switched or published meanwhile.
     EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', source::regclass);
     IF EXISTS (SELECT FROM roir.generation x JOIN roir.index i ON i.id = x.index_id

@@ -111,6 +111,33 @@ def test_given_up_it_leaves_nothing(database: Database, dsn: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("beginning", "at"),
+    [
+        ("SELECT watermark", 1),
+        ("SELECT watermark", 3),
+        ("SELECT roir.finish_attach", 1),
+        ("SELECT roir.validate_attach", 1),
+    ],
+)
+def test_one_that_is_cancelled_while_it_runs_ends(dsn: str, beginning: str, at: int) -> None:
+    """And doesn't close the table again."""
+    database = Database(dsn, limits=Limits(attach_rows=30))
+    published(database, dsn)
+    run_sql(dsn, *LOADED)
+
+    def cancel() -> None:
+        run_sql(dsn, "SET deadlock_timeout = '10s'", "SELECT roir.cancel_attach('t3')")
+
+    with before(database, beginning, cancel, at), pytest.raises(InvalidInput, match=r"somebody has cancelled") as ended:
+        attach.attach_partition(database, "t", "t3", BOUNDS, "test")
+    assert "still refuses" not in str(ended.value)
+    run_sql(dsn, "INSERT INTO t3 VALUES (1, 900, 'a', 31)")
+    assert_shown(database)
+    clean_up.clean_up(database)
+    steps.assert_exact(database)
+
+
+@pytest.mark.parametrize(
     ("load", "bounds", "said"),
     [
         ([], "FOR VALUES FROM (20) TO (40)", "would overlap"),

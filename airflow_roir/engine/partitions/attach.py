@@ -112,6 +112,8 @@ def _attach(
         )
         if not written:
             execute(connection, AS_GIVEN)
+        elif not execute(connection, CLOSED, values).scalar_one():
+            raise InvalidInput(f"{name} is not being attached any more: somebody has cancelled that, or finished it")
         return str(execute(connection, call, {**values, "bounds": written or given}).scalar_one())
 
     def finish(connection: Connection) -> bool:

@@ -74,8 +74,11 @@ def batch(
         # As a writer does: a switch or a publish waits for this, so the capture mode stays what it is.
         lock_table(connection, source.sql, source.oid, "ROW EXCLUSIVE", only=True)
         mode = installation.mode(connection, generation_id)
-        before = execute(connection, POSITION, {"id": joining_id}).scalar_one()
         name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
+        position = execute(connection, POSITION, {"id": joining_id}).first()
+        if position is None:
+            raise AttachDisturbed(f"somebody has cancelled what brings in {name}, or finished it")
+        before = position.watermark
         # By its owner of now, which it then keeps, as it keeps its name.
         lock_table(connection, name, relation, "ROW SHARE", only=True)
         values: dict[str, Any] = {}

@@ -1,0 +1,132 @@
+"""A wrong value of an option of a command is refused by one sentence, with exit code 2, and has changed nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from airflow_roir.engine import operations
+from airflow_roir.engine.database import Database
+from tests.conftest import database_dsn, run_sql
+from tests.engine import steps
+from tests.engine.steps import sql
+from tests.engine.test_bad_input import CATALOG
+from tests.test_cli import here
+
+pytestmark = pytest.mark.sample(3, 30)
+
+NUMBER = ("0", "-1", "many", "1.5", "9" * 30, "", "1e3", "2;")
+# 0 is none.
+LIMIT = ("-1", "many", "1.5", "9" * 30, "", "1", "2;")
+SPAN = ("2 fortnights", "-1h", "h", "9" * 30, "1h;")
+WORD = ("nonsense", "", " ", "after,none", "None")
+MASTER = ("sparky", "local[0]", "local[x", "spark://host", "sc://", "mesos://h:1", "", " ", "local; x")
+THROTTLE = ("nonsense", "replica_lag", "replica_lag=1XB", "x=1", "commit_latency=-1ms")
+WINDOWS = ("nonsense", "* * * * *", "0 22 * * 1-5 for 99d in Nowhere/City", "61 22 * * * for 1h")
+NAME = ("", " ", "a.b.c", '"', "x" * 64, "a b", "nowhere")
+WORK = {
+    "--windows": WINDOWS,
+    "--priority": ("high", "101", "-101", "1.5", ""),
+    "--warn-after": SPAN,
+    "--abort-after": SPAN,
+}
+LIVE = {
+    **WORK,
+    "--throttle": THROTTLE,
+    "--max-duration": SPAN,
+    "--parallelism": NUMBER,
+    "--batch-rows": (*NUMBER, "1"),
+    "--max-rows-per-second": LIMIT,
+    "--shard-parallelism": ("2", "-1", "many"),
+}
+SPARK = {"--master": MASTER, "--conf": ("x", "spark.a", "")}
+# Before the options the command, and what is right.
+CASES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
+    ("build", "new", "--table", "t", "--keys", "k"): {
+        **WORK,
+        **SPARK,
+        "--max-duration": SPAN,
+        "--parallelism": NUMBER,
+        "--batch-rows": (*NUMBER, "1"),
+        "--batch-ms": NUMBER,
+        "--ranges": NUMBER,
+        "--segments": NUMBER,
+        "--max-rows-per-second": LIMIT,
+        "--scan": WORD,
+        "--covering": WORD,
+        "--verify": WORD,
+        "--on-duplicate": WORD,
+        "--revert-window": ("-1", "many", "", "1h"),
+        "--shard-parallelism": ("-1", "many", "257"),
+        "--max-lag": SPAN,
+        "--shard-column": ("s",),
+        "--with": ("nonsense", "a (", "(k)", "a (k) INCLUDE", "a (k); x"),
+        "--keys": ('"', "k,,k", "k,k", "k k"),
+        "--include": ('"', ",", "k", "v,v"),
+        "--table": ("", "a.b.c", '"'),
+    },
+    ("resume", "building"): {**LIVE, **SPARK},
+    ("change", "building"): LIVE,
+    ("verify", "ix"): {
+        **WORK,
+        **SPARK,
+        "--parallelism": NUMBER,
+        "--sample": ("0", "101", "some", "-1%", "nan"),
+        "--max-duration": ("-1h", "soon"),
+        "--slices": NUMBER,
+    },
+    ("compact", "ix"): {
+        **WORK,
+        **SPARK,
+        "--max-duration": SPAN,
+        "--parallelism": NUMBER,
+        "--budget": ("much", "-1GB", "1 fortnight", "1GB|2GB"),
+        "--segment-size": ("much", "-1GB", "1h"),
+    },
+}
+# Which argument is wrong of what needs a name.
+NAMED = ("pause", "resume", "abort", "revert", "drop", "change", "verify", "compact", "duplicates", "status")
+
+
+@pytest.fixture(scope="module")
+def shared(server: str) -> Iterator[str]:
+    """A published index, and one whose build is paused."""
+    run_sql(server, "CREATE DATABASE cli_refused TEMPLATE roir_template")
+    dsn = database_dsn(server, "cli_refused")
+    database = Database(dsn, "roir tests")
+    steps.make_table(dsn)
+    steps.make_index(database)
+    steps.begin(database, "building")
+    operations.pause(database, "building", "somebody")
+    yield dsn
+    run_sql(server, "DROP DATABASE cli_refused WITH (FORCE)")
+
+
+def changed(dsn: str, *arguments: str) -> bool:
+    session = steps.session(dsn)
+    try:
+        before = sql(session, CATALOG)
+        session.rollback()
+        said = here(dsn, *arguments, code=2).stderr
+        assert "Traceback" not in said, arguments
+        assert said.strip(), arguments
+        return sql(session, CATALOG) != before
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [(command, option) for command, options in CASES.items() for option in options],
+    ids=lambda part: part if isinstance(part, str) else part[0],
+)
+def test_a_wrong_option_is_refused_before_the_first_change(shared: str, command: tuple[str, ...], option: str) -> None:
+    for value in CASES[command][option]:
+        assert not changed(shared, *command, option, value), (command, option, value)
+
+
+@pytest.mark.parametrize("command", NAMED)
+def test_a_wrong_name_is_refused(shared: str, command: str) -> None:
+    for name in NAME:
+        assert not changed(shared, command, "--", name), (command, name)
