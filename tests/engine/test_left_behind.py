@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -113,8 +114,13 @@ def wanted(server: str, template: str, name: str) -> tuple[int, list[tuple[Any, 
 
 
 def ours(database: Database) -> list[tuple[Any, ...]]:
-    """Without the operations: a command that failed at its very end is repeated by another one."""
-    return [row for row in all_of_ours(database) if row[0] != "operation"]
+    """Without the operations: a command that failed at its very end is repeated by another one.
+
+    A number that a rolled back transaction has drawn is left out: the newest generation has a name of its own.
+    """
+    found = [row for row in all_of_ours(database) if row[0] != "operation"]
+    newest = max(int(row[1]) for row in found if row[0] == "generation")
+    return sorted(tuple(re.sub(rf"^(g?){newest}(?=_|$)", r"\1N", str(part)) for part in row) for row in found)
 
 
 def is_closed(database: Database) -> bool:
