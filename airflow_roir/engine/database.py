@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg2
@@ -14,6 +15,7 @@ from sqlalchemy import Connection, CursorResult, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from airflow_roir.engine import own_session
 from airflow_roir.engine.limits import DEFAULT, Limits, execution_options
 from airflow_roir.engine.patience import Patience
 from airflow_roir.engine.session import SESSION_SETTINGS as SESSION_SETTINGS
@@ -34,7 +36,8 @@ class Database:
     """A PostgreSQL database, by DSN (`postgresql://…` or `host=… dbname=…`).
 
     Every connection is a session of its own with pinned settings; none is kept after use, so that a paused
-    operation holds none. A pooler in front must be in session mode. The DSN never appears in `repr`.
+    operation holds none. A pooler in front must be in session mode; others are refused, by InvalidInput.
+    The DSN never appears in `repr`.
     limits: how long its sessions wait and how much they take at once. pool: for SQLAlchemy's `create_engine`, where
     sessions are to be kept after all. engine: SQLAlchemy's, to listen to its events.
     """
@@ -82,7 +85,11 @@ class Database:
                 connection.close()
                 given = psycopg2.extensions.parse_dsn(self.dsn).get("options", os.environ.get("PGOPTIONS", ""))
                 connection = self._connect(options=f"{given} -c standard_conforming_strings=on".strip())
-            pin(connection)
+            connection.autocommit = True
+            with own_session.answering(connection, self.limits.first_answer_s):
+                # Before anything is set.
+                own_session.check(self.dsn, connection, partial(self._connect, async_=1))
+                pin(connection)
             if self.look is not None:
                 self.look(connection)
         except BaseException:

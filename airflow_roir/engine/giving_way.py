@@ -7,9 +7,8 @@ done is rolled back; whoever waits gets the lock, and the work starts again afte
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -45,8 +44,10 @@ def giving_way(database: Database, connection: Connection, relations: Sequence[s
     relations: the names of those whose locks count. Raises GaveWay then, out of the block. A transaction of the block
     must begin and end within it.
     """
-    session: Any = connection.connection.dbapi_connection
-    watch = _Watch(database, session.info.backend_pid, relations, session.cancel)
+    # Asked of the server: what a session was told at its start is a pooler's own number where there is one.
+    pid = execute(connection, "SELECT pg_backend_pid()").scalar_one()
+    connection.rollback()
+    watch = _Watch(database, pid, relations)
     watch.start()
     try:
         yield
@@ -76,10 +77,9 @@ def with_no_effect(connection: Connection) -> None:
 class _Watch:
     """Looks regularly whether somebody waits. cancelled: somebody did, and the work was told to stop."""
 
-    def __init__(self, database: Database, pid: int, relations: Sequence[str], cancel: Callable[[], None]) -> None:
+    def __init__(self, database: Database, pid: int, relations: Sequence[str]) -> None:
         self._database = database
         self._values = {"pid": pid, "relations": list(relations)}
-        self._cancel = cancel
         self._over = threading.Event()
         # Held while a cancel is sent: none is on its way once `end` has returned.
         self._lock = threading.Lock()
@@ -114,5 +114,7 @@ class _Watch:
             with self._lock:
                 if self._over.is_set():
                     return
+                # A cancel by libpq holds up all threads of the process, for as long as a network likes.
+                execute(connection, "SELECT pg_cancel_backend(%(pid)s)", self._values)
                 self.cancelled = True
-                self._cancel()
+                connection.rollback()

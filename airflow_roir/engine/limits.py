@@ -24,6 +24,8 @@ class Limits:
     clean_up_s: float = 5.0
     # A server that restarts or fails over is back within this; a longer outage pauses the operation.
     outage_s: float = 60.0
+    # Nothing that a session begins with waits for a lock. Without an answer the server hangs, or its pool is empty.
+    first_answer_s: float = 60.0
     # What ran out (disk, memory, connections) comes back when somebody makes room: long enough for who is on call to do
     # that; a longer shortage pauses the operation.
     exhausted_s: float = 600.0

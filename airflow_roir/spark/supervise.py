@@ -202,8 +202,9 @@ class _PhaseOnSpark:
                     f"{self._run.index}: {self._phase.value}, worker {number} of {row.parallelism}, "
                     f"{left.free} {UNITS[self._phase]}s unclaimed",
                 )
-            if not left.undone and not self._persist(self._at_work):
-                # Whom Spark has no slot for, or has lost, need not come any more.
+            if not left.undone and not (workers.busy and self._persist(self._at_work) & workers.busy):
+                # Whom Spark has no slot for, or has lost, need not come any more. A session of a worker that has ended
+                # says nothing: a server doesn't notice for hours that its machine is gone.
                 break
             self._watch_slots()
             workers.wait(WATCH_EVERY_S)

@@ -136,3 +136,19 @@ def test_a_worker_between_its_slot_and_its_session_is_not_told_as_waiting(
         "build: no free slot of Spark's yet for 1 of 2 workers"
     ]
     assert looks[:2] == [0, 0]
+
+
+def test_a_session_of_a_worker_that_has_ended_holds_nobody_up(database: Database, workers: Any) -> None:
+    """A pooler keeps one with its name, and so does a server whose worker's machine is gone."""
+    _, run = steps.begin(database, ranges=2, parallelism=1)
+
+    waits: list[int] = []
+
+    def on_wait(_these: Workers) -> None:
+        # What is left was read before the worker began.
+        waits.append(len(waits))
+        assert len(waits) < 3, "the driver waits for nobody"
+
+    workers.on_start, workers.on_wait = Workers.work, on_wait
+    with database.named(task.session_name(run, 0)).connect():
+        build_phase(database, run, [])

@@ -170,10 +170,9 @@ class _Own:
                 connect_timeout=TIMEOUT_S,
                 tcp_user_timeout=TIMEOUT_S * 1000,
             )
-            self._connection.autocommit = True
-            with self._connection.cursor() as cursor:
-                cursor.execute(f"SET statement_timeout = '{TIMEOUT_S}s'")
-        with self._connection.cursor() as cursor:
+        with self._connection, self._connection.cursor() as cursor:
+            # For this transaction: a pooler gives the session to others after it.
+            cursor.execute(f"SET LOCAL statement_timeout = '{TIMEOUT_S}s'")
             cursor.execute(OWN)
             in_recovery, position, age = cursor.fetchone()
         return in_recovery, position, age
