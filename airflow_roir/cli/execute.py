@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_roir.cli.app import print_json, say, show
 from airflow_roir.cli.cells import printable
+from airflow_roir.cli.ending import ending
 from airflow_roir.cli.look import look
 from airflow_roir.cli.spark import CommandSpark, tell
 from airflow_roir.cli.status import print_overview
@@ -132,7 +133,7 @@ def compact_by_threads(database: Database, begun: BegunCompaction) -> Compaction
     """As `verify_by_threads`, of a compaction that has begun."""
     actor = operations.default_actor()
     for _ in _turns(database, begun.operation_id, begun.index, None, actor, False):
-        with suppress(OperationPaused, OperationQueued):
+        with ending(), suppress(OperationPaused, OperationQueued):
             return compaction.compact_begun(database, begun, actor, say)
     row = operations.find_operation(database, begun.index)
     raise OperationPaused(f"index {begun.index}: paused by {row.paused_by}: {row.pause_reason}")
@@ -143,7 +144,7 @@ def verify_by_threads(database: Database, index: str, options: VerifyOptions) ->
     actor = operations.default_actor()
     begun = verification.begin(database, index, options, actor)
     for _ in _turns(database, begun.operation_id, begun.index, None, actor, False):
-        with suppress(OperationPaused, OperationQueued):
+        with ending(), suppress(OperationPaused, OperationQueued):
             return compare.verify_begun(database, begun, actor)
     row = operations.find_operation(database, begun.index)
     raise OperationPaused(f"index {begun.index}: paused by {row.paused_by}: {row.pause_reason}")

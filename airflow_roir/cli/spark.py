@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from airflow_roir.cli.app import say
+from airflow_roir.cli.ending import ending
 from airflow_roir.spark.driver_process import TERMINATE_S, Driver, driver_environment, driver_order, waiting_command
 from airflow_roir.spark.java import use_java
 from airflow_roir.spark.log_file import spark_log
@@ -32,6 +34,9 @@ class CommandSpark:
         # What takes the driver's lines, from a thread.
         self.relay: Callable[[str], None] = tell
         self._driver: Driver | KeptDriver | None = None
+        # The index and the owner of the order that it has now.
+        self._ordered: tuple[str, str] | None = None
+        self._ending = ExitStack()
         self._is_released = False
         self._waiting_log: Path | None = None
 
@@ -74,6 +79,7 @@ class CommandSpark:
         assert self._driver is not None
         log = spark_log(operation_id)
         self._waiting_log = None
+        self._ordered = (index, owner)
         wish: dict[str, Any] = {"take_over": take_over, "keep_pause": True, "log": log}
         self._driver.order(driver_order(index, owner, operation=operation_id, **wish))
         return self._driver
@@ -96,16 +102,24 @@ class CommandSpark:
             self._waiting_log = None
 
     def __enter__(self) -> CommandSpark:
+        self._ending.enter_context(ending(self._end_at_once))
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._driver is not None:
-            if self._is_released:
-                self._driver.wait(TERMINATE_S)
-            self._driver.kill()
-        if self._waiting_log is not None:
-            # Nothing has begun. A driver that had to be killed has left it.
-            self._waiting_log.unlink(missing_ok=True)
+        with self._ending:
+            if self._driver is not None:
+                if self._is_released:
+                    self._driver.wait(TERMINATE_S)
+                self._driver.kill()
+                if self._ordered is not None and isinstance(self._driver, Driver):
+                    self._driver.settle(self._dsn, *self._ordered)
+            if self._waiting_log is not None:
+                # Nothing has begun. A driver that had to be killed has left it.
+                self._waiting_log.unlink(missing_ok=True)
+
+    def _end_at_once(self) -> None:
+        if isinstance(self._driver, Driver):
+            self._driver.kill(0)
 
 
 def spark_options(master: str | None, conf: Sequence[str] | None) -> SparkOptions:

@@ -18,11 +18,13 @@ from typing import Any
 import typer
 
 from airflow_roir.cli.app import print_json, say, show
+from airflow_roir.cli.ending import SIGNALS
 from airflow_roir.definition import VERIFY_BEFORE, WORK_OPTIONS, BuildOptions, IndexDefinition, VerifyOptions
 from airflow_roir.engine import operations, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import verification
 from airflow_roir.errors import RoirError
+from airflow_roir.spark import guard
 
 # The worst first.
 EXIT_CODES = (1, 2, 4, 3, 0)
@@ -94,15 +96,18 @@ class Child:
         self.said = ""
         self.code = 1
         # In a session of its own: a Ctrl-C of the terminal comes to it once, from here.
+        pipe, self._life = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "airflow_roir.cli", "resume", *arguments],
-            env={**os.environ, "ROIR_DSN": database.dsn},
+            env={**os.environ, "ROIR_DSN": database.dsn, guard.STARTER: str(pipe)},
+            pass_fds=(pipe,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
+        os.close(pipe)
         self._threads = [threading.Thread(target=one, daemon=True) for one in (self._relay, self._keep)]
         for thread in self._threads:
             thread.start()
@@ -119,6 +124,7 @@ class Child:
     def hear_out(self) -> None:
         """Wait until it has ended. A Ctrl-C comes to all of them: each pauses; a second one stops them at once."""
         self.code = self.process.wait()
+        os.close(self._life)
         for thread in self._threads:
             thread.join()
 
@@ -139,7 +145,7 @@ def _all(database: Database, arguments: Sequence[Sequence[str]]) -> Iterator[lis
             if child.process.poll() is None:
                 child.process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, *SIGNALS)}
     try:
         children += [Child(database, one) for one in arguments]
         yield children

@@ -1,7 +1,7 @@
 """Whether sessions are ours alone: a pooler may give a server's session to somebody else after each transaction.
 
-Our settings would then reach into others' transactions, theirs into ours, and names, locks and cancels would belong to
-nobody. No pooler is asked for its name or its mode: what it does is looked at, by transactions that change nothing.
+Our settings would then reach into others' transactions, and theirs into ours. No pooler is asked for its name or its
+mode: the check looks at what it does, by transactions that change nothing.
 """
 
 from __future__ import annotations

@@ -251,14 +251,18 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
 
     If the operation is paused already, the reason becomes an event, so that a pause hides no error.
     """
-    reason = "interrupted" if isinstance(error, KeyboardInterrupt) else reason_of(error)
+    # What a signal raises says more only where there is more to say; an exit says its code.
+    interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+    reason = (str(error) if isinstance(error, KeyboardInterrupt) else "") or "interrupted"
+    if not interrupted:
+        reason = reason_of(error)
     try:
         with database.transaction() as connection:
             row = operations.read_operation(connection, run.operation_id)
             if row.epoch != run.epoch:
                 return
             # Duplicates are listed where they belong, and the next run finds them again.
-            if row.status == Status.PAUSED and not isinstance(error, KeyboardInterrupt | DuplicatesFound):
+            if row.status == Status.PAUSED and not (interrupted or isinstance(error, DuplicatesFound)):
                 _keep_error(connection, row, run, reason)
             if row.status != Status.RUNNING:
                 return

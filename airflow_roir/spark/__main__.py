@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from airflow_roir.errors import JavaMissing, OperationPaused, OperationQueued, OperationRunning, RoirError, SparkFailed
 from airflow_roir.operation import Status
+from airflow_roir.spark import guard
 from airflow_roir.spark.driver_process import ENDED
 from airflow_roir.spark.log_file import SparkLog, diverted
 from airflow_roir.spark.marks import mark, turn_on
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from airflow_roir.engine.governor.surroundings import Surroundings
     from airflow_roir.spark.session import Start
 
+BEREAVED = "the process that started this run has died (an Airflow task, for example)"
 # What takes long to import comes while Java starts.
 # After an order that ended so, Spark is as good as before.
 GOES_ON = (0, OperationPaused.exit_code, OperationRunning.exit_code, OperationQueued.exit_code)
@@ -36,6 +38,7 @@ GOES_ON = (0, OperationPaused.exit_code, OperationRunning.exit_code, OperationQu
 def main(arguments: list[str] | None = None) -> int:
     """Exit codes: 0 done, 3 paused, 4 another run drives the operation, 5 it waits in the queue,
     2 bad input, 1 any other error."""
+    guard.begin()
     given = sys.argv[1:] if arguments is None else arguments
     options = order_parser().parse_args(given)
     dsn = os.environ.get("ROIR_DSN")
@@ -47,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         return say(f"--conf takes KEY=VALUE, not {wrong[0]!r}", 2)
     spark = SparkOptions(options.master, dict(setting.split("=", 1) for setting in options.conf))
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _bereave)
     with ExitStack() as stack:
         voice, log = (
             (sys.stderr, SparkLog()) if options.spark_log is None else stack.enter_context(diverted(options.spark_log))
@@ -186,6 +190,11 @@ def _interrupt(_signal: int, _frame: Any) -> None:
     raise KeyboardInterrupt
 
 
+def _bereave(_signal: int, _frame: Any) -> None:
+    """As `_interrupt`, by the `guard`."""
+    raise KeyboardInterrupt(BEREAVED)
+
+
 def _is_interrupted() -> bool:
     return signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -196,7 +205,7 @@ def report(line: str, voice: TextIO) -> None:
         # What somebody else has written, a pause's reason, must not look like a line of ours.
         print(f"roir: {line}".replace("\r", "\n").replace("\n", "\n  "), file=voice, flush=True)
     except (BrokenPipeError, ConnectionResetError):
-        raise SparkFailed("the process that started this run has died (an Airflow task, for example)") from None
+        raise SparkFailed(BEREAVED) from None
 
 
 def say(message: str, code: int, voice: TextIO | None = None) -> int:

@@ -22,6 +22,7 @@ from queue import Empty, Queue
 
 from airflow_roir.engine.governor.surroundings import QUERY, REPLICAS, Surroundings
 from airflow_roir.errors import SparkFailed
+from airflow_roir.spark import guard
 from airflow_roir.spark.options import SparkOptions
 
 # What configures Airflow, secrets included, is none of the driver's business.
@@ -33,6 +34,8 @@ ENDED = "ended with exit code "
 _PROGRAM = (sys.executable, "-m", "airflow_roir.spark")
 # Airflow sends SIGKILL five seconds after SIGTERM; the task needs the rest to leave.
 TERMINATE_S = 2.0
+# So long may it take to write down that a driver was killed.
+SETTLE_S = 1.5
 # How soon the end of a driver is seen that has said nothing of its order.
 ORDER_LOOK_S = 0.2
 
@@ -118,8 +121,7 @@ class Driver:
     was started by a `waiting_command`.
     is_starting: Spark isn't up yet, so that it can be ended at any moment at no loss.
 
-    Not guaranteed: when this process dies by SIGKILL the driver continues until it ends or a newer run fences it
-    (docs/architecture.md#lifecycle); a wrong row can't come of that.
+    When this process dies, of whatever, its `guard` lets it pause the operation, and kills what is left within seconds.
     """
 
     def __init__(
@@ -134,9 +136,12 @@ class Driver:
         self._codes: Queue[int] = Queue()
         self.last_line = ""
         self.is_starting = True
+        # Ends with this process: see `guard`.
+        pipe, self._life = os.pipe()
         self._process = subprocess.Popen(
             command,
-            env=dict(environment),
+            env=dict(environment) | {guard.STARTER: str(pipe)},
+            pass_fds=(pipe,),
             # An Airflow task's own standard input is its line to the supervisor.
             stdin=subprocess.PIPE if takes_orders else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -145,6 +150,7 @@ class Driver:
             text=True,
             errors="replace",
         )
+        os.close(pipe)
         # A daemon: a grandchild that survives may hold the pipe open.
         self._reader = threading.Thread(target=self._read, name="roir-driver-log", daemon=True)
         self._reader.start()
@@ -208,26 +214,47 @@ class Driver:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
+        self._let_go()
         # The last lines say why it ended.
         self._reader.join(1.0)
         return code
+
+    def _let_go(self) -> None:
+        """It has ended: its guard ends what it has left."""
+        life, self._life = self._life, -1
+        if life >= 0:
+            os.close(life)
 
     def terminate(self) -> None:
         """Ask the driver's process group to end. Safe in a signal handler: takes no lock, waits for nothing."""
         self._signal(signal.SIGTERM)
 
-    def kill(self) -> None:
-        """End the driver's process group: SIGTERM, then SIGKILL once the driver has ended, or after `TERMINATE_S`."""
+    def kill(self, patience_s: float = TERMINATE_S) -> None:
+        """End the driver's process group: SIGTERM, then SIGKILL to all of its session once the driver has ended, or
+        after so long."""
         if self._process.returncode is not None:
             return
-        self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + TERMINATE_S
-        # WNOWAIT leaves the driver to be reaped below: until then the number of its group stays its own.
+        if patience_s:
+            self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + patience_s
+        # WNOWAIT leaves the driver to be reaped below: until then the number of its session stays its own.
         ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
         while os.waitid(os.P_PID, self._process.pid, ended) is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        self._signal(signal.SIGKILL)
+        guard.kill(self._process.pid)
         self._process.wait()
+        self._let_go()
+
+    def settle(self, dsn: str, index: str, owner: str) -> None:
+        """After its end: say in the operation that it was killed, which it would seem to drive for a while.
+
+        index, owner: those of its order. Waits `SETTLE_S` at most: the server may not answer, either.
+        """
+        code = self._process.returncode
+        if code is not None and code < 0:
+            told = threading.Thread(target=_settle, args=(dsn, index, owner, _ending(code)), daemon=True)
+            told.start()
+            told.join(SETTLE_S)
 
     def _signal(self, number: signal.Signals) -> None:
         # Once reaped, its number may belong to somebody else.
@@ -236,6 +263,14 @@ class Driver:
                 os.killpg(self._process.pid, number)
             except ProcessLookupError:
                 return
+
+
+def _settle(dsn: str, index: str, owner: str, ending: str) -> None:
+    from airflow_roir.engine.database import Database
+    from airflow_roir.engine.run import settle_lost
+
+    with suppress(Exception):
+        settle_lost(Database(dsn, "roir"), index, owner, SparkFailed(f"Spark's driver was {ending}"))
 
 
 def _ending(code: int) -> str:

@@ -148,6 +148,8 @@ class SparkDrivingOperator(DrivingOperator):
                 self.drive(self._driver_ended, database, ti, watcher, turn)
         finally:
             self._driver.kill()
+            if isinstance(self._driver, Driver):
+                self._driver.settle(dsn, self.index, owner)
         with failing_clearly():
             code = self._driver.wait(0)
             if code == InvalidInput.exit_code:
