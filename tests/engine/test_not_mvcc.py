@@ -46,6 +46,7 @@ REWRITES = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize("rewrite", REWRITES)
 @pytest.mark.parametrize("mode", ["direct", "active"])
@@ -65,6 +66,7 @@ def test_a_key_of_a_row_that_was_rewritten_since(
     stage.assert_exact("refused")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("isolation", OLD)
 @pytest.mark.parametrize("rewrite", REWRITES)
 @pytest.mark.parametrize("mode", ["capture", "direct", "active"])
@@ -224,6 +226,7 @@ def by_chance(chance: random.Random, kind: str) -> Schedule:
     return Schedule(tuple(some), tuple(turns))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [*KINDS, *SOURCES])
 def test_a_sample_of_rewrites_beside_transactions(grounds: Grounds, kind: str) -> None:
     ground, chance = grounds(kind), random.Random(SEED)
