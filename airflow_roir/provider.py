@@ -49,7 +49,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "config": {
             "roir": {
-                "description": "The pages Index build and Indexes.",
+                "description": "The pages Index build and Indexes; what triggering a run may name.",
                 "options": {
                     "dag_id": {
                         "description": "The DAG that builds. Who may read its runs reads the page Indexes, whose "
@@ -60,11 +60,21 @@ def get_provider_info() -> dict[str, Any]:
                         "default": "rebuild_index",
                     },
                     "connections": {
-                        "description": "Ids of the connections whose databases the pages show, separated by commas. "
-                        "Empty: those that runs of the DAGs have named. The pages reach no others.\n",
+                        "description": "Ids of the connections whose databases tasks and pages may reach, separated by "
+                        "commas. Empty: tasks reach any connection of type postgres, and the pages "
+                        "show those that runs of the DAGs have named.\n",
                         "version_added": None,
                         "type": "string",
                         "example": "warehouse, shop",
+                        "default": "",
+                    },
+                    "spark_masters": {
+                        "description": "Addresses of Spark that the form's field Spark and the operators take besides "
+                        "local, local[n] and ids of connections, separated by blanks. Each gets the DSNs of the "
+                        "databases.\n",
+                        "version_added": None,
+                        "type": "string",
+                        "example": "spark://spark-master:7077 yarn",
                         "default": "",
                     },
                 },

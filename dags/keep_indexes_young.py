@@ -103,9 +103,9 @@ with DAG(
             "local",
             type="string",
             minLength=1,
-            examples=["local", "local[4]", "spark://host:7077", "k8s://https://host:443", "yarn"],
+            examples=["local", "local[4]", "spark_default"],
             title="Spark",
-            description="Id of an Airflow connection that holds a Spark master, or a master.",
+            description="local, local[4], or the id of an Airflow connection that holds a Spark's address.",
             section=WHERE,
         ),
         "postgres_conn_id": Param(

@@ -15,7 +15,7 @@ from airflow_roir.cli.ending import ending
 from airflow_roir.spark.driver_process import TERMINATE_S, Driver, driver_environment, driver_order, waiting_command
 from airflow_roir.spark.java import use_java
 from airflow_roir.spark.log_file import spark_log
-from airflow_roir.spark.options import SparkOptions, is_connect
+from airflow_roir.spark.options import SECRETS_GO, SparkOptions, is_connect
 from airflow_roir.spark.server_socket import socket_path
 
 if TYPE_CHECKING:
@@ -126,7 +126,10 @@ def spark_options(master: str | None, conf: Sequence[str] | None) -> SparkOption
     """As the command line gives them. Raises typer.BadParameter."""
     if wrong := [setting for setting in conf or () if "=" not in setting]:
         raise typer.BadParameter(f"--conf takes key=value, not {wrong[0]!r}")
-    return SparkOptions(master, dict(setting.split("=", 1) for setting in conf or ()))
+    options = SparkOptions(master, dict(setting.split("=", 1) for setting in conf or ()))
+    if secrets := options.secrets():
+        say(f"all users of this machine can see what is among the arguments: {', '.join(secrets)}. {SECRETS_GO}")
+    return options
 
 
 def tell(line: str) -> None:

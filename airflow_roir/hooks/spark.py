@@ -1,4 +1,6 @@
-"""Where a build's Spark application runs: a master's address, or an Airflow connection that holds one.
+"""Where a build's Spark application runs: local mode, an Airflow connection, or an address that the deployment allows.
+
+Spark gets the database's DSN and runs our code, so whoever triggers a run may not name a Spark of his own.
 
 Works without `apache-airflow-providers-apache-spark`, which installs another version of PySpark's own folder.
 """
@@ -11,15 +13,19 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseHook
 
 from airflow_roir.errors import InvalidInput
-from airflow_roir.spark.options import SparkOptions
+from airflow_roir.hooks.allowed import allowed_masters
+from airflow_roir.spark.options import SECRETS_GO, SparkOptions
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
+# Airflow's types of connections that a Spark's address is in, and the scheme that it has where none is given.
+SCHEMES = {"spark": "spark", "spark_connect": "sc"}
+PORTS = {"spark": 7077, "spark_connect": 15002}
+# Nothing leaves the machine: Spark runs inside the driver.
+_LOCAL = re.compile(r"local\[(\*|\d{1,4})(, *\d{1,4})?\]")
 # What a master's address looks like: anything with a scheme, a local master, or YARN. All else is an id.
 _MASTER = re.compile(r"^([a-z0-9]+://.+|local(\[.*\])?|local-cluster\[.*\]|yarn)$", re.DOTALL)
-# Spark's own default of `spark.redaction.regex`, plus its spelling with a dot.
-_SECRET_NAME = re.compile(r"secret|password|passphrase|token|access[.]?key|credential", re.IGNORECASE)
 # The names that Airflow's Spark connection form uses, and what they are called in Spark's configuration.
 _FORM_FIELDS = {
     "queue": "spark.yarn.queue",
@@ -30,16 +36,22 @@ _FORM_FIELDS = {
 
 
 def resolve_spark(where: str | None) -> SparkOptions:
-    """Tell a master's address (`local[4]`, `spark://host:7077`, `k8s://…`, `yarn`) from a connection's id.
+    """Where Spark runs: `local`, `local[4]`, the id of a connection, or an address in `[roir] spark_masters`.
 
-    where: either of them; None or '' is Spark inside the driver. Raises InvalidInput, and
+    where: None or '' is Spark inside the driver. Raises InvalidInput, also for an address that isn't allowed, and
     AirflowNotFoundException for a connection that isn't defined.
     """
     where = (where or "").strip()
     if not where or where == "local":
         return SparkOptions()
-    if _MASTER.match(where):
+    if _LOCAL.fullmatch(where) or where in allowed_masters():
         return SparkOptions(master=where)
+    if _MASTER.match(where):
+        raise InvalidInput(
+            f"spark is {where!r}, an address that isn't allowed: Spark gets the database's DSN. Put it into an "
+            "Airflow connection of type spark and give that one's id, or add it to [roir] spark_masters in Airflow's "
+            "configuration"
+        )
     return target_of(BaseHook.get_connection(where))
 
 
@@ -49,16 +61,30 @@ def target_of(connection: Connection) -> SparkOptions:
     Host and port are the master; extras are Spark settings by their own names (`spark.…`), a dict of them under
     `conf`, or the fields of Airflow's Spark form (queue, namespace, principal, keytab).
 
-    Raises InvalidInput for `deploy-mode: cluster`, since the driver must run where its log can be read, and for
-    secrets, which would be seen in the process list and in Spark's UI.
+    Raises InvalidInput for a connection of another type, for `deploy-mode: cluster`, since the driver must run where
+    its log can be read, and for secrets, which would be seen in the process list and in Spark's UI.
     """
+    if connection.conn_type not in SCHEMES:
+        raise InvalidInput(
+            f"connection {connection.conn_id!r} is of type {connection.conn_type!r}, and Spark's address is in one of "
+            "type 'spark' or 'spark_connect'. Name another connection, or change the type of this one"
+        )
     extras = connection.extra_dejson
     if extras.get("deploy-mode", extras.get("deploy_mode", "client")) != "client":
         raise InvalidInput(
             f"Spark connection {connection.conn_id!r} asks for deploy mode 'cluster', but a build's driver "
             "runs beside its Airflow task. Remove that extra"
         )
-    return SparkOptions(master=_master_of(connection), conf=_conf_of(connection.conn_id, extras))
+    target = SparkOptions(master=_master_of(connection), conf=_conf_of(connection.conn_id, extras))
+    secrets = target.secrets()
+    if connection.conn_type == "spark_connect" and connection.password:
+        secrets.append("password")
+    if secrets:
+        raise InvalidInput(
+            f"Spark connection {connection.conn_id!r}: {', '.join(map(repr, secrets))} looks like a secret, but the "
+            f"process list shows Spark's address and settings. {SECRETS_GO}"
+        )
+    return target
 
 
 def _master_of(connection: Connection) -> str | None:
@@ -70,7 +96,8 @@ def _master_of(connection: Connection) -> str | None:
     if _MASTER.match(host):
         return host
     # `spark://host:7077` as a connection URI loses its scheme to the connection's type.
-    return f"spark://{host if connection.port else host + ':7077'}"
+    port = "" if connection.port else f":{PORTS[connection.conn_type]}"
+    return f"{SCHEMES[connection.conn_type]}://{host}{port}"
 
 
 def _conf_of(conn_id: str, extras: dict[str, Any]) -> dict[str, str]:
@@ -80,12 +107,4 @@ def _conf_of(conn_id: str, extras: dict[str, Any]) -> dict[str, str]:
     settings = {name: value for name, value in extras.items() if name.startswith("spark.")}
     settings |= {_FORM_FIELDS[name]: value for name, value in extras.items() if name in _FORM_FIELDS and value}
     settings |= given
-    conf: dict[str, str] = {}
-    for name, value in settings.items():
-        if _SECRET_NAME.search(name):
-            raise InvalidInput(
-                f"Spark connection {conn_id!r}: setting {name!r} looks like a secret, but the process list shows "
-                "Spark's settings. Put it into spark-defaults.conf on the machine that runs the driver"
-            )
-        conf[name] = str(value).lower() if isinstance(value, bool) else str(value)
-    return conf
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings.items()}

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_roir.definition import MAX_PARALLELISM
 from airflow_roir.errors import InvalidInput, NotFound, RoirError, SchemaMissing, SchemaVersionMismatch
+from airflow_roir.hooks.allowed import allowed_connections
 from airflow_roir.page import databases, settings
 from airflow_roir.page.answer import answer, bounded
 from airflow_roir.page.looks import Looks, NoAnswer
@@ -324,7 +325,7 @@ def _reads(app: FastAPI) -> None:
         except DBAPIError as error:
             one["trouble"] = databases.trouble(connection_id, error)
         except (SchemaMissing, NotFound) as reason:
-            if not settings.named_connections():
+            if not allowed_connections():
                 # Only a run's form has named it: it may have no index at all.
                 return None
             one["trouble"] = str(reason)

@@ -15,10 +15,11 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.database import Database, is_transient, said, sqlstate
 from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.hooks.allowed import allowed_connections
 from airflow_roir.hooks.roir import dsn_of
 from airflow_roir.one_line import one_line
 from airflow_roir.page.sessions import Sessions
-from airflow_roir.page.settings import DEFAULT_CONNECTION, named_connections, our_dags
+from airflow_roir.page.settings import DEFAULT_CONNECTION, our_dags
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ STATEMENT_MS, LOCK_MS = 6_000, 1_000
 
 def connection_ids() -> list[str]:
     """The connections that `[roir] connections` names; if it names none, those that runs of our DAGs have named."""
-    if named := named_connections():
+    if named := allowed_connections():
         return list(named)
     with create_session() as session:
         forms = session.scalars(
@@ -71,7 +72,7 @@ def _dsn(connection_id: str) -> str:
     """Raises NotFound if the connection isn't defined, or isn't one of `[roir] connections`; InvalidInput if it isn't
     of PostgreSQL.
     """
-    named = named_connections()
+    named = allowed_connections()
     if named and connection_id not in named:
         raise NotFound(f"connection {connection_id!r} isn't among those that [roir] connections names")
     try:

@@ -17,9 +17,3 @@ def build_dag() -> str:
 def our_dags() -> frozenset[str]:
     """The DAGs in whose runs the trigger form says which index and which connection they are about."""
     return frozenset({build_dag(), "rebuild_index", VERIFY_DAG, CONTROL_DAG, COMPACT_DAG})
-
-
-def named_connections() -> tuple[str, ...]:
-    """The ids that `[roir] connections` names; none: those that runs have named."""
-    text = str(conf.get("roir", "connections", fallback="") or "")
-    return tuple(dict.fromkeys(name for part in text.replace("\n", ",").split(",") if (name := part.strip())))

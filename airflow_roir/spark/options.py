@@ -19,6 +19,12 @@ MASTER = re.compile(
     r"local(\[\s*([1-9]\d*|\*)\s*(,\s*[1-9]\d*\s*)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn"
     r"|k8s://\S+|sc://\S+|spark://[^\s,]+:\d+(,[^\s,]+:\d+)*"
 )
+# Spark's own default of `spark.redaction.regex`, plus its spelling with a dot.
+_SECRET_NAME = re.compile(r"secret|password|passphrase|token|access[.]?key|credential", re.IGNORECASE)
+SECRETS_GO = (
+    "Put a setting into spark-defaults.conf on the machine that runs the driver, and Spark Connect's token into the "
+    "environment variable SPARK_CONNECT_AUTHENTICATE_TOKEN of the worker or command"
+)
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,14 @@ class SparkOptions:
     def __post_init__(self) -> None:
         if self.master is not None and not MASTER.fullmatch(self.master):
             raise InvalidInput(
-                f"{self.master!r} is no Spark master. Give local, local[4], spark://host:7077, sc://host, "
+                f"{self.master.partition(';')[0]!r} is no Spark master. Give local, local[4], spark://host:7077, sc://host, "
                 "k8s://https://host:443 or yarn"
             )
+
+    def secrets(self) -> list[str]:
+        """The names in address and settings that look like those of secrets."""
+        of_address = [part.partition("=")[0].strip() for part in (self.master or "").split(";")[1:]]
+        return sorted(name for name in (*of_address, *self.conf) if _SECRET_NAME.search(name))
 
 
 def is_connect(master: str | None) -> bool:

@@ -88,7 +88,7 @@ class DrivingOperator(RoirOperator):
         Raises InvalidInput, and AirflowFailException for a connection that isn't there or can't serve.
         """
         found = Surroundings.of_environment()
-        replicas = {name: open_database(name, "roir governor").dsn for name in self.replica_conn_ids}
+        replicas = {name: open_database(name, "roir governor", by_author=True).dsn for name in self.replica_conn_ids}
         return Surroundings({**found.replicas, **replicas}, self.throttle_query or found.query)
 
     def on_kill(self) -> None:

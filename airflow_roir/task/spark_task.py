@@ -41,14 +41,14 @@ DONE = 0
 
 
 def spark_of(where: str | None) -> SparkOptions:
-    """Where Spark runs. Raises AirflowFailException for what is no master and no connection: no retry can help."""
+    """Where Spark runs. Raises AirflowFailException for what may not be named, or isn't there: no retry can help."""
     given = optional_text(where)
     try:
         return resolve_spark(given)
     except AirflowNotFoundException:
         raise AirflowFailException(
-            f"spark is {given!r}, which is no Spark master, and there is no Airflow connection of that id. Give local, "
-            "local[4], spark://host:7077, k8s://https://host:443 or yarn, or add the connection (Admin, Connections). "
+            f"spark is {given!r}, and there is no Airflow connection of that id. Give local, local[4] or the id of a "
+            "connection of type spark, or add that connection (Admin, Connections). "
             "What was built stays: trigger a run for the same index, and it continues"
         ) from None
     except InvalidInput as error:
@@ -58,8 +58,8 @@ def spark_of(where: str | None) -> SparkOptions:
 class SparkDrivingOperator(DrivingOperator):
     """Base of the operators that drive an operation on Spark.
 
-    spark: a Spark master, or the id of an Airflow connection that holds one; None or 'local' runs Spark inside the
-        driver (templated). See `hooks.spark`.
+    spark: the id of an Airflow connection that holds a Spark's address, an address that `[roir] spark_masters` lists,
+        or `local[n]`; None or 'local' runs Spark inside the driver (templated). See `hooks.spark`.
 
     The operation's row holds the options that can change while it runs. The task shows them in its Task State Store,
     where they can be edited. The newest change wins, whoever made it: the task carries an edit to the row, and a change

@@ -53,7 +53,7 @@ with DAG(
             type="string",
             minLength=1,
             title="Spark",
-            description="Id of an Airflow connection that holds a Spark master, or a master.",
+            description="local, local[4], or the id of an Airflow connection that holds a Spark's address.",
         ),
         "postgres_conn_id": Param(
             "postgres_default",

@@ -628,7 +628,9 @@ def test_a_spark_that_is_nowhere_fails_at_once_and_says_what_to_give(context: di
     operation = prepare(context)
     operations.pause(shop.database, INDEX, SWITCH, "the DAG is paused in Airflow")
     build = BuildIndexOperator(task_id="build", operation_id=operation, spark="no_such_spark", **WHAT)
-    with pytest.raises(AirflowFailException, match=r"'no_such_spark', which is no Spark master.*Give local"):
+    with pytest.raises(
+        AirflowFailException, match=r"'no_such_spark', and there is no Airflow connection of that id. Give local"
+    ):
         build.execute(context)  # type: ignore[arg-type]
     assert operations.find_operation(shop.database, INDEX).status == "paused", "nobody drives it"
 
