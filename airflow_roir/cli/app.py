@@ -188,6 +188,31 @@ def common(
     ] = False,
 ) -> None:
     context.obj = dsn
+    warn_of_passwords(context, dsn="ROIR_DSN")
+
+
+def warn_of_passwords(context: typer.Context, **variables: str) -> None:
+    """Say it if a DSN among the arguments has a password. variables: what else takes it, by the parameters' names."""
+    for name, variable in variables.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and _has_password(context.params[name]):
+            say(
+                "all users of this machine can see the password that is among the arguments. Give the DSN by the "
+                f"environment variable {variable}, and change the password"
+            )
+
+
+def _has_password(dsn: str) -> bool:
+    from psycopg2 import ProgrammingError
+    from psycopg2.extensions import parse_dsn
+
+    from airflow_roir.engine.database import SECRETS
+
+    try:
+        return not parse_dsn(dsn).keys().isdisjoint(SECRETS)
+    except (ProgrammingError, ValueError):
+        # Whoever opens a session says what is wrong with it.
+        return False
 
 
 def dsn_of(context: typer.Context) -> str:

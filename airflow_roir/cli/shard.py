@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from airflow_roir.cli.app import AsJson, app, database_of, print_json, say, show
+from airflow_roir.cli.app import AsJson, app, database_of, print_json, say, show, warn_of_passwords
+from airflow_roir.errors import InvalidInput
 
 shards = typer.Typer(help="The servers that have the tables of indexes apart.", no_args_is_help=True)
 app.add_typer(shards, name="shard")
@@ -22,20 +23,28 @@ def add(
         str | None,
         typer.Option("--dsn", envvar="ROIR_SHARD_DSN", help="The shard's database, reached as its table's owner."),
     ] = None,
-    conn_id: Annotated[
-        str | None, typer.Option("--conn-id", help="An Airflow connection to it, which tasks look up.")
-    ] = None,
+    conn_id: Annotated[str | None, typer.Option("--conn-id", hidden=True)] = None,
     index_dsn: Annotated[
         str | None,
-        typer.Option("--index-dsn", help="How the shard's server reaches the index server, to announce writes."),
+        typer.Option(
+            "--index-dsn",
+            envvar="ROIR_INDEX_DSN",
+            help="How the shard's server reaches the index server, to announce writes.",
+        ),
     ] = None,
 ) -> None:
     """Add a shard, or change how one is reached; its small schema roir_shard is made or upgraded."""
     from airflow_roir.engine.shards import registry
 
-    found = registry.add(database_of(context), name, shard_dsn, conn_id, index_dsn, say)
-    later = "" if found.dsn else "; the first task that needs it looks its connection up"
-    show(f"shard {found.name} is there{later}")
+    if conn_id is not None:
+        raise InvalidInput(
+            "--conn-id: which connection leads to a shard is said in Airflow, in the extra of the index server's own "
+            f'one: {{"roir_shards": {{"{name}": "{conn_id}"}}}}. A task that builds over it adds it then; or give '
+            "--dsn here"
+        )
+    warn_of_passwords(context, shard_dsn="ROIR_SHARD_DSN", index_dsn="ROIR_INDEX_DSN")
+    found = registry.add(database_of(context), name, shard_dsn, index_dsn, say)
+    show(f"shard {found.name} is there")
 
 
 @shards.command(name="list")
@@ -61,7 +70,7 @@ def list_(
     rows = [
         (
             printable(one.name),
-            printable(one.place or f"connection {one.conn_id}"),
+            printable(one.place),
             printable(", ".join(one.indexes)),
             "" if one.lag_s is None else duration(one.lag_s),
         )

@@ -29,6 +29,9 @@ from airflow_roir.errors import InvalidInput
 
 T = TypeVar("T")
 
+# What of a DSN is a secret.
+SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 

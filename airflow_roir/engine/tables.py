@@ -174,9 +174,9 @@ shard = Table(
     metadata,
     _id(),
     Column("name", Text, nullable=False),
-    # How workers and shippers reach it. Of an Airflow connection it is what a task has resolved last.
+    # How workers and shippers reach it. Of an Airflow connection it is what a task has resolved last; no row says which
+    # connection that is: whoever may write here could name any.
     Column("dsn", Text),
-    Column("conn_id", Text),
     # How the shard's server reaches the index server, to announce writes.
     Column("index_dsn", Text),
     # The token of the database that was added: another one that answers under this DSN is refused.
@@ -187,7 +187,7 @@ shard = Table(
     _moment("away_until"),
     Column("problem", Text),
     _moment("problem_at"),
-    CheckConstraint("removed_at IS NOT NULL OR dsn IS NOT NULL OR conn_id IS NOT NULL", name="reached"),
+    CheckConstraint("removed_at IS NOT NULL OR dsn IS NOT NULL", name="reached"),
 )
 Index("shard_live_name", shard.c.name, unique=True, postgresql_where=text("removed_at IS NULL"))
 

@@ -9,18 +9,19 @@ from airflow.sdk.log import mask_secret
 from psycopg2 import ProgrammingError
 from psycopg2.extensions import make_dsn
 
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import SECRETS, Database
 from airflow_roir.errors import InvalidInput
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
+# Names the Airflow connections of the shards of an index server, see `task.shard_connections`.
+SHARDS_EXTRA = "roir_shards"
 # Extras of Airflow's own Postgres hook that say how *it* works; they mean nothing to libpq.
 HOOK_EXTRAS = frozenset(
     {"cursor", "sqlalchemy_scheme", "sqlalchemy_query", "aws_conn_id", "azure_conn_id", "iam"}
-    | {"redshift", "redshift-serverless", "cluster-identifier", "workgroup-name"}
+    | {"redshift", "redshift-serverless", "cluster-identifier", "workgroup-name", SHARDS_EXTRA}
 )
-SECRET_SETTINGS = ("password", "sslpassword")
 
 
 class RoirHook(BaseHook):
@@ -87,7 +88,7 @@ def dsn_of(connection: Connection) -> str:
     settings |= {name: value for name, value in extras.items() if name not in HOOK_EXTRAS}
     settings = {name: str(value) for name, value in settings.items() if value not in (None, "")}
     # First, so that not even the error below can show them.
-    for name in SECRET_SETTINGS:
+    for name in SECRETS:
         if secret := settings.get(name):
             mask_secret(secret)
             mask_secret(secret.replace("\\", "\\\\").replace("'", "\\'"))

@@ -44,8 +44,9 @@ class PrepareIndexBuildOperator(RoirOperator):
     table, keys, include: source table, key columns in order and included columns, as SQL identifiers, the columns
         comma-separated or as a list. If all are empty, an existing index is rebuilt with its own definition.
     unique, nulls_not_distinct: see `IndexDefinition`. A rebuild keeps both.
-    shards: of an index over tables on other servers, the names of shards or of Airflow connections, as a list or
-        comma-separated; a rebuild keeps those that it has. shard_column: see `IndexDefinition`.
+    shards: of an index over tables on other servers, the names of shards, also of those that only the extra
+        `roir_shards` of the index server's connection knows, as a list or comma-separated; a rebuild keeps those that
+        it has. shard_column: see `IndexDefinition`.
     parallelism, batch_rows, batch_ms, ranges, segments, max_rows_per_second, revert_window_s, shard_parallelism,
         max_lag_s, scan, covering, verify, ignore_row_security, ignore_publications, on_duplicate, census: see
         `BuildOptions`; numbers and booleans may be given as text; None or '' takes the default there.
@@ -157,7 +158,7 @@ class PrepareIndexBuildOperator(RoirOperator):
                 open_database(conn_id, "roir governor")
             database = self.get_database()
             if definition.shards:
-                add_shards(database, definition.shards)
+                add_shards(database, self.postgres_conn_id, definition.shards)
             try:
                 prepared = prepare.prepare(database, definition, options, owner_of(ti), report=self.log.info)
             except OperationRunning as reason:

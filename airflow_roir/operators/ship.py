@@ -71,7 +71,7 @@ class ShipChangesOperator(BaseOperator):
                         "yet; `roir init` creates it"
                     )
                 schema.check_schema(connection, writes=True)
-            keep_connections(database, self.log.warning)
+            keep_connections(database, self.postgres_conn_id, self.log.warning)
             shipper = Shipper(database, self.log.info, self.every_s, alarm=alarm)
             shipper.owner = f"{owner_of(context['ti'])} {shipper.owner}"
             until = time.monotonic() + turn_s

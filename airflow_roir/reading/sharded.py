@@ -285,8 +285,7 @@ def _dsns(engine: Engine, index: QualifiedName) -> dict[str, str]:
     unknown = [name for name, dsn in dsns.items() if dsn is None]
     if unknown:
         raise InvalidInput(
-            f"shard {', '.join(map(quote, unknown))}: the index server knows an Airflow connection and no DSN; give "
-            "the engines of the shards"
+            f"shard {', '.join(map(quote, unknown))}: the index server knows no DSN; give the engines of the shards"
         )
     return dsns
 

@@ -41,7 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     guard.begin()
     given = sys.argv[1:] if arguments is None else arguments
     options = order_parser().parse_args(given)
-    dsn = os.environ.get("ROIR_DSN")
+    # No environment of Spark's processes needs it.
+    dsn = os.environ.pop("ROIR_DSN", None)
     if not dsn:
         return say("no database given: set the environment variable ROIR_DSN", 2)
     if not (options.index or options.later):

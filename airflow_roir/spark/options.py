@@ -42,9 +42,10 @@ class SparkOptions:
 
     def __post_init__(self) -> None:
         if self.master is not None and not MASTER.fullmatch(self.master):
+            # Behind a semicolon there may be a token.
             raise InvalidInput(
-                f"{self.master.partition(';')[0]!r} is no Spark master. Give local, local[4], spark://host:7077, sc://host, "
-                "k8s://https://host:443 or yarn"
+                f"{self.master.partition(';')[0]!r} is no Spark master. Give local, local[4], spark://host:7077, "
+                "sc://host, k8s://https://host:443 or yarn"
             )
 
     def secrets(self) -> list[str]:

@@ -69,7 +69,7 @@ class RoirOperator(BaseOperator):
             one_line(str(self.postgres_conn_id)),
         )
         database = open_database(self.postgres_conn_id, f"roir airflow {self.task_id}")
-        keep_connections(database, self.log.warning)
+        keep_connections(database, self.postgres_conn_id, self.log.warning)
         return database
 
 

@@ -1,8 +1,12 @@
-"""Shards that are Airflow connections: a task looks them up, and keeps their DSNs where workers read them."""
+"""Shards that are Airflow connections: named by the index server's own one, their DSNs kept where workers read them.
+
+Which connection serves which shard is the deployment's word alone. A row of `roir.shard`, or the trigger form, could
+name any connection of Airflow's, and its password would be written down in that database.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from airflow.sdk.exceptions import AirflowNotFoundException
 from sqlalchemy import select
@@ -12,45 +16,78 @@ from airflow_roir.engine import tables
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.shards import registry
 from airflow_roir.errors import InvalidInput, NotFound
-from airflow_roir.hooks.roir import RoirHook
+from airflow_roir.hooks.roir import SHARDS_EXTRA, RoirHook
 
 THERE = "SELECT to_regclass('roir.shard') IS NOT NULL"
 
 
-def add_shards(database: Database, names: Sequence[str]) -> None:
-    """Add the shards that aren't known yet, each by the Airflow connection of its name.
+def connections_of(postgres_conn_id: str) -> dict[str, str]:
+    """The connections of an index server's shards by the shards' names, as the extra `roir_shards` of its own
+    connection says: an object, or names that are ids, too, as a list or separated by commas. Raises InvalidInput.
+    """
+    given = RoirHook.get_connection(postgres_conn_id).extra_dejson.get(SHARDS_EXTRA) or {}
+    if isinstance(given, str):
+        given = [name for part in given.split(",") if (name := part.strip())]
+    if isinstance(given, list):
+        given = {name: name for name in given if isinstance(name, str)} if all(map(_is_text, given)) else None
+    if not isinstance(given, Mapping) or not all(map(_is_text, given.values())):
+        raise InvalidInput(
+            f"connection {postgres_conn_id!r}: the extra {SHARDS_EXTRA!r} must be a list of ids of connections, "
+            'or an object as {"orders_0": "id of its connection"}'
+        )
+    return {str(name): str(conn_id) for name, conn_id in given.items()}
 
-    Raises NotFound for a name that is neither a shard nor a connection, and what `registry.add` raises.
+
+def add_shards(database: Database, postgres_conn_id: str, names: Sequence[str]) -> None:
+    """Add the shards that aren't known yet, each by the connection that the index server's own one names for it.
+
+    Raises NotFound for a name that is neither, InvalidInput, and what `registry.add` raises.
     """
     known = {one.name for one in registry.listed(database)}
     for name in names:
         if name in known:
             continue
+        conn_id = connections_of(postgres_conn_id).get(name)
+        if conn_id is None:
+            raise NotFound(
+                f"there is no shard {name!r}. Add it: roir shard add; or, if an Airflow connection leads to it, name "
+                f"that one in the extra of connection {postgres_conn_id!r}: "
+                f'{{"{SHARDS_EXTRA}": {{"{name}": "id of its connection"}}}}'
+            )
         try:
-            dsn = RoirHook(name).get_dsn()
+            dsn = RoirHook(conn_id).get_dsn()
         except AirflowNotFoundException:
             raise NotFound(
-                f"there is neither a shard {name!r} nor an Airflow connection of that name. Add the connection, or the "
-                "shard: roir shard add"
+                f"connection {postgres_conn_id!r} names {conn_id!r} for shard {name!r}, and there is no such "
+                "connection. Add it (Admin, Connections)"
             ) from None
-        registry.add(database, name, dsn, conn_id=name)
+        registry.add(database, name, dsn)
 
 
-def keep_connections(database: Database, warn: Callable[..., None]) -> None:
+def keep_connections(database: Database, postgres_conn_id: str, warn: Callable[..., None]) -> None:
     """Write down the DSNs that the shards' connections have now: passwords change. Silent if the server is away."""
+    try:
+        named = connections_of(postgres_conn_id)
+    except InvalidInput as error:
+        warn("%s", error)
+        return
+    if not named:
+        return
     try:
         with database.transaction() as connection:
             if not execute(connection, THERE).scalar_one():
                 return
             shard = tables.shard
-            known = connection.execute(
-                select(shard.c.name, shard.c.conn_id).where(shard.c.removed_at.is_(None), shard.c.conn_id.is_not(None))
-            ).all()
-            for name, conn_id in known:
+            live = connection.execute(select(shard.c.name).where(shard.c.removed_at.is_(None))).scalars().all()
+            for name in sorted(named.keys() & set(live)):
                 try:
-                    registry.keep_dsn(connection, name, RoirHook(conn_id).get_dsn())
+                    registry.keep_dsn(connection, name, RoirHook(named[name]).get_dsn())
                 except (AirflowNotFoundException, InvalidInput) as error:
-                    warn("Shard %s: connection %s can't be used, its last DSN stays: %s", name, conn_id, error)
+                    warn("Shard %s: connection %s can't be used, its last DSN stays: %s", name, named[name], error)
     except DBAPIError:
         # Whoever works next meets it, and waits for it.
         return
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())

@@ -71,7 +71,6 @@ CREATE TABLE roir.shard (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text NOT NULL,
     dsn text,
-    conn_id text,
     index_dsn text,
     home text,
     added_at timestamptz NOT NULL DEFAULT now(),
@@ -79,7 +78,7 @@ CREATE TABLE roir.shard (
     away_until timestamptz,
     problem text,
     problem_at timestamptz,
-    CONSTRAINT shard_reached CHECK (removed_at IS NOT NULL OR dsn IS NOT NULL OR conn_id IS NOT NULL)
+    CONSTRAINT shard_reached CHECK (removed_at IS NOT NULL OR dsn IS NOT NULL)
 );
 CREATE UNIQUE INDEX shard_live_name ON roir.shard (name) WHERE removed_at IS NULL;
 

@@ -102,7 +102,7 @@ def orders(airflow: Any, shop: Shop) -> Iterator[dict[str, str]]:
             f"INSERT INTO orders (email, total) SELECT n || '@of.{name}', n FROM generate_series(1, {ORDERS_EACH}) n",
             "ANALYZE orders",
         )
-    airflow.add_connection("postgres_default", "postgres", **fields)
+    airflow.add_connection("postgres_default", "postgres", **fields, extra={"roir_shards": list(ORDERS)})
     try:
         yield found
     finally:

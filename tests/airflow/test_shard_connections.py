@@ -1,9 +1,9 @@
-"""Shards that are Airflow connections: added by their names, and looked up again by each task."""
+"""Shards that are Airflow connections: named by the index server's own one alone, and looked up again by each task."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from airflow.sdk import Connection
@@ -14,7 +14,8 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.shards import registry
 from airflow_roir.errors import InvalidInput, NotFound
 from airflow_roir.hooks.roir import RoirHook
-from airflow_roir.task.shard_connections import add_shards, keep_connections
+from airflow_roir.task import shard_connections
+from airflow_roir.task.shard_connections import connections_of
 from tests.conftest import run_sql
 
 
@@ -30,9 +31,13 @@ class Connections:
         return self.known[conn_id]
 
 
+INDEX = "the_index_server"
+
+
 @pytest.fixture
 def connections(monkeypatch: pytest.MonkeyPatch) -> Connections:
     found = Connections()
+    found.known[INDEX] = Connection(conn_id=INDEX, conn_type="postgres", host="index")
     monkeypatch.setattr(RoirHook, "get_connection", classmethod(lambda _, conn_id: found.get(conn_id)))
     return found
 
@@ -46,8 +51,22 @@ def shard(dsn: str, server: str, connections: Connections) -> Iterator[Connectio
     connections.known["orders_0"] = Connection(
         conn_id="orders_0", conn_type="postgres", host=given["host"], login=given["user"], schema=name
     )
+    name_shards(connections, "orders_0")
     yield connections.known["orders_0"]
     run_sql(server, f"DROP DATABASE {name} WITH (FORCE)", f"DROP DATABASE {name}_2 WITH (FORCE)")
+
+
+def name_shards(connections: Connections, *given: object) -> None:
+    """Let the index server's connection name them."""
+    connections.known[INDEX].extra = json.dumps({"roir_shards": given[0] if isinstance(given[0], dict) else given})
+
+
+def add_shards(database: Database, names: list[str]) -> None:
+    shard_connections.add_shards(database, INDEX, names)
+
+
+def keep_connections(database: Database, warned: Warned) -> None:
+    shard_connections.keep_connections(database, INDEX, warned)
 
 
 def kept(database: Database) -> dict[str, str]:
@@ -65,8 +84,9 @@ class Warned(list[str]):
 def test_a_name_is_a_shard_or_a_connection(database: Database, connections: Connections, shard: Connection) -> None:
     add_shards(database, ["orders_0"])
     add_shards(database, ["orders_0"])
-    assert [(one.name, one.conn_id) for one in registry.listed(database)] == [("orders_0", "orders_0")]
-    with pytest.raises(NotFound, match="neither a shard 'orders_1' nor an Airflow connection"):
+    assert [one.name for one in registry.listed(database)] == ["orders_0"]
+    name_shards(connections, "orders_0", "orders_1", "reports")
+    with pytest.raises(NotFound, match="names 'orders_1' for shard 'orders_1', and there is no such connection"):
         add_shards(database, ["orders_0", "orders_1"])
     connections.known["reports"] = Connection(conn_id="reports", conn_type="mysql", host="h", password="s3cret word")
     with pytest.raises(InvalidInput, match="'reports' is of type 'mysql'") as refused:
@@ -102,7 +122,8 @@ def test_a_connection_that_changes_is_followed_by_the_next_task(
     shard.conn_type = "postgres"
     shard.extra = json.dumps({"sslmodus": "require"})
     keep_connections(database, warned)
-    del connections.known["orders_0"]
+    shard_of = connections.known.pop("orders_0")
+    assert shard_of is shard
     keep_connections(database, warned)
     assert [line.partition(":")[0] for line in warned] == ["Shard orders_0"] * 3
     assert "type 'mysql'" in warned[0]
@@ -121,17 +142,78 @@ def test_a_connection_that_leads_to_another_database_since_is_not_worked_with(
     assert "another database" in (registry.probe(database, "orders_0") or "")
 
 
-def test_a_shard_whose_connection_no_task_can_find_says_which_one(
+# Each is a name of a connection whose password the database's owner, or whoever triggers, would like to read.
+def by_a_row(database: Database, name: str) -> None:
+    with database.transaction() as connection:
+        execute(connection, "INSERT INTO roir.shard (name, dsn) VALUES (%(name)s, '')", {"name": name})
+    keep_connections(database, Warned())
+
+
+def by_a_row_of_a_known_shard(database: Database, name: str) -> None:
+    add_shards(database, ["orders_0"])
+    with database.transaction() as connection:
+        execute(connection, "UPDATE roir.shard SET name = %(name)s", {"name": name})
+    keep_connections(database, Warned())
+
+
+def by_the_form(database: Database, name: str) -> None:
+    with pytest.raises(NotFound, match=r"there is no shard .* in the extra of connection 'the_index_server'"):
+        add_shards(database, [name])
+
+
+@pytest.mark.parametrize("way", [by_a_row, by_a_row_of_a_known_shard, by_the_form])
+@pytest.mark.parametrize("name", ["prod_warehouse", INDEX])
+def test_no_name_of_a_row_or_of_the_form_chooses_a_connection(
+    way: Callable[[Database, str], None], name: str, database: Database, connections: Connections, shard: Connection
+) -> None:
+    connections.known["prod_warehouse"] = Connection(
+        conn_id="prod_warehouse", conn_type="postgres", host=shard.host, login=shard.login, password="never seen"
+    )
+    connections.known[INDEX].password = "never seen"
+    way(database, name)
+    with database.transaction() as connection:
+        assert "never seen" not in str(execute(connection, "SELECT s::text FROM roir.shard s").all())
+
+
+def test_a_column_that_named_connections_is_not_read_any_more(
     database: Database, connections: Connections, shard: Connection
 ) -> None:
-    """`roir shard add` by a connection alone: the command line can't look it up, a task does."""
-    registry.add(database, "s0", conn_id="orders_0")
-    assert "orders_0" in (registry.probe(database, "s0") or "")
+    """A control schema that was made before has it; its owner may write to it, or make one."""
+    with database.transaction() as connection:
+        execute(connection, "ALTER TABLE roir.shard ADD conn_id text, DROP CONSTRAINT shard_reached")
+        execute(connection, "INSERT INTO roir.shard (name, conn_id) VALUES ('x', 'orders_0')")
+    shard.password = "never seen"
+    keep_connections(database, Warned())
+    with database.transaction() as connection:
+        assert execute(connection, "SELECT dsn FROM roir.shard").scalar_one() is None
+    # What to do instead is said.
+    assert "in the extra roir_shards of the index server's connection" in (registry.probe(database, "x") or "")
+    name_shards(connections, {"x": "orders_0"})
     keep_connections(database, Warned())
     assert kept(database)["dbname"] == shard.schema
-    registry.add(database, "s1", conn_id="orders_7")
-    warned = Warned()
-    keep_connections(database, warned)
-    assert len(warned) == 1
-    assert "connection orders_7 " in warned[0]
-    assert "orders_7" in (registry.probe(database, "s1") or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, {}),
+        ("", {}),
+        ([], {}),
+        ("a, b,", {"a": "a", "b": "b"}),
+        (["a", "b"], {"a": "a", "b": "b"}),
+        ({"a": "of a"}, {"a": "of a"}),
+        (["a", 1], None),
+        ([""], None),
+        ({"a": ["b"]}, None),
+        (7, None),
+    ],
+)
+def test_how_connections_are_named(given: object, expected: dict[str, str] | None, connections: Connections) -> None:
+    connections.known[INDEX].extra = json.dumps({"roir_shards": given})
+    if expected is not None:
+        assert connections_of(INDEX) == expected
+        # It is none of libpq's settings.
+        assert "roir_shards" not in RoirHook(INDEX).get_dsn()
+        return
+    with pytest.raises(InvalidInput, match="'roir_shards' must be a list"):
+        connections_of(INDEX)

@@ -157,9 +157,11 @@ def test_shards_are_known_to_the_index_server_and_to_airflow_by_the_same_names()
     said = subprocess.run(
         ["bash", "-ec", adding], env=environment_of(SERVICES["roir-shards"]), capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    added = [said[n : n + 6] for n in range(0, len(said), 6)]
-    for shard, (command, name, _, dsn, _, connection) in zip(SHARDS, added, strict=True):
-        assert (command, name, connection) == ("add", shard.replace("-", "_"), shard.replace("-", "_"))
+    added = [said[n : n + 4] for n in range(0, len(said), 4)]
+    index = environment_of(SERVICES["airflow-scheduler"])["AIRFLOW_CONN_POSTGRES_DEFAULT"]
+    assert json.loads(index)["extra"] == {"roir_shards": [name for _, name, *_ in added]}
+    for shard, (command, name, _, dsn) in zip(SHARDS, added, strict=True):
+        assert (command, name) == ("add", shard.replace("-", "_"))
         assert dsn == f"host={shard} port=5432 dbname=app user=roir"
         given = environment_of(SERVICES["airflow-scheduler"])[f"AIRFLOW_CONN_{name.upper()}"]
         assert {key: json.loads(given)[key] for key in ("host", "port", "schema", "login")} == {

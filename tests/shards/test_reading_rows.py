@@ -198,8 +198,9 @@ def test_shards_that_were_exchanged_are_found_out(two: Ground) -> None:
 def test_without_engines_the_dsns_of_the_registry_are_taken(two: Ground) -> None:
     with ShardedIndex(two.index_engine, "public.t_by_k") as index:
         assert len(index.rows(T, T.c.k == "k1", "strict")) == 4
-    run_sql(two.made.index, "UPDATE roir.shard SET dsn = NULL, conn_id = name WHERE name = 's1'")
-    with pytest.raises(InvalidInput, match='shard "s1": the index server knows an Airflow connection and no DSN'):
+    without = "ALTER TABLE roir.shard DROP CONSTRAINT shard_reached; UPDATE roir.shard SET dsn = NULL WHERE name = 's1'"
+    run_sql(two.made.index, without)
+    with pytest.raises(InvalidInput, match='shard "s1": the index server knows no DSN'):
         ShardedIndex(two.index_engine, "public.t_by_k")
 
 

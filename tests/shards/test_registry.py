@@ -7,7 +7,9 @@ from urllib.parse import quote
 import pytest
 
 from airflow_roir.engine.database import execute
+from airflow_roir.engine.limits import DEFAULT
 from airflow_roir.engine.shards import home, outbox, registry, shard
+from airflow_roir.engine.shards.shard import Shard
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RightMissing, SchemaVersionMismatch
 from tests.shards.conftest import Make
 
@@ -116,3 +118,25 @@ def test_a_shard_that_an_index_is_over_stays(shards: Make) -> None:
     ):
         registry.remove(made.database, "a")
     assert outbox.table("o_1") == "roir_shard.o_1"
+
+
+@pytest.mark.parametrize(
+    ("dsn", "leads"),
+    [
+        ("host=db hostaddr=10.6.6.6", "hostaddr beside a host"),
+        ("service=prod host=evil", "host beside a service"),
+        ("service=prod hostaddr=10.6.6.6", "hostaddr beside a service"),
+        ("service=prod port=6", "port beside a service"),
+        ("service=prod dbname=d user=u", None),
+        ("host=db port=6 sslmode=require", None),
+        ("hostaddr=10.6.6.6", None),
+        ("host=db hostaddr=10.6.6.6 password=x", None),
+    ],
+)
+def test_a_row_leads_no_password_of_this_machine_elsewhere(dsn: str, leads: str | None) -> None:
+    one = Shard(1, "s0", dsn)
+    if leads is None:
+        one.database("roir tests", DEFAULT)
+        return
+    with pytest.raises(InvalidInput, match=leads):
+        one.database("roir tests", DEFAULT)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import psycopg2
 from sqlalchemy import Connection
@@ -11,8 +12,8 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine import rights
-from airflow_roir.engine.database import Database, bound, execute, said
-from airflow_roir.engine.shards import intents, outbox
+from airflow_roir.engine.database import SECRETS, Database, bound, execute, said
+from airflow_roir.engine.shards import handed, intents, outbox
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Lane
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import InvalidInput, RightMissing
@@ -33,7 +34,7 @@ CREATE FOREIGN TABLE {table}_probe (name text, setting text) SERVER {server}
     OPTIONS (schema_name 'pg_catalog', table_name 'pg_settings')
 """
 FOUND = "SELECT name, setting FROM {table}_probe WHERE name = ANY (%(names)s)"
-OF_USER = ("user", "password", "passcode", "sslcert", "sslkey", "sslpassword")
+OF_USER = ("user", "passcode", "sslcert", "sslkey", *SECRETS)
 RIGHT = """
 SELECT 1 FROM pg_foreign_table t JOIN pg_foreign_server s ON s.oid = t.ftserver
  WHERE t.ftrelid = to_regclass(%(table)s) AND s.srvname = %(server)s AND t.ftoptions @> %(options)s::text[]
@@ -76,7 +77,7 @@ def connection_of(lane: Lane) -> dict[str, str]:
     if not shard.index_dsn:
         raise InvalidInput(
             f"shard {quote(shard.name)}: how its server reaches the index server isn't known: "
-            f"roir shard add {quote(shard.name)} --index-dsn 'host=… dbname=… user=… password=…'"
+            f"ROIR_INDEX_DSN='host=… dbname=… user=… password=…' roir shard add {quote(shard.name)}"
         )
     try:
         found = {name: str(value) for name, value in psycopg2.extensions.parse_dsn(shard.index_dsn).items()}
@@ -115,21 +116,28 @@ def reach(connection: Connection, lane: Lane, source: Source) -> str:
     if "password" not in mapped and execute(connection, mighty).scalar_one():
         mapped["password_required"] = "false"
     execute(connection, f"DROP USER MAPPING IF EXISTS {who}")
-    _send(connection, f"CREATE USER MAPPING {who} OPTIONS", mapped)
+    with _naming_the_option(f"CREATE USER MAPPING {who}"):
+        handed.send(connection, f"CREATE USER MAPPING {who}", mapped)
     return name
 
 
 def _send(connection: Connection, head: str, options: dict[str, str], before: Sequence[str] | None = None) -> None:
-    """With options, whose values may be secrets: in an error the statement isn't repeated."""
+    """With options, none of them a secret."""
     parts = []
     for key, value in options.items():
         verb = "" if before is None else "SET " if key in before else "ADD "
         parts.append(f"{verb}{quote(key)} {bound(connection, '%(value)s', {'value': value})}")
     parts += [f"DROP {quote(key)}" for key in before or () if key not in options]
-    try:
+    with _naming_the_option(head.split(" OPTIONS")[0]):
         execute(connection, f"{head} ({', '.join(parts)})")
+
+
+@contextmanager
+def _naming_the_option(what: str) -> Iterator[None]:
+    try:
+        yield
     except DBAPIError as error:
-        raise InvalidInput(f"{head.split(' OPTIONS')[0]}: {said(error)}; look at the shard's --index-dsn") from None
+        raise InvalidInput(f"{what}: {said(error)}; look at the shard's --index-dsn") from None
 
 
 def make_foreign_table(connection: Connection, lane: Lane, shape: intents.Shape, server: str) -> None:

@@ -16,6 +16,7 @@ from airflow_roir.engine.database import Database, check_dsn, execute
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import home, shard, strays
 from airflow_roir.engine.shards import remove as captures
+from airflow_roir.engine.shards.handed import hand_over, handed
 from airflow_roir.engine.shards.shard import SHARD_SCHEMA, Shard
 from airflow_roir.engine.trouble import reason_of
 from airflow_roir.errors import InvalidInput, NotFound, OperationRunning, RoirError
@@ -30,7 +31,7 @@ SELECT format('%%I.%%I', i.schema_name, i.name) AS name, bool_and(g.status = 're
  WHERE l.shard_id = %(shard)s AND l.removed_at IS NULL AND g.status <> 'dropped' GROUP BY 1 ORDER BY 1
 """
 LISTED = """
-SELECT s.id, s.name, s.dsn, s.conn_id, s.index_dsn IS NOT NULL AS announces, s.added_at,
+SELECT s.id, s.name, s.dsn, s.index_dsn IS NOT NULL AS announces, s.added_at,
        s.away_until > clock_timestamp() AS away, s.problem,
        array(SELECT DISTINCT format('%I.%I', i.schema_name, i.name)
                FROM roir.lane l JOIN roir.generation g ON g.id = l.generation_id JOIN roir.index i ON i.id = g.index_id
@@ -56,7 +57,6 @@ class ListedShard:
 
     name: str
     place: str
-    conn_id: str | None
     announces: bool
     added_at: datetime
     away: bool
@@ -74,7 +74,6 @@ def add(
     database: Database,
     name: str,
     dsn: str | None = None,
-    conn_id: str | None = None,
     index_dsn: str | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Shard:
@@ -82,8 +81,8 @@ def add(
 
     What captures there for this server, which knows nothing of it, is removed.
 
-    dsn: how workers reach it; conn_id: the Airflow connection whose DSN tasks keep here. index_dsn: how the shard's
-    server reaches this one, to announce writes. Raises InvalidInput, RightMissing, and DBAPIError if it isn't reached.
+    dsn: how workers reach it. index_dsn: how the shard's server reaches this one, to announce writes. Raises
+    InvalidInput, RightMissing, and DBAPIError if it isn't reached.
     """
     _check_name(name)
     for one in (dsn, index_dsn):
@@ -92,8 +91,8 @@ def add(
     with database.transaction() as connection:
         check_schema(connection, writes=True)
         known = _find(connection, name)
-    if dsn is None and conn_id is None and known is None:
-        raise InvalidInput(f"shard {quote(name)}: give its DSN (--dsn) or an Airflow connection (--conn-id)")
+    if dsn is None and known is None:
+        raise InvalidInput(f"shard {quote(name)}: give its DSN: --dsn, or the variable ROIR_SHARD_DSN")
     dsn = dsn or (known.dsn if known else None)
     token = None
     if dsn is not None:
@@ -107,15 +106,16 @@ def add(
         # Two at once: the second one finds what the first one has written.
         execute(connection, "SELECT pg_advisory_xact_lock(hashtext('roir'), hashtext('shard'))")
         _check_home(connection, name, token)
-        given = {"dsn": dsn, "conn_id": conn_id, "index_dsn": index_dsn, "home": token}
-        values = {key: value for key, value in given.items() if value is not None}
+        secret = {key: value for key, value in {"dsn": dsn, "index_dsn": index_dsn}.items() if value is not None}
+        hand_over(connection, secret)
+        values = {key: handed(key) for key in secret} | ({} if token is None else {"home": token})
         known = _find(connection, name)
         if known is None:
             connection.execute(insert(tables.shard).values(name=name, **values))
         else:
             cleared: dict[str, None] = {"away_until": None, "problem": None, "problem_at": None}
             connection.execute(update(tables.shard).where(tables.shard.c.id == known.id).values(**values, **cleared))
-            if known.dsn != values.get("dsn", known.dsn):
+            if known.dsn != dsn:
                 _leave_the_old_server(connection, known.id)
         found = shard.find(connection, name)
     if dsn is not None:
@@ -127,7 +127,8 @@ def keep_dsn(connection: Connection, name: str, dsn: str) -> None:
     """Write down the DSN that an Airflow connection has now. Raises NotFound."""
     found = shard.find(connection, name)
     if found.dsn != dsn:
-        connection.execute(update(tables.shard).where(tables.shard.c.id == found.id).values(dsn=dsn))
+        hand_over(connection, {"dsn": dsn})
+        connection.execute(update(tables.shard).where(tables.shard.c.id == found.id).values(dsn=handed("dsn")))
         _leave_the_old_server(connection, found.id)
 
 
@@ -147,7 +148,6 @@ def listed(database: Database) -> list[ListedShard]:
         ListedShard(
             row.name,
             _place(row.dsn),
-            row.conn_id,
             row.announces,
             row.added_at,
             bool(row.away),
@@ -219,7 +219,7 @@ def remove(
                 "that announce to this server fail"
             )
     with database.transaction() as connection:
-        gone = {"removed_at": func.clock_timestamp(), "dsn": None, "index_dsn": None, "conn_id": None}
+        gone = {"removed_at": func.clock_timestamp(), "dsn": None, "index_dsn": None}
         connection.execute(update(tables.shard).where(tables.shard.c.id == found.id).values(**gone))
 
 

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from psycopg2 import ProgrammingError
+from psycopg2.extensions import parse_dsn
 from sqlalchemy import Connection, ExceptionContext, Row, event, select, text, update
 from sqlalchemy.exc import DBAPIError
 
@@ -46,22 +48,40 @@ class Shard:
     dsn: str | None
     index_dsn: str | None = None
     home: str | None = None
-    conn_id: str | None = None
 
     def __repr__(self) -> str:
         return f"Shard({self.name!r})"
 
     def database(self, application_name: str, limits: Limits) -> Database:
-        """Its database. Raises InvalidInput if only an Airflow connection is known, which no task has resolved yet."""
+        """Its database. Raises InvalidInput if the shard is removed, or was added by an Airflow connection alone."""
         if self.dsn is None:
             raise InvalidInput(
-                f"shard {quote(self.name)} is the Airflow connection {self.conn_id!r}, and no task has found that yet; "
-                f"add the connection, or give its DSN, too: roir shard add {quote(self.name)} --dsn …"
+                f"shard {quote(self.name)} has no DSN: roir shard add {quote(self.name)} --dsn …; or name its Airflow "
+                "connection in the extra roir_shards of the index server's connection"
             )
+        self._check_way(self.dsn)
         database = Database(self.dsn, application_name, limits)
         event.listen(database.engine, "before_cursor_execute", _in_shard, retval=True)
         event.listen(database.engine, "handle_error", self._name)
         return database
+
+    def _check_way(self, dsn: str) -> None:
+        """Raise InvalidInput for a DSN that leads a password of this machine to another server than it is for.
+
+        Whoever may write to the table of shards isn't whoever wrote a service file or a passfile here.
+        """
+        try:
+            given = parse_dsn(dsn)
+        except (ProgrammingError, ValueError):
+            # Whoever opens a session says so.
+            return
+        names = {"hostaddr"} | ({"host", "port"} if "service" in given else set())
+        if "password" not in given and ("service" in given or "host" in given) and (found := names & given.keys()):
+            raise InvalidInput(
+                f"shard {quote(self.name)}: its DSN names {', '.join(sorted(found))} beside a "
+                f"{'service' if 'service' in given else 'host'}, so that a password from here would go to another "
+                f"server. Leave one out, or give the password, too: roir shard add {quote(self.name)} --dsn …"
+            )
 
     def _name(self, failed: ExceptionContext) -> None:
         if isinstance(failed.sqlalchemy_exception, DBAPIError):
@@ -154,4 +174,4 @@ def set_reached(connection: Connection, shard_id: int) -> None:
 
 def _shard(row: Row[tuple[object, ...]]) -> Shard:
     found = row._mapping
-    return Shard(found["id"], found["name"], found["dsn"], found["index_dsn"], found["home"], found["conn_id"])
+    return Shard(found["id"], found["name"], found["dsn"], found["index_dsn"], found["home"])

@@ -1,0 +1,71 @@
+"""Secrets on their way into a server: by COPY, so that no statement's text has them, and no log of statements."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import encodings
+from sqlalchemy import ColumnElement, Connection, Text, literal_column
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.engine.database import execute, sqlstate
+from airflow_roir.errors import RightMissing
+
+# It has no constraint: where one is violated the log would have the row.
+TABLE = "CREATE TEMP TABLE IF NOT EXISTS roir_handed (name text, value text) ON COMMIT DROP"
+COPY = "COPY pg_temp.roir_handed (name, value) FROM STDIN"
+# No log tells of a nested statement. One that fails would be in the error's context, so the error is raised anew.
+SEND = """
+DO $roir$
+DECLARE
+    head text; options text;
+BEGIN
+    SELECT min(h.value) FILTER (WHERE h.name = ''),
+           string_agg(format('%I %L', h.name, h.value), ', ' ORDER BY h.name) FILTER (WHERE h.name <> '')
+      INTO head, options FROM pg_temp.roir_handed h;
+    EXECUTE format('%s OPTIONS (%s)', head, options);
+EXCEPTION WHEN OTHERS THEN
+    RAISE EXCEPTION USING ERRCODE = SQLSTATE, MESSAGE = SQLERRM;
+END $roir$
+"""
+
+
+def hand_over(connection: Connection, values: Mapping[str, str | None]) -> None:
+    """Give the transaction's next statements values to read, in place of those that they had. Raises RightMissing."""
+    try:
+        execute(connection, TABLE)
+    except DBAPIError as error:
+        if sqlstate(error) != "42501":
+            raise
+        raise RightMissing(
+            "a password goes to the server by way of a temporary table, which this role may not make. The owner of the "
+            "database can run: GRANT TEMPORARY ON DATABASE … TO …"
+        ) from None
+    execute(connection, "TRUNCATE pg_temp.roir_handed")
+    raw: Any = connection.connection
+    lines = "".join(f"{_escaped(name)}\t{_escaped(value)}\n" for name, value in values.items() if value is not None)
+    with raw.cursor() as cursor:
+        try:
+            cursor.copy_expert(COPY, io.BytesIO(lines.encode(encodings[raw.encoding])))
+        except psycopg2.Error as error:
+            raise DBAPIError(COPY, None, error, connection_invalidated=bool(raw.closed)) from error
+
+
+def handed(name: str) -> ColumnElement[str]:
+    """A value that was handed over, as SQL. name: an identifier of ours."""
+    return literal_column(f"(SELECT h.value FROM pg_temp.roir_handed h WHERE h.name = '{name}')", Text)
+
+
+def send(connection: Connection, head: str, options: Mapping[str, str]) -> None:
+    """Send a statement that ends in OPTIONS whose values are secrets."""
+    hand_over(connection, {"": head, **options})
+    execute(connection, SEND)
+
+
+def _escaped(text: str) -> str:
+    for sign, instead in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
+        text = text.replace(sign, instead)
+    return text
