@@ -57,12 +57,13 @@ class CleanUpReport:
         return asdict(self)
 
 
-PUBLISHED = """
+# A rebuild from the index reads it still.
+IS_READ = """EXISTS (SELECT FROM roir.generation b
+                        WHERE b.index_id = g.index_id AND b.status = 'building' AND b.scan = 'index')"""
+PUBLISHED = f"""
 SELECT g.id, g.index_id, g.entry, i.schema_name, i.name, g.status = 'active' AS active,
        g.status = 'retired' AND g.drop_after <= clock_timestamp()
-       -- A rebuild from the index reads it still.
-       AND NOT EXISTS (SELECT FROM roir.generation b
-                        WHERE b.index_id = g.index_id AND b.status = 'building' AND b.scan = 'index') AS expired,
+       AND NOT {IS_READ} AS expired,
        to_regclass('roir_data.g' || g.id || '_delta') IS NOT NULL AS has_delta
   FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE g.status IN ('active', 'retired') ORDER BY g.id
@@ -291,7 +292,9 @@ def _status(connection: Connection, generation_id: int) -> str:
 
 
 def _remove_entries(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
-    result.partition_entries += remove_entries.remove(database, row, report, database.limits.clean_up_s)
+    result.partition_entries += remove_entries.remove(
+        database, row, report, database.limits.clean_up_s, result.waiting.append
+    )
 
 
 def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: Callable[[str], None]) -> None:
@@ -308,8 +311,7 @@ def _remove_guard(database: Database, row: Any, result: CleanUpReport, report: C
 
     def body(connection: Connection) -> bool:
         with connection.begin_nested() as attempt:
-            view.show(connection, name, row.index_id, row.id, Entry.from_json(row.entry), guarded=False)
-            view.hide(connection, row.id)
+            view.show(connection, name, row.index_id, row.id, guarded=False)
             # The view is locked: from here on no publish comes between.
             if _status(connection, row.id) != GenerationStatus.ACTIVE or holders(connection):
                 attempt.rollback()
@@ -377,8 +379,9 @@ def _drop_generation(
             return False
         changed = execute(
             connection,
-            "UPDATE roir.generation SET status = 'dropped', capture_mode = 'none' "
-            "WHERE id = %(id)s AND status = 'retired' AND drop_after <= clock_timestamp()",
+            "UPDATE roir.generation g SET status = 'dropped', capture_mode = 'none' "
+            "WHERE id = %(id)s AND status = 'retired' AND drop_after <= clock_timestamp() "
+            f"AND NOT {IS_READ}",
             {"id": row.id},
         ).rowcount
         # A revert may have been faster, which shows it again.

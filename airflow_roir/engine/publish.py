@@ -64,7 +64,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
         return False
     fold.FoldWorker(connection, job.generation_id, job.entry).fold()
     ghosts = _only_ghosts(connection, job)
-    view.show(connection, _name(connection, job), job.index_id, job.generation_id, job.entry)
+    view.show(connection, _name(connection, job), job.index_id, job.generation_id)
     generation = tables.generation
     window = int(job.options["revert_window_s"])
     connection.execute(
@@ -78,7 +78,6 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     )
     shown = {"status": GenerationStatus.ACTIVE.value, "published_at": func.clock_timestamp(), "ghosts": ghosts}
     fold.set_mode(connection, job.generation_id, DIRECT, ACTIVE, **shown)
-    view.hide(connection, job.generation_id)
     installation.refresh(connection, job.source)
     operations.complete(connection, row, run.epoch)
     operations.record_event(

@@ -10,7 +10,6 @@ from sqlalchemy import Connection, Row, func, select, text, update
 from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine import catalog, operations, tables, view
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.schema import check_schema
@@ -56,15 +55,15 @@ def revert(
 
     def body(connection: Connection, lock: Callable[[], None]) -> Reverted:
         lock()
+        view.hold(connection, found.id)
         shown, replaced = _active(connection, found.id), _replaced(connection, found.id)
         if shown is None or replaced is None:
             raise NotFound(
                 f"index {name} has no replaced generation to show: a rebuild keeps that one for its revert window only"
             )
-        view.show(connection, name, found.id, replaced.id, Entry.from_json(replaced.entry))
+        view.show(connection, name, found.id, replaced.id)
         _retire(connection, shown)
         _activate(connection, replaced, is_apart=bool(lanes_of(connection, replaced.id)))
-        view.hide(connection, replaced.id)
         said = f"generation {replaced.id} is shown again, not {shown.id}" + (f": {reason}" if reason else "")
         operations.record_event(connection, found.id, None, actor, "revert", said)
         return Reverted(str(name), replaced.id, shown.id)

@@ -291,9 +291,14 @@ source_partition = Table(
     Column("status", Text, nullable=False),
     # Where it is joining: the primary key of the last row that was brought in.
     Column("watermark", JSONB(none_as_null=True)),
+    # Where it is leaving and its entries are removed: a transaction that is younger than all that removed some. They
+    # stay hidden while a snapshot may be older.
+    Column("removed_xid", Text),
+    Column("removed_at", DateTime(timezone=True)),
     # present: its rows have their entries. leaving: its rows are gone, their entries are hidden, then removed.
     # joining: its rows are being brought in; their entries are hidden until it is a partition.
     _one_of("status", PartitionStatus),
+    CheckConstraint("removed_xid IS NULL OR status = 'leaving' AND removed_at IS NOT NULL", name="removed"),
 )
 # A partition can come back while its old entries are still being removed.
 Index(

@@ -29,12 +29,12 @@ SELECT c.oid::bigint AS oid, c.relkind::text = 'v' AND EXISTS (
          SELECT FROM pg_rewrite r
            JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
            JOIN roir.generation g ON d.refobjid = to_regclass('roir_data.g' || g.id)
-          WHERE r.ev_class = c.oid AND d.refclassid = 'pg_class'::regclass AND g.index_id = %(index)s) AS ours,
-       (SELECT string_agg(format('%%I = %%L', split_part(o, '=', 1), split_part(o, '=', 2)), ', ')
-          FROM unnest(c.reloptions) o) AS options
+          WHERE r.ev_class = c.oid AND d.refclassid = 'pg_class'::regclass AND g.index_id = %(index)s) AS ours
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = %(schema)s AND c.relname = %(name)s
 """
+HOLD = "SELECT roir.hold_view(%(index)s)"
+STATEMENT = "SELECT roir.view_statement(%(name)s, %(generation)s, %(guarded)s, %(replaced)s::oid::regclass)"
 
 # It is there already, is no view, or is one of other columns.
 NO_VIEW = ("42P07", "42809", "42P16")
@@ -49,7 +49,6 @@ SELECT EXISTS (
      AND d.refclassid = 'pg_proc'::regclass AND d.refobjid = 'roir.published(bigint, integer)'::regprocedure)
 """
 
-LAYOUT = "SELECT layout FROM roir.generation WHERE id = %(generation)s"
 HIDE = """
 SELECT roir.refresh_view(%(generation)s) WHERE EXISTS (
   SELECT FROM roir.source_partition WHERE generation_id = %(generation)s AND status <> 'present')
@@ -61,36 +60,54 @@ SELECT mode_xid, greatest(published_at, laid_out_at) > clock_timestamp() - %(pat
 """
 
 
-def statement(name: QualifiedName, generation_id: int, entry: Entry, replace: bool = False, options: str = "") -> str:
-    """The statement that makes the view, unguarded. options: reloptions, as SQL."""
+def statement(name: QualifiedName, generation_id: int, entry: Entry, replace: bool = False) -> str:
+    """The statement that makes the view, unguarded, of a generation that isn't there yet: for a plan.
+
+    `roir.view_statement` makes it of one that is.
+    """
     columns = ", ".join(f"b.c{i + 1} AS {quote(column.source)}" for i, column in enumerate(entry.columns))
     return (
-        f"CREATE {'OR REPLACE ' if replace else ''}VIEW {name.sql} {f'WITH ({options}) ' if options else ''}"
+        f"CREATE {'OR REPLACE ' if replace else ''}VIEW {name.sql} "
         f"AS SELECT {columns} FROM {physical.seen(generation_id)}"
     )
 
 
-def show(
-    connection: Connection, name: QualifiedName, index_id: int, generation_id: int, entry: Entry, guarded: bool = True
-) -> None:
+def lock_statement(name: QualifiedName) -> str:
+    """Locks a view in ACCESS EXCLUSIVE mode and changes nothing; LOCK TABLE would lock what it reads, too."""
+    return f"ALTER VIEW {name.sql} SET SCHEMA {quote(str(name.schema))}"
+
+
+def hold(connection: Connection, index_id: int) -> None:
+    """Keep all that the view of an index is made of as it is, until the transaction ends.
+
+    After the locks on the source, before that on the view. Read afterwards whatever is to be decided.
+    """
+    execute(connection, HOLD, {"index": index_id})
+
+
+def show(connection: Connection, name: QualifiedName, index_id: int, generation_id: int, guarded: bool = True) -> None:
     """Make the view show a generation, in the caller's transaction. Locks the view in ACCESS EXCLUSIVE mode.
 
-    The view keeps its grants, owner and options, and the views that users built on it. Raises InvariantViolated
-    if another relation took the name.
+    It hides the entries of partitions that are leaving or joining. The view keeps its grants, owner and options, and
+    the views that users built on it. Raises InvariantViolated if another relation took the name.
     """
+    hold(connection, index_id)
     row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
     if row is not None and not row.ours:
         raise InvariantViolated(_taken(name))
-    # OR REPLACE forgets the options that it isn't told again.
-    sql = statement(name, generation_id, entry, replace=row is not None, options=(row and row.options) or "")
-    # A sub-select is run once per query, and once only where a plan is parallel.
-    if guarded:
-        layout = execute(connection, LAYOUT, {"generation": generation_id}).scalar_one()
-        sql += f" WHERE (SELECT roir.published({generation_id}{f', {layout}' if layout else ''}))"
     execute(connection, "SELECT roir.only_read(%(generation)s)", {"generation": generation_id})
+    values = {
+        "name": name.sql,
+        "generation": generation_id,
+        "guarded": guarded,
+        "replaced": None if row is None else row.oid,
+    }
     try:
         with connection.begin_nested():
-            execute(connection, sql)
+            if row is not None:
+                # Its options are read under the lock.
+                execute(connection, lock_statement(name))
+            execute(connection, execute(connection, STATEMENT, values).scalar_one())
     except DBAPIError as error:
         if sqlstate(error) not in NO_VIEW:
             raise
@@ -111,6 +128,7 @@ def _taken(name: QualifiedName) -> str:
 
 def drop(connection: Connection, name: QualifiedName, index_id: int) -> None:
     """Drop an index's view, if the relation of that name is it. Raises LockNotAcquired if names are exchanged."""
+    hold(connection, index_id)
     row = execute(connection, IS_OURS, {"schema": name.schema, "name": name.name, "index": index_id}).first()
     if row is None or not row.ours:
         return
@@ -149,7 +167,7 @@ def lost(connection: Connection, name: QualifiedName, generation_id: int) -> str
 
 
 def hide(connection: Connection, generation_id: int) -> None:
-    """Make the view of an active generation hide the entries of partitions that are leaving or joining, if any are."""
+    """Make the view, if readers see that generation, hide the entries of partitions that are leaving or joining."""
     execute(connection, HIDE, {"generation": generation_id})
 
 

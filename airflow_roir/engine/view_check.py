@@ -14,7 +14,6 @@ from airflow_roir.definition import QualifiedName, argument
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine import view
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.limits import limits_of
 from airflow_roir.engine.trouble import Trouble, trouble_of
 from airflow_roir.errors import InvariantViolated
@@ -22,7 +21,7 @@ from airflow_roir.errors import InvariantViolated
 # condition: what it must hide. ours: it shows entries of the index, be they another generation's; else it is a user's.
 LOOK = """
 SELECT c.oid::bigint AS oid, pg_get_viewdef(c.oid) AS definition,
-       roir.is_shown(%(generation)s, 'b') AS condition,
+       roir.is_shown(%(generation)s, 'b', true) AS condition,
        'roir.published(bigint, integer)'::regprocedure = ANY (r.functions) AS guarded,
        to_regclass(%(base)s)::oid = ANY (r.relations) AS shows,
        EXISTS (SELECT FROM roir.generation x
@@ -30,7 +29,7 @@ SELECT c.oid::bigint AS oid, pg_get_viewdef(c.oid) AS definition,
        r.relations <@ ARRAY[c.oid, to_regclass(%(base)s)::oid, to_regclass(%(shown)s)::oid, i.source_oid::oid]
        AS reads_ours,
        roir.is_open(%(generation)s, c.oid) AS open,
-       g.layout, g.status = 'active' AS active
+       g.status = 'active' AS active
   FROM roir.generation g
   JOIN roir.index i ON i.id = g.index_id
   JOIN pg_namespace n ON n.nspname = %(schema)s
@@ -86,27 +85,25 @@ def _asked(generation_id: int) -> dict[str, object]:
     }
 
 
-def difference(connection: Connection, name: QualifiedName, generation_id: int, entry: Entry) -> str | None:
+def difference(connection: Connection, name: QualifiedName, generation_id: int) -> str | None:
     """What is wrong with the view: its definition isn't that of a view that is made for it here, and taken back."""
     found = None
     for _ in range(2):
-        if not (found := _seen(connection, name, generation_id) or _compared(connection, name, generation_id, entry)):
+        if not (found := _seen(connection, name, generation_id) or _compared(connection, name, generation_id)):
             return None
     return found
 
 
-def _compared(connection: Connection, name: QualifiedName, generation_id: int, entry: Entry) -> str | None:
+def _compared(connection: Connection, name: QualifiedName, generation_id: int) -> str | None:
     asked = _asked(generation_id)
     row = execute(connection, LOOK, {**asked, "schema": name.schema, "name": name.name}).first()
     if row is None or not row.active or not row.ours:
         return None
-    guard = f"(SELECT roir.published({generation_id}{f', {row.layout}' if row.layout else ''}))"
-    conditions = [*([guard] if row.guarded else []), *([row.condition] if row.condition else [])]
     twin = QualifiedName("roir_data", f"g{generation_id}_wanted")
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    values = {"name": twin.sql, "generation": generation_id, "guarded": row.guarded, "replaced": None}
     attempt = connection.begin_nested()
     try:
-        execute(connection, view.statement(twin, generation_id, entry) + where)
+        execute(connection, execute(connection, view.STATEMENT, values).scalar_one())
         wanted = execute(connection, f"SELECT pg_get_viewdef('{twin.sql}'::regclass)").scalar_one()
     finally:
         attempt.rollback()
@@ -122,7 +119,7 @@ VALUES (%(verification)s, 0, 'damaged', '[]', '[]', %(detail)s, %(outcome)s,
         CASE WHEN %(outcome)s IS NOT NULL THEN clock_timestamp() END)
 """
 ACTIVE = """
-SELECT i.id AS index_id, i.schema_name, i.name, g.entry FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+SELECT i.id AS index_id, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE g.id = %(generation)s AND g.status = 'active'
 """
 
@@ -135,22 +132,21 @@ def verify(connection: Connection, verification_id: int, generation_id: int, men
     row = execute(connection, ACTIVE, {"generation": generation_id}).first()
     if row is None:
         return
-    name, entry = QualifiedName(row.schema_name, row.name), Entry.from_json(row.entry)
-    if (wrong := difference(connection, name, generation_id, entry)) is None:
+    name = QualifiedName(row.schema_name, row.name)
+    if (wrong := difference(connection, name, generation_id)) is None:
         return
     outcome = None
-    if mend and _mended(connection, name, row.index_id, generation_id, entry):
+    if mend and _mended(connection, name, row.index_id, generation_id):
         outcome = "mended"
     detail = f"view {name} {wrong}. {remedy(name)}"
     execute(connection, NOTE, {"verification": verification_id, "detail": detail, "outcome": outcome})
 
 
-def _mended(connection: Connection, name: QualifiedName, index_id: int, generation_id: int, entry: Entry) -> bool:
+def _mended(connection: Connection, name: QualifiedName, index_id: int, generation_id: int) -> bool:
     attempt = connection.begin_nested()
     try:
         execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).attempt_ms}")
-        view.show(connection, name, index_id, generation_id, entry)
-        view.hide(connection, generation_id)
+        view.show(connection, name, index_id, generation_id)
         # Under the lock of the view: whoever publishes has had it before, or waits for it.
         if execute(connection, ACTIVE, {"generation": generation_id}).first() is None:
             attempt.rollback()

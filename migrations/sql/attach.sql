@@ -119,6 +119,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms
 DECLARE
     source oid := coalesce(pg_partition_root(parent), parent);
 BEGIN
+    PERFORM roir.check_isolation('roir.begin_attach');
     IF NOT EXISTS (SELECT FROM roir.index i WHERE i.source_oid = source::bigint AND i.dropped_at IS NULL) THEN
         RAISE no_data_found USING MESSAGE = format('%s has no roir index', parent),
             HINT = 'Use ALTER TABLE … ATTACH PARTITION.';
@@ -251,6 +252,8 @@ DECLARE
     other record;
     g record;
 BEGIN
+    -- Another attach of it may have begun.
+    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', partition);
     SELECT p.bounds, p.parent::oid::regclass AS parent INTO other
       FROM roir.source_partition p JOIN roir.generation x ON x.id = p.generation_id JOIN roir.index i ON i.id = x.index_id
      WHERE p.relation = partition::oid::bigint AND p.status = 'joining'
@@ -276,8 +279,10 @@ BEGIN
     END IF;
     FOR g IN
         SELECT x.id, x.index_id FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
-         WHERE i.source_oid = source::bigint AND x.status IN ('building', 'active', 'retired') ORDER BY x.id
+         WHERE i.source_oid = source::bigint AND x.status IN ('building', 'active', 'retired') ORDER BY i.id, x.id
     LOOP
+        -- A publish or a revert may show it just now.
+        PERFORM roir.hold_view(g.index_id);
         INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, bounds, status)
         VALUES (g.id, partition::oid::bigint, parent::oid::bigint, true,
                 roir.joins_as(g.id, parent, partition, bounds = 'DEFAULT'), partition::text, condition, bounds, 'joining')
@@ -309,11 +314,14 @@ DECLARE
     bounds text;
     joining bigint[];
 BEGIN
+    PERFORM roir.check_isolation('roir.finish_attach');
+    -- As a drain: no generation begins, is switched or published meanwhile.
+    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', source::regclass);
+    -- Nor is the attach cancelled.
+    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', partition);
     IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
         RAISE no_data_found USING MESSAGE = format('%s is not being attached any more: somebody has cancelled that, or finished it', partition);
     END IF;
-    -- As a drain: no generation begins, is switched or published meanwhile.
-    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', source::regclass);
     IF EXISTS (SELECT FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
                 WHERE i.source_oid = source::bigint AND x.status IN ('building', 'active', 'retired')
                   AND NOT EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id = x.id
@@ -321,7 +329,6 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM roir.check_code(parent, partition, true);
-    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', partition);
     -- What was copied leaves, and the copy begins anew, for all generations: what was noted is forgotten.
     IF EXISTS (SELECT FROM roir.source_partition p
                 WHERE p.relation = partition::oid::bigint AND p.status = 'joining' AND roir.is_disturbed(p.id)) THEN
@@ -339,10 +346,13 @@ BEGIN
     END IF;
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s %s', parent, partition, bounds);
     PERFORM roir.release_table(partition);
-    SELECT array_agg(p.generation_id ORDER BY p.generation_id) INTO joining
-      FROM roir.source_partition p WHERE p.relation = partition::oid::bigint AND p.status = 'joining';
-    DELETE FROM roir.source_partition p WHERE p.relation = partition::oid::bigint AND p.status = 'joining';
+    SELECT array_agg(p.generation_id ORDER BY x.index_id, x.id) INTO joining
+      FROM roir.source_partition p JOIN roir.generation x ON x.id = p.generation_id
+     WHERE p.relation = partition::oid::bigint AND p.status = 'joining';
     FOR g IN SELECT unnest(joining) AS id LOOP
+        PERFORM roir.hold_view(x.index_id) FROM roir.generation x WHERE x.id = g.id;
+        DELETE FROM roir.source_partition p
+         WHERE p.generation_id = g.id AND p.relation = partition::oid::bigint AND p.status = 'joining';
         PERFORM roir.register_partitions(g.id, source, ARRAY[partition::oid]);
         PERFORM roir.refresh_view(g.id);
     END LOOP;
@@ -354,6 +364,9 @@ END $$;
 CREATE FUNCTION roir.cancel_attach(partition regclass) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 BEGIN
+    PERFORM roir.check_isolation('roir.cancel_attach');
+    -- The last step of the attach may be under way.
+    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', partition);
     UPDATE roir.source_partition p SET status = 'leaving'
      WHERE p.relation = partition::oid::bigint AND p.status = 'joining';
     IF NOT FOUND AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN

@@ -10,6 +10,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     below oid[];
 BEGIN
+    PERFORM roir.hold_view(x.index_id) FROM roir.generation x WHERE x.id = generation;
     WITH RECURSIVE tree AS (
         (SELECT partition AS relation UNION SELECT t.relation FROM roir.partition_tree(partition) t)
         UNION
@@ -25,7 +26,9 @@ BEGIN
     SELECT generation, partition, coalesce(max(p.parent), 0), coalesce(bool_or(p.leaf), true),
            coalesce(max(p.name), partition::regclass::text), coalesce(forget_gone.bounds, max(p.condition)), 'leaving'
       FROM roir.source_partition p
-     WHERE p.generation_id = generation AND p.relation = partition AND p.status = 'present';
+     WHERE p.generation_id = generation AND p.relation = partition AND p.status = 'present'
+    -- Somebody else may have written down already that it is gone.
+    HAVING forget_gone.bounds IS NOT NULL OR count(*) > 0;
     DELETE FROM roir.source_partition p
      WHERE p.generation_id = generation AND p.relation = ANY (below)
        AND NOT (p.relation = partition AND p.status = 'leaving');
@@ -56,10 +59,7 @@ BEGIN
         RAISE no_data_found USING MESSAGE = format('%s is no partition of a table with a roir index', partition),
             HINT = 'Use ALTER TABLE … DETACH PARTITION, or DROP TABLE.';
     END IF;
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-        RAISE feature_not_supported USING
-            MESSAGE = 'roir.detach_partition needs a READ COMMITTED transaction: it must see all that is committed';
-    END IF;
+    PERFORM roir.check_isolation('roir.detach_partition');
     SELECT i.inhparent INTO parent FROM pg_inherits i WHERE i.inhrelid = partition;
     IF parent IS NOT NULL THEN
         EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', parent);
@@ -86,7 +86,7 @@ BEGIN
     END LOOP;
     FOR g IN
         SELECT x.id, x.index_id FROM roir.generation x JOIN roir.index i ON i.id = x.index_id
-         WHERE i.source_oid::oid = ANY (sources) AND x.status IN ('building', 'active', 'retired') ORDER BY x.id
+         WHERE i.source_oid::oid = ANY (sources) AND x.status IN ('building', 'active', 'retired') ORDER BY i.id, x.id
     LOOP
         PERFORM roir.forget_gone(g.id, partition, bounds);
         INSERT INTO roir.event (index_id, actor, action, detail)

@@ -100,7 +100,9 @@ BEGIN
     UPDATE roir.source_partition p
        SET relation = coalesce(to_regclass(p.name)::oid::bigint, 0),
            -- A hash partition's constraint names its parent's oid. Wider bounds are right too: they are asked for rows.
-           condition = CASE WHEN p.condition LIKE '%satisfies_hash_partition%' THEN 'true' ELSE p.condition END
+           condition = CASE WHEN p.condition LIKE '%satisfies_hash_partition%' THEN 'true' ELSE p.condition END,
+           -- A transaction of another server.
+           removed_xid = NULL, removed_at = NULL
       FROM pg_temp.restored r JOIN roir.generation g ON g.index_id = r.index
      WHERE p.generation_id = g.id AND p.status <> 'present';
     PERFORM roir.refresh_view(g.id)

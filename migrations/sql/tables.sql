@@ -151,7 +151,10 @@ CREATE TABLE roir.source_partition (
     bounds text,
     status text NOT NULL
         CONSTRAINT source_partition_status CHECK (status IN ('present', 'leaving', 'joining')),
-    watermark jsonb
+    watermark jsonb,
+    removed_xid text,
+    removed_at timestamptz,
+    CONSTRAINT source_partition_removed CHECK (removed_xid IS NULL OR status = 'leaving' AND removed_at IS NOT NULL)
 );
 CREATE UNIQUE INDEX source_partition_one ON roir.source_partition (generation_id, relation) WHERE status <> 'leaving';
 CREATE INDEX source_partition_relation ON roir.source_partition (relation);

@@ -25,7 +25,8 @@ END $$;
 GRANT EXECUTE ON FUNCTION roir.published(bigint, integer) TO PUBLIC;
 
 -- SQL that an entry, a row `alias` of a base, is to be seen. NULL where all are: no partition is leaving or joining.
-CREATE FUNCTION roir.is_shown(generation bigint, alias text) RETURNS text
+-- removed: also of partitions whose entries are removed, but which older snapshots still see.
+CREATE FUNCTION roir.is_shown(generation bigint, alias text, removed boolean DEFAULT false) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT format('(NOT (%s) OR %s)', string_agg(roir.entry_condition(g.entry, p.condition, alias), ' OR ' ORDER BY p.id),
                   roir.has_row(g.entry, i.source_oid::oid, alias))
@@ -33,23 +34,63 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       JOIN roir.generation g ON g.id = p.generation_id
       JOIN roir.index i ON i.id = g.index_id
      WHERE p.generation_id = is_shown.generation AND p.status IN ('leaving', 'joining')
+       AND (p.removed_xid IS NULL OR is_shown.removed)
      GROUP BY g.entry, i.source_oid
 $$;
 
--- Makes a generation's view anew, if it has one: guarded as it is, and hiding what belongs to partitions that are
--- leaving or joining. Locks the view in ACCESS EXCLUSIVE mode. The view is that which shows the generation's entries: under
--- its index's name, or under another one that somebody gave it, and not another view that has the index's name now.
+-- An error where the caller's transaction reads by one snapshot: it would decide by what was committed before that.
+CREATE FUNCTION roir.check_isolation(caller text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE feature_not_supported USING
+            MESSAGE = format('%s needs a READ COMMITTED transaction: it must see all that is committed', caller);
+    END IF;
+END $$;
+
+-- Keeps all that the view of an index is made of as it is, to the end of the transaction: which generation is active, its
+-- layout, what of its partitions is leaving or joining. Whoever changes any of that, or the view, calls this before, and
+-- then reads what he decides by. After the locks on the source, before that on the view. Not the view's lock: before
+-- the first publish there is none.
+CREATE FUNCTION roir.hold_view(index bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM roir.check_isolation('changing an index');
+    PERFORM FROM roir.index i WHERE i.id = hold_view.index FOR NO KEY UPDATE;
+END $$;
+
+-- The statement by which a view shows a generation: guarded or not, and hiding what belongs to partitions that are leaving
+-- or joining. name: quoted, as it is written. Reads the options of a view that is replaced, which OR REPLACE forgets:
+-- its lock is held, and so is what it is made of (roir.hold_view).
+CREATE FUNCTION roir.view_statement(name text, generation bigint, guarded boolean, replaced regclass) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT concat('CREATE ', CASE WHEN replaced IS NOT NULL THEN 'OR REPLACE ' END, 'VIEW ', name,
+        (SELECT format(' WITH (%s)', string_agg(format('%I = %L', split_part(o, '=', 1), split_part(o, '=', 2)), ', '))
+           FROM pg_class c, unnest(c.reloptions) o WHERE c.oid = replaced HAVING count(*) > 0),
+        ' AS SELECT ',
+        (SELECT string_agg(format('b.c%s AS "%s"', c.position, replace(c.value ->> 'source', '"', '""')), ', ' ORDER BY c.position)
+           FROM jsonb_array_elements(g.entry -> 'columns') WITH ORDINALITY AS c (value, position)),
+        format(' FROM (SELECT EXISTS (SELECT FROM roir_data.g%1$s)) r, roir_data.g%1$s_shown b', g.id),
+        (SELECT ' WHERE ' || string_agg(w.condition, ' AND ' ORDER BY w.number)
+           -- A sub-select is run once per query, and once only where a plan is parallel.
+           FROM (VALUES (1, CASE WHEN guarded THEN
+                                 format('(SELECT roir.published(%s))', concat_ws(', ', g.id, nullif(g.layout, 0))) END),
+                        (2, h.hiding)) AS w (number, condition) WHERE w.condition IS NOT NULL))
+      FROM roir.generation g CROSS JOIN LATERAL (SELECT roir.is_shown(g.id, 'b', true) AS hiding) h
+     WHERE g.id = view_statement.generation
+$$;
+
+-- Makes a generation's view anew, if readers see that generation: guarded as it is, and hiding what belongs to partitions
+-- that are leaving or joining. The view is that which shows the generation's entries: under its index's name, or under
+-- another one that somebody gave it, and not another view that has the index's name now.
 CREATE FUNCTION roir.refresh_view(generation bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    g record;
-    conditions text[] := '{}';
+    v record;
+    guarded boolean;
 BEGIN
-    SELECT x.id, x.layout, x.entry, c.oid, c.oid::regclass::text AS name, c.reloptions AS options,
-           EXISTS (SELECT FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
-                    WHERE r.ev_class = c.oid AND d.refclassid = 'pg_proc'::regclass
-                      AND d.refobjid = 'roir.published(bigint, integer)'::regprocedure) AS guarded
-      INTO g
+    PERFORM roir.hold_view(x.index_id) FROM roir.generation x WHERE x.id = generation;
+    SELECT c.oid, c.oid::regclass::text AS name, n.nspname AS schema INTO v
       FROM roir.generation x
       JOIN roir.index i ON i.id = x.index_id
       JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass
@@ -62,20 +103,14 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    IF g.guarded THEN
-        conditions := ARRAY[format('(SELECT roir.published(%s))', concat_ws(', ', generation, nullif(g.layout, 0)))];
-    END IF;
-    conditions := array_remove(conditions || roir.is_shown(generation, 'b'), NULL);
-    EXECUTE format('CREATE OR REPLACE VIEW %1$s %2$s AS SELECT %3$s '
-                   'FROM (SELECT EXISTS (SELECT FROM roir_data.g%4$s)) r, roir_data.g%4$s_shown b %5$s', g.name,
-        (SELECT format('WITH (%s)', string_agg(format('%I = %L', split_part(o, '=', 1), split_part(o, '=', 2)), ', '))
-           FROM unnest(g.options) o HAVING count(*) > 0),
-        (SELECT string_agg(format('b.c%s AS %I', c.position, c.value ->> 'source'), ', ' ORDER BY c.position)
-           FROM jsonb_array_elements(g.entry -> 'columns') WITH ORDINALITY AS c (value, position)),
-        generation,
-        (SELECT 'WHERE ' || string_agg(c, ' AND ') FROM unnest(conditions) c HAVING count(*) > 0));
-    IF to_regclass(g.name) IS DISTINCT FROM g.oid::regclass THEN
-        RAISE lock_not_available USING MESSAGE = format('view %s was renamed meanwhile', g.name);
+    -- It changes nothing, and locks the view alone: LOCK TABLE would lock all that the view reads, the source too.
+    EXECUTE format('ALTER VIEW %s SET SCHEMA %I', v.name, v.schema);
+    guarded := EXISTS (SELECT FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+                        WHERE r.ev_class = v.oid AND d.refclassid = 'pg_proc'::regclass
+                          AND d.refobjid = 'roir.published(bigint, integer)'::regprocedure);
+    EXECUTE roir.view_statement(v.name, generation, guarded, v.oid);
+    IF to_regclass(v.name) IS DISTINCT FROM v.oid::regclass THEN
+        RAISE lock_not_available USING MESSAGE = format('view %s was renamed meanwhile', v.name);
     END IF;
 END $$;
 

@@ -99,9 +99,7 @@ def ground(made: Shards, by: str | None = "client") -> Iterator[Ground]:
     """An index public.t_by_k on t (k), including v."""
     scene = announced.scene(made, by)
     with made.database.transaction() as connection:
-        view.show(
-            connection, parse_name(announced.INDEX), scene.index_id, scene.generation_id, scene.entry, guarded=False
-        )
+        view.show(connection, parse_name(announced.INDEX), scene.index_id, scene.generation_id, guarded=False)
     engines = {name: engine(dsn) for name, dsn in made.dsns.items()}
     index_engine = engine(made.index)
     with ShardedIndex(index_engine, announced.INDEX, engines) as index:

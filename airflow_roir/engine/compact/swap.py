@@ -29,7 +29,8 @@ from airflow_roir.generation_state import GenerationStatus
 # What is applied while readers and writers wait.
 MOST_UNDER_LOCK = 2_000
 HIDDEN = """
-SELECT name FROM roir.source_partition WHERE generation_id = %(generation)s AND status <> 'present' ORDER BY id LIMIT 1
+SELECT name FROM roir.source_partition
+ WHERE generation_id = %(generation)s AND status <> 'present' AND removed_xid IS NULL ORDER BY id LIMIT 1
 """
 EDGES = """
 SELECT (SELECT s.lower FROM roir.segment s WHERE s.generation_id = %(generation)s AND s.ordinal = %(first)s) AS lower,
@@ -101,10 +102,11 @@ def _swap(
     check_active(connection, job)
     if not UNITS.is_held(connection, job.run, claim):
         raise UNITS.fenced(job.run, worker, claim)
+    view.hold(connection, job.index_id)
     execute(connection, LAID_OUT, generation)
     # The view first, as its readers do.
-    view.show(connection, name, job.index_id, claim.generation_id, job.entry)
-    # Once more: whoever hides entries makes the view again in the same transaction.
+    view.show(connection, name, job.index_id, claim.generation_id)
+    # Once more: whoever hides entries, or removes them, holds what the view is made of.
     _check_hidden(connection, job)
     for locked in (f"ONLY {base}", *names):
         # All of them within the limit of one attempt: writers queue behind the first.

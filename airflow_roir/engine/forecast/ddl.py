@@ -139,15 +139,16 @@ def _parts(connection: Connection, rehearsal: Rehearsal) -> Iterator[Part]:
     yield Part("seal", "each segment by itself, when all is copied", named(seals), whole=False)
     lock = f"LOCK TABLE {source.sql} IN SHARE ROW EXCLUSIVE MODE"
     yield Part("switch", "writes maintain the new tables themselves", named([lock, *capture.functions(DIRECT)]))
+    replace = view.lock_statement(rehearsal.index)
     shown = view.statement(rehearsal.index, stand_in, entry, rehearsal.kind == "rebuild")
     guard = f" WHERE (SELECT roir.published({stand_in}))"
     yield Part(
         "publish",
         "readers see the new entries; the view refuses transactions that are older",
-        named([lock, shown + guard, *capture.functions(ACTIVE)]),
+        named([lock, *([replace] if rehearsal.kind == "rebuild" else []), shown + guard, *capture.functions(ACTIVE)]),
     )
     plain = view.statement(rehearsal.index, stand_in, entry, replace=True)
-    yield Part("clean-up", "when no transaction is older", named([plain]))
+    yield Part("clean-up", "when no transaction is older", named([replace, plain]))
     yield Part("clean-up", "what writers left in the delta is in the entries", named([_drop(physical.delta(stand_in))]))
     if (old := _active(connection, rehearsal.index_id)) is not None:
         left = [target for target in former if target.generation_id != old]

@@ -3,6 +3,9 @@
 An entry is removed if no row of the source projects to it. The entry is locked first, and the source asked again under
 the lock, with a later snapshot: a writer that brought such a row has either committed, and is seen, or waits for the
 lock and writes the entry again. So no order with writers is needed, and new rows in the same bounds keep their entries.
+
+An older snapshot still sees what is removed, and the table without the partition: DETACH and DROP are for every
+snapshot. So the view hides these entries until no such snapshot can exist any more.
 """
 
 from __future__ import annotations
@@ -15,19 +18,21 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.engine import catalog, owner
+from airflow_roir.engine import catalog, owner, view
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.database import Database, execute, has_vanished, retry
 from airflow_roir.engine.files import File, files_of
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Attempts, check_name
+from airflow_roir.engine.old_snapshots import Holder, holders
 from airflow_roir.engine.patience import Patience
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import LockNotAcquired, NotFound
 
 LEAVING = """
-SELECT p.id, p.generation_id, p.relation, p.name, i.source_oid, format('%I.%I', i.schema_name, i.name) AS view,
+SELECT p.id, p.generation_id, g.index_id, p.relation, p.name, p.removed_xid IS NOT NULL AS removed, i.source_oid,
+       format('%I.%I', i.schema_name, i.name) AS view,
        roir.entry_condition(g.entry, p.condition, 'x') AS within,
        CASE WHEN EXISTS (SELECT FROM pg_class c WHERE c.oid = i.source_oid::oid)
             THEN roir.has_row(g.entry, i.source_oid::oid, 'x') ELSE 'false' END AS has_row
@@ -58,6 +63,18 @@ SELECT p.name, roir.entry_condition(g.entry, p.condition, 'x') AS within
    AND NOT EXISTS (SELECT FROM pg_inherits h WHERE h.inhrelid = p.relation::oid)
 """
 
+# Younger than every transaction that has removed some.
+REMOVED = """
+UPDATE roir.source_partition SET removed_xid = pg_current_xact_id()::text, removed_at = clock_timestamp()
+ WHERE id = %(id)s AND status = 'leaving' AND removed_xid IS NULL
+"""
+# Whoever sees a publish sees what was removed before it.
+REMOVAL = """
+SELECT p.removed_xid AS xid, p.removed_at > clock_timestamp() - %(patience)s::interval AS recent
+  FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
+ WHERE p.id = %(id)s AND g.status <> 'building'
+"""
+
 STORES = """
 SELECT to_regclass(%(delta)s)::text AS name, true AS delta WHERE to_regclass(%(delta)s) IS NOT NULL
 UNION ALL
@@ -72,26 +89,66 @@ def leaving(connection: Connection) -> list[Row[Any]]:
     return list(execute(connection, LEAVING).all())
 
 
-def remove(database: Database, row: Row[Any], report: Callable[[str], None], patience_s: float) -> int:
+def remove(
+    database: Database,
+    row: Row[Any],
+    report: Callable[[str], None],
+    patience_s: float,
+    wait: Callable[[str], object] | None = None,
+) -> int:
     """Remove the entries of one partition that left, in batches; then show the view without its condition.
 
     Safe to repeat, to kill, and for several at once. Returns the number of entries. patience_s: how long to try for
-    each lock. Raises LockNotAcquired if that isn't enough: the other entries stay hidden.
+    each lock. wait: hears, instead of `report`, of whose snapshot the view waits for, to be shown without its condition
+    by a later clean-up. Raises LockNotAcquired if the patience isn't enough: the other entries stay hidden.
     """
-    values = {"delta": physical.delta(row.generation_id), "base": physical.base(row.generation_id)}
+    removed = 0
+    if not row.removed:
+        values = {"delta": physical.delta(row.generation_id), "base": physical.base(row.generation_id)}
+        with database.transaction() as connection:
+            stores = execute(connection, STORES, values).all()
+        removed = sum(_remove_from(database, row, store, patience_s) for store in stores)
+        with database.transaction() as connection:
+            execute(connection, REMOVED, {"id": row.id})
     with database.transaction() as connection:
-        stores = execute(connection, STORES, values).all()
-    removed = sum(_remove_from(database, row, store, patience_s) for store in stores)
-
-    def conclude(connection: Connection) -> None:
-        execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
-        execute(connection, STOP_NOTING, {"relation": row.relation})
-        execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
-
-    Attempts(database, row.view, (), database.limits.attempt_ms, patience_s, waiter=Waiter("removal of entries")).run(
-        conclude, report, [row.view]
-    )
+        holder = _older(connection, _removal(connection, row))
+    if holder is None:
+        attempts = Attempts(
+            database, row.view, (), database.limits.attempt_ms, patience_s, waiter=Waiter("removal of entries")
+        )
+        holder = attempts.run(lambda connection: _conclude(connection, row), report, [row.view])
+    if holder is not None:
+        (wait or report)(
+            f"index {row.view}: the entries of partition {row.name} are removed; its view goes on hiding them until "
+            f"{holder} has ended, whose snapshot is older. The next roir clean-up after that makes the view plain"
+        )
     return removed
+
+
+def _removal(connection: Connection, row: Row[Any]) -> Row[Any] | None:
+    return execute(connection, REMOVAL, {"id": row.id, "patience": view.STANDBY_PATIENCE}).first()
+
+
+def _older(connection: Connection, removal: Row[Any] | None) -> Holder | None:
+    """Who may hold a snapshot that still sees entries which are removed."""
+    if removal is None:
+        return None
+    return next((one for one in holders(connection, removal.xid) if one.known or removal.recent), None)
+
+
+def _conclude(connection: Connection, row: Row[Any]) -> Holder | None:
+    """Forget the partition, and show the view without its condition; or whose older snapshot keeps both."""
+    execute(connection, STOP_NOTING, {"relation": row.relation})
+    view.hold(connection, row.index_id)
+    removal = _removal(connection, row)
+    with connection.begin_nested() as attempt:
+        execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": row.id})
+        execute(connection, "SELECT roir.refresh_view(%(id)s)", {"id": row.generation_id})
+        # Once more with the view locked: a snapshot can be handed on.
+        if (holder := _older(connection, removal)) is not None:
+            attempt.rollback()
+            return holder
+    return None
 
 
 def _remove_from(database: Database, row: Row[Any], store: Row[Any], patience_s: float) -> int:
