@@ -13,9 +13,11 @@ from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import WorkOptions
 from airflow_roir.engine import catalog, live_options, operations, tables
+from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.source import Source
 from airflow_roir.errors import OperationRunning
+from airflow_roir.generation_state import GenerationStatus
 from airflow_roir.operation import FORMAT_VERSION, Kind, Phase, Status
 
 
@@ -60,6 +62,15 @@ def insert_operation(
     )
 
 
+# A drop holds it, too, before it asks whether an operation is unfinished: one of the two sees the other.
+HOLD = "SELECT FROM roir.index WHERE id = %(index)s FOR NO KEY UPDATE"
+
+
+def hold_index(connection: Connection, index_id: int) -> None:
+    """Let nobody drop the index, or begin something over its active generation, until the transaction ends."""
+    execute(connection, HOLD, {"index": index_id})
+
+
 def insert_over_active(
     connection: Connection,
     index: Row[Any],
@@ -76,11 +87,12 @@ def insert_over_active(
     """Write the row of an operation over the generation that readers see; returns its id.
 
     index, generation: their rows. batch_rows: rows per unit; how many rows it has in all is written once its units are.
-    Raises InvalidInput as `insert_operation`, OperationRunning if another operation of the index has just begun: after
-    that nothing more can be done in this transaction.
+    Raises InvalidInput as `insert_operation`, OperationRunning if another operation of the index has just begun, or
+    readers don't see that generation any more: after that nothing more can be done in this transaction.
     """
+    name = operations.index_name(index)
     try:
-        return insert_operation(
+        operation_id = insert_operation(
             connection,
             index_id=index.id,
             generation_id=generation.id,
@@ -95,5 +107,11 @@ def insert_over_active(
             rows_estimate=0,
         )
     except IntegrityError:
-        name = operations.index_name(index)
         raise OperationRunning(f"index {name}: another operation has just begun; try again") from None
+    # After all that was read of the source.
+    hold_index(connection, index.id)
+    if execute(
+        connection, "SELECT status FROM roir.generation WHERE id = %(id)s", {"id": generation.id}
+    ).scalar_one() != (GenerationStatus.ACTIVE):
+        raise OperationRunning(f"index {name}: it was dropped, published or reverted just now; try again")
+    return operation_id
