@@ -99,7 +99,8 @@ def test_bounds_mean_what_they_mean_to_their_user(dsn: str, server: str, meaning
     name = dsn.split("?")[0].rsplit("/", 1)[1]
     bounds = [f"FOR VALUES {one}" for one in MEANINGS[meaning][1:3]]
     for setting, value in settings.items():
-        run_sql(server, f"ALTER DATABASE {name} SET {setting} = {value}")
+        # Each part of a search_path by itself.
+        run_sql(server, f"ALTER DATABASE {name} SET {setting} = {', '.join(map(repr, value.split(', ')))}")
     make(dsn, key, bounds[0].removeprefix("FOR VALUES "))
     run_sql(dsn, f"ALTER TABLE t ATTACH PARTITION t2 {bounds[1]}")
     wanted = written(dsn)
