@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import argument, parse_name
-from airflow_roir.engine import new_operation, operations, remove_generations, serializable, view
+from airflow_roir.engine import operations, remove_generations, serializable, view
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.history import in_one_history
 from airflow_roir.engine.schema import check_schema
@@ -45,7 +45,7 @@ def drop_index(
     def remove(connection: Connection) -> list[int]:
         kept.clear()
         # Once more, under the lock: an operation may have begun, or another drop have come to its end.
-        new_operation.hold_index(connection, found.id)
+        view.hold(connection, found.id)
         now = operations.newest_operation(connection, found.id)
         if now is not None and now.status in operations.LIVE:
             raise OperationRunning(

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, insert
 from sqlalchemy.exc import IntegrityError
 
 from airflow_roir.definition import WorkOptions
-from airflow_roir.engine import catalog, live_options, operations, tables
+from airflow_roir.engine import catalog, live_options, operations, tables, view
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.source import Source
@@ -62,15 +62,6 @@ def insert_operation(
     )
 
 
-# A drop holds it, too, before it asks whether an operation is unfinished: one of the two sees the other.
-HOLD = "SELECT FROM roir.index WHERE id = %(index)s FOR NO KEY UPDATE"
-
-
-def hold_index(connection: Connection, index_id: int) -> None:
-    """Let nobody drop the index, or begin something over its active generation, until the transaction ends."""
-    execute(connection, HOLD, {"index": index_id})
-
-
 def insert_over_active(
     connection: Connection,
     index: Row[Any],
@@ -108,8 +99,8 @@ def insert_over_active(
         )
     except IntegrityError:
         raise OperationRunning(f"index {name}: another operation has just begun; try again") from None
-    # After all that was read of the source.
-    hold_index(connection, index.id)
+    # After all that was read of the source. A drop holds it, too, before it asks whether an operation is unfinished.
+    view.hold(connection, index.id)
     if execute(
         connection, "SELECT status FROM roir.generation WHERE id = %(id)s", {"id": generation.id}
     ).scalar_one() != (GenerationStatus.ACTIVE):

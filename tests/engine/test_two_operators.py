@@ -1,0 +1,94 @@
+"""Two operators' commands, all ordered pairs: the second one in the gaps of the first, beside readers and a writer.
+
+Seen to fail where a view is made of what was read before its lock: it forgets to hide, or shows another generation.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import run_sql
+from tests.engine import meeting, operators
+from tests.engine.meeting import Meeting
+from tests.engine.operators import CALLS, COMMANDS
+
+# Of a command's gaps each pair has some, so that together they have them all.
+MOST_GAPS = 6
+# What needs a scene of its own.
+SCENE_OF = {"compact": ("calm",), "publish": ("rebuilt",), "abort": ("rebuilt",), "cancel attach": ("came",)}
+
+
+def scenes(*commands: str) -> tuple[str, ...]:
+    found = [SCENE_OF[command] for command in commands if command in SCENE_OF]
+    return found[0] if found else ("left", "came")
+
+
+CASES = [
+    (scene, first, second, readers)
+    for first, second in itertools.product(COMMANDS, repeat=2)
+    for scene in scenes(first, second)
+    for readers in ("none", "snapshots", "holding", "in it")
+    if readers != "in it" or second in CALLS
+]
+
+
+@pytest.fixture(scope="module")
+def templates(server: str) -> Iterator[dict[str, str]]:
+    names = operators.make_templates(server)
+    yield names
+    operators.drop_templates(server, names)
+
+
+@pytest.fixture(scope="module")
+def gaps(server: str, templates: dict[str, str]) -> meeting.Gaps:
+    return meeting.Gaps(server, templates)
+
+
+# The second one's turn falls between what the first one has read of the view and the lock that it waits for. Or the
+# first one has the view, and what the second one has read isn't so any more once it has it.
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("first", "second", "readers"),
+    [
+        ("sync", "detach by SQL", "in it"),
+        ("clean-up", "detach and drop by SQL", "in it"),
+        ("clean-up", "begin attach", "in it"),
+        ("revert", "sync", "none"),
+        ("revert", "clean-up", "none"),
+    ],
+)
+def test_what_was_read_before_the_view_was_locked_is_read_again(
+    server: str, templates: dict[str, str], gaps: meeting.Gaps, first: str, second: str, readers: str
+) -> None:
+    at = gaps.of("left", first, readers)[-1]
+    assert meeting.meet(server, templates["left"], first, second, at, readers) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("scene", "first", "second", "readers"), CASES, ids="-".join)
+def test_in_no_gap_of_a_command_another_one_makes_anything_wrong(
+    server: str, templates: dict[str, str], gaps: meeting.Gaps, scene: str, first: str, second: str, readers: str
+) -> None:
+    found = gaps.of(scene, first, readers)
+    step = -(-len(found) // MOST_GAPS) or 1
+    begin = list(COMMANDS).index(second) % step
+    wrong = {
+        f"gap {at}": problems
+        for at in found[begin::step]
+        if (problems := meeting.meet(server, templates[scene], first, second, at, readers))
+    }
+    print(f"{len(found[begin::step])} of {len(found)} gaps")
+    assert wrong == {}
+
+
+def test_a_difference_between_view_and_table_is_found(server: str, templates: dict[str, str]) -> None:
+    """The oracle itself."""
+    with operators.cloned(server, templates["left"]) as dsn:
+        run_sql(dsn, "CREATE OR REPLACE VIEW ix AS SELECT c1 AS k, c2 AS d, c3 AS id, c4 AS v FROM roir_data.g2 b")
+        alone = Meeting(dsn, "begin attach", "begin attach")
+        alone.compare("afterwards")
+        alone.close()
+    assert "afterwards, now: 20 entries without rows" in alone.found
