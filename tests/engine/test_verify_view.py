@@ -107,7 +107,7 @@ def test_a_view_as_it_must_be_is_right(database: Database, dsn: str, state: str)
         run_sql(dsn, "SELECT roir.detach_partition('t0')")
     if state == "joining":
         run_sql(dsn, "SELECT roir.begin_attach('t', 't0', 'FOR VALUES FROM (40) TO (50)')")
-    assert warned(database) == []
+    assert [one for one in warned(database) if "refuses writes until then" not in one] == []
     assert verify(database, "ix").is_exact
 
 
