@@ -100,6 +100,9 @@ BEGIN
                               AND g.tgfoid IN (SELECT function FROM roir.captures(source)))
          ORDER BY t.relation
     LOOP
+        EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', unwatched::regclass);
+        -- Another command may have done it before we had the lock.
+        CONTINUE WHEN EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = unwatched AND g.tgname = name);
         EXECUTE format('CREATE TRIGGER %I AFTER TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION roir_data.truncate_%s()',
                        name, unwatched::regclass, source);
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', unwatched::regclass, name);

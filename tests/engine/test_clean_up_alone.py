@@ -202,3 +202,20 @@ def step_beside(database: Database, dsn: str, beside: str, at: int) -> int:
 @pytest.mark.parametrize("at", range(1, 180, 3))
 def test_at_no_statement_sees_anybody_that_another_one_was_faster(dsn: str, beside: str, at: int) -> None:
     step_beside(Database(dsn, "roir tests", IMPATIENT), dsn, beside, at)
+
+
+def test_two_commands_give_a_new_partition_its_trigger_once(database: Database, dsn: str) -> None:
+    """Seen to fail with a trigger that existed already."""
+    run_sql(dsn, "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (200) TO (300)")
+    watch, other = watching(dsn), steps.session(dsn)
+    sql(other, "SELECT roir.watch_truncate('t'::regclass)")
+    reports: list[clean_up.CleanUpReport] = []
+    cleaning = Database(dsn, "other", Limits(attempt_ms=20_000))
+    thread, errors = in_thread(lambda: reports.append(clean_up.clean_up(cleaning)))
+    while thread.is_alive() and not sql(watch, WAITS)[0][0]:
+        pass
+    other.commit()
+    thread.join()
+    assert not errors
+    assert not [line for line in reports[0].warnings if "already exists" in line]
+    steps.assert_exact(database, "broken")
