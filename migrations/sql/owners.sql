@@ -62,6 +62,7 @@ DECLARE
     moved record;
     store record;
     lacks boolean;
+    known bigint[];
 BEGIN
     FOR moved IN
         SELECT t.oid AS source, p.oid::regprocedure AS capture, t.relowner AS owner,
@@ -80,7 +81,12 @@ BEGIN
         IF lacks THEN
             EXECUTE format('GRANT CREATE ON SCHEMA roir_data TO %s', moved.name);
         END IF;
+        -- Its mark is kept as it is afterwards: given there and back it would look like one that was another for a while.
+        known := ARRAY(SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
+                        WHERE i.source_oid = moved.source::bigint AND g.status <> 'dropped'
+                          AND NOT EXISTS (SELECT FROM roir.mark_changes(g.id) m WHERE m.name = 'function capture'));
         EXECUTE format('ALTER FUNCTION %s OWNER TO %s', moved.capture, moved.name);
+        PERFORM roir.keep_marks(k, ARRAY['function capture']) FROM unnest(known) k;
         IF lacks THEN
             EXECUTE format('REVOKE CREATE ON SCHEMA roir_data FROM %s', moved.name);
         END IF;
