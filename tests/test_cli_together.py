@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -55,3 +59,44 @@ def test_one_that_cannot_be_prepared_is_told_and_the_worst_code_counts(dsn: str)
     assert "b: " in done.stderr
     refused = here(dsn, "build", "a", "--with", "b (k)", code=2)
     assert "give --table, too" in refused.stderr
+
+
+@pytest.mark.slow
+def test_what_nohup_ignores_stays_ignored(dsn: str) -> None:
+    """Seen to pause both."""
+    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k text, v int)")
+    run_sql(dsn, "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 20000) i", "ANALYZE t")
+    build = (
+        "build",
+        "a",
+        "--table",
+        "t",
+        "--keys",
+        "k",
+        "--with",
+        "b (v)",
+        "--parallelism",
+        "1",
+        "--master",
+        "local[1]",
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-m", "airflow_roir.cli", *build],
+        env={**os.environ, "ROIR_DSN": dsn},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    assert command.stderr is not None
+    said, started = "", 0
+    for line in command.stderr:
+        said += line
+        if "starting Spark" in line:
+            started += 1
+            if started == 2:
+                command.send_signal(signal.SIGHUP)
+    assert (command.wait(), started) == (0, 2), said
+    for index in ("a", "b"):
+        steps.assert_exact(Database(dsn), index)

@@ -145,7 +145,11 @@ def _all(database: Database, arguments: Sequence[Sequence[str]]) -> Iterator[lis
             if child.process.poll() is None:
                 child.process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, *SIGNALS)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)}
+    for number, handler in before.items():
+        # What whoever started the command ignores (nohup, a script's background) stays ignored, by the children too.
+        if handler != signal.SIG_IGN:
+            signal.signal(number, pass_on)
     try:
         children += [Child(database, one) for one in arguments]
         yield children

@@ -219,6 +219,11 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
             "the table"
             for partition in gone.get(row.id, ())
         ]
+        if shown is None and have:
+            warnings.append(
+                f"index {name}: its view is dropped; its entries are kept, and maintained, for what SERIALIZABLE "
+                "transactions have read: roir clean-up drops them, or names the transaction that they are kept for"
+            )
         warnings += [
             f"writers of shard {quote(shard)} still announce, and need this server. Once the shard is there: "
             f"roir announce {argument(str(name))} --by off, or roir clean-up"
@@ -242,7 +247,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 generation=active.id if active else None,
                 published_at=active.published_at if active else None,
                 age_seconds=(row.now - active.published_at).total_seconds() if active else None,
-                revert_until=max((g.drop_after for g in have if g.status == "retired"), default=None),
+                revert_until=max((g.drop_after for g in have if active and g.status == "retired"), default=None),
                 generations=tuple(
                     Generation(g.id, g.status, takes(g.id), g.published_at, g.retired_at, g.drop_after) for g in have
                 ),

@@ -12,6 +12,18 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine.database import execute
 
+# What the control schema's files say, of whatever else than its tables and views.
+IS_WITHOUT = "SELECT NOT has_schema_privilege('public', 'roir', 'USAGE')"
+OF_SCHEMA = (
+    "GRANT USAGE ON SCHEMA roir, roir_data TO PUBLIC",
+    "REVOKE ALL ON FUNCTION roir.note_arrival(), roir.note_taken(bigint, oid, tid), roir.take_sample() FROM PUBLIC",
+    "REVOKE ALL ON TYPE roir.entry_state FROM PUBLIC",
+)
+OURS = """
+SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname IN ('roir', 'roir_data') AND c.relkind IN ('r', 'p', 'v') ORDER BY 1
+"""
+
 GIVEN = """
 SELECT DISTINCT format('REVOKE ALL ON %%s %%s FROM %%s CASCADE', o.kind, o.name,
                        CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
@@ -33,3 +45,12 @@ def take_back(connection: Connection, relations: Sequence[str] = (), functions: 
     given = execute(connection, GIVEN, {"relations": list(relations), "functions": list(functions)})
     for statement in given.scalars().all():
         execute(connection, statement)
+
+
+def give_again(connection: Connection) -> None:
+    """Make the rights as they were, where a dump was restored without its grants; those of a source's owner follow."""
+    if not execute(connection, IS_WITHOUT).scalar_one():
+        return
+    for statement in OF_SCHEMA:
+        execute(connection, statement)
+    take_back(connection, execute(connection, OURS).scalars().all())

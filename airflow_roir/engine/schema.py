@@ -104,6 +104,7 @@ def init(database: Database) -> str:
         command.upgrade(alembic_config(connection), "head")
         # What the control schema says is made into statements of ours. What an administrator grants later stays.
         rights.take_back(connection, sorted(set(execute(connection, RELATIONS).scalars()) - before))
+        rights.give_again(connection)
         restore.adopt(connection)
         execute(connection, "SELECT roir.only_read(id) FROM roir.generation WHERE status <> 'dropped' ORDER BY id")
         # Where the role may: the rest is detected all the same.

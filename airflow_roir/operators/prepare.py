@@ -155,7 +155,7 @@ class PrepareIndexBuildOperator(RoirOperator):
             definition, options = self.definition(), self.options()
             spark_of(self.spark)
             for conn_id in self.replica_conn_ids:
-                open_database(conn_id, "roir governor")
+                open_database(conn_id, "roir governor", by_author=True)
             database = self.get_database()
             if definition.shards:
                 add_shards(database, self.postgres_conn_id, definition.shards)

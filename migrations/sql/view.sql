@@ -125,15 +125,18 @@ DECLARE
     own record;
 BEGIN
     SELECT v.oid::regclass AS view, v.relowner AS reads, b.oid::regclass AS base, b.relowner AS owner, r.rolname AS name,
-           r.rolsuper AS mighty, has_table_privilege(b.relowner, v.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') AS more
+           r.rolsuper AS mighty, has_table_privilege(b.relowner, v.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') AS more,
+           -- A dump can be restored without its grants.
+           CASE WHEN r.rolsuper THEN has_table_privilege('pg_write_server_files', b.oid, 'SELECT')
+                ELSE has_table_privilege(b.relowner, v.oid, 'SELECT') END AS readable
       INTO own
       FROM pg_class v JOIN pg_class b ON b.oid = to_regclass(format('roir_data.g%s', generation))
       JOIN pg_roles r ON r.oid = b.relowner
      WHERE v.oid = to_regclass(format('roir_data.g%s_shown', generation));
-    IF own.mighty AND own.reads <> 'pg_write_server_files'::regrole THEN
+    IF own.mighty AND (own.reads <> 'pg_write_server_files'::regrole OR NOT own.readable) THEN
         EXECUTE format('GRANT SELECT ON %s TO pg_write_server_files', own.base);
         EXECUTE format('ALTER VIEW %s OWNER TO pg_write_server_files', own.view);
-    ELSIF NOT own.mighty AND (own.more OR own.reads <> own.owner) THEN
+    ELSIF NOT own.mighty AND (own.more OR own.reads <> own.owner OR NOT own.readable) THEN
         EXECUTE format('ALTER VIEW %s OWNER TO %I', own.view, own.name);
         EXECUTE format('REVOKE ALL ON %s FROM %I', own.view, own.name);
         EXECUTE format('GRANT SELECT ON %s TO %I', own.view, own.name);

@@ -17,7 +17,9 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundExceptio
 
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import execute
+from airflow_roir.operation import Kind
 from airflow_roir.operators.clean_up import CleanUpIndexesOperator
+from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.provider import get_provider_info
 from tests.engine import steps
@@ -136,6 +138,16 @@ def test_tasks_work_on_the_databases_that_the_deployment_names(asked: Asked, mon
     with pytest.raises(AirflowFailException, match=f"'{OTHER}' isn't among those of .roir. connections"):
         CleanUpIndexesOperator(task_id="t", postgres_conn_id=OTHER).execute(context())
     assert OTHER not in asked.ids
+
+
+@pytest.mark.sample(1)
+def test_a_replica_that_the_dag_names_needs_no_leave(asked: Asked, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the task that prepares as in the one that builds. Seen to be refused there."""
+    monkeypatch.setenv("AIRFLOW__ROIR__CONNECTIONS", "warehouse")
+    PrepareIndexBuildOperator(task_id="t", index=INDEX, postgres_conn_id="warehouse", replica_conn_ids=[OTHER]).execute(
+        context()
+    )
+    assert operations.find_operation(shop.database, INDEX).kind == Kind.REBUILD
 
 
 @pytest.mark.sample(1)

@@ -22,6 +22,7 @@ from airflow_roir.operation import Status
 from servers.postgres import programs
 from tests.conftest import database_dsn, run_sql
 from tests.engine import steps
+from tests.engine.public import World
 from tests.engine.steps import sql
 from tests.engine.test_detach import assert_shown
 from tests.engine.test_partitions import SHAPES, make
@@ -297,3 +298,57 @@ def test_the_index_of_a_table_that_was_replaced_is_dropped_and_built_anew(
     steps.assert_exact(database)
     with database.transaction() as connection:
         assert warnings(connection) == []
+
+
+# What the server gives is the same as none that is written down. A function or a view that is made again has its own.
+RIGHTS = """
+SELECT o.name, a.grantee::regrole, a.privilege_type
+  FROM (SELECT 'schema ' || n.nspname AS name, n.nspowner AS owner,
+               coalesce(n.nspacl, acldefault('n', n.nspowner)) AS acl
+          FROM pg_namespace n WHERE n.nspname IN ('roir', 'roir_data')
+        UNION ALL
+        SELECT c.oid::regclass::text, c.relowner, coalesce(c.relacl, acldefault('r', c.relowner))
+          FROM pg_class c WHERE c.relnamespace IN ('roir'::regnamespace, 'roir_data'::regnamespace) AND c.relkind <> 'S'
+        UNION ALL
+        SELECT 'type ' || t.oid::regtype, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner))
+          FROM pg_type t WHERE t.typnamespace IN ('roir'::regnamespace, 'roir_data'::regnamespace) AND t.typelem = 0
+        UNION ALL
+        SELECT regexp_replace(p.oid::regprocedure::text, '_[0-9]+', '_N'), p.proowner,
+               coalesce(p.proacl, acldefault('f', p.proowner))
+          FROM pg_proc p WHERE p.pronamespace IN ('roir'::regnamespace, 'roir_data'::regnamespace)) o
+ CROSS JOIN LATERAL aclexplode(o.acl) a ORDER BY 1, 2, 3
+"""
+
+
+def test_rights_are_as_they_were_though_the_dump_was_restored_without_them(
+    world: World, server: str, pg: int, tmp_path: Path
+) -> None:
+    """`pg_restore --no-privileges`, as hosters advise it: seen to refuse every read of the view, or every write."""
+    steps.make_index(world.database, "public.ix", "public.t")
+    steps.make_index(world.database, "public.one", "public.t", "id", unique=True)
+    clean_up.clean_up(world.database)
+    name = f"restored_{next(_numbers)}"
+    run_sql(server, f"CREATE DATABASE {name}")
+    try:
+        there = World(database_dsn(server, name), world.database, world.roles)
+        there.run(f"GRANT CREATE ON DATABASE {name} TO builder")
+        by = "super" if world.database.dsn == world.dsn else "builder"
+        there.database = Database(there.dsn_of(by), "roir tests")
+        dump = tmp_path / name
+        subprocess.run([programs(pg) / "pg_dump", "-Fc", "-f", dump, world.dsn], check=True)
+        run_sql(there.dsn, "CREATE TABLE padding (); DROP TABLE padding")
+        subprocess.run([programs(pg) / "pg_restore", "-x", "--exit-on-error", "-d", there.dsn, dump], check=True)
+        schema.init(there.database)
+        there.run("GRANT SELECT ON ix, one TO reader")
+        with there.session("alice") as owner:
+            sql(owner, "INSERT INTO t VALUES (1000, 'new', 1)")
+        with there.session("reader") as reader:
+            for index in ("ix", "one"):
+                assert sql(reader, f"SELECT count(*) FROM {index} WHERE id = 1000") == [(1,)]
+        assert there.outcome("alice", "INSERT INTO t SELECT 1001, k, v FROM t LIMIT 1") == "done"
+        both = [sql(w.session("super"), RIGHTS) for w in (world, there)]
+        assert both[0] == both[1]
+        with there.database.transaction() as connection:
+            assert warnings(connection) == []
+    finally:
+        run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
