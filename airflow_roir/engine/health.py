@@ -13,7 +13,6 @@ from airflow_roir.engine import catalog, marks, operations, own_tables, publicat
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import execute, sqlstate
-from airflow_roir.engine.duplicate_statements import literal
 from airflow_roir.engine.entry import Entry
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT, PATIENCE_MS
 from airflow_roir.engine.source import Column, Source
@@ -73,7 +72,7 @@ SELECT c.name, EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id
 """
 # By an attach of ours, not by a repair after a plain one.
 JOINING = """
-SELECT name FROM roir.source_partition
+SELECT name, quote_literal(name) AS literal FROM roir.source_partition
  WHERE generation_id = %(generation)s AND status = 'joining' AND link IS NOT NULL ORDER BY id
 """
 # The capture reads a leaf as the source's owner, and runs code of the leaf's by that; roir reads all as one role.
@@ -267,10 +266,10 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
 
 def _joining(connection: Connection, name: str, source: Source, generation_id: int) -> list[str]:
     return [
-        f"index {name}: {table} is being attached to {source.sql}, and refuses writes until then. If no roir "
+        f"index {name}: {row.name} is being attached to {source.sql}, and refuses writes until then. If no roir "
         "attach-partition runs, run it again, which continues it, or cancel it: "
-        f"SELECT roir.cancel_attach({literal(table)})"
-        for table in execute(connection, JOINING, {"generation": generation_id}).scalars()
+        f"SELECT roir.cancel_attach({row.literal})"
+        for row in execute(connection, JOINING, {"generation": generation_id})
     ]
 
 

@@ -16,7 +16,15 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from airflow_roir.errors import JavaMissing, OperationPaused, OperationQueued, OperationRunning, RoirError, SparkFailed
+from airflow_roir.errors import (
+    InvalidInput,
+    JavaMissing,
+    OperationPaused,
+    OperationQueued,
+    OperationRunning,
+    RoirError,
+    SparkFailed,
+)
 from airflow_roir.operation import Status
 from airflow_roir.spark import guard
 from airflow_roir.spark.driver_process import ENDED
@@ -49,7 +57,10 @@ def main(arguments: list[str] | None = None) -> int:
         return say("no index given: --index", 2)
     if wrong := [setting for setting in options.conf if "=" not in setting]:
         return say(f"--conf takes KEY=VALUE, not {wrong[0]!r}", 2)
-    spark = SparkOptions(options.master, dict(setting.split("=", 1) for setting in options.conf))
+    try:
+        spark = SparkOptions(options.master, dict(setting.split("=", 1) for setting in options.conf))
+    except InvalidInput as error:
+        return say(str(error), error.exit_code)
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _bereave)
     with ExitStack() as stack:
@@ -58,6 +69,18 @@ def main(arguments: list[str] | None = None) -> int:
         )
         if log.path is not None:
             turn_on()
+
+        def discard() -> None:
+            """Nothing was driven, so nobody looks for the log."""
+            if options.later and not log.is_named:
+                log.discard()
+
+        def bereave(number: int, frame: Any) -> None:
+            # Now: it is killed soon.
+            discard()
+            _bereave(number, frame)
+
+        signal.signal(signal.SIGHUP, bereave)
         mark("driver")
         try:
             return _run(given, options, dsn, spark, voice, log)
@@ -69,8 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
         except OSError as error:
             return say(f"Spark can't be started: {error}", SparkFailed.exit_code, voice)
         finally:
-            if options.later and not log.is_named:
-                log.discard()
+            discard()
 
 
 def order_parser() -> argparse.ArgumentParser:

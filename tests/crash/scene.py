@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -28,6 +27,8 @@ from tests.crash.gate import PATIENCE_S, Gate
 from tests.engine.steps import session
 from tests.engine.writers import Writer
 
+# In the environment of all that was started for a scene, with the scene's name.
+MARK = "ROIR_TEST_SCENE"
 ROWS = 20_000
 BATCH_ROWS = 1_000
 ROIR = Path(sys.executable).parent / "roir"
@@ -110,7 +111,7 @@ class Scene:
         spark = ("--master", master, "--conf", "spark.ui.enabled=false")
         return subprocess.Popen(
             [ROIR, *arguments, *(spark if arguments[0] in ("build", "resume") else ())],
-            env={**os.environ, "ROIR_DSN": dsn or self.dsn, "COLUMNS": "200", "JAVA_TOOL_OPTIONS": QUICK_JVM},
+            env={**os.environ, **self.marked(dsn), "COLUMNS": "200", "JAVA_TOOL_OPTIONS": QUICK_JVM},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -118,6 +119,10 @@ class Scene:
             # A terminal signals a whole group; here only the command shall be hit.
             start_new_session=True,
         )
+
+    def marked(self, dsn: str | None = None) -> dict[str, str]:
+        """The environment of what is started for this scene: Spark's processes know no DSN, and inherit the mark."""
+        return {"ROIR_DSN": dsn or self.dsn, MARK: self.name}
 
     def killed(self, what: str, phase: str) -> None:
         """Say what is being killed, right before it is."""
@@ -195,7 +200,7 @@ class Scene:
         assert found == 0, f"{found} deadlocks since the server last recovered (I6)"
 
     def _started(self, process: psutil.Process) -> bool:
-        return re.search(rf"\b{self.name}\b", process.environ().get("ROIR_DSN", "")) is not None
+        return process.environ().get(MARK) == self.name
 
     # --- the account
 

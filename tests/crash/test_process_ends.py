@@ -25,7 +25,7 @@ from airflow_roir.errors import OperationRunning
 from servers.killable import Server
 from tests.crash.gate import PATIENCE_S
 from tests.crash.network import Proxy
-from tests.crash.scene import BUILD, ROIR, Scene, a_scene, wait_until
+from tests.crash.scene import BUILD, MARK, ROIR, Scene, a_scene, wait_until
 
 pytestmark = pytest.mark.sample(2, 4)
 SIGNALS = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGKILL"]
@@ -60,7 +60,7 @@ class Family:
                 [ROIR, *BUILD],
                 env={
                     **os.environ,
-                    "ROIR_DSN": scene.server.dsn(scene.name, self.proxy.port),
+                    **scene.marked(scene.server.dsn(scene.name, self.proxy.port)),
                     "JAVA_HOME": str(home),
                     "ROIR_LOG_FOLDER": str(home),
                     "ROIR_SPARK_SOCKET": str(home / "socket"),
@@ -101,7 +101,7 @@ def left(scene: Scene) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            mine = process.pid != os.getpid() and scene.name in process.environ().get("ROIR_DSN", "")
+            mine = process.pid != os.getpid() and process.environ().get(MARK) == scene.name
             if mine and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found

@@ -144,7 +144,8 @@ def layout_not_raised(patch: pytest.MonkeyPatch) -> None:
 
 def readers_not_refused(patch: pytest.MonkeyPatch) -> None:
     """The view doesn't."""
-    patch.setattr(view, "LAYOUT", "SELECT 0 FROM roir.generation WHERE id = %(generation)s")
+    made = view.STATEMENT.removeprefix("SELECT ")
+    patch.setattr(view, "STATEMENT", rf"SELECT regexp_replace({made}, '(published\(\d+), \d+\)', '\1)')")
 
 
 def swaps_without_the_rest(patch: pytest.MonkeyPatch) -> None:

@@ -247,7 +247,7 @@ def test_measured_by_pgstattuple_a_segment_agrees_with_its_estimate(database: Da
     holder.rollback()
 
 
-@pytest.mark.parametrize("what", ["t", "ix", "roir_data.g1"])
+@pytest.mark.parametrize("what", ["t", "roir_data.g1"])
 @pytest.mark.parametrize("mode", ["ACCESS EXCLUSIVE", "SHARE"])
 def test_who_holds_a_table_holds_up_no_look_at_the_segments(database: Database, dsn: str, what: str, mode: str) -> None:
     make(database, dsn, rows=1_000)

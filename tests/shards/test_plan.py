@@ -54,7 +54,7 @@ def test_each_line_is_of_shards(shards: Make) -> None:
     assert 'needs more: shard "s0": how its server reaches the index server' in told
     needs = json.loads(roir(made, *ASKED, "--json").stdout)["announce_by_server_needs"]
     assert list(needs) == ["s0", "s1", "s2"]
-    assert [any("--index-dsn" in one for one in needs[name]) for name in needs] == [True, True, False]
+    assert [any("ROIR_INDEX_DSN" in one for one in needs[name]) for name in needs] == [True, True, False]
 
 
 def test_partitions_keep_an_index_from_strict_reads(shards: Make) -> None:

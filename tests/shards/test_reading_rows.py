@@ -221,8 +221,8 @@ def test_another_generation_is_followed(two: Ground) -> None:
         second = announced.add_generation(connection, two.scene.index_id, two.scene.entry)
     two.scene.made.ask(
         "INSERT INTO roir.lane (generation_id, shard_id, outbox, source_oid, captured_at, strict_from, strict_history, "
-        "fresh_at) SELECT %s, shard_id, outbox || 'x', source_oid, captured_at, strict_from, strict_history, fresh_at "
-        "FROM roir.lane",
+        "strict_start, fresh_at) SELECT %s, shard_id, outbox || 'x', source_oid, captured_at, strict_from, "
+        "strict_history, strict_start, fresh_at FROM roir.lane",
         second,
     )
     made.run(

@@ -165,12 +165,12 @@ def test_a_machine_without_java_is_told_what_to_install_and_nothing_has_begun(da
 
 def test_an_unknown_master_pauses_with_the_reason(database: Database) -> None:
     operation = prepared(database)
-    with Running(database, "nonsense://x") as driver:
+    with Running(database, "yarn") as driver:
         assert driver.wait() == 1, driver.said
     paused = operation_status(database, operation.operation_id)
     assert paused.status == "paused"
     assert paused.pause_reason is not None
-    assert paused.pause_reason.startswith("Spark can't be started at nonsense://x: ")
+    assert paused.pause_reason.startswith("Spark can't be started at yarn: ")
 
 
 @pytest.mark.parametrize(
