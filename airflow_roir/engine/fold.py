@@ -119,7 +119,7 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
 
     def body(connection: Connection, lock: Callable[[], None]) -> bool:
         row = read_running(connection, run)
-        known: set[int] = set()
+        known: set[changes.Change] = set()
         # A leaf that is new is read through here already, the fingerprint is planned: not while writers wait.
         check_partitions(connection, job, known)
         check_fingerprint(connection, job)
@@ -151,7 +151,7 @@ def follow_partitions(database: Database, run: Run, report: Callable[[str], None
 
     def body(connection: Connection, lock: Callable[[], None]) -> None:
         read_control(connection, run)
-        known: set[int] = set()
+        known: set[changes.Change] = set()
         check_partitions(connection, job, known)
         lock()
         check_partitions(connection, job, known, adopt=True)

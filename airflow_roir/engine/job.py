@@ -103,7 +103,7 @@ def check_fingerprint(connection: Connection, job: Job) -> None:
         )
 
 
-def check_partitions(connection: Connection, job: Job, known: set[int] | None = None, adopt: bool = False) -> None:
+def check_partitions(connection: Connection, job: Job, known: set[changes.Change] | None = None, adopt: bool = False) -> None:
     """Raise PartitionsChanged if partitions brought or took rows that no capture saw (`partitions.check`).
 
     adopt: also register the new ones, under the drain lock that the caller holds.
@@ -125,7 +125,7 @@ class SourceCheck:
         self.connection = connection
         self.job = job
         self._stamp = job.stamp
-        self._known: set[int] = set()
+        self._known: set[changes.Change] = set()
 
     def look(self, stamp: str | None = None, partitions: bool = True) -> None:
         """Raise SourceChanged, LabelsRenamed or PartitionsChanged, as `check_fingerprint` and `check_partitions` do.

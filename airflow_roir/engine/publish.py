@@ -13,6 +13,7 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, DIRECT
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.job import Job, check_fingerprint, check_partitions, load_job
+from airflow_roir.engine.partitions import changes
 from airflow_roir.engine.run import Run
 from airflow_roir.engine.running import read_running
 from airflow_roir.engine.shards import freshness
@@ -53,7 +54,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     run = job.run
     row = read_running(connection, run)
     _check_complete(connection, job)
-    known: set[int] = set()
+    known: set[changes.Change] = set()
     # A leaf that is new is read through here already, and the fingerprint's queries are planned: writers don't wait.
     check_partitions(connection, job, known)
     check_fingerprint(connection, job)

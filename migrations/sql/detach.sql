@@ -4,7 +4,8 @@
 -- partition that is made anew, rows that fall into the default one, the entries of a partition that is about to join.
 
 -- Writes down that a partition's rows have left a generation's source, hides its entries and gives up its ranges.
--- What was written down of the partitions below it, and of those that left it earlier, is covered by its own bounds.
+-- What was written down of the partitions below it, and of those that left it earlier, is covered by its own bounds. One
+-- that left it may be a partition elsewhere in the source by now: what is written down of that stays.
 CREATE FUNCTION roir.forget_gone(generation bigint, partition oid, bounds text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -15,7 +16,7 @@ BEGIN
         (SELECT partition AS relation UNION SELECT t.relation FROM roir.partition_tree(partition) t)
         UNION
         SELECT p.relation::oid FROM tree t JOIN roir.source_partition p
-            ON p.parent = t.relation AND p.generation_id = generation)
+            ON p.parent = t.relation AND p.generation_id = generation AND p.status = 'present')
     SELECT array_agg(relation) INTO below FROM tree;
     -- One that came since a table is being attached may have had its bounds, and written its entries.
     INSERT INTO roir.emptied (generation_id, relation)
@@ -30,11 +31,12 @@ BEGIN
     -- Somebody else may have written down already that it is gone.
     HAVING forget_gone.bounds IS NOT NULL OR count(*) > 0;
     DELETE FROM roir.source_partition p
-     WHERE p.generation_id = generation AND p.relation = ANY (below)
-       AND NOT (p.relation = partition AND p.status = 'leaving');
+     WHERE p.generation_id = generation AND (p.parent = ANY (below) OR p.relation = partition AND p.status <> 'leaving');
     UPDATE roir.scan_range r SET done = true
       FROM roir.operation o
-     WHERE o.id = r.operation_id AND o.generation_id = generation AND r.relation = ANY (below) AND NOT r.done;
+     WHERE o.id = r.operation_id AND o.generation_id = generation AND r.relation = ANY (below) AND NOT r.done
+       AND NOT EXISTS (SELECT FROM roir.source_partition p
+                        WHERE p.generation_id = generation AND p.relation = r.relation AND p.status = 'present');
     PERFORM roir.refresh_view(generation);
 END $$;
 

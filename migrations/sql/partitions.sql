@@ -20,8 +20,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Writes down that a generation holds the rows of these leaves, of all leaves by default, and all levels above them.
--- Texts under settings that make them read back as the same, whoever calls.
-CREATE FUNCTION roir.register_partitions(generation bigint, source oid, leaves oid[] DEFAULT NULL) RETURNS void
+-- links: only of those that are partitions by one of these still. Texts under settings that make them read back as the
+-- same, whoever calls.
+CREATE FUNCTION roir.register_partitions(generation bigint, source oid, leaves oid[] DEFAULT NULL,
+                                         links text[] DEFAULT NULL) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT roir.check_source(register_partitions.source);
     INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, status)
@@ -29,7 +31,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
            -- No constraint: the only partition is the default one.
            coalesce(nullif(pg_get_partition_constraintdef(t.relation), ''), 'true'), 'present'
       FROM roir.partition_tree(register_partitions.source) t
-     WHERE leaves IS NULL OR t.relation = ANY (leaves) OR NOT t.leaf
+     WHERE leaves IS NULL OR t.relation = ANY (leaves) AND (links IS NULL OR t.link = ANY (links)) OR NOT t.leaf
     ON CONFLICT DO NOTHING
 $$;
 
@@ -37,9 +39,10 @@ $$;
 -- is the end of the statement that brought them. Without that a TRUNCATE in the transaction that made the leaf leaves no
 -- trace, so what is within its bounds is asked for its row, as when a partition leaves. So it is for a leaf that has
 -- another file than its first one. Only these leaves are touched: whoever makes one waits for nobody who writes to another.
-CREATE FUNCTION roir.adopt_partitions(generation bigint, source oid, leaves oid[], from_birth boolean DEFAULT false)
+CREATE FUNCTION roir.adopt_partitions(generation bigint, source oid, leaves oid[], from_birth boolean DEFAULT false,
+                                      links text[] DEFAULT NULL)
 RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT roir.register_partitions(generation, source, leaves);
+    SELECT roir.register_partitions(generation, source, leaves, links);
     SELECT roir.watch_leaves(source, leaves);
     INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
     SELECT p.generation_id, p.relation, p.parent, p.leaf, p.name, p.condition, 'leaving'

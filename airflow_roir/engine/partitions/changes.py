@@ -25,15 +25,20 @@ from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import PartitionsChanged
 
 CHANGES = "SELECT * FROM roir.partition_changes(%(generation)s, %(source)s)"
+ADOPT = "SELECT roir.adopt_partitions(%(generation)s, %(source)s, %(leaves)s::oid[], links => %(links)s::text[])"
 
 
 @dataclass(frozen=True)
 class Change:
-    """A partition that a generation holds and that is gone, or a leaf that it doesn't know."""
+    """A partition that a generation holds and that is gone, or a leaf that it doesn't know.
+
+    link: of a leaf, which attach of it made it one: of another one nothing is known.
+    """
 
     relation: int
     name: str
     gone: bool
+    link: str | None
 
 
 def register(connection: Connection, source: Source, generation_id: int) -> None:
@@ -47,11 +52,11 @@ def changes(connection: Connection, source: Source, generation_id: int) -> list[
     if not source.partitioned:
         return []
     rows = execute(connection, CHANGES, {"source": source.oid, "generation": generation_id})
-    return [Change(row.relation, row.name, row.gone) for row in rows]
+    return [Change(row.relation, row.name, row.gone, row.link) for row in rows]
 
 
 def check(
-    connection: Connection, index: str, source: Source, generation_id: int, entry: Entry, known: set[int]
+    connection: Connection, index: str, source: Source, generation_id: int, entry: Entry, known: set[Change]
 ) -> list[Change]:
     """Raise PartitionsChanged if rows came or went that no capture saw. Returns the new leaves, which are harmless.
 
@@ -64,23 +69,29 @@ def check(
                 f"index {index}: partition {change.name} of {source.name} was dropped or detached without roir; "
                 f"run: roir sync-partitions {argument(source.name)}"
             )
-        if change.relation not in known and brings_rows(connection, source, generation_id, entry, change.relation):
+        if change not in known and brings_rows(connection, source, generation_id, entry, change.relation):
             raise PartitionsChanged(
                 f"index {index}: partition {change.name} was attached to {source.name} with rows, without roir; "
                 f"run: roir sync-partitions {argument(source.name)}"
             )
-        known.add(change.relation)
+        known.add(change)
     return found
 
 
 def adopt(connection: Connection, source: Source, generation_id: int, leaves: Collection[Change]) -> None:
     """Record leaves that `check` found harmless, and follow their TRUNCATE. Locks them against writers.
 
+    One that was detached since isn't recorded, be it attached again, with whatever rows it has by then.
     What one of them was truncated of before can't be known: its bounds are asked for rows, as of one that leaves.
     """
     if leaves:
-        values = {"generation": generation_id, "source": source.oid, "leaves": [leaf.relation for leaf in leaves]}
-        execute(connection, "SELECT roir.adopt_partitions(%(generation)s, %(source)s, %(leaves)s::oid[])", values)
+        values = {
+            "generation": generation_id,
+            "source": source.oid,
+            "leaves": [leaf.relation for leaf in leaves],
+            "links": [leaf.link for leaf in leaves],
+        }
+        execute(connection, ADOPT, values)
         marks.follow(connection, generation_id)
 
 

@@ -75,12 +75,11 @@ def batch(
         lock_table(connection, source.sql, source.oid, "ROW EXCLUSIVE", only=True)
         mode = installation.mode(connection, generation_id)
         name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
-        position = execute(connection, POSITION, {"id": joining_id}).first()
-        if position is None:
-            raise AttachDisturbed(f"somebody has cancelled what brings in {name}, or finished it")
-        before = position.watermark
+        _position(connection, joining_id, name)
         # By its owner of now, which it then keeps, as it keeps its name.
         lock_table(connection, name, relation, "ROW SHARE", only=True)
+        # Whoever cancels the attach, or detaches the partition, has had the table for himself before, or waits for us.
+        before = _position(connection, joining_id, name)
         values: dict[str, Any] = {}
         where = ScanRange(None, None, before).condition(source.primary_key, source.comparands, None, values)
         key = ", ".join(f"s.{quote(column)}" for column in source.primary_key)
@@ -129,6 +128,14 @@ def batch(
         execute(connection, ADVANCE, moved)
         check_name(connection, name, relation)
         return rows
+
+
+def _position(connection: Connection, joining_id: int, name: str) -> Any:
+    """The watermark of what is brought in. Raises AttachDisturbed if that is over."""
+    position = execute(connection, POSITION, {"id": joining_id}).first()
+    if position is None:
+        raise AttachDisturbed(f"somebody has cancelled what brings in {name}, or finished it")
+    return position.watermark
 
 
 def record_collisions(

@@ -37,6 +37,7 @@ JOINING = """
 SELECT id FROM roir.source_partition
  WHERE generation_id = %(generation)s AND relation = %(relation)s AND status = 'joining'
 """
+LEAVE = "UPDATE roir.source_partition SET status = 'leaving' WHERE id = %(id)s AND status = 'joining'"
 
 
 @dataclass
@@ -173,8 +174,9 @@ def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
             unique_rows.forget(connection, generation.id)
 
     def body(connection: Connection) -> None:
-        execute(connection, "DELETE FROM roir.source_partition WHERE id = %(id)s", {"id": found})
         if found is not None:
+            # It may have been detached again: then its copied entries leave.
+            execute(connection, LEAVE, {"id": found})
             execute(connection, "SELECT roir.release_table(%(relation)s::oid)", {"relation": change.relation})
         changes.adopt(connection, sync.source, generation.id, [change])
         view.hide(connection, generation.id)

@@ -1,0 +1,109 @@
+"""What a command reads of partitions before it has the lock: somebody comes between, and it must not act on that.
+
+Seen to fail where it does: entries without rows, or rows without entries, which nothing tells of.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_roir.engine import clean_up
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import attach, sync
+from airflow_roir.errors import InvalidInput
+from tests.conftest import run_sql
+from tests.engine import steps
+from tests.engine.interposed import before
+from tests.engine.steps import sql
+
+N_BOUNDS = "FOR VALUES FROM (50) TO (60)"
+ATTACH = f"ALTER TABLE t ATTACH PARTITION n {N_BOUNDS}"
+DETACH = "ALTER TABLE t DETACH PARTITION n"
+CHANGES = "SELECT name, gone FROM roir.partition_changes(1, 't'::regclass)"
+
+
+@pytest.fixture
+def indexed(database: Database, dsn: str) -> Database:
+    """Table `t` with partitions, one of them in two levels, an index, and a table `n` to attach."""
+    run_sql(
+        dsn,
+        "CREATE TABLE t (d int, id int, k text, v int, PRIMARY KEY (d, id)) PARTITION BY RANGE (d)",
+        *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES FROM ({n}0) TO ({n + 1}0)" for n in range(4)),
+        "CREATE TABLE s PARTITION OF t FOR VALUES FROM (100) TO (200) PARTITION BY RANGE (d)",
+        "CREATE TABLE s1 PARTITION OF s FOR VALUES FROM (150) TO (200)",
+        "INSERT INTO t SELECT i % 40, i, (i % 7)::text, i FROM generate_series(1, 80) i",
+        "INSERT INTO t SELECT 150 + i, i, (i % 7)::text, i FROM generate_series(1, 20) i",
+        "CREATE TABLE n (LIKE t INCLUDING ALL)",
+        "INSERT INTO n SELECT 50 + i % 10, 500 + i, (i % 7)::text, i FROM generate_series(1, 20) i",
+        "ANALYZE t",
+    )
+    steps.make_index(database, include="v")
+    clean_up.clean_up(database)
+    return database
+
+
+def test_a_copy_beside_a_cancel_whose_entries_a_clean_up_has_removed(indexed: Database, dsn: str) -> None:
+    """The copy has seen that the table joins, and not yet locked it."""
+
+    def cancel() -> None:
+        run_sql(dsn, "SELECT roir.cancel_attach('n')")
+        clean_up.clean_up(Database(dsn, "other"))
+        assert sql(steps.session(dsn), "SELECT FROM roir.source_partition WHERE status <> 'present'") == []
+
+    with before(indexed, "LOCK TABLE ONLY public.n", cancel), pytest.raises(InvalidInput, match="any more"):
+        attach.attach_partition(indexed, "t", "n", N_BOUNDS, "test")
+    steps.assert_exact(indexed)
+
+
+@pytest.mark.parametrize("how", ["clean-up", "sync"])
+def test_a_leaf_that_is_attached_again_with_rows_before_it_is_registered(
+    indexed: Database, dsn: str, how: str
+) -> None:
+    """It was empty when it was looked at."""
+    run_sql(dsn, f"CREATE TABLE came PARTITION OF t {N_BOUNDS}")
+
+    def load() -> None:
+        run_sql(
+            dsn,
+            "ALTER TABLE t DETACH PARTITION came",
+            "INSERT INTO came TABLE n",
+            f"ALTER TABLE t ATTACH PARTITION came {N_BOUNDS}",
+        )
+
+    with before(indexed, "SELECT roir.adopt_partitions", load):
+        if how == "sync":
+            assert sync.sync_partitions(indexed, "t", "test").entries_added == 20
+        else:
+            clean_up.clean_up(indexed)
+            [told] = clean_up.clean_up(indexed).waiting
+            assert "public.came was attached to public.t with rows, without roir" in told
+            sync.sync_partitions(indexed, "t", "test")
+    steps.assert_exact(indexed)
+
+
+@pytest.mark.parametrize(("at", "number"), [("LOCK TABLE ONLY public.n", 2), ("UPDATE roir.source_partition", 2)])
+def test_a_partition_that_is_detached_while_a_sync_copies_its_rows(
+    indexed: Database, dsn: str, at: str, number: int
+) -> None:
+    """The second lock is the first batch's; the last update is that of the last step."""
+    run_sql(dsn, ATTACH)
+    with before(indexed, at, lambda: run_sql(dsn, DETACH), number):
+        sync.sync_partitions(indexed, "t", "test")
+    sync.sync_partitions(indexed, "t", "test")
+    clean_up.clean_up(indexed)
+    assert sql(steps.session(dsn), CHANGES) == []
+    steps.assert_exact(indexed)
+
+
+def test_a_partition_that_has_left_a_level_for_another_place_stays_when_that_level_goes(
+    indexed: Database, dsn: str
+) -> None:
+    """Its entries of before are still to be removed."""
+    run_sql(dsn, "SELECT roir.detach_partition('s1')", "UPDATE s1 SET d = d + 150")
+    attach.attach_partition(indexed, "t", "s1", "FOR VALUES FROM (300) TO (400)", "test")
+    run_sql(dsn, "SELECT roir.detach_partition('s')")
+    assert sql(steps.session(dsn), CHANGES) == []
+    run_sql(dsn, "DROP TABLE s1")
+    assert sql(steps.session(dsn), CHANGES) == [("public.s1", True)]
+    assert sync.sync_partitions(indexed, "t", "test").entries_removed == 40
+    steps.assert_exact(indexed)
