@@ -59,7 +59,9 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION roir.stop_noting(partition oid) RETURNS void
+-- ended: the caller ends the attach. Else only where none goes on: one may begin until the default partition is ours, and
+-- the notes are asked together with that.
+CREATE FUNCTION roir.stop_noting(partition oid, ended boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     rest record;
@@ -67,9 +69,15 @@ BEGIN
     FOR rest IN SELECT t.tgrelid::regclass AS relation, t.tgname AS name FROM pg_trigger t
                  WHERE t.tgname = 'roir_joining_' || partition AND t.tgparentid = 0
                    AND t.tgfoid = 'roir.note_arrival()'::regprocedure LOOP
+        EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', rest.relation);
+        IF NOT ended AND EXISTS (SELECT FROM roir.source_partition p
+                                  WHERE p.relation = partition::bigint AND p.status = 'joining') THEN
+            RETURN;
+        END IF;
         EXECUTE format('DROP TRIGGER %I ON %s', rest.name, rest.relation);
     END LOOP;
-    DELETE FROM roir.emptied e WHERE e.generation_id = 0 AND e.relation = partition::bigint;
+    DELETE FROM roir.emptied e WHERE e.generation_id = 0 AND e.relation = partition::bigint
+       AND (ended OR NOT EXISTS (SELECT FROM roir.source_partition p WHERE p.relation = e.relation AND p.status = 'joining'));
 END $$;
 
 CREATE FUNCTION roir.release_table(partition regclass) RETURNS void

@@ -15,6 +15,7 @@ from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.interposed import before
 from tests.engine.steps import sql
+from tests.engine.test_locks import in_thread, wait_until, watching
 
 N_BOUNDS = "FOR VALUES FROM (50) TO (60)"
 ATTACH = f"ALTER TABLE t ATTACH PARTITION n {N_BOUNDS}"
@@ -56,9 +57,7 @@ def test_a_copy_beside_a_cancel_whose_entries_a_clean_up_has_removed(indexed: Da
 
 
 @pytest.mark.parametrize("how", ["clean-up", "sync"])
-def test_a_leaf_that_is_attached_again_with_rows_before_it_is_registered(
-    indexed: Database, dsn: str, how: str
-) -> None:
+def test_a_leaf_that_is_attached_again_with_rows_before_it_is_registered(indexed: Database, dsn: str, how: str) -> None:
     """It was empty when it was looked at."""
     run_sql(dsn, f"CREATE TABLE came PARTITION OF t {N_BOUNDS}")
 
@@ -107,3 +106,34 @@ def test_a_partition_that_has_left_a_level_for_another_place_stays_when_that_lev
     assert sql(steps.session(dsn), CHANGES) == [("public.s1", True)]
     assert sync.sync_partitions(indexed, "t", "test").entries_removed == 40
     steps.assert_exact(indexed)
+
+
+def test_an_attach_that_begins_again_beside_the_removal_of_its_first_copies_goes_on_being_noted(
+    indexed: Database, dsn: str
+) -> None:
+    """The removal has seen that nothing joins, and waits for the default partition with the trigger that notes."""
+    run_sql(dsn, "CREATE TABLE rest PARTITION OF t DEFAULT", f"SELECT roir.begin_attach('t', 'n', '{N_BOUNDS}')")
+    # Disturbed: what was copied leaves, and the attach begins again.
+    run_sql(dsn, "INSERT INTO t VALUES (55, 1, 'x', 1)", "DELETE FROM t WHERE id = 1 AND d = 55")
+    run_sql(dsn, "SELECT roir.finish_attach('t', 'n')")
+    assert sql(steps.session(dsn), "SELECT status FROM roir.source_partition WHERE name = 'public.n'") == [("leaving",)]
+    attach_again = steps.session(dsn)
+    watch = watching(dsn)
+    threads = []
+
+    def begin() -> None:
+        sql(attach_again, f"SELECT roir.begin_attach('t', 'n', '{N_BOUNDS}')")
+        threads.append(in_thread(commit))
+
+    def commit() -> None:
+        wait_until(watch, "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'rest'::regclass")
+        attach_again.commit()
+
+    with before(indexed, "SELECT roir.stop_noting", begin):
+        clean_up.clean_up(indexed)
+    for thread, failed in threads:
+        thread.join()
+        assert failed == []
+
+    notes = "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'rest'::regclass AND tgname ~ '^roir_joining_'"
+    assert sql(steps.session(dsn), notes) == [(1,)]

@@ -52,7 +52,7 @@ UPDATE roir.source_partition p SET status = 'leaving'
 
 # Of a table that was dropped while it was being attached.
 STOP_NOTING = """
-SELECT roir.stop_noting(%(relation)s::oid)
+SELECT roir.stop_noting(%(relation)s::oid, ended => false)
  WHERE NOT EXISTS (SELECT FROM roir.source_partition p WHERE p.relation = %(relation)s AND p.status = 'joining')
 """
 # Whose rows are no rows of the source yet, and have entries.
