@@ -18,6 +18,7 @@ from airflow.sdk.definitions.taskgroup import MappedTaskGroup
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_roir.assets import published_alias
+from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput
 from airflow_roir.groups import rebuild_index_group, rebuild_indexes_group
@@ -153,6 +154,9 @@ def test_what_shapes_the_group_is_not_mapped() -> None:
 def test_a_publish_tells_what_was_built_and_from_what(shop: Any, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", json.dumps({"conn_type": "postgres"} | shop.fields))
     run = steps.make_index(Database(dsn), 'public."Item ""K"', "public.item", "kind", verify="after")
+    with Database(dsn).transaction() as connection:
+        index = operations.read_operation(connection, run.operation_id).index_id
+        operations.record_event(connection, index, run.operation_id, "airflow d r", "adopt")
     facts = published_facts(Database(dsn), run.operation_id)
     counts = {"missing": 0, "extra": 0, "different": 0, "corrupt": 0, "damaged": 0, "duplicate": 0, "mended": 0}
     assert facts.pop("seconds") >= 0

@@ -88,6 +88,7 @@ def test_who_may_not_cancel_one_waits_until_the_server_does(vacuumed: tuple[str,
         f"GRANT CREATE ON SCHEMA public TO {role}",
         f"GRANT USAGE, CREATE ON SCHEMA roir, roir_data TO {role}",
         f"GRANT ALL ON ALL TABLES IN SCHEMA roir TO {role}",
+        f"GRANT USAGE ON TYPE roir.entry_state TO {role}",
     )
     # The owner of all, but no superuser.
     for (statement,) in sql(

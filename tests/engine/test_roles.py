@@ -195,6 +195,7 @@ def test_a_function_whose_owner_lost_his_rights_fails_the_write_and_never_the_in
 ) -> None:
     run_sql(dsn, f"GRANT USAGE, CREATE ON SCHEMA public, roir_data TO {role}", f"GRANT USAGE ON SCHEMA roir TO {role}")
     run_sql(dsn, f"GRANT ALL ON ALL TABLES IN SCHEMA roir TO {role}", f"ALTER TABLE t OWNER TO {role}")
+    run_sql(dsn, f"GRANT USAGE ON TYPE roir.entry_state TO {role}")
     _, run = steps.begin(Database(stranger), include="v")
     steps.finish_all(Database(stranger), run)
     run_sql(dsn, "ALTER TABLE t OWNER TO postgres", f"REVOKE ALL ON t FROM {role}")
@@ -262,6 +263,7 @@ def test_forced_row_level_security_hides_no_rows_from_the_build(
     """Its owner is refused, unless he sees all rows; forced later it fails writes rather than lose entries."""
     run_sql(dsn, f"GRANT USAGE, CREATE ON SCHEMA public, roir_data TO {role}", f"GRANT USAGE ON SCHEMA roir TO {role}")
     run_sql(dsn, f"GRANT ALL ON ALL TABLES IN SCHEMA roir TO {role}", f"ALTER TABLE t OWNER TO {role}")
+    run_sql(dsn, f"GRANT USAGE ON TYPE roir.entry_state TO {role}")
     run_sql(dsn, *POLICY, "ALTER TABLE t FORCE ROW LEVEL SECURITY")
     owner = Database(stranger)
     options = {"ignore_row_security": True}

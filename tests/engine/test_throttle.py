@@ -321,7 +321,8 @@ def test_whoever_waits_holds_nothing(governed: Database, dsn: str, phase: str, m
         held = sql(
             watch,
             "SELECT application_name, state FROM pg_stat_activity WHERE datname = current_database() "
-            "AND pid <> pg_backend_pid() AND (xact_start IS NOT NULL OR backend_xmin IS NOT NULL)",
+            "AND backend_type = 'client backend' AND pid <> pg_backend_pid() "
+            "AND (xact_start IS NOT NULL OR backend_xmin IS NOT NULL)",
         )
         assert held == []
         # One piece of work, then the next hold, to the end.
