@@ -32,11 +32,19 @@ VIEW = """
 SELECT c.relkind::text AS kind, b.oid = ANY (r.relations) AS shows,
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
-       has_schema_privilege(c.relowner, 'roir_data', 'USAGE') AND has_table_privilege(c.relowner, b.oid, 'SELECT')
-       AS readable, pg_get_userbyid(c.relowner) AS owner, roir.is_open(%(generation)s, c.oid) AS open
+       pg_get_userbyid(c.relowner) AS owner, roir.is_open(%(generation)s, c.oid) AS open,
+       u.unread, pg_get_userbyid(u.reader) AS reader,
+       u.reader = c.relowner AND c.relowner <> b.relowner AS is_given_away
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
- CROSS JOIN (SELECT to_regclass(%(base)s)::oid AS oid) b
+  LEFT JOIN pg_class b ON b.oid = to_regclass(%(base)s)
+  LEFT JOIN pg_class s ON s.oid = to_regclass(%(shown)s)
+  -- The owner of each of the two views is asked for what that one reads.
+  LEFT JOIN LATERAL (
+       SELECT x.reader, x.relation::regclass::text AS unread
+         FROM (VALUES (c.relowner, b.oid), (c.relowner, s.oid), (s.relowner, b.oid)) AS x (reader, relation)
+        WHERE NOT (has_table_privilege(x.reader, x.relation, 'SELECT')
+                   AND has_schema_privilege(x.reader, 'roir_data', 'USAGE')) LIMIT 1) u ON true
  CROSS JOIN LATERAL (
        SELECT array_agg(d.refobjid) FILTER (WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid <> c.oid)
               AS relations
@@ -89,6 +97,7 @@ def _view(connection: Connection, name: QualifiedName, generation_id: int, entry
     values = {
         "generation": generation_id,
         "base": physical.base(generation_id),
+        "shown": physical.shown(generation_id),
         "schema": name.schema,
         "name": name.name,
     }
@@ -101,12 +110,12 @@ def _view(connection: Connection, name: QualifiedName, generation_id: int, entry
         return [f"{name.sql} is another relation now, not its view. Drop or rename it. {remedy}"]
     if row.columns != [column.source for column in entry.columns]:
         return [f"its view {name.sql} was altered, and may show wrong entries. Drop it. {remedy}"]
-    if not row.readable:
-        base = physical.base(generation_id)
-        return [
-            f"its view {name.sql} belongs to {row.owner}, who may not read {base}, so no role can read the view. "
-            "Give the view back to the role that roir connects as: ALTER VIEW … OWNER TO …"
-        ]
+    if row.unread is not None:
+        unread = f"{row.reader}, who may not read {row.unread}, so no role can read the view"
+        if row.is_given_away:
+            back = "Give the view back to the role that roir connects as: ALTER VIEW … OWNER TO …"
+            return [f"its view {name.sql} belongs to {unread}. {back}"]
+        return [f"its view {name.sql} reads by the rights of {unread}. Run: roir init, which gives them again"]
     if wrong is not None:
         return [f"its view {name.sql} {wrong}, so readers see other rows than its table's. {view_check.remedy(name)}"]
     if row.open:

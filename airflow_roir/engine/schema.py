@@ -21,8 +21,12 @@ VERSION_TABLE = "schema_version"
 # Revisions of before 0.1.0, when nothing was released; one migration makes what they made. Releases take these numbers
 # again, one by one.
 UNRELEASED = frozenset(f"{number:04}" for number in range(2, 22))
-# `0001` was the first of those too. They had no table `home`, and the last of them none of lanes.
-IS_RELEASED = "SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT NULL"
+# `0001` was the first of those too, and was edited: some had no table `home`, some none of lanes, the last views that
+# could be written.
+IS_RELEASED = """
+SELECT to_regclass('roir.home') IS NOT NULL AND to_regclass('roir.lane') IS NOT NULL
+       AND to_regprocedure('roir.only_read(bigint)') IS NOT NULL
+"""
 
 IS_GUARDED = "SELECT EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'roir_refuse_ddl' AND evtenabled <> 'D')"
 

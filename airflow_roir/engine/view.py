@@ -152,7 +152,7 @@ SHOWING = """
 SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') FROM pg_depend d
   JOIN pg_rewrite r ON r.oid = d.objid JOIN pg_class c ON c.oid = r.ev_class
  WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass
-   AND d.refobjid = to_regclass(%(base)s) AND c.relkind = 'v'
+   AND d.refobjid = to_regclass(%(base)s) AND c.relkind = 'v' AND c.relnamespace <> 'roir_data'::regnamespace
 """
 
 

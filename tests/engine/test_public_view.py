@@ -177,3 +177,33 @@ def test_status_tells_where_more_than_reading_became_possible(world: World, how:
     world.run("GRANT ALL ON ix TO app")
     assert world.outcome("app", "DELETE FROM ix") == "55000"
     assert world.outcome("app", "LOCK TABLE ix") == "42501"
+
+
+def test_status_tells_who_may_not_read_what_the_view_reads(world: World) -> None:
+    """Nobody reads the view then. Seen to say nothing, and to name a table that is none of the matter."""
+    steps.make_index(world.database, "public.ix", "public.t")
+    clean_up.clean_up(world.database)
+    reader, read = ("pg_write_server_files", "g1") if world.database.dsn == world.dsn else ("builder", "g1_shown")
+    world.run(f"REVOKE SELECT ON roir_data.{read} FROM {reader}", "GRANT SELECT ON ix TO app")
+    assert world.outcome("app", "SELECT * FROM ix") == "42501"
+    with world.database.transaction() as connection:
+        (line,) = health.warnings(connection)
+    assert f"who may not read roir_data.{read}," in line
+    assert "roir init" in line
+    schema.init(world.database)
+    assert world.outcome("app", "SELECT * FROM ix") == "done"
+    with world.database.transaction() as connection:
+        assert health.warnings(connection) == []
+    world.run("ALTER VIEW ix OWNER TO bob", "GRANT SELECT ON roir_data.g1 TO bob")
+    with world.database.transaction() as connection:
+        (line,) = health.warnings(connection)
+    assert "who may not read roir_data.g1_shown," in line
+    assert "ALTER VIEW" in line
+
+
+def test_a_view_of_another_name_is_named_alone(world: World) -> None:
+    """Not our own view below it, which nobody can rename back."""
+    steps.make_index(world.database, "public.ix", "public.t")
+    world.run("ALTER VIEW ix RENAME TO other")
+    (line,) = [line for line in clean_up.clean_up(world.database).warnings if "shows its entries now" in line]
+    assert ": view public.other shows" in line

@@ -108,7 +108,13 @@ def test_a_newer_schema_is_refused(database: Database) -> None:
 
 @pytest.mark.parametrize(
     ("revision", "lacks"),
-    [("0001", "DROP TABLE roir.home"), ("0001", "DROP TABLE roir.lane CASCADE"), ("0002", ""), ("0021", "")],
+    [
+        ("0001", "DROP TABLE roir.home"),
+        ("0001", "DROP TABLE roir.lane CASCADE"),
+        ("0001", "DROP FUNCTION roir.only_read(bigint)"),
+        ("0002", ""),
+        ("0021", ""),
+    ],
 )
 def test_a_schema_of_before_the_first_release_is_refused_and_can_be_removed(
     database: Database, dsn: str, revision: str, lacks: str
