@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
@@ -115,7 +115,9 @@ class Child:
     def _relay(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            say(f"{self.index}: {line.rstrip().removeprefix('roir: ')}")
+            # Nobody may read along any more; the child must not wait for that.
+            with suppress(OSError):
+                say(f"{self.index}: {line.rstrip().removeprefix('roir: ')}")
 
     def _keep(self) -> None:
         assert self.process.stdout is not None

@@ -170,7 +170,13 @@ class Driver:
                 self.last_line = text
                 if text == f"roir: {SPARK_IS_UP}":
                     self.is_starting = False
-                self._forward(text)
+                self._tell(text)
+
+    def _tell(self, line: str) -> None:
+        # Whoever reads the command's lines may have gone; the driver must not wait for that, and the order's end is
+        # still to be heard.
+        with suppress(OSError):
+            self._forward(line)
 
     def order(self, order: Sequence[str]) -> None:
         """Let a driver that waits drive an operation, see `driver_order`. Raises SparkFailed if it has ended."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from airflow_roir.spark.driver_process import Driver, driver_command, driver_environment
+from airflow_roir.spark.driver_process import ENDED, Driver, driver_command, driver_environment
 from airflow_roir.spark.options import SparkOptions
 
 SECRET = "postgresql://builder:hush@db/shop"
@@ -155,3 +155,21 @@ def test_to_kill_one_that_has_ended_does_nothing(
     monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("a reaped process was signalled"))
     driver.terminate()
     driver.kill()
+
+
+def test_nobody_who_reads_holds_no_driver_up() -> None:
+    """`roir build … 2>&1 | head`: the order's end was never heard, and the command waited for good."""
+
+    def closed(_line: str) -> None:
+        raise BrokenPipeError
+
+    code = (
+        f"for i in range(20000): print('a line of a driver', i)\nprint('roir: {ENDED}7')\nimport sys; sys.stdin.read()"
+    )
+    driver = Driver(python(code), driver_environment(SECRET), closed, takes_orders=True)
+    try:
+        assert driver.wait_for_order(30.0) == 7
+        driver.release()
+        assert driver.wait(30.0) == 0
+    finally:
+        driver.kill()
