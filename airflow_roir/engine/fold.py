@@ -44,7 +44,7 @@ BLOCKS_PER_STEP = 16
 COPY_AGAIN = """
 INSERT INTO roir.emptied (generation_id, relation)
 SELECT DISTINCT 0, p.relation FROM roir.source_partition p
- WHERE p.generation_id = %(generation)s AND p.status = 'joining' AND p.link IS NOT NULL
+ WHERE p.generation_id = %(generation)s AND p.status = 'joining' AND p.bounds IS NOT NULL
 """
 SOURCE = """
 SELECT i.source_oid FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.id = %(generation)s

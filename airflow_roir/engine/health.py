@@ -73,7 +73,7 @@ SELECT c.name, EXISTS (SELECT FROM roir.source_partition p WHERE p.generation_id
 # By an attach of ours, not by a repair after a plain one.
 JOINING = """
 SELECT name, quote_literal(name) AS literal FROM roir.source_partition
- WHERE generation_id = %(generation)s AND status = 'joining' AND link IS NOT NULL ORDER BY id
+ WHERE generation_id = %(generation)s AND status = 'joining' AND bounds IS NOT NULL ORDER BY id
 """
 # The capture reads a leaf as the source's owner, and runs code of the leaf's by that; roir reads all as one role.
 OTHERS_LEAVES = """

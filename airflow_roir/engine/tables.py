@@ -280,13 +280,13 @@ source_partition = Table(
     Column("relation", BigInteger, nullable=False),
     Column("parent", BigInteger, nullable=False),
     Column("leaf", Boolean, nullable=False),
-    # The transaction that made it a partition: another one means that it was out meanwhile. Where it is joining, what
-    # the copied entries stand on (roir.joins_as).
+    # The transaction that made it a partition: another one means that it was out meanwhile. Where it is joining and has
+    # bounds, what the copied entries stand on (roir.joins_as).
     Column("link", Text),
     Column("name", Text, nullable=False),
     # Its partition constraint, over the source's columns: tells its entries when the partition itself is gone.
     Column("condition", Text, nullable=False),
-    # Where it is joining: as in ATTACH PARTITION, as the server writes them.
+    # Where it is being attached: as in ATTACH PARTITION, as the server writes them. Without them a sync takes it in.
     Column("bounds", Text),
     Column("status", Text, nullable=False),
     # Where it is joining: the primary key of the last row that was brought in.

@@ -116,7 +116,7 @@ $$;
 CREATE FUNCTION roir.is_disturbed(joining bigint) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM roir.source_partition p
-                    WHERE p.id = joining AND p.status = 'joining' AND p.link IS NOT NULL
+                    WHERE p.id = joining AND p.status = 'joining' AND p.bounds IS NOT NULL
                       AND (p.link <> roir.joins_as(p.generation_id, p.parent::oid, p.relation::oid, p.link LIKE '% default %')
                            OR EXISTS (SELECT FROM roir.emptied e WHERE e.generation_id = 0 AND e.relation = p.relation)))
 $$;

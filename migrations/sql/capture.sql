@@ -167,7 +167,7 @@ BEGIN
     FOR joining IN
         SELECT p.relation, p.parent, roir.entry_condition(g.entry, p.condition, 'x') AS condition
           FROM roir.source_partition p JOIN roir.generation g ON g.id = p.generation_id
-         WHERE p.generation_id = note_taken.generation AND p.status = 'joining' AND p.link IS NOT NULL
+         WHERE p.generation_id = note_taken.generation AND p.status = 'joining' AND p.bounds IS NOT NULL
     LOOP
         -- To read the bounds may have come to run somebody's code since the attach began.
         PERFORM roir.check_levels(ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(joining.parent::oid) a));

@@ -21,7 +21,7 @@ BEGIN
     -- One that came since a table is being attached may have had its bounds, and written its entries.
     INSERT INTO roir.emptied (generation_id, relation)
     SELECT DISTINCT 0, j.relation FROM roir.source_partition j JOIN roir.source_partition p ON p.generation_id = j.generation_id
-     WHERE j.generation_id = generation AND j.status = 'joining' AND j.link IS NOT NULL
+     WHERE j.generation_id = generation AND j.status = 'joining' AND j.bounds IS NOT NULL
        AND p.relation = partition AND p.status = 'present' AND p.id > j.id;
     INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
     SELECT generation, partition, coalesce(max(p.parent), 0), coalesce(bool_or(p.leaf), true),

@@ -9,6 +9,7 @@ import pytest
 
 from airflow_roir.engine import clean_up
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.limits import Limits
 from airflow_roir.engine.partitions import attach, sync
 from airflow_roir.errors import InvalidInput
 from tests.conftest import run_sql
@@ -91,6 +92,20 @@ def test_a_partition_that_is_detached_while_a_sync_copies_its_rows(
     sync.sync_partitions(indexed, "t", "test")
     clean_up.clean_up(indexed)
     assert sql(steps.session(dsn), CHANGES) == []
+    steps.assert_exact(indexed)
+
+
+def test_a_sync_that_was_killed_begins_anew_with_a_partition_that_was_out_since(indexed: Database, dsn: str) -> None:
+    run_sql(dsn, ATTACH)
+    small = Database(dsn, "killed", limits=Limits(attach_rows=5))
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), before(small, "SELECT watermark FROM roir.source_partition", die, at=5):
+        sync.sync_partitions(small, "t", "test")
+    run_sql(dsn, DETACH, "UPDATE n SET v = 0, k = 'new'", ATTACH)
+    sync.sync_partitions(indexed, "t", "test")
     steps.assert_exact(indexed)
 
 

@@ -27,14 +27,15 @@ SELECT g.id, g.index_id, g.entry, i.schema_name, i.name FROM roir.generation g J
  WHERE i.source_oid = %(source)s AND g.status IN ('building', 'active', 'retired') ORDER BY g.id
 """
 JOIN = """
-INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, name, condition, status)
-SELECT %(generation)s, t.relation, t.parent, t.leaf, t.relation::regclass::text,
+INSERT INTO roir.source_partition (generation_id, relation, parent, leaf, link, name, condition, status)
+SELECT %(generation)s, t.relation, t.parent, t.leaf, t.link, t.relation::regclass::text,
        coalesce(roir.bounds_of(t.relation), 'true'), 'joining'
   FROM roir.partition_tree(%(source)s) t WHERE t.relation = %(relation)s
     ON CONFLICT DO NOTHING
 """
+# again: a sync that was killed has begun to copy it, and it was out since. What has no bounds is a sync's.
 JOINING = """
-SELECT id FROM roir.source_partition
+SELECT id, bounds IS NULL AND link IS DISTINCT FROM %(link)s AS again FROM roir.source_partition
  WHERE generation_id = %(generation)s AND relation = %(relation)s AND status = 'joining'
 """
 LEAVE = "UPDATE roir.source_partition SET status = 'leaving' WHERE id = %(id)s AND status = 'joining'"
@@ -156,9 +157,18 @@ def _collisions(sync: _Sync, generation: Row[Any], entry: Entry, change: Change)
 
 def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
     entry = Entry.from_json(generation.entry)
-    values = {"generation": generation.id, "source": sync.source.oid, "relation": change.relation}
+    values = {
+        "generation": generation.id,
+        "source": sync.source.oid,
+        "relation": change.relation,
+        "link": change.link,
+    }
     with sync.database.transaction() as connection:
-        found = execute(connection, JOINING, values).scalar()
+        joining = execute(connection, JOINING, values).first()
+        if joining is not None and joining.again:
+            execute(connection, LEAVE, {"id": joining.id})
+            joining = None
+        found = None if joining is None else joining.id
         if found is None and changes.brings_rows(connection, sync.source, generation.id, entry, change.relation):
             execute(connection, JOIN, values)
             found = execute(connection, JOINING, values).scalar_one()
