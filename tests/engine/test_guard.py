@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import psycopg2
 import pytest
 
 from airflow_roir.engine import clean_up, schema
 from airflow_roir.engine.database import Database, execute
-from airflow_roir.engine.partitions import detach
+from airflow_roir.engine.partitions import detach, sync
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.test_detach import published
@@ -224,3 +226,23 @@ def test_a_statement_is_read_as_the_server_reads_it(database: Database, query: s
     with database.transaction() as connection:
         read = "SELECT partition FROM roir.detached_in_two(%(query)s)"
         assert execute(connection, read, {"query": query}).scalar_one() == partition
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("statement", ["DROP TABLE young", "ALTER TABLE t DETACH PARTITION young"])
+def test_what_an_older_snapshot_takes_is_named(
+    database: Database, guarded: str, statement: str, isolation: str
+) -> None:
+    """It doesn't see that the partition is one that the index holds."""
+    published(database, guarded)
+    with closing(steps.old_session(guarded, isolation)) as user:
+        run_sql(
+            guarded,
+            "CREATE TABLE young PARTITION OF t FOR VALUES FROM (9000) TO (9100)",
+            "INSERT INTO t (d, id, k, v) VALUES (9000, 1, 'k', 1)",
+        )
+        steps.sql(user, statement)
+        user.commit()
+    assert "sync-partitions" in " ".join(clean_up.clean_up(database).waiting)
+    sync.sync_partitions(database, "t", "test")
+    steps.assert_exact(database)
