@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
             turn_on()
 
         def discard() -> None:
-            """Nothing was driven, so nobody looks for the log."""
+            """The log, where nothing was driven."""
             if options.later and not log.is_named:
                 log.discard()
 
