@@ -25,6 +25,7 @@ from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import MOST_VANISHED, Attempts, Drain
 from airflow_roir.engine.long_pause import LongPause
 from airflow_roir.engine.partitions import changes, remove_entries
+from airflow_roir.engine.relation_size import LOCK_TIMEOUT
 from airflow_roir.engine.schema import check_schema
 from airflow_roir.engine.shards import announce_end
 from airflow_roir.engine.shards import holders as unique
@@ -201,7 +202,17 @@ def _problem(row: Any, said: str) -> str:
 
 def _look_for_problems(database: Database, result: CleanUpReport) -> None:
     with database.transaction() as connection:
-        result.warnings += health.warnings(connection)
+        # The definition of a view is read under its lock.
+        execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
+        try:
+            result.warnings += health.warnings(connection)
+        except DBAPIError as error:
+            if sqlstate(error) != LOCK_TIMEOUT:
+                raise
+            raise LockNotAcquired(
+                "indexes can't be checked now, since somebody holds a lock on a table or on a view of one; roir status "
+                "checks each of them"
+            ) from error
 
 
 def _settle_pauses(

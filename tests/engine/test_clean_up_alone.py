@@ -219,3 +219,16 @@ def test_two_commands_give_a_new_partition_its_trigger_once(database: Database, 
     assert not errors
     assert not [line for line in reports[0].warnings if "already exists" in line]
     steps.assert_exact(database, "broken")
+
+
+def test_who_holds_a_view_for_himself_is_not_waited_for(dsn: str) -> None:
+    """As a `roir.begin_attach` or a detach whose transaction is still open. Seen to wait for good, silently."""
+    holder = steps.session(dsn)
+    [(view, schema)] = sql(
+        holder,
+        "SELECT format('%I.%I', schema_name, name), quote_ident(schema_name) FROM roir.index ORDER BY id LIMIT 1",
+    )
+    sql(holder, f"ALTER VIEW {view} SET SCHEMA {schema}")
+    report = clean_up.clean_up(Database(dsn, limits=Limits(attempt_ms=50, clean_up_s=0)))
+    assert any("can't be checked now" in line for line in report.waiting), report
+    holder.close()
