@@ -291,6 +291,8 @@ source_partition = Table(
     Column("status", Text, nullable=False),
     # Where it is joining: the primary key of the last row that was brought in.
     Column("watermark", JSONB(none_as_null=True)),
+    # Where it is joining: there was no row after the watermark, so its last step may come.
+    Column("copied", Boolean, nullable=False, server_default=text("false")),
     # Where it is leaving and its entries are removed: a transaction that is younger than all that removed some. They
     # stay hidden while a snapshot may be older.
     Column("removed_xid", Text),

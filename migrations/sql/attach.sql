@@ -352,6 +352,14 @@ BEGIN
     IF bounds IS NULL THEN
         RAISE no_data_found USING MESSAGE = format('%s is not being attached to %s any more', partition, parent);
     END IF;
+    -- Asked of its file, as by the guard: to read it would run its owner's code.
+    IF pg_relation_size(partition) > 0 AND EXISTS (
+        SELECT FROM roir.source_partition p
+         WHERE p.relation = partition::oid::bigint AND p.status = 'joining' AND NOT p.copied) THEN
+        RAISE object_not_in_prerequisite_state
+            USING MESSAGE = format('the rows of %s are not all copied into the indexes of %s', partition, source::regclass),
+                  HINT = 'Use roir attach-partition, which copies them, then attaches the table.';
+    END IF;
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s %s', parent, partition, bounds);
     PERFORM roir.release_table(partition);
     SELECT array_agg(p.generation_id ORDER BY x.index_id, x.id) INTO joining

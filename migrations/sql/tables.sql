@@ -152,6 +152,7 @@ CREATE TABLE roir.source_partition (
     status text NOT NULL
         CONSTRAINT source_partition_status CHECK (status IN ('present', 'leaving', 'joining')),
     watermark jsonb,
+    copied boolean NOT NULL DEFAULT false,
     removed_xid text,
     removed_at timestamptz,
     CONSTRAINT source_partition_removed CHECK (removed_xid IS NULL OR status = 'leaving' AND removed_at IS NOT NULL)

@@ -152,3 +152,13 @@ def test_what_does_not_fit_is_refused(database: Database, dsn: str, load: list[s
     run_sql(dsn, *LOADED, *load)
     with pytest.raises(InvalidInput, match=said):
         attach.attach_partition(database, "t", "t3", bounds, "test")
+
+
+def test_the_last_step_without_the_copy_is_refused(database: Database, dsn: str) -> None:
+    published(database, dsn, "range")
+    run_sql(dsn, *LOADED, f"SELECT roir.begin_attach('t', 't3', '{BOUNDS}')")
+    with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState, match="not all copied into the indexes"):
+        run_sql(dsn, "SELECT roir.finish_attach('t', 't3')")
+    steps.assert_exact(database)
+    assert attach.attach_partition(database, "t", "t3", BOUNDS, "test") == 100
+    steps.assert_exact(database)

@@ -31,6 +31,8 @@ UPDATE roir.source_partition SET watermark = %(watermark)s::jsonb
  WHERE id = %(id)s AND status = 'joining' AND watermark IS NOT DISTINCT FROM %(before)s::jsonb
 """
 
+COPIED = "UPDATE roir.source_partition SET copied = true WHERE id = %(id)s AND status = 'joining' AND NOT copied"
+
 DISTURBED = "SELECT roir.is_disturbed(%(id)s)"
 
 
@@ -94,6 +96,7 @@ def batch(
             reads=[name],
         ).first()
         if last is None:
+            execute(connection, COPIED, {"id": joining_id})
             return None
         values = {}
         where = ScanRange(None, None, before).condition(source.primary_key, source.comparands, list(last), values)
