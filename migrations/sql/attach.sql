@@ -270,7 +270,7 @@ BEGIN
             OR p.parent <> begin_attach_within.parent::oid::bigint
                AND p.parent IN (SELECT t.relid::oid::bigint FROM pg_partition_tree(source) t)) LIMIT 1;
     IF FOUND THEN
-        RAISE object_in_use USING MESSAGE = format('%s is being attached to %s already, %s', partition, other.parent, other.bounds),
+        RAISE object_in_use USING MESSAGE = format('%s is being attached to %s already', partition, other.parent) || coalesce(', ' || other.bounds, ''),
             HINT = format('Attach it there, with these bounds, or cancel that first: SELECT roir.cancel_attach(%L).', partition);
     END IF;
     IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = partition AND t.tgname = 'roir_joining') THEN
