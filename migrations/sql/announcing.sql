@@ -10,7 +10,7 @@ LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Why a generation can't be read strictly, NULL if it can.
-CREATE FUNCTION roir.strict_problem(generation bigint) RETURNS text
+CREATE FUNCTION roir.strict_problem(generation bigint, reads boolean DEFAULT true) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     who text;
@@ -28,12 +28,12 @@ BEGIN
            THEN format('writers of shard %I don''t announce: roir announce INDEX --by %s', s.name, who)
            WHEN l.strict_history IS DISTINCT FROM roir.server_history()
            THEN format('this server was promoted or recovered, and may have lost announcements: roir announce INDEX --by %s', who)
-           WHEN l.strict_start IS DISTINCT FROM pg_postmaster_start_time()
+           WHEN reads AND l.strict_start IS DISTINCT FROM pg_postmaster_start_time()
            THEN format('this server was started since shard %I was shipped, and may be an older copy of itself, without its '
                        'last announcements: roir ship, which waits for the shard''s transactions of before', s.name)
            WHEN l.doubtful_at IS NOT NULL
            THEN format('entries of shard %I may be wrong: %s', s.name, l.doubt)
-           WHEN l.fresh_at IS NULL OR l.fresh_at <= l.strict_from
+           WHEN reads AND (l.fresh_at IS NULL OR l.fresh_at <= l.strict_from)
            THEN format('not all that was written in shard %I before its writers announced has come yet: roir ship', s.name)
            END INTO found
       FROM roir.lane l JOIN roir.shard s ON s.id = l.shard_id
@@ -60,5 +60,6 @@ BEGIN
     ELSIF NOT pg_is_in_recovery() AND g.unique_history IS DISTINCT FROM roir.server_history() THEN
         RETURN 'this server was promoted or recovered, and may have lost keys: roir announce INDEX --by server';
     END IF;
-    RETURN roir.strict_problem(generation);
+    -- A restart of this server alone keeps reads waiting, and loses no key.
+    RETURN roir.strict_problem(generation, false);
 END $$;

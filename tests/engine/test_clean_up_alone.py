@@ -44,7 +44,7 @@ BROKEN = {
     "delta dropped": "DROP TABLE roir_data.g2_delta",
     "delta's column renamed": "ALTER TABLE roir_data.g2_delta RENAME state TO other",
     "old base renamed": "ALTER TABLE roir_data.g1 RENAME TO lost",
-    "old base dropped": "DROP TABLE roir_data.g1",
+    "old base dropped": "DROP TABLE roir_data.g1 CASCADE",
     "function dropped": "DROP FUNCTION roir_data.capture_{oid} CASCADE",
     "source renamed": "ALTER TABLE t RENAME TO other",
     "source dropped": "DROP TABLE t CASCADE",

@@ -75,7 +75,12 @@ def upgraded(pg: int, request: pytest.FixtureRequest) -> Iterator[Server]:
         old.start()
         try:
             chosen = (getattr(item, "callspec", None) for item in request.session.items)
-            fill(old, dict.fromkeys(spec.params["dsn"] for spec in chosen if spec and "dsn" in spec.params))
+            fill(
+                old,
+                dict.fromkeys(
+                    spec.params["dsn"] for spec in chosen if spec and isinstance(spec.params.get("dsn"), tuple)
+                ),
+            )
         finally:
             old.close()
         quiet = {"user": new._user, "cwd": Path(folder) / "work", "check": True, "stdin": subprocess.DEVNULL}

@@ -228,8 +228,9 @@ def read_and_announce(place: Place) -> None:
     for shard in ("s0", "s1"):
         place.sql(shard, "postgres", in_shards)
     place.sql("index", "postgres", on_index.replace("'…'", "'announcer-pw'"))
-    command = block("Strict", "--index-dsn")
-    place.shell(command.splitlines()[0].replace("orders_0", "orders_1") + "\n" + command)
+    command = block("Strict", "ROIR_INDEX_DSN")
+    added = "\n".join(command.splitlines()[:2])
+    place.shell(added.replace("orders_0", "orders_1") + "\n" + command)
 
     def strictly() -> list[Any]:
         try:

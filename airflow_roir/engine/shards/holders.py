@@ -26,6 +26,8 @@ OFF, COUNT, REFUSE = "off", "count", "refuse"
 # In the intent that a visit leaves behind where it couldn't look: no transaction has this id, and it ended long ago.
 ENDED_XID = "2"
 
+# Not what keeps reads waiting after a restart: that loses no key.
+STILL = "SELECT roir.strict_problem(%(id)s, false)"
 MODE = "SELECT unique_mode FROM roir.generation WHERE id = %(id)s"
 # Compare-and-set: of several visits that notice the same thing one ends it, and the others wait for that one.
 ENDED = """
@@ -167,7 +169,7 @@ def follow(
     now = mode(connection, generation_id)
     if now in (None, OFF):
         return
-    problem = problem or execute(connection, "SELECT roir.strict_problem(%(id)s)", {"id": generation_id}).scalar_one()
+    problem = problem or execute(connection, STILL, {"id": generation_id}).scalar_one()
     if problem is None and (there or gone):
         shape = intents.shape_of(connection, generation_id)
         shape = Shape(physical.followed(connection, generation_id, shape.entry), shape.shard)
