@@ -251,11 +251,12 @@ def settle(database: Database, run: Run, error: BaseException, fatal: bool) -> N
 
     If the operation is paused already, the reason becomes an event, so that a pause hides no error.
     """
-    # What a signal raises says more only where there is more to say; an exit says its code.
     interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-    reason = (str(error) if isinstance(error, KeyboardInterrupt) else "") or "interrupted"
     if not interrupted:
         reason = reason_of(error)
+    else:
+        # An exit says its code alone.
+        reason = (isinstance(error, KeyboardInterrupt) and str(error)) or "interrupted"
     try:
         with database.transaction() as connection:
             row = operations.read_operation(connection, run.operation_id)

@@ -62,7 +62,6 @@ def main(arguments: list[str] | None = None) -> int:
     except InvalidInput as error:
         return say(str(error), error.exit_code)
     signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _bereave)
     with ExitStack() as stack:
         voice, log = (
             (sys.stderr, SparkLog()) if options.spark_log is None else stack.enter_context(diverted(options.spark_log))
@@ -75,10 +74,10 @@ def main(arguments: list[str] | None = None) -> int:
             if options.later and not log.is_named:
                 log.discard()
 
-        def bereave(number: int, frame: Any) -> None:
-            # Now: it is killed soon.
+        def bereave(_signal: int, _frame: Any) -> None:
+            """As `_interrupt`, by the `guard`, which kills this process soon."""
             discard()
-            _bereave(number, frame)
+            raise KeyboardInterrupt(BEREAVED)
 
         signal.signal(signal.SIGHUP, bereave)
         mark("driver")
@@ -211,11 +210,6 @@ def _interrupt(_signal: int, _frame: Any) -> None:
     """Leave as on Ctrl-C: the operation is paused, workers end their batch. A second signal ends the process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     raise KeyboardInterrupt
-
-
-def _bereave(_signal: int, _frame: Any) -> None:
-    """As `_interrupt`, by the `guard`."""
-    raise KeyboardInterrupt(BEREAVED)
 
 
 def _is_interrupted() -> bool:

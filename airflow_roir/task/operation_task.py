@@ -121,7 +121,8 @@ class DrivingOperator(RoirOperator):
             newest = None
         if newest is not None and newest.kind in self.kinds:
             is_own, is_live = has_part(database, newest, owner), newest.status in operations.LIVE
-            if (is_live or is_own) if not self._is_told else (is_live and is_own):
+            fits = (is_own and is_live) if self._is_told else (is_own or is_live)
+            if fits:
                 return int(newest.id)
         if self._is_told:
             raise AirflowFailException(
