@@ -16,25 +16,18 @@ from tests.engine import steps
 from tests.engine.steps import sql
 from tests.test_cli import here, roir
 
+FILLED = (
+    "CREATE TABLE t (id int PRIMARY KEY, k text, v int)",
+    "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 20000) i",
+    "ANALYZE t",
+)
+BUILD = ("build", "a", "--table", "t", "--keys", "k", "--parallelism", "1", "--master", "local[1]")
+
 
 @pytest.mark.slow
 def test_three_indexes_by_one_command_of_which_one_pauses(dsn: str) -> None:
-    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k text, v int)")
-    run_sql(dsn, "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 20000) i", "ANALYZE t")
-    build = (
-        "build",
-        "a",
-        "--table",
-        "t",
-        "--keys",
-        "k",
-        "--include",
-        "v",
-        "--parallelism",
-        "1",
-        "--master",
-        "local[1]",
-    )
+    run_sql(dsn, *FILLED)
+    build = (*BUILD, "--include", "v")
     done = roir(dsn, *build, "--with", 'b ("v", k)', "--with", "UNIQUE c (k)", "--master", "local[1]", "--json", code=3)
     told = {one["index"]: one for found in json.loads(done.stdout) for one in found["operations"]}
     assert {index: one["status"] for index, one in told.items()} == {
@@ -64,22 +57,8 @@ def test_one_that_cannot_be_prepared_is_told_and_the_worst_code_counts(dsn: str)
 @pytest.mark.slow
 def test_what_nohup_ignores_stays_ignored(dsn: str) -> None:
     """Seen to pause both."""
-    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, k text, v int)")
-    run_sql(dsn, "INSERT INTO t SELECT i, (i % 5)::text, i FROM generate_series(1, 20000) i", "ANALYZE t")
-    build = (
-        "build",
-        "a",
-        "--table",
-        "t",
-        "--keys",
-        "k",
-        "--with",
-        "b (v)",
-        "--parallelism",
-        "1",
-        "--master",
-        "local[1]",
-    )
+    run_sql(dsn, *FILLED)
+    build = (*BUILD, "--with", "b (v)")
     command = subprocess.Popen(
         [sys.executable, "-m", "airflow_roir.cli", *build],
         env={**os.environ, "ROIR_DSN": dsn},

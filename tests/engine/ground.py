@@ -6,11 +6,14 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import psycopg2
 
 from airflow_roir.engine.database import Database
+from tests.conftest import database_dsn, run_sql
 from tests.engine import stages
 from tests.engine.isolation import (
     DEADLOCK,
@@ -316,6 +319,30 @@ class Ground:
                 short = self.shortest(failure, lambda some, twins, mode=mode: self.play(some, twins, mode))
             brief.setdefault((short.where, str(short.schedule)), short)
         return "\n".join([self.count.told(), *map(str, brief.values())])
+
+
+G = TypeVar("G", bound=Ground)
+
+
+@contextmanager
+def grounds_of(server: str, name: str, make: Callable[[str, str], G]) -> Iterator[Callable[[str], G]]:
+    """A function that gives the ground of a kind, with a new count: each is made once, in a database of its own.
+
+    make: of the database's DSN and the kind. At the end their operations are finished.
+    """
+    made: dict[str, G] = {}
+
+    def ground(kind: str) -> G:
+        if kind not in made:
+            database = f"{name}_{len(made)}"
+            run_sql(server, f"CREATE DATABASE {database} TEMPLATE roir_template")
+            made[kind] = make(database_dsn(server, database), kind)
+        made[kind].count = Count()
+        return made[kind]
+
+    yield ground
+    for one in made.values():
+        one.close()
 
 
 def by_slot(different: Iterable[Sequence[str]]) -> dict[int, list[str]]:

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from tests.conftest import database_dsn, run_sql
 from tests.engine import menu
 from tests.engine.crossing import LEGS, Crossing, drains
-from tests.engine.ground import DEFERRED, IMMEDIATE, KINDS, ORDINARY, Count, Ground
+from tests.engine.ground import DEFERRED, IMMEDIATE, KINDS, ORDINARY, Ground, grounds_of
 from tests.engine.isolation import (
     BUILD,
     COMMIT,
@@ -67,19 +66,8 @@ Grounds = Callable[[str], Ground]
 @pytest.fixture(scope="module")
 def grounds(server: str) -> Iterator[Grounds]:
     """The ground of a kind of primary key, in a database of its own; at the end its operations are finished."""
-    made: dict[str, Ground] = {}
-
-    def ground(kind: str) -> Ground:
-        if kind not in made:
-            name = f"interleavings_{len(made)}"
-            run_sql(server, f"CREATE DATABASE {name} TEMPLATE roir_template")
-            made[kind] = Ground(database_dsn(server, name), kind, MODES)
-        made[kind].count = Count()
-        return made[kind]
-
-    yield ground
-    for one in made.values():
-        one.close()
+    with grounds_of(server, "interleavings", lambda dsn, kind: Ground(dsn, kind, MODES)) as ground:
+        yield ground
 
 
 def returning(isolation: str, statements: tuple[str, ...], build: bool) -> Schedule:

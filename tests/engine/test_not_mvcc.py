@@ -14,10 +14,10 @@ import pytest
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.verify import compare
 from airflow_roir.engine.verify.job import UnitClaim
-from tests.conftest import database_dsn, run_sql
+from tests.conftest import run_sql
 from tests.engine import menu, steps, unique_ground, verifying
 from tests.engine import rewrites as rewriting
-from tests.engine.ground import KINDS, ORDINARY, Count, Ground
+from tests.engine.ground import KINDS, ORDINARY, Ground, grounds_of
 from tests.engine.isolation import (
     COMMIT,
     PATIENCE_S,
@@ -176,26 +176,18 @@ Grounds = Callable[[str], Ground]
 @pytest.fixture(scope="module")
 def grounds(server: str) -> Iterator[Grounds]:
     """The ground of a kind of primary key, or of a unique index's source, in a database of its own."""
-    made: dict[str, Ground] = {}
 
-    def ground(kind: str) -> Ground:
-        if kind not in made:
-            name = f"rewriting_{len(made)}"
-            run_sql(server, f"CREATE DATABASE {name} TEMPLATE roir_template")
-            dsn = database_dsn(server, name)
-            one = (
-                UniqueRewritingGround(dsn, kind, ("direct", "active"))
-                if kind in SOURCES
-                else RewritingGround(dsn, kind, ("capture", "direct", "active"))
-            )
-            one.prepare()
-            made[kind] = one
-        made[kind].count = Count()
-        return made[kind]
+    def make(dsn: str, kind: str) -> RewritingGround | UniqueRewritingGround:
+        one = (
+            UniqueRewritingGround(dsn, kind, ("direct", "active"))
+            if kind in SOURCES
+            else RewritingGround(dsn, kind, ("capture", "direct", "active"))
+        )
+        one.prepare()
+        return one
 
-    yield ground
-    for one in made.values():
-        one.close()
+    with grounds_of(server, "rewriting", make) as ground:
+        yield ground
 
 
 def statements_of(kind: str) -> list[str]:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.conftest import database_dsn, run_sql
 from tests.engine.crossing import Crossing, drains
-from tests.engine.ground import Count
+from tests.engine.ground import grounds_of
 from tests.engine.isolation import (
     BUILD,
     COMMIT,
@@ -41,19 +40,8 @@ Grounds = Callable[[str], UniqueGround]
 @pytest.fixture(scope="module")
 def grounds(server: str) -> Iterator[Grounds]:
     """A ground of either kind of source, in a database of its own."""
-    made: dict[str, UniqueGround] = {}
-
-    def ground(source: str) -> UniqueGround:
-        if source not in made:
-            name = f"unique_{source}"
-            run_sql(server, f"CREATE DATABASE {name} TEMPLATE roir_template")
-            made[source] = UniqueGround(database_dsn(server, name), source, MODES)
-        made[source].count = Count()
-        return made[source]
-
-    yield ground
-    for one in made.values():
-        one.close()
+    with grounds_of(server, "unique", lambda dsn, source: UniqueGround(dsn, source, MODES)) as ground:
+        yield ground
 
 
 def by_chance(chance: random.Random, number: int, levels: tuple[str, ...] = LEVELS) -> tuple[Transaction, ...]:
