@@ -211,7 +211,7 @@ def _has_password(dsn: str) -> bool:
     try:
         return not parse_dsn(dsn).keys().isdisjoint(SECRETS)
     except (ProgrammingError, ValueError):
-        # Whoever opens a session says what is wrong with it.
+        # The command says what is wrong with it when it opens a session.
         return False
 
 

@@ -28,8 +28,8 @@ def ending(at_last: Callable[[], None] = lambda: None) -> Iterator[None]:
     """While the block runs SIGTERM and SIGHUP raise Ended in the main thread, and so end the block.
 
     A second Ctrl-C, too, ends the command within `LIMIT_S`, whatever hangs. at_last: called then, from a thread, right
-    before the process exits. A signal that whoever started the command ignores stays ignored. A block within the block
-    changes nothing.
+    before the process exits. A signal that the command's starter ignores (nohup) stays ignored. A block within the
+    block changes nothing.
     """
     global _running
     if _running or threading.current_thread() is not threading.main_thread():

@@ -149,7 +149,7 @@ def _all(database: Database, arguments: Sequence[Sequence[str]]) -> Iterator[lis
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)}
     for number, handler in before.items():
-        # What whoever started the command ignores (nohup, a script's background) stays ignored, by the children too.
+        # A signal that the starter ignores (nohup, a script's background) stays ignored, by the children too.
         if handler != signal.SIG_IGN:
             signal.signal(number, pass_on)
     try:

@@ -1,4 +1,4 @@
-"""Whether sessions are ours alone: a pooler may give a server's session to somebody else after each transaction.
+"""Whether sessions are ours alone: a pooler may give a server's session to another client after each transaction.
 
 Our settings would then reach into others' transactions, and theirs into ours. No pooler is asked for its name or its
 mode: the check looks at what it does, by transactions that change nothing.
@@ -21,8 +21,8 @@ from psycopg2.extensions import POLL_OK, POLL_READ
 from airflow_roir.errors import InvalidInput
 
 PID = "SELECT pg_catalog.pg_backend_pid()"
-# A transaction that is deferrable by default might wait for its snapshot. Else the statement is alone: whoever asks
-# holds no session of a pool until the next one.
+# For sessions that are read-only by default: with DEFERRABLE the transaction might wait for its snapshot. In others the
+# statement is sent alone, so that none of a pool's sessions is held until the next statement.
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE"
 # A pooler of few sessions shows itself in the first round; one that takes them in turn, or while others take them away
 # in between, in one of these.

@@ -66,8 +66,7 @@ def start_run(
     Raises OperationRunning (names the run that drives it), OperationFailed, IllegalTransition (nothing to
     drive, or another operation has begun since), SchemaVersionMismatch (begun by other code), OperationPaused (and
     `lift_pause` is False; nothing was changed; or it is outside of its window, or has worked for as long as it may:
-    that has paused it now),
-    OperationQueued (as many others run as may).
+    that has paused it now), OperationQueued (as many others run as may).
     """
 
     # What isn't there is said at once, what ran out is waited for.

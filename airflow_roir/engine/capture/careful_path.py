@@ -38,7 +38,7 @@ def as_it_stands(source: Source, target: Target, record: str, belongs: list[str]
     return [
         *looked,
         "IF here.belongs IS NULL THEN",
-        # Of a table that was rewritten since our snapshot we see no row.
+        # A snapshot that is older than a rewrite of the table sees no row.
         "  IF one_snapshot THEN",
         "    PERFORM roir.refuse_rewritten(TG_RELID);",
         "  END IF;",

@@ -134,7 +134,7 @@ def _ask(source: Source, target: Target, record: str) -> list[str]:
         "IF held THEN",
         f"  PERFORM roir.refuse_duplicate({source.oid}, TG_RELID, {literal(target.constraint)},",
         f"    ARRAY[{names}], ARRAY[{texts}]);",
-        # Nobody, or only nobody whom a snapshot sees that is older than a rewrite.
+        # No row has the key, or the snapshot is older than a rewrite of the table and sees none.
         "ELSIF one_snapshot THEN",
         f"  PERFORM roir.refuse_rewritten({tree});",
         "END IF;",
