@@ -283,12 +283,15 @@ def _check_names(options: Mapping[str, object]) -> None:
         raise TypeError(f"no options of a live operation: {', '.join(sorted(unknown))}")
 
 
-def request_abort(database: Database, index: str, actor: str, reason: str = "") -> OperationRow:
+def request_abort(
+    database: Database, index: str, actor: str, reason: str = "", operation: int | None = None
+) -> OperationRow:
     """Fence every worker of an operation at its next commit and mark it `aborting`; a no-op if it is that already.
 
-    `abort.abort` or a clean-up then removes the generation. Raises NotFound, IllegalTransition.
+    `abort.abort` or a clean-up then removes the generation. operation: as of `pause`. Raises NotFound,
+    IllegalTransition.
     """
-    return _request(database, "abort", index, {"reason": reason or "on request", "actor": actor})
+    return _request(database, "abort", index, {"reason": reason or "on request", "actor": actor}, operation)
 
 
 # What the functions in migrations/sql/operations.sql raise.

@@ -10,6 +10,7 @@ import pytest
 from airflow_roir.definition import BuildOptions, IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.run import start_run
+from airflow_roir.errors import OperationRunning
 from airflow_roir.links.index_build import IndexBuildLink
 from airflow_roir.links.live_options import LiveOptionsLink
 from airflow_roir.page.run_operation import Change
@@ -103,3 +104,6 @@ def test_what_another_tab_did_before_is_told(shop: Any) -> None:
     assert one.abort("") == (
         "Aborted: no worker commits any more. A run of clean_up_indexes for connection shop removes what was built."
     )
+    # By the engine's own function, which knows what other callers are told, too.
+    with pytest.raises(OperationRunning, match="run r1 of DAG nightly doesn't drive operation"):
+        another.abort("")
