@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import psycopg2
 import pytest
 
@@ -107,6 +109,25 @@ def test_given_up_it_leaves_nothing(database: Database, dsn: str) -> None:
     run_sql(dsn, "SELECT roir.cancel_attach('t3')", "INSERT INTO t3 VALUES (1, 900, 'a', 31)")
     assert_shown(database)
     assert clean_up.clean_up(database).partition_entries == 100
+    steps.assert_exact(database)
+
+
+def test_a_lock_that_a_batch_does_not_get_is_named(database: Database, dsn: str) -> None:
+    """Seen to fail: a bare "canceling statement due to lock timeout"."""
+    published(database, dsn)
+    run_sql(dsn, *LOADED)
+    with closing(steps.session(dsn)) as user:
+
+        def lock() -> None:
+            steps.sql(user, "SET application_name = 'a bulk load'; LOCK TABLE t IN SHARE MODE")
+
+        with (
+            before(database, 'LOCK TABLE ONLY "public"."t" IN ROW EXCLUSIVE', lock),
+            pytest.raises(LockNotAcquired, match=r"copy rows of (public\.)?t3 .*a bulk load.*run the command again"),
+        ):
+            attach.attach_partition(database, "t", "t3", BOUNDS, "test", patience_s=0)
+    attach.attach_partition(database, "t", "t3", BOUNDS, "test")
+    assert_shown(database)
     steps.assert_exact(database)
 
 

@@ -68,7 +68,7 @@ def test_what_was_read_before_the_view_was_locked_is_read_again(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("scene", "first", "second", "readers"), CASES, ids="-".join)
+@pytest.mark.parametrize(("scene", "first", "second", "readers"), CASES)
 def test_in_no_gap_of_a_command_another_one_makes_anything_wrong(
     server: str, templates: dict[str, str], gaps: meeting.Gaps, scene: str, first: str, second: str, readers: str
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import quote
 from airflow_roir.engine import generation as physical
@@ -17,12 +18,12 @@ from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE
 from airflow_roir.engine.database import Database, execute, retry, to_json
 from airflow_roir.engine.entry import Entry
-from airflow_roir.engine.locks import check_name, lock_table, telling_of_names
+from airflow_roir.engine.locks import GIVEN_UP_BY_LOCK, check_name, find_blockers, lock_table, telling_of_names
 from airflow_roir.engine.partitions import unique_rows
 from airflow_roir.engine.patience import Patience
 from airflow_roir.engine.source import Source
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import AttachDisturbed
+from airflow_roir.errors import AttachDisturbed, LockNotAcquired
 from airflow_roir.scan_range import ScanRange
 
 POSITION = "SELECT watermark FROM roir.source_partition WHERE id = %(id)s AND status = 'joining'"
@@ -47,14 +48,26 @@ def bring_in(
 ) -> int:
     """Copy the rows of `relation` (oid) after its watermark in `source_partition`; returns how many.
 
-    Safe to kill and to repeat. patience_s: how long to try for locks that writers hold on its rows.
+    Safe to kill and to repeat. patience_s: how long to try for locks that others hold on its rows, or on the source.
     Raises AttachDisturbed if rows came into the bounds of a table that is being attached; Collision if keys of a
-    unique index that is enforced are other rows' (`record_collisions` lists them).
+    unique index that is enforced are other rows' (`record_collisions` lists them); LockNotAcquired.
     """
     rows = 0
     patience = Patience(database.limits, outage_s=patience_s)
     while True:
-        brought = retry(lambda: batch(database, source, generation_id, entry, relation, joining_id), patience)
+        try:
+            brought = retry(lambda: batch(database, source, generation_id, entry, relation, joining_id), patience)
+        except DBAPIError as error:
+            if not isinstance(error.orig, GIVEN_UP_BY_LOCK):
+                raise
+            with database.transaction() as connection:
+                name = execute(connection, "SELECT %(oid)s::oid::regclass::text", {"oid": relation}).scalar_one()
+                blockers = find_blockers(connection, [*source.relations, relation])
+            raise LockNotAcquired(
+                f"no lock to copy rows of {name} within {patience_s:g} s, blocked by "
+                f"{'; '.join(map(str, blockers)) or 'a transaction that has ended since'}. What was copied stays: "
+                "run the command again to copy the rest"
+            ) from error
         if brought is None:
             return rows
         rows += brought
