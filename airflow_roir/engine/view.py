@@ -171,6 +171,14 @@ def hide(connection: Connection, generation_id: int) -> None:
     execute(connection, HIDE, {"generation": generation_id})
 
 
+def refuse_older(connection: Connection, generation_id: int) -> None:
+    """Make the view, if readers see that generation, refuse snapshots that don't see the caller's transaction.
+
+    They may miss entries that came before it, of rows that were there before. It hides what `hide` hides.
+    """
+    execute(connection, "SELECT roir.refuse_older(%(generation)s)", {"generation": generation_id})
+
+
 def is_guarded(connection: Connection, name: QualifiedName) -> bool:
     """True if the view of that name asks for the caller's snapshot."""
     return bool(execute(connection, IS_GUARDED, {"schema": name.schema, "name": name.name}).scalar_one())

@@ -6,6 +6,7 @@ A verification compares entries with rows. It would find nothing wrong behind a 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -118,6 +119,9 @@ INSERT INTO roir.discrepancy (verification_id, unit_id, kind, key, primary_key, 
 VALUES (%(verification)s, 0, 'damaged', '[]', '[]', %(detail)s, %(outcome)s,
         CASE WHEN %(outcome)s IS NOT NULL THEN clock_timestamp() END)
 """
+IS_MENDED = """
+SELECT EXISTS (SELECT FROM roir.discrepancy WHERE verification_id = %(verification)s AND outcome = 'mended')
+"""
 ACTIVE = """
 SELECT i.id AS index_id, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE g.id = %(generation)s AND g.status = 'active'
@@ -127,26 +131,30 @@ SELECT i.id AS index_id, i.schema_name, i.name FROM roir.generation g JOIN roir.
 def verify(connection: Connection, verification_id: int, generation_id: int, mend: bool) -> None:
     """As a part of a verification: what is wrong with the view is damage; by a repair the view is made again.
 
-    Where readers hold the view for so long that it can't be, the damage stays, and the remedy is to repeat it.
+    Where readers hold the view for so long that it can't be, the damage stays, and the remedy is to repeat it. After a
+    repair of entries the view refuses older snapshots, which see what was wrong; unless readers hold it for so long.
     """
     row = execute(connection, ACTIVE, {"generation": generation_id}).first()
     if row is None:
         return
     name = QualifiedName(row.schema_name, row.name)
+    if mend and execute(connection, IS_MENDED, {"verification": verification_id}).scalar_one():
+        _attempt(connection, generation_id, lambda: view.refuse_older(connection, generation_id))
     if (wrong := difference(connection, name, generation_id)) is None:
         return
     outcome = None
-    if mend and _mended(connection, name, row.index_id, generation_id):
+    if mend and _attempt(connection, generation_id, lambda: view.show(connection, name, row.index_id, generation_id)):
         outcome = "mended"
     detail = f"view {name} {wrong}. {remedy(name)}"
     execute(connection, NOTE, {"verification": verification_id, "detail": detail, "outcome": outcome})
 
 
-def _mended(connection: Connection, name: QualifiedName, index_id: int, generation_id: int) -> bool:
+def _attempt(connection: Connection, generation_id: int, make: Callable[[], object]) -> bool:
+    """True if the view could be made again."""
     attempt = connection.begin_nested()
     try:
         execute(connection, f"SET LOCAL lock_timeout = {limits_of(connection).attempt_ms}")
-        view.show(connection, name, index_id, generation_id)
+        make()
         # Under the lock of the view: whoever publishes has had it before, or waits for it.
         if execute(connection, ACTIVE, {"generation": generation_id}).first() is None:
             attempt.rollback()

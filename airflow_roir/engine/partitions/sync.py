@@ -165,10 +165,9 @@ def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
     }
     with sync.database.transaction() as connection:
         joining = execute(connection, JOINING, values).first()
+        found = None if joining is None or joining.again else joining.id
         if joining is not None and joining.again:
             execute(connection, LEAVE, {"id": joining.id})
-            joining = None
-        found = None if joining is None else joining.id
         if found is None and changes.brings_rows(connection, sync.source, generation.id, entry, change.relation):
             execute(connection, JOIN, values)
             found = execute(connection, JOINING, values).scalar_one()
@@ -189,7 +188,11 @@ def _take_in(sync: _Sync, generation: Row[Any], change: Change) -> int:
             execute(connection, LEAVE, {"id": found})
             execute(connection, "SELECT roir.release_table(%(relation)s::oid)", {"relation": change.relation})
         changes.adopt(connection, sync.source, generation.id, [change])
-        view.hide(connection, generation.id)
+        if found is None and joining is None:
+            view.hide(connection, generation.id)
+        else:
+            # Their rows were there before: an older snapshot sees these, and not the entries that we have brought.
+            view.refuse_older(connection, generation.id)
         if found is not None:
             operations.record_event(connection, generation.index_id, None, sync.actor, "partition came", change.name)
 
