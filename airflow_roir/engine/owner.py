@@ -142,6 +142,8 @@ def install(connection: Connection, source: Source) -> None:
         execute(connection, render(source))
         rights.take_back(connection, functions=[f"{name}(text)"])
         hand_over(connection, source, f"{name}(text)")
+        # What he reads with it are our tables, too: REASSIGN OWNED gives him our functions, not the rights of their owner.
+        execute(connection, "SELECT roir.give_to_owner(%(source)s::oid)", {"source": source.oid})
 
 
 def render(source: Source) -> str:

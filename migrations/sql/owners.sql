@@ -55,12 +55,25 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Gives a source's owner, by whose rights it is read and its writes are captured, what he needs on our tables.
+CREATE FUNCTION roir.give_to_owner(source oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    store record;
+    owner text := (SELECT quote_ident(pg_get_userbyid(t.relowner)) FROM pg_class t WHERE t.oid = source);
+BEGIN
+    FOR store IN SELECT s.relation::regclass AS name, s.rights FROM roir.stores(source) s
+                   JOIN pg_class c ON c.oid = s.relation JOIN pg_class t ON t.oid = source WHERE c.relowner <> t.relowner LOOP
+        EXECUTE format('GRANT %s ON %s TO %s', store.rights, store.name, owner);
+    END LOOP;
+    EXECUTE format('GRANT EXECUTE ON FUNCTION roir.note_taken(bigint, oid, tid) TO %s', owner);
+END $$;
+
 -- Hands the capture of these tables, where they are sources, over to their new owners, if our role may: a superuser may.
 CREATE FUNCTION roir.follow_owners(relations oid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     moved record;
-    store record;
     lacks boolean;
     known bigint[];
 BEGIN
@@ -71,11 +84,7 @@ BEGIN
           JOIN pg_proc p ON p.oid = to_regprocedure(format('roir_data.capture_%s()', t.oid))
          WHERE t.oid = ANY (relations) AND p.proowner <> t.relowner
     LOOP
-        FOR store IN SELECT s.relation::regclass AS name, s.rights FROM roir.stores(moved.source) s
-                       JOIN pg_class c ON c.oid = s.relation WHERE c.relowner <> moved.owner LOOP
-            EXECUTE format('GRANT %s ON %s TO %s', store.rights, store.name, moved.name);
-        END LOOP;
-        EXECUTE format('GRANT EXECUTE ON FUNCTION roir.note_taken(bigint, oid, tid) TO %s', moved.name);
+        PERFORM roir.give_to_owner(moved.source);
         -- An owner needs to be one who may create there, for as long as it takes to become one.
         lacks := NOT has_schema_privilege(moved.owner, 'roir_data', 'CREATE');
         IF lacks THEN

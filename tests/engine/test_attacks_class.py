@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import psycopg2.errors
@@ -10,9 +10,10 @@ import pytest
 
 from airflow_roir.engine import abort, clean_up, health, schema
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.partitions import detach
 from airflow_roir.errors import InvalidInput
 from tests.conftest import database_dsn, run_sql
-from tests.engine import steps
+from tests.engine import steps, verifying
 from tests.engine.stages import MODES, Stage
 from tests.engine.steps import sql
 
@@ -124,6 +125,34 @@ def test_a_new_owner_is_told_and_gets_what_the_capture_needs(
         assert health.warnings(connection) == []
     run_sql(dsn, *(f"SET ROLE {second}; {write}" for write in WRITES))
     stage.assert_exact(how)
+
+
+def verified(database: Database) -> None:
+    run = verifying.begin(database, repair=True)
+    verifying.go_through(database, run)
+
+
+COMMANDS: dict[str, Callable[[Database], object]] = {
+    "detach": lambda database: detach.detach_partition(database, "t1", "test"),
+    "verify": verified,
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_before_a_clean_up_works_for_a_new_owner(
+    database: Database, dsn: str, roles: tuple[str, str, str], command: str
+) -> None:
+    """What it reads with the source are entries, on which only the former owner had rights: it failed by 42501."""
+    first, second, _ = roles
+    run_sql(dsn, *PARTITIONED, ROWS, *(f"ALTER TABLE {name} OWNER TO {first}" for name in ("t", "t1", "t2")))
+    stage = Stage(database, "active", include="v")
+    run_sql(dsn, OWNERS["reassigned"].format(first, second))
+    COMMANDS[command](database)
+    run_sql(dsn, *(f"SET ROLE {second}; {write}" for write in WRITES[:1]))
+    stage.assert_exact(command)
+    clean_up.clean_up(database)
+    with database.transaction() as connection:
+        assert health.warnings(connection) == []
 
 
 @pytest.mark.parametrize("mode", MODES)
