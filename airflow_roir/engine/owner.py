@@ -142,7 +142,7 @@ def install(connection: Connection, source: Source) -> None:
         execute(connection, render(source))
         rights.take_back(connection, functions=[f"{name}(text)"])
         hand_over(connection, source, f"{name}(text)")
-        # What he reads with it are our tables, too: REASSIGN OWNED gives him our functions, not the rights of their owner.
+        # He reads our tables with it, too: REASSIGN OWNED gives him our functions, not their owner's rights.
         execute(connection, "SELECT roir.give_to_owner(%(source)s::oid)", {"source": source.oid})
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, select, update
 from airflow_roir.engine import catalog, operations, tables
 from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.database import Database
+from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.lock_waits import Waiter
 from airflow_roir.engine.locks import Drain, telling_of_names
 from airflow_roir.engine.shards import holders
@@ -97,10 +97,11 @@ def retire_for_good(connection: Connection, generation_ids: list[int]) -> None:
 
 
 def forget_index(connection: Connection, index_id: int) -> None:
-    """Mark an index as dropped: its name is free."""
+    """Mark an index as dropped: its name is free. Who owned the last index's table keeps no right of ours."""
     connection.execute(
         update(tables.index).where(tables.index.c.id == index_id).values(dropped_at=func.clock_timestamp())
     )
+    execute(connection, "SELECT roir.take_from_former_owners(0::oid)")
 
 
 def _drain(database: Database, source: Source | None, index_id: int, patience_s: float) -> Drain:

@@ -8,7 +8,7 @@ from contextlib import closing
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import abort, clean_up, health, schema
+from airflow_roir.engine import abort, clean_up, drop, health, schema
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import detach
 from airflow_roir.errors import InvalidInput
@@ -153,6 +153,26 @@ def test_a_command_before_a_clean_up_works_for_a_new_owner(
     clean_up.clean_up(database)
     with database.transaction() as connection:
         assert health.warnings(connection) == []
+
+
+GRANTED = """
+SELECT p.oid::regprocedure::text FROM pg_proc p CROSS JOIN LATERAL aclexplode(p.proacl) a
+ WHERE p.pronamespace IN ('roir'::regnamespace, 'roir_data'::regnamespace) AND a.grantee = %s::regrole
+"""
+
+
+def test_an_owner_has_no_right_of_ours_once_the_last_index_is_dropped(
+    database: Database, dsn: str, roles: tuple[str, str, str]
+) -> None:
+    """DROP ROLE would name a function of ours, of an index that nobody has any more."""
+    run_sql(dsn, PLAIN, ROWS, f"ALTER TABLE t OWNER TO {roles[0]}")
+    for index in ("ix", "second"):
+        steps.make_index(database, index, unique=True, keys="k, id")
+    with closing(steps.session(dsn)) as user:
+        drop.drop_index(database, "second", "test")
+        assert sql(user, GRANTED, roles[0]) != []
+        drop.drop_index(database, "ix", "test")
+        assert sql(user, GRANTED, roles[0]) == []
 
 
 @pytest.mark.parametrize("mode", MODES)
