@@ -93,7 +93,8 @@ def test_each_right_is_missed_by_itself(roles: Roles) -> None:
     for _ in range(2):
         roles.give(of(roles.poor))
     assert not of(roles.poor)
-    [(poor,)] = sql(session(roles.poor), "SELECT quote_ident(current_user)")
+    [(name,)] = sql(session(roles.poor), "SELECT current_user::text")
+    poor = f'"{name}"'
     for what, taken in TAKEN.items():
         run_sql(roles.dsn, taken.format(keeper=roles.keeper, owner=roles.owner, poor=poor))
         found = of(roles.poor)
@@ -149,3 +150,22 @@ def test_without_a_control_schema_that_is_said(server: str) -> None:
         assert "create it with: roir init" in one
     finally:
         run_sql(server, "DROP DATABASE without_schema WITH (FORCE)")
+
+
+def test_a_role_with_rights_of_its_own_hears_of_the_type_that_it_lacks(roles: Roles) -> None:
+    """One that is no member of the control schema's owner."""
+    [(name,)] = sql(session(roles.poor), "SELECT current_user::text")
+    poor = f'"{name}"'
+    run_sql(
+        roles.dsn,
+        f"GRANT USAGE ON SCHEMA roir TO {poor}; GRANT USAGE, CREATE ON SCHEMA roir_data, shown TO {poor}",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA roir TO {poor}",
+        *(
+            f"ALTER {what} OWNER TO {poor}"
+            for what in ('SCHEMA "S 1"', 'TABLE "S 1".t', 'TABLE "S 1".t1', 'TABLE "S 1".t2')
+        ),
+    )
+    found = of(roles.poor)
+    assert [one.statement for one in found.missing] == [f"GRANT USAGE ON TYPE roir.entry_state TO {poor}"]
+    roles.give(found)
+    assert not of(roles.poor)

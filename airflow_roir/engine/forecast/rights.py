@@ -17,6 +17,8 @@ SELECT current_user::text AS name, r.rolsuper AS super,
        (SELECT bool_and(has_schema_privilege(n.oid, 'USAGE')
                         AND (n.nspname = 'roir' OR has_schema_privilege(n.oid, 'CREATE')))
           FROM pg_namespace n WHERE n.nspname IN ('roir', 'roir_data')) AS control,
+       (SELECT has_type_privilege(t.oid, 'USAGE') FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
+         WHERE n.nspname = 'roir' AND t.typname = 'entry_state') AS states,
        (SELECT pg_get_userbyid(n.nspowner)::text FROM pg_namespace n WHERE n.nspname = 'roir') AS control_owner,
        (SELECT o.rolsuper FROM pg_namespace n JOIN pg_roles o ON o.oid = n.nspowner WHERE n.nspname = 'roir')
        AS control_of_super,
@@ -94,6 +96,11 @@ def missing(connection: Connection, definition: IndexDefinition, schemas: list[s
     elif role.control is None and not role.may_init:
         database = quote(role.database)
         lack(f"role {who} may not create schemas, as roir init does", f"GRANT CREATE ON DATABASE {database} TO {who}")
+    elif role.states is False:
+        lack(
+            f"role {who} lacks USAGE on type roir.entry_state, which the delta of an index has",
+            f"GRANT USAGE ON TYPE roir.entry_state TO {who}",
+        )
     source = None
     if definition.source is not None:
         wanted = [definition.source.schema] if definition.source.schema is not None else schemas
