@@ -114,10 +114,11 @@ def clean_up(
         _attempt(result, row, partial(_finish_abort, database, row.operation_id, actor, result, report))
     for row in dropping:
         _attempt(result, row, partial(drop.finish_drop, database, row.index_id, report, database.limits.clean_up_s))
-    for row in published:
-        _attempt(result, row, partial(_follow_partitions, database, row, result, report))
+    # First: under a new owner of the table partitions can't be looked at before he has his rights.
     for row in maintained:
         _attempt(result, row, partial(_refresh_capture, database, row.index_id, result, report))
+    for row in published:
+        _attempt(result, row, partial(_follow_partitions, database, row, result, report))
     _attempt(result, None, partial(_look_for_problems, database, result))
     _attempt(result, None, partial(_settle_pauses, database, actor, result, tell, report))
     leaving: list[Any] = []
