@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from airflow_roir.cli.spark import CommandSpark
 from airflow_roir.engine import operations
 from airflow_roir.engine.database import Database
 from tests.conftest import database_dsn, run_sql
@@ -46,6 +48,7 @@ CASES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     ("build", "new", "--table", "t", "--keys", "k"): {
         **WORK,
         **SPARK,
+        "--throttle": THROTTLE,
         "--max-duration": SPAN,
         "--parallelism": NUMBER,
         "--batch-rows": (*NUMBER, "1"),
@@ -71,6 +74,7 @@ CASES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     ("verify", "ix"): {
         **WORK,
         **SPARK,
+        "--throttle": THROTTLE,
         "--parallelism": NUMBER,
         "--sample": ("0", "101", "some", "-1%", "nan"),
         "--max-duration": ("-1h", "soon"),
@@ -103,6 +107,16 @@ def shared(server: str) -> Iterator[str]:
     run_sql(server, "DROP DATABASE cli_refused WITH (FORCE)")
 
 
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that is started is a process beside what refuses, and takes seconds to end."""
+
+    def started(*_: Any) -> None:
+        raise AssertionError("Spark has started")
+
+    monkeypatch.setattr(CommandSpark, "start", started)
+
+
 def changed(dsn: str, *arguments: str) -> bool:
     session = steps.session(dsn)
     try:
@@ -121,7 +135,9 @@ def changed(dsn: str, *arguments: str) -> bool:
     [(command, option) for command, options in CASES.items() for option in options],
     ids=lambda part: part if isinstance(part, str) else part[0],
 )
-def test_a_wrong_option_is_refused_before_the_first_change(shared: str, command: tuple[str, ...], option: str) -> None:
+def test_a_wrong_option_is_refused_before_the_first_change(
+    shared: str, command: tuple[str, ...], option: str, no_spark: None
+) -> None:
     for value in CASES[command][option]:
         assert not changed(shared, *command, option, value), (command, option, value)
 
@@ -130,3 +146,14 @@ def test_a_wrong_option_is_refused_before_the_first_change(shared: str, command:
 def test_a_wrong_name_is_refused(shared: str, command: str) -> None:
     for name in NAME:
         assert not changed(shared, command, "--", name), (command, name)
+
+
+@pytest.mark.sample(1)
+def test_a_resume_that_may_not_drive_changes_no_option(shared: str, no_spark: None) -> None:
+    database = Database(shared, "roir tests")
+    steps.begin(database, "driven")
+    before = operations.find_operation(database, "driven")
+    said = here(shared, "resume", "driven", "--parallelism", "7", "--throttle", "lock_waits=9", code=4).stderr
+    assert "is being driven by test" in said
+    now = operations.find_operation(database, "driven")
+    assert (now.parallelism, now.throttle) == (before.parallelism, before.throttle)

@@ -159,6 +159,10 @@ def build(
         build_together(database_of(context), definitions, options, master, conf, as_json)
         return
     definition = definitions[0]
+    if options.throttle is not None:
+        from airflow_roir.engine.live_options import check_throttle
+
+        check_throttle(database_of(context), options.throttle)
     with CommandSpark(dsn_of(context), master, conf) as spark:
         if _opens_now(options.windows):
             # Beside all that follows, imports included.
@@ -214,6 +218,9 @@ def resume(
         print_census(database, row.id, as_json)
         return
     row = operations.find_resumable(database, index)
+    if not take_over:
+        # Else its options would be changed by a command that then refuses to drive it.
+        operations.refuse_running(database, row, index)
     # What is wrong with them is said before anything is changed.
     command_spark = CommandSpark(database.dsn, master, conf)
     command_spark.check()

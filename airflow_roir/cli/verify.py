@@ -59,7 +59,7 @@ def verify_command(
     """Compare an index with its source while users write. Exit code 1: they differ, and not all is repaired."""
     from airflow_roir.cli.execute import carry_on_verification, print_report, verify_by_threads
     from airflow_roir.cli.spark import CommandSpark
-    from airflow_roir.engine import operations
+    from airflow_roir.engine import live_options, operations
     from airflow_roir.engine.verify import verification
 
     database = database_of(context)
@@ -75,6 +75,7 @@ def verify_command(
     if without_spark:
         print_report(verify_by_threads(database, index, options), as_json)
         return
+    live_options.check_throttle(database, options.throttle)
     with CommandSpark(database.dsn, master, conf) as spark:
         spark.start()
         begun = verification.begin(database, index, options, operations.default_actor())

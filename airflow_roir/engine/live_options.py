@@ -50,15 +50,27 @@ def refused() -> Iterator[None]:
         raise InvalidInput(said(error)) from None
 
 
+def check_throttle(database: Database, throttle: str | None) -> None:
+    """Raise InvalidInput for limits that the server can't read: for a command that starts Spark before it begins."""
+    if throttle is None:
+        return
+    with database.transaction() as connection:
+        check_schema(connection)
+        _throttle_of(connection, throttle)
+
+
+def _throttle_of(connection: Connection, throttle: str | None) -> Any:
+    with refused():
+        return execute(connection, "SELECT roir.throttle_of(%(throttle)s)", {"throttle": throttle}).scalar()
+
+
 def work_columns(connection: Connection, options: WorkOptions) -> dict[str, Any]:
     """The columns of a new operation's row that hold its work options. Raises InvalidInput."""
     none = {"max_duration_s", "abort_after_s"}
     columns = {name: getattr(options, name) or None for name in none}
-    with refused():
-        throttle = execute(connection, "SELECT roir.throttle_of(%(throttle)s)", {"throttle": options.throttle}).scalar()
     return {
         **columns,
-        "throttle": throttle,
+        "throttle": _throttle_of(connection, options.throttle),
         "windows": parse_windows(options.windows).text or None,
         "priority": options.priority or 0,
         "warn_after_s": (WARN_AFTER_S if options.warn_after_s is None else options.warn_after_s) or None,

@@ -404,6 +404,13 @@ def running_elsewhere(row: OperationRow, index: str) -> OperationRunning:
     )
 
 
+def refuse_running(database: Database, row: OperationRow, index: str) -> None:
+    """Raise OperationRunning while a run drives the operation."""
+    with database.transaction() as connection:
+        if heart_beats(row, connection):
+            raise running_elsewhere(row, index)
+
+
 def last_event(connection: Connection, operation_id: int, action: str) -> Row[Any] | None:
     """The newest event of that action of an operation."""
     event = tables.event

@@ -107,6 +107,18 @@ def left(scene: Scene) -> list[psutil.Process]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def signals_are_heard() -> Iterator[None]:
+    """A shell starts what runs in its background with two of them ignored, and all that is started inherits that."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT)}
+    for number, handler in before.items():
+        if handler == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def family(crash_server: Server, tmp_path: Path) -> Iterator[Family]:
     with a_scene(crash_server) as scene:
