@@ -343,3 +343,15 @@ def test_plan_says_what_is_missing_what_it_takes_and_prints_its_ddl(dsn: str) ->
     assert (refused["missing_rights"], len(refused["refused"])) == ([], 2)
     assert here(dsn, *wrong, code=2).stderr.count("roir: refused: ") == 2
     assert "measure is -1" in here(dsn, "plan", *BUILD[1:], "--measure", "-1", code=2).stderr
+
+
+def test_a_reader_that_has_gone_ends_a_command_as_by_sigpipe(dsn: str) -> None:
+    """Seen to be 1, which says that something has failed."""
+    for arguments in (["status", "--json"], ["status", "nothing"]):
+        read, write = os.pipe()
+        os.close(read)
+        command = [sys.executable, "-m", "airflow_roir.cli", *arguments]
+        environment = {**os.environ, "ROIR_DSN": dsn}
+        ended = subprocess.run(command, stdout=write, stderr=write, env=environment, check=False)
+        os.close(write)
+        assert ended.returncode == 141, arguments

@@ -39,9 +39,25 @@ if TYPE_CHECKING:
 
 __all__ = ["EXIT_CODES", "app", "main"]
 
+# As a shell says of a program that SIGPIPE has ended.
+UNREAD = 141
+
 
 def main() -> None:
     """The entry point: turns the errors of this package and of the database into a line and an exit code."""
+    try:
+        _run()
+    except (BrokenPipeError, SystemExit) as error:
+        # Typer exits with 1 for a reader that has gone.
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        # What is left to be written isn't missed.
+        for number in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        sys.exit(UNREAD)
+
+
+def _run() -> None:
     # What an import makes stays: the collector would look through all of it again and again.
     gc.set_threshold(50_000)
     _open_closed_streams()

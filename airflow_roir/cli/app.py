@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 EXIT_CODES = """
 Exit codes: 0 done; 1 failed, verify found a difference, or duplicates or a census found some; 2 bad input, nothing was
 changed, or it was undone; 3 the operation is paused; 4 another run drives the operation; 5 it
-waits in the queue, of spark-submit alone; 130 Ctrl-C ended --watch, and nothing else.
+waits in the queue, of spark-submit alone; 130 Ctrl-C ended --watch, and nothing else;
+141 the reader of its output has gone.
 """
 
 app = typer.Typer(

@@ -89,6 +89,8 @@ def reason_of(error: BaseException) -> str:
 
     No status shows the statement and its values.
     """
+    if isinstance(error, BrokenPipeError):
+        return "the reader of the command's output has gone (roir … | head, for example)"
     if not isinstance(error, DBAPIError):
         return str(error).strip().split("\n", 1)[0] or type(error).__name__
     match trouble_of(error):

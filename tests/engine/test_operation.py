@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.definition import BuildOptions, IndexDefinition
-from airflow_roir.engine import clean_up, prepare
+from airflow_roir.engine import clean_up, finalize, prepare
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.status import operation_status
 from airflow_roir.errors import InvariantViolated
@@ -104,3 +104,20 @@ def test_the_primary_keys_index_may_be_rebuilt_meanwhile(dsn: str, database: Dat
     run_sql(dsn, "REINDEX INDEX CONCURRENTLY t_pkey")
     steps.finish_all(database, run)
     steps.assert_exact(database)
+
+
+def test_a_pause_for_a_reader_that_has_gone_says_so(database: Database, dsn: str) -> None:
+    """`roir build | head`: seen to pause with "[Errno 32] Broken pipe"."""
+    make_table(dsn)
+    _, run = steps.begin(database)
+    steps.build_all(database, run)
+    steps.seal_all(database, run)
+
+    def gone(_line: str) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        finalize.finalize(database, "ix", "test", gone, take_over=True)
+    found = operation_status(database, run.operation_id)
+    assert found.status == "paused"
+    assert "the reader of the command's output has gone" in str(found.pause_reason)
