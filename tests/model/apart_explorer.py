@@ -95,6 +95,8 @@ def _mark(found: Found, before: State, state: State, text: str) -> None:
         found.reached.add("doubtful")
     if any(a.doubt and not b.doubt for a, b in zip(before.index.lanes, state.index.lanes, strict=True)):
         found.reached.add("repaired")
+    if any(a.unproved and not b.unproved for a, b in zip(before.index.lanes, state.index.lanes, strict=True)):
+        found.reached.add("proved")
     if "fenced" in text:
         found.reached.add("fenced")
     if len(state.index.intents) < len(before.index.intents):

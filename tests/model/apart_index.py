@@ -70,7 +70,8 @@ def _ship(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: V
         return
     if shipper.began < 0:
         named = tuple(i for i in state.index.intents if i.shard == number)
-        if shipper.acked or outbox(shard) or named or state.index.lanes[number].fresh < len(shard.past) - 1:
+        lane = state.index.lanes[number]
+        if shipper.acked or outbox(shard) or named or lane.unproved or lane.fresh < len(shard.past) - 1:
             begun = shipper._replace(began=len(shard.past) - 1, named=named, cursor=START)
             yield f"{name} begins a pass", state._replace(shippers=replaced(state.shippers, place, begun))
         return
@@ -187,7 +188,7 @@ def _apply(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: 
         yield f"{name}: doubtful, for {doubt}", contact._replace(index=doubtful, shippers=gone)
         return
     index = _applied(contact.index, lane, number, shipper, answer, variant)
-    lane = index.lanes[number]
+    lane, shipper = _proved(state, index.lanes[number], shipper, answer, variant)
     fresh = shipper.began
     if variant is Variant.FRESH_FROM_END:
         fresh = len(state.shards[number].past) - 1
@@ -211,6 +212,22 @@ def _apply(state: State, place: int, shipper: Shipper, bounds: Bounds, variant: 
             f"{name} applies, and isn't told",
             after._replace(shippers=gone, unanswered=state.unanswered + 1),
         )
+
+
+def _proved(state: State, lane: Lane, shipper: Shipper, answer: Answer, variant: Variant) -> tuple[Lane, Shipper]:
+    """After a start: whether all who may have announced before have ended, and what they wrote has come."""
+    if not lane.unproved:
+        return lane, shipper
+    proved = lane._replace(unproved=False, strict=len(state.shards[shipper.shard].past) - 1)
+    if variant is Variant.PROVED_BY_A_PASS:
+        return proved, shipper
+    if not shipper.noticed and variant is not Variant.HORIZON_OF_BEFORE:
+        return lane, shipper._replace(noticed=True)
+    if not shipper.horizon:
+        return lane, shipper._replace(noticed=True, horizon=answer.end)
+    if min((answer.end, *answer.running)) < shipper.horizon:
+        return lane, shipper
+    return proved, shipper
 
 
 def _applied(index: Index, lane: Lane, number: int, shipper: Shipper, answer: Answer, variant: Variant) -> Index:
@@ -276,7 +293,7 @@ def _read(
 ) -> Iterator[tuple[str, State]]:
     name, index = f"R{place + 1}", state.index
     if reader is None:
-        if any(lane.doubt for lane in index.lanes):
+        if any(lane.doubt or lane.unproved or lane.fresh < lane.strict for lane in index.lanes):
             return
         intents = None if variant is Variant.TWO_STATEMENTS else index.intents
         started = tuple(len(shard.past) - 1 for shard in state.shards)

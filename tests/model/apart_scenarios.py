@@ -33,6 +33,9 @@ DEFAULT: dict[str, tuple[Bounds, int, str]] = {
     "strict, a shard loses its last commits, each is asked": (
         Bounds(ONE, strict=True, readers=1, saves=("shard",), asks="every", aborts=False), 2_000, "doubtful",
     ),
+    "strict, an older copy of the index server": (
+        Bounds(ONE, strict=True, readers=1, keys="b", saves=("copy",), aborts=False), 1_000, "proved",
+    ),
 }  # fmt: skip
 LARGE: dict[str, tuple[Bounds, int, str]] = {
     "strict, two shippers": (

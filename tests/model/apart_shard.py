@@ -28,7 +28,7 @@ def steps(state: State, bounds: Bounds, variant: Variant) -> Iterator[tuple[str,
             yield from _user(state, number, user, bounds, variant)
     yield from _truncate(state, bounds)
     yield from _build(state, bounds, variant)
-    yield from _loss(state, bounds)
+    yield from _loss(state, bounds, variant)
 
 
 def touch(shard: Shard, ident: Ident, me: int) -> Shard:
@@ -180,13 +180,13 @@ def _build(state: State, bounds: Bounds, variant: Variant) -> Iterator[tuple[str
         yield "the worker dies", state._replace(copying=None)
 
 
-def _loss(state: State, bounds: Bounds) -> Iterator[tuple[str, State]]:
+def _loss(state: State, bounds: Bounds, variant: Variant) -> Iterator[tuple[str, State]]:
     """A replica stands still, or a backup is taken, at any moment; later it is what is left."""
     saved = {kind.removeprefix("lost ") for kind, *_ in state.saved}
     for kind in bounds.saves:
         if kind in saved:
             continue
-        sides: list[Shard | Index] = [state.index] if kind == "index" else list(state.shards)
+        sides: list[Shard | Index] = [state.index] if kind in ("index", "copy") else list(state.shards)
         for number, side in enumerate(sides):
             if isinstance(side, Shard):
                 side = side._replace(
@@ -201,6 +201,8 @@ def _loss(state: State, bounds: Bounds) -> Iterator[tuple[str, State]]:
             continue
         left = replaced(state.saved, place, (f"lost {kind}", 0, None))
         if isinstance(side, Index):
+            if kind == "copy" and variant is not Variant.START_UNNOTICED:
+                side = side._replace(lanes=tuple(lane._replace(unproved=True) for lane in side.lanes))
             yield (
                 "the index server loses its last commits",
                 state._replace(index=side._replace(lost=True), saved=left, copying=None, repairing=None),

@@ -49,6 +49,10 @@ class Variant(Enum):
     BEYOND_THE_END_ANY = "intents beyond the snapshot's end go that came after it was taken"
     TWO_STATEMENTS = "a reader takes the entries first and the intents in another snapshot"
     NAMED_UNTRUE = "what is named is settled, and its truth isn't applied"
+    # Of an older copy of the index server.
+    START_UNNOTICED = "an older copy of the index server answers as soon as it is started"
+    PROVED_BY_A_PASS = "after a start one pass is waited for, and nobody who announced before"
+    HORIZON_OF_BEFORE = "who announced before a start is told by a visit that may be from before it"
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,8 @@ class Bounds:
 
     users: shard and number of statements of each user transaction. rows: the sources at the beginning. limit: rows of
     a visit. shippers: how many there are. claims: how often a lane is claimed, all together. unanswered: how many
-    answers are lost, of visits and of applications. saves: which sides may lose their last commits, of "shard" and
-    "index". truncates: how many. built: the copies are there. strict: writers announce. readers: strict reads. keys:
+    answers are lost, of visits and of applications. saves: which sides may lose their last commits, of "shard", "index"
+    and "copy", an index server that doesn't see by its history that it is an older one. truncates: how many. built: the copies are there. strict: writers announce. readers: strict reads. keys:
     what a reader looks for. asks: which shards, "every" one or only those that are "named". repairs: verifications.
     aborts: transactions may roll back.
     """
@@ -115,7 +119,10 @@ class Intent(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """fresh: the length of the shard's past when the pass began; -1: never. repaired: the same of a repair."""
+    """fresh: the length of the shard's past when the pass began; -1: never. repaired: the same of a repair.
+
+    unproved: the server was started since, and may lack announcements; strict: since that past it doesn't.
+    """
 
     token: int
     owner: int
@@ -125,6 +132,8 @@ class Lane(NamedTuple):
     fresh: int
     doubt: bool
     repaired: int
+    unproved: bool = False
+    strict: int = -1
 
 
 class Index(NamedTuple):
@@ -151,7 +160,10 @@ class Answer(NamedTuple):
 
 
 class Shipper(NamedTuple):
-    """began: the past's length at the pass's begin, -1 between passes."""
+    """began: the past's length at the pass's begin, -1 between passes.
+
+    noticed: that the index server was started. horizon: all who announced before have lower transactions; 0: not known.
+    """
 
     shard: int
     token: int
@@ -165,6 +177,8 @@ class Shipper(NamedTuple):
     named: tuple[Intent, ...]
     answer: Answer | None
     early: Answer | None
+    noticed: bool = False
+    horizon: int = 0
 
 
 class Reader(NamedTuple):
@@ -292,7 +306,7 @@ def _renumbered(state: State, number: int) -> State:
     )
 
     marks = [len(state.shards[number].past)]
-    marks += [mark for lane in lanes for mark in (lane.fresh, lane.repaired) if mark >= 0]
+    marks += [mark for lane in lanes for mark in (lane.fresh, lane.repaired, lane.strict) if mark >= 0]
     marks += [s.began for s in shippers if s.began >= 0] + [r.started[number] for r in readers]
     cut = max(min(marks) - 1, 0)
 
@@ -322,6 +336,7 @@ def _renumbered(state: State, number: int) -> State:
             emptied=numbers[lane.emptied],
             fresh=max(lane.fresh - cut, -1) if lane.fresh >= 0 else -1,
             repaired=max(lane.repaired - cut, -1) if lane.repaired >= 0 else -1,
+            strict=max(lane.strict - cut, -1) if lane.strict >= 0 else -1,
         )
 
     def shipper(one: Shipper | None) -> Shipper | None:

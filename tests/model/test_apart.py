@@ -38,6 +38,9 @@ MISTAKES = [
     (Variant.BEYOND_THE_END_ANY, "strict", "A4"),
     (Variant.TWO_STATEMENTS, "strict", "A4"),
     (Variant.NAMED_UNTRUE, "strict, one row a visit", "A4"),
+    (Variant.START_UNNOTICED, "strict, an older copy of the index server", "A4"),
+    (Variant.PROVED_BY_A_PASS, "strict, an older copy of the index server", "A4"),
+    (Variant.HORIZON_OF_BEFORE, "strict, an older copy of the index server", "A4"),
 ]
 # These take half a minute each.
 MISTAKES_LARGE = [
