@@ -188,6 +188,11 @@ BEGIN
     ELSIF roir_shard.capture_of(o.name) IS DISTINCT FROM o.capture THEN
         RETURN 'the function of its capture was altered';
     END IF;
+    -- A view reads with its owner's rights, and through his row security.
+    IF EXISTS (SELECT FROM pg_class c JOIN pg_class s ON s.oid = o.source
+                WHERE c.oid = to_regclass(format('roir_shard.%I', o.name || '_source')) AND c.relowner <> s.relowner) THEN
+        RETURN 'the view that its rows are read by belongs to another role than its table';
+    END IF;
     -- Columns are captured by their names; of one that isn't there writes fail.
     IF EXISTS (SELECT FROM jsonb_array_elements(o.entry -> 'columns') c
                  JOIN pg_attribute a ON a.attrelid = o.source AND a.attname = c ->> 'source'
@@ -245,6 +250,36 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- Likewise what must have been there for each write to be announced: its triggers and functions, and by what it is sent. The
+-- owner goes first, whom REASSIGN OWNED exchanges.
+CREATE FUNCTION roir_shard.announcing_evidence(outbox text) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH outbox AS MATERIALIZED (
+        SELECT x.name, x.source, to_regclass(format('roir_shard.%I', x.name))::oid AS relation,
+               to_regclass(format('roir_shard.%I', x.name || '_intent'))::oid AS intent
+          FROM roir_shard.outbox x WHERE x.name = announcing_evidence.outbox AND x.announced_by IS NOT NULL),
+    code AS MATERIALIZED (
+        SELECT p.oid, n.part, p.proowner, p.xmin FROM outbox o CROSS JOIN unnest(ARRAY['_announce', '_whole', '_own']) AS n (part)
+          JOIN pg_proc p ON p.oid = to_regprocedure(format('roir_shard.%I()', o.name || n.part))),
+    trace (name, value) AS (
+        SELECT 'trigger ' || t.tgname, concat_ws(' ', '', t.oid, t.xmin)
+          FROM outbox o JOIN pg_trigger t ON t.tgrelid IN (o.relation, o.source)
+         WHERE t.tgfoid = ANY (ARRAY(SELECT c.oid FROM code c))
+        UNION ALL
+        SELECT 'function ' || c.part, concat_ws(' ', c.proowner, c.oid, c.xmin) FROM code c
+        UNION ALL
+        SELECT 'table', concat_ws(' ', c.relowner, c.oid, c.xmin) FROM outbox o JOIN pg_class c ON c.oid = o.intent
+        UNION ALL
+        SELECT 'columns', concat_ws(' ', '', md5(string_agg(concat_ws(' ', a.attname, a.xmin), ',' ORDER BY a.attnum)))
+          FROM outbox o JOIN pg_attribute a ON a.attrelid = o.intent AND a.attnum > 0 HAVING count(*) > 0
+        UNION ALL
+        SELECT 'options', concat_ws(' ', '', f.ftserver, f.xmin) FROM outbox o JOIN pg_foreign_table f ON f.ftrelid = o.intent
+        UNION ALL
+        SELECT 'server', concat_ws(' ', s.srvowner, s.oid, s.xmin)
+          FROM outbox o JOIN pg_foreign_table f ON f.ftrelid = o.intent JOIN pg_foreign_server s ON s.oid = f.ftserver)
+    SELECT coalesce(jsonb_object_agg(t.name, t.value), '{}') FROM trace t
+$$;
+
 -- What must have been there all the while for the outbox to have every write, and the rules that values are compared by.
 -- Gone for a while, or altered and altered back, it looks as before, and yet the server has made it anew: with another
 -- oid, or by another transaction (xmin). The index server keeps it, and compares it in each visit; as roir.marks does for
@@ -288,8 +323,19 @@ BEGIN
             UNION ALL
             SELECT 'first', first WHERE first IS NOT NULL
             UNION ALL
+            -- What was cut off a column, or numbered otherwise, stays so.
+            SELECT 'columns', md5(string_agg(concat_ws(' ', a.attname, a.xmin, d.oid), ',' ORDER BY a.attnum))
+              FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+             WHERE a.attrelid = o.relation AND a.attname ~ '^(c[0-9]+|version|xid)$' AND NOT a.attisdropped
+            HAVING count(*) > 0
+            UNION ALL
+            SELECT 'sequence', concat_ws(' ', s.seqrelid, s.xmin, pg_relation_filenode(s.seqrelid))
+              FROM pg_sequence s WHERE s.seqrelid = to_regclass('roir_shard.version')
+            UNION ALL
             SELECT 'schema', n.oid::text FROM pg_namespace n WHERE n.nspname = 'roir_shard')
-        SELECT jsonb_object_agg(t.name, t.value) || jsonb_build_object('rules', roir_shard.rules(o.source,
+        SELECT jsonb_object_agg(t.name, t.value)
+               || jsonb_build_object('announcing', roir_shard.announcing_evidence(o.name),
+                                     'rules', roir_shard.rules(o.source,
                    ARRAY(SELECT c ->> 'source' FROM jsonb_array_elements(o.entry -> 'columns') c)))
           FROM trace t);
 END $$;
@@ -325,6 +371,9 @@ BEGIN
                        WHERE g.tgrelid = o.source AND g.tgenabled = 'A' AND g.tgtype & 34 = 34
                          AND g.tgfoid = to_regprocedure(format('roir_shard.%I()', o.name || '_whole'))) THEN
         RETURN 'a trigger that announces writes is missing or disabled';
+    ELSIF EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = to_regclass(format('roir_shard.%I', o.name || '_intent'))
+                                             AND NOT g.tgisinternal) THEN
+        RETURN 'the table that announcements are written to has a trigger';
     END IF;
     RETURN NULL;
 END $$;

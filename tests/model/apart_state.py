@@ -61,10 +61,11 @@ class Bounds:
 
     users: shard and number of statements of each user transaction. rows: the sources at the beginning. limit: rows of
     a visit. shippers: how many there are. claims: how often a lane is claimed, all together. unanswered: how many
-    answers are lost, of visits and of applications. saves: which sides may lose their last commits, of "shard", "index"
-    and "copy", an index server that doesn't see by its history that it is an older one. truncates: how many. built: the copies are there. strict: writers announce. readers: strict reads. keys:
-    what a reader looks for. asks: which shards, "every" one or only those that are "named". repairs: verifications.
-    aborts: transactions may roll back.
+    answers are lost, of visits and of applications. saves: which sides may lose their last commits, of "shard",
+    "index" and "copy", an index server that doesn't see by its history that it is an older one. truncates: how many.
+    built: the copies are there. strict: writers announce. readers: strict reads. keys: what a reader looks for. asks:
+    which shards, "every" one or only those that are "named". repairs: verifications. aborts: transactions may roll
+    back.
     """
 
     users: tuple[tuple[int, int], ...]

@@ -7,6 +7,7 @@ refuses the commit if it hasn't (docs/architecture.md#apart).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 
@@ -56,9 +57,11 @@ UPDATE roir.lane SET announced_by = coalesce(announced_by, 'server')
 BEGUN = """
 UPDATE roir.lane SET strict_from = clock_timestamp(), strict_history = roir.server_history(),
        strict_start = pg_postmaster_start_time(),
-       fresh_at = CASE WHEN fresh_at <= clock_timestamp() THEN fresh_at END
+       fresh_at = CASE WHEN fresh_at <= clock_timestamp() THEN fresh_at END,
+       evidence = evidence || jsonb_build_object('announcing', %(evidence)s::jsonb)
  WHERE id = %(lane)s AND removed_at IS NULL
 """
+ANNOUNCING = f"SELECT {SHARD_SCHEMA}.announcing_evidence(%(name)s)"
 ENDED = "UPDATE roir.lane SET strict_from = NULL, strict_history = NULL WHERE generation_id = ANY (%(ids)s::bigint[])"
 CALLED = "SELECT concat(system_identifier, '/', current_database()) FROM pg_control_system()"
 NOW_CALLED = f"UPDATE {SHARD_SCHEMA}.outbox SET server = %(server)s WHERE name = %(name)s AND server <> %(server)s"
@@ -235,7 +238,7 @@ def _install(database: Database, lane: Lane, by: str, report: Callable[[str], No
             foreign.make_foreign_table(connection, lane, shape, server)
         foreign.probe(database, shard, lane, server)
 
-    def body(connection: Connection, lock: Callable[[], None]) -> None:
+    def body(connection: Connection, lock: Callable[[], None]) -> str:
         for name, text in announce_functions.functions(lane, entry, shape, by, source, unique):
             execute(connection, text)
             rights.take_back(connection, (), [f"{SHARD_SCHEMA}.{name}()"])
@@ -263,12 +266,13 @@ def _install(database: Database, lane: Lane, by: str, report: Callable[[str], No
             f"announcing = {SHARD_SCHEMA}.announcing_of(name) WHERE name = %(name)s",
             {"by": by, "name": lane.outbox},
         )
+        return json.dumps(execute(connection, ANNOUNCING, {"name": lane.outbox}).scalar_one())
 
     drain = Drain(shard, source.sql, source.relations, database.limits.attempt_ms, PATIENCE_S)
     with telling_of_names():
-        drain.run(body, report, [source.sql])
+        kept = drain.run(body, report, [source.sql])
     with database.transaction() as connection:
-        execute(connection, BEGUN, {"lane": lane.id})
+        execute(connection, BEGUN, {"lane": lane.id, "evidence": kept})
 
 
 def _drop_triggers(connection: Connection, name: str, source: Source) -> None:

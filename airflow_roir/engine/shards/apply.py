@@ -97,15 +97,17 @@ def apply(
         # Nobody has a greater token here, so this server has lost one.
         return Applied(None, None, again=True, overtaken=visit.before // VISITS)
     lost = visit.before < held.tick
-    if (why := _why(connection, route, visit, held)) is not None:
+    kept = None
+    if visit.evidence is not None:
+        kept = execute(connection, EVIDENCE, {"lane": route.lane.id}).scalar()
+    _hear(connection, route, claim, visit, held, kept)
+    if (why := _why(route, visit, held, kept)) is not None:
         _doubt(connection, route, claim, visit, why, lost, new=held.doubtful_at is None)
         if lost:
             _follow_holders(connection, route, claim)
             return Applied(None, None, doubt=why, again=True)
     if visit.ticked and visit.tick <= held.tick:
         raise Fenced(f"{route.name}: a later visit was applied; {claim.owner} has changed nothing")
-    if visit.unannounced is not None and held.strict_from is not None:
-        execute(connection, UNANNOUNCED, {"lane": route.lane.id})
     if held.unproved is not None:
         _prove(connection, route, claim, visit, held.unproved)
     if visit.emptied > held.emptied:
@@ -169,7 +171,20 @@ def advance(claim: Claim, visit: Visit) -> None:
         claim.evidence = visit.evidence_hash
 
 
-def _why(connection: Connection, route: Route, visit: Visit, held: Row[Any]) -> str | None:
+def _hear(
+    connection: Connection, route: Route, claim: Claim, visit: Visit, held: Row[Any], kept: dict[str, Any] | None
+) -> None:
+    """Refuse strict reads until `roir announce` has run again, unless all writes were announced."""
+    why = visit.unannounced
+    if why is None and evidence.is_readable(visit.evidence):
+        why = evidence.silence(kept, visit.evidence)
+    if why is not None and held.strict_from is not None:
+        execute(connection, UNANNOUNCED, {"lane": route.lane.id})
+        said = f"shard {quote(route.lane.shard.name)}: {why}"
+        operations.record_event(connection, route.index_id, None, claim.owner, "not announced", said)
+
+
+def _why(route: Route, visit: Visit, held: Row[Any], kept: dict[str, Any] | None) -> str | None:
     shard = f"shard {quote(route.lane.shard.name)}"
     if visit.before < held.tick:
         return (
@@ -185,7 +200,7 @@ def _why(connection: Connection, route: Route, visit: Visit, held: Row[Any]) -> 
     if problem is None and visit.evidence is not None and not evidence.is_readable(visit.evidence):
         problem = "what it tells of its capture can't be read"
     elif problem is None and visit.evidence is not None:
-        problem = evidence.change(execute(connection, EVIDENCE, {"lane": route.lane.id}).scalar(), visit.evidence)
+        problem = evidence.change(kept, visit.evidence)
     return None if problem is None else _missing(route, problem)
 
 

@@ -17,8 +17,11 @@ CHANGED = {
     "function": "a function of its capture was replaced for a while",
     "view": "the view that its rows are read by was replaced",
     "outbox": "its outbox was replaced",
-    "first": "its outbox was emptied, by a TRUNCATE, a DELETE, or a crash while it was unlogged",
+    "first": "its outbox was emptied, by a TRUNCATE, a DELETE, a crash while it was unlogged, or refused a write",
+    "columns": "a column of its outbox, or its default, was altered",
+    "sequence": "the sequence that its outbox is numbered by was altered",
 }
+SILENT = "what announces its writes was disabled, dropped, replaced or altered for a while"
 
 
 def change(kept: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> str | None:
@@ -39,11 +42,21 @@ def change(kept: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> s
     return None
 
 
+def silence(kept: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> str | None:
+    """Why writes may have committed without an announcement since the last visit; as `change`."""
+    if not kept or not found or kept["schema"] != found["schema"]:
+        return None
+    before, now = kept.get("announcing", {}), found["announcing"]
+    gone = any(name not in now or _is_altered(was, now[name]) for name, was in before.items())
+    return SILENT if gone else None
+
+
 def is_readable(found: Any) -> bool:
     """Whether it is evidence at all: a shard may tell anything."""
-    if not isinstance(found, dict) or not isinstance(found.get("rules"), dict):
+    if not isinstance(found, dict) or not all(isinstance(found.get(one), dict) for one in ("rules", "announcing")):
         return False
-    texts = [value for name, value in found.items() if name != "rules"]
+    texts = [value for name, value in found.items() if name not in ("rules", "announcing")]
+    texts += found["announcing"].values()
     listed = list(found["rules"].values())
     return (
         "schema" in found
@@ -60,3 +73,8 @@ def _is_another(kind: str, was: str, now: str | None) -> bool:
         # REASSIGN OWNED.
         return False
     return was != now
+
+
+def _is_altered(was: str, now: str) -> bool:
+    """Of what was written as its owner and the rest; REASSIGN OWNED exchanges both."""
+    return was != now and was.split(" ", 1)[0] == now.split(" ", 1)[0]
