@@ -45,7 +45,7 @@ SELECT EXISTS (SELECT FROM roir.mark_changes(%(generation)s) m WHERE m.name LIKE
    AND NOT EXISTS (SELECT FROM roir.generation g JOIN roir.operation o ON o.index_id = g.index_id
                     WHERE g.id = %(generation)s AND o.status IN ('running', 'paused'))
 """
-LOCK = "SELECT FROM roir.generation WHERE id = %(generation)s FOR UPDATE"
+HOLD = "SELECT roir.hold_marks(%(generation)s)"
 LOOK_AT_FUNCTIONS = """
 UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{looked}', coalesce(g.shape -> 'looked', '{}') || (
          SELECT coalesce(jsonb_object_agg(n.key, n.value), '{}') FROM jsonb_each(roir.marks(g.id)) n
@@ -109,7 +109,7 @@ def are_functions_replaced(connection: Connection, generation_id: int) -> bool:
 
 def look_at_functions(connection: Connection, generation_id: int) -> None:
     """Note the marks of the capture functions for the next verification. Needs the drain lock."""
-    execute(connection, LOCK, {"generation": generation_id})
+    execute(connection, HOLD, {"generation": generation_id})
     # A verification that has begun meanwhile may have read already what a writer has changed since.
     if are_functions_replaced(connection, generation_id):
         execute(connection, LOOK_AT_FUNCTIONS, {"generation": generation_id})
@@ -117,9 +117,11 @@ def look_at_functions(connection: Connection, generation_id: int) -> None:
 
 def look(connection: Connection, generation_id: int) -> None:
     """Note the marks as they are when a verification of the whole index begins."""
+    execute(connection, HOLD, {"generation": generation_id})
     execute(connection, LOOK, {"generation": generation_id})
 
 
 def forgive(connection: Connection, generation_id: int) -> None:
     """Keep the marks that were the same from the verification's begin to its end, which found or left nothing wrong."""
+    execute(connection, HOLD, {"generation": generation_id})
     execute(connection, FORGIVE, {"generation": generation_id})

@@ -64,9 +64,17 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
        AND NOT (k.key LIKE 'function %' AND split_part(k.value, ' ', 2) <> split_part(n.value, ' ', 2))
 $$;
 
+-- Keeps a generation's row as it is: whoever keeps marks calls this in a statement before. A mark that was read before
+-- another one kept his would put the older one back, and the next look would take our own work for somebody else's.
+CREATE FUNCTION roir.hold_marks(generation bigint) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT FROM roir.generation g WHERE g.id = hold_marks.generation FOR NO KEY UPDATE
+$$;
+
 -- Keeps the marks as they are now: all of them, or those of these names that it keeps already.
 CREATE FUNCTION roir.keep_marks(generation bigint, names text[] DEFAULT NULL) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT roir.hold_marks(keep_marks.generation);
     UPDATE roir.generation g
        SET shape = jsonb_set(g.shape, '{marks}', coalesce(g.shape -> 'marks', '{}') || (
                SELECT coalesce(jsonb_object_agg(n.key, n.value), '{}') FROM jsonb_each(roir.marks(g.id)) n
@@ -74,24 +82,33 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
      WHERE g.id = keep_marks.generation AND g.shape IS NOT NULL
 $$;
 
--- Keeps the marks of partitions that came, and forgets those of partitions that went. Changes nothing where there are none.
-CREATE FUNCTION roir.follow_marks(generation bigint) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    WITH now AS MATERIALIZED (SELECT roir.marks(follow_marks.generation) AS marks),
+-- The marks with those of partitions that came, and without those of partitions that went; NULL where these are kept.
+CREATE FUNCTION roir.followed_marks(generation bigint) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH now AS MATERIALIZED (SELECT roir.marks(followed_marks.generation) AS marks),
     place AS MATERIALIZED (
         SELECT concat(t.relation, '/', t.link) AS name
           FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
-         CROSS JOIN LATERAL roir.partition_tree(i.source_oid::oid) t WHERE g.id = follow_marks.generation
+         CROSS JOIN LATERAL roir.partition_tree(i.source_oid::oid) t WHERE g.id = followed_marks.generation
         UNION ALL
         SELECT concat(i.source_oid, '/') FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
-         WHERE g.id = follow_marks.generation),
+         WHERE g.id = followed_marks.generation),
     wanted AS (
-        SELECT n.marks || coalesce((
+        SELECT g.shape, n.marks || coalesce((
                    SELECT jsonb_object_agg(k.key, k.value) FROM jsonb_each(g.shape -> 'marks') k
                     WHERE k.key !~ '^(trigger|expression) '
                        OR (regexp_match(k.key, '^[a-z]+ (\d+/\d*)'))[1] IN (SELECT p.name FROM place p)), '{}') AS marks
-          FROM roir.generation g CROSS JOIN now n WHERE g.id = follow_marks.generation)
-    UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{marks}', w.marks)
-      FROM wanted w WHERE g.id = follow_marks.generation AND g.shape ? 'marks' AND g.shape -> 'marks' <> w.marks
-       AND roir.moved() IS NULL
+          FROM roir.generation g CROSS JOIN now n WHERE g.id = followed_marks.generation)
+    SELECT w.marks FROM wanted w WHERE w.shape ? 'marks' AND w.shape -> 'marks' <> w.marks AND roir.moved() IS NULL
 $$;
+
+-- Keeps the marks of partitions that came, and forgets those of partitions that went. Waits for nobody where there are none.
+CREATE FUNCTION roir.follow_marks(generation bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF roir.followed_marks(generation) IS NOT NULL THEN
+        PERFORM roir.hold_marks(generation);
+        UPDATE roir.generation g SET shape = jsonb_set(g.shape, '{marks}', w.marks)
+          FROM roir.followed_marks(generation) AS w (marks) WHERE g.id = follow_marks.generation AND w.marks IS NOT NULL;
+    END IF;
+END $$;
