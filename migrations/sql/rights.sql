@@ -14,6 +14,28 @@ BEGIN
               FROM pg_roles o, pg_namespace n WHERE o.oid = author AND n.nspname = 'roir_data');
 END $$;
 
+-- An error where a catalog's row that the transaction's one snapshot shows was replaced since, by its xmax: its owner may be
+-- another one by now, whose code would be run, while locks and plans go by the present. A row that is merely locked, or
+-- whose change was rolled back, has an xmax, too.
+CREATE FUNCTION roir.refuse_replaced(replaced_by xid, what text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us CONSTANT numeric := pg_snapshot_xmax(pg_current_snapshot())::text::numeric;
+    ahead numeric;
+    id xid8;
+BEGIN
+    IF replaced_by = '0' OR current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+        RETURN;
+    END IF;
+    ahead := mod(4294967296 + replaced_by::text::numeric - mod(us, 4294967296), 4294967296);
+    id := greatest(us + CASE WHEN ahead < 2147483648 THEN ahead ELSE ahead - 4294967296 END, 3)::text::xid8;
+    IF id >= pg_snapshot_xmin(pg_current_snapshot()) AND pg_xact_status(id) = 'committed' THEN
+        RAISE serialization_failure USING
+            MESSAGE = format('could not serialize access: %s was altered after the transaction''s snapshot', what),
+            HINT = 'Retry the transaction.';
+    END IF;
+END $$;
+
 -- Who owns a source and what else is to be read, by oids and by names as they are understood now, and whether he is
 -- trusted. made: the function that reads the source as he is as we make it, with this body; other: a table that is
 -- another's; named: the first name is the source's. In PL/pgSQL, which keeps the plan: it is asked in every batch.
@@ -26,6 +48,10 @@ BEGIN
     SELECT bool_and(roir.trusts(o.owner)), count(*), min(pg_get_userbyid(o.owner)::text) INTO trusted, owners, owner
       FROM (SELECT DISTINCT c.relowner AS owner FROM pg_class c WHERE c.oid = ANY (relations)) o;
     named := to_regclass(names[1]) IS NOT DISTINCT FROM source::regclass;
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        PERFORM roir.refuse_replaced(c.xmax, format('table %s', c.oid::regclass))
+           FROM pg_class c WHERE c.oid = ANY (relations) AND c.xmax <> '0';
+    END IF;
     IF NOT trusted THEN
         SELECT p.prosecdef AND p.proconfig IS NULL AND p.proowner = c.relowner AND p.prosrc = body INTO made
           FROM pg_proc p, pg_class c
@@ -45,8 +71,9 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     domain record;
 BEGIN
-    FOR domain IN SELECT x.oid, t.typowner AS owner FROM roir.type_tree(type) x (oid) JOIN pg_type t ON t.oid = x.oid
-                   WHERE t.typtype = 'd' ORDER BY 1 LOOP
+    FOR domain IN SELECT x.oid, t.typowner AS owner, t.xmax AS replaced_by
+                    FROM roir.type_tree(type) x (oid) JOIN pg_type t ON t.oid = x.oid WHERE t.typtype = 'd' ORDER BY 1 LOOP
+        PERFORM roir.refuse_replaced(domain.replaced_by, format('type %s', domain.oid::regtype));
         IF NOT roir.trusts(domain.owner) THEN
             RETURN domain.oid::regtype;
         END IF;

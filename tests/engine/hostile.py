@@ -160,7 +160,12 @@ class Scene:
 
     def as_owner(self, *statements: str) -> None:
         """What he does in a session of his own."""
-        run_sql(make_dsn(**{**parse_dsn(self.dsn), "user": self.owner}), *statements)
+        run_sql(self.dsn_of_owner, *statements)
+
+    @property
+    def dsn_of_owner(self) -> str:
+        """His own."""
+        return make_dsn(**{**parse_dsn(self.dsn), "user": self.owner})
 
     def gains(self) -> list[str]:
         """What went wrong: his code ran as another, or he has what he hadn't."""

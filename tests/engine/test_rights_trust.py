@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
+import psycopg2.errors
 import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -15,12 +16,14 @@ from airflow_roir.engine import clean_up, drop, owner
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.job import load_job
 from airflow_roir.engine.partitions import attach, detach, sync
+from airflow_roir.engine.run import start_run
 from airflow_roir.engine.source import Source
-from airflow_roir.engine.verify import compare
+from airflow_roir.engine.verify import compare, verification
+from airflow_roir.engine.verify.job import UnitClaim
 from airflow_roir.engine.verify.repair import Mender
-from airflow_roir.errors import RoirError
+from airflow_roir.errors import RoirError, SourceChanged
 from tests.conftest import run_sql
-from tests.engine import steps
+from tests.engine import steps, verifying
 from tests.engine.hostile import PLAIN, ROWS, Scene
 from tests.engine.steps import sql
 
@@ -87,6 +90,54 @@ def test_it_is_asked_of_nothing_that_is_not_locked(scene: Scene, asked: list[str
     steps.assert_exact(scene.database, "evil.ix")
     drop.drop_index(scene.database, "evil.ix", "test")
     assert len(asked) > 20
+
+
+def test_a_writer_whose_snapshot_is_older_than_the_gift_of_a_leaf_runs_nothing_as_the_tables_owner(
+    scene: Scene,
+) -> None:
+    """The capture reads the leaf as the table's owner, whom that snapshot shows as the leaf's owner, too."""
+    run_sql(
+        scene.dsn,
+        "GRANT ALL ON SCHEMA public TO PUBLIC",
+        "CREATE TABLE public.t (id int PRIMARY KEY, k text, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE public.t1 PARTITION OF public.t FOR VALUES FROM (1) TO (100)",
+        "INSERT INTO public.t SELECT i, i::text, 'v' FROM generate_series(1, 40) i",
+        f"ALTER TABLE public.t OWNER TO {scene.victim}; ALTER TABLE public.t1 OWNER TO {scene.victim}",
+        f"GRANT ALL ON public.t TO {scene.owner}",
+    )
+    steps.make_index(scene.database, "public.ix", "public.t", include="v")
+    with closing(steps.old_session(scene.dsn_of_owner)) as old:
+        run_sql(scene.dsn, f"ALTER TABLE public.t1 OWNER TO {scene.owner}")
+        scene.as_owner("CREATE INDEX ON public.t1 (k) WHERE evil.constant(1)")
+        with pytest.raises(psycopg2.errors.SerializationFailure, match="altered"):
+            sql(old, "DELETE FROM public.t WHERE id = 7")
+    assert not scene.gains()
+    run_sql(scene.dsn, f"ALTER TABLE public.t1 OWNER TO {scene.victim}")
+    steps.assert_exact(scene.database, "public.ix")
+
+
+def test_a_snapshot_that_is_older_than_a_hand_over_trusts_nobody(scene: Scene) -> None:
+    """The one that a verification's workers share shows the former owner, whom we trust; what is planned is of now.
+
+    The new owner's code ran as us.
+    """
+    run_sql(scene.dsn, PLAIN, ROWS)
+    [(us,)] = sql(scene_session := steps.session(scene.database.dsn), "SELECT current_user")
+    scene_session.close()
+    run_sql(scene.dsn, f'ALTER TABLE evil.t OWNER TO "{us}"')
+    steps.make_index(scene.database, "evil.ix", "evil.t", include="v")
+    verification.begin(scene.database, "evil.ix", VerifyOptions(), "test")
+    run = start_run(scene.database, "evil.ix", "test", take_over=True)
+    one = verifying.worker(scene.database, run)
+    one.sums.snapshot.share(one.verify_job.verification_id)
+    run_sql(scene.dsn, f"ALTER TABLE evil.t OWNER TO {scene.owner}")
+    scene.as_owner("CREATE INDEX ON evil.t (k) WHERE evil.constant(1)")
+    with suppress(SourceChanged):
+        while isinstance(claim := one.claim(), UnitClaim):
+            one.unit(claim)
+    one.close()
+    one.connection.close()
+    assert not scene.gains()
 
 
 # How a table of ours comes to be his between two steps.
