@@ -77,6 +77,10 @@ MAINTAINED = """
 SELECT DISTINCT i.id AS index_id, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
  WHERE g.status IN ('active', 'building') ORDER BY i.id
 """
+LIVING = """
+SELECT i.schema_name, i.name, max(o.id) AS operation_id FROM roir.index i JOIN roir.operation o ON o.index_id = i.id
+ WHERE i.dropped_at IS NULL GROUP BY i.id ORDER BY i.id
+"""
 # A build must find out that its capture was another one for a while.
 IS_BUILT = """
 SELECT EXISTS (SELECT FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
@@ -109,6 +113,7 @@ def clean_up(
         published = execute(connection, PUBLISHED).all()
         aborting = execute(connection, ABORTING).all()
         maintained = execute(connection, MAINTAINED).all()
+        living = execute(connection, LIVING).all()
         dropping = execute(connection, DROPPING, {"ids": drop.half_dropped(connection)}).all()
     for row in aborting:
         _attempt(result, row, partial(_finish_abort, database, row.operation_id, actor, result, report))
@@ -119,7 +124,8 @@ def clean_up(
         _attempt(result, row, partial(_refresh_capture, database, row.index_id, result, report))
     for row in published:
         _attempt(result, row, partial(_follow_partitions, database, row, result, report))
-    _attempt(result, None, partial(_look_for_problems, database, result))
+    for row in living:
+        _attempt(result, row, partial(_look_for_problems, database, row, result))
     _attempt(result, None, partial(_settle_pauses, database, actor, result, tell, report))
     leaving: list[Any] = []
     _attempt(result, None, partial(_find_leaving, database, leaving))
@@ -201,19 +207,19 @@ def _problem(row: Any, said: str) -> str:
     )
 
 
-def _look_for_problems(database: Database, result: CleanUpReport) -> None:
+def _look_for_problems(database: Database, row: Any, result: CleanUpReport) -> None:
     with database.transaction() as connection:
         # The definition of a view is read under its lock.
         execute(connection, f"SET LOCAL lock_timeout = {database.limits.attempt_ms}")
         try:
-            result.warnings += health.warnings(connection)
+            found = health.warnings(connection, row.operation_id)
         except DBAPIError as error:
             if sqlstate(error) != LOCK_TIMEOUT:
                 raise
             raise LockNotAcquired(
-                "indexes can't be checked now, since somebody holds a lock on a table or on a view of one; roir status "
-                "checks each of them"
+                f"index {_name(row)}: can't be checked now, since somebody holds a lock on its table or on its view"
             ) from error
+    result.warnings += [line for line in found if line not in result.warnings]
 
 
 def _settle_pauses(

@@ -14,6 +14,7 @@ from airflow_roir.engine import generation as physical
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.database import execute, sqlstate
 from airflow_roir.engine.entry import Entry
+from airflow_roir.engine.partitions import remove_entries
 from airflow_roir.engine.relation_size import LOCK_TIMEOUT, PATIENCE_MS
 from airflow_roir.engine.source import Column, Source
 from airflow_roir.errors import InvalidInput, NotFound
@@ -110,12 +111,13 @@ def warnings(connection: Connection, operation_id: int | None = None) -> list[st
 def warnings_at_once(connection: Connection, operation_id: int, index: str) -> list[str]:
     """As `warnings`, of one index, but never behind a lock: definitions of views and bounds are read under one.
 
+    Also what is no fault: that the view still hides removed entries.
     If somebody holds the table or the view for itself, a line says that it wasn't looked at.
     """
     savepoint = connection.begin_nested()
     try:
         execute(connection, f"SET LOCAL lock_timeout = {PATIENCE_MS}")
-        return warnings(connection, operation_id)
+        return [*warnings(connection, operation_id), *remove_entries.still_hidden(connection, operation_id)]
     except DBAPIError as error:
         if sqlstate(error) != LOCK_TIMEOUT:
             raise

@@ -33,6 +33,7 @@ SELECT sum(n * abs(c)) / sum(n) FROM (
 """
 
 ACTIVE = "SELECT id FROM roir.generation WHERE index_id = %(index)s AND status = 'active'"
+NAME = "SELECT schema_name, name FROM roir.index WHERE id = %(index)s"
 DIFFERS = """
 SELECT EXISTS (SELECT FROM roir.discrepancy d JOIN roir.verification v ON v.id = d.verification_id
                 -- A copy of it is told of by the verification of the copy.
@@ -120,7 +121,11 @@ def _doubt(connection: Connection, index_id: int) -> str:
     if execute(connection, DIFFERS, {"index": index_id, "generation": active}).scalar_one():
         return "a verification found differences in it"
     newest = operations.newest_operation(connection, index_id)
-    return "; ".join(health.warnings(connection, newest.id)) if newest is not None else ""
+    if newest is None:
+        return ""
+    # Somebody may hold its view, for good.
+    name = operations.index_name(execute(connection, NAME, {"index": index_id}).one())
+    return "; ".join(health.warnings_at_once(connection, newest.id, str(name)))
 
 
 def correlation(connection: Connection, source: Source) -> float:

@@ -129,3 +129,14 @@ def test_every_kind_of_scan_is_known_to_the_control_tables(database: Database) -
     with database.transaction() as connection:
         stated = execute(connection, check).scalar_one()
     assert set(re.findall(r"'(\w+)'", stated)) == {scan.value for scan in Scan}
+
+
+def test_who_holds_the_view_of_an_index_is_not_waited_for(database: Database, dsn: str) -> None:
+    """Seen to wait for good."""
+    filled(dsn, 100, "i::text")
+    steps.make_index(database)
+    holder = steps.session(dsn)
+    steps.sql(holder, "ALTER VIEW ix SET SCHEMA public")
+    with pytest.raises(InvalidInput, match="can't be checked now"):
+        rehearse.rehearse(database, IndexDefinition.parse("ix", None, None), BuildOptions(scan="index"))
+    holder.close()

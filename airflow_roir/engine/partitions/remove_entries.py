@@ -75,6 +75,16 @@ SELECT p.removed_xid AS xid, p.removed_at > clock_timestamp() - %(patience)s::in
  WHERE p.id = %(id)s AND g.status <> 'building'
 """
 
+REMOVALS = """
+SELECT p.id, format('%%I.%%I', i.schema_name, i.name) AS view, p.name
+  FROM roir.source_partition p
+  JOIN roir.generation g ON g.id = p.generation_id
+  JOIN roir.index i ON i.id = g.index_id
+ WHERE p.status = 'leaving' AND p.removed_xid IS NOT NULL AND g.status = 'active'
+   AND i.id = (SELECT index_id FROM roir.operation WHERE id = %(operation)s)
+ ORDER BY p.removed_at
+"""
+
 STORES = """
 SELECT to_regclass(%(delta)s)::text AS name, true AS delta WHERE to_regclass(%(delta)s) IS NOT NULL
 UNION ALL
@@ -118,11 +128,25 @@ def remove(
         )
         holder = attempts.run(lambda connection: _conclude(connection, row), report, [row.view])
     if holder is not None:
-        (wait or report)(
-            f"index {row.view}: the entries of partition {row.name} are removed; its view goes on hiding them until "
-            f"{holder} has ended, whose snapshot is older. The next roir clean-up after that makes the view plain"
-        )
+        (wait or report)(_waits(row, f"partition {row.name}", holder))
     return removed
+
+
+def _waits(row: Row[Any], of: str, holder: Holder) -> str:
+    return (
+        f"index {row.view}: the entries of {of} are removed; its view goes on hiding them until {holder} has ended, "
+        "whose snapshot is older. The next roir clean-up after that makes the view plain"
+    )
+
+
+def still_hidden(connection: Connection, operation_id: int) -> list[str]:
+    """A line if the view of an operation's index hides what is removed, because of an older snapshot."""
+    rows = execute(connection, REMOVALS, {"operation": operation_id}).all()
+    for row in rows:
+        if (holder := _older(connection, _removal(connection, row))) is not None:
+            of = f"partition {row.name}" if len(rows) == 1 else f"{len(rows)} partitions ({row.name} and others)"
+            return [_waits(row, of, holder)]
+    return []
 
 
 def _removal(connection: Connection, row: Row[Any]) -> Row[Any] | None:
